@@ -1,0 +1,60 @@
+# `make demo` and `make test` need Python 3.11; the rest they fetch into .venv*, whose stamps make a second run quick.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+GROUPS = demo test check mutants bench bench-pydantic-ai bench-fastmcp
+MODULE ?= opwire.*
+INSTALL = .venv/bin/uv pip install -q -e .
+
+.PHONY: help demo test chaos check bench judges mutants lock clean
+.PRECIOUS: .venv3%/.done .venv-%/.done
+
+help:  ## list the commands
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: .venv/.demo  ## run the example that shows what opwire does
+	.venv/bin/python examples/demo.py
+
+test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist, then 3.11 with coverage
+	@# PYENV_VERSION: a shim of pyenv answers only for a version that is switched on
+	@for v in 12 13; do \
+	  if PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then $(MAKE) --no-print-directory test-3.$$v || exit 1; \
+	  else echo "python3.$$v is not on this machine: skipped"; fi; done
+	.venv/bin/pytest -n 2 --cov --ignore=tests/judges
+test-3.%: .venv3%/.done
+	.venv3$*/bin/pytest -q -n 2 --ignore=tests/judges
+
+chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
+	.venv/bin/python -m opwire.testing --calls 100000 --seed $(or $(SEED),1)
+
+check: .venv/.check  ## format, lint, types, import layers
+	.venv/bin/ruff format --check . && .venv/bin/ruff check .
+	.venv/bin/pyright && .venv/bin/mypy tests/typing
+	.venv/bin/lint-imports --no-cache
+
+bench: .venv-bench/.done .venv-bench-pydantic-ai/.done .venv-bench-fastmcp/.done  ## measure against a control and the peers
+	.venv-bench/bin/python -m benchmarks
+
+judges: .venv/.test  ## let programs that are not ours judge what opwire produces
+	@if ls tests/judges/test_*.py >/dev/null 2>&1; then .venv/bin/pytest tests/judges; else echo "judges: there are none yet"; fi
+
+mutants: .venv-mutants/.done  ## mutation testing; one module with MODULE='opwire.errors*'
+	CI=true .venv-mutants/bin/mutmut run '$(MODULE)' && .venv-mutants/bin/mutmut results --all true | sed '/: not checked/d; /: killed/d'
+
+lock: .venv/bin/uv  ## rewrite requirements/*.txt with the newest versions that pyproject.toml allows
+	@for group in $(GROUPS); do .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 \
+	  --no-annotate --no-header --group $$group pyproject.toml -o requirements/$$group.txt || exit 1; done
+
+clean:  ## remove environments, caches and reports
+	rm -rf .venv* .coverage* .hypothesis .*_cache mutants dist build && find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/bin/uv:
+	$(or $(PYTHON),$(error opwire needs Python 3.11 or newer; `make PYTHON=...` names one)) -m venv .venv
+	.venv/bin/pip install -q uv==0.13.7
+.venv/.%: requirements/%.txt pyproject.toml | .venv/bin/uv
+	$(INSTALL) --python .venv -r $< && touch $@
+.venv3%/.done: requirements/test.txt pyproject.toml | .venv/bin/uv
+	PYENV_VERSION=3.$* .venv/bin/uv venv -q --clear --no-python-downloads --python python3.$* .venv3$*
+	$(INSTALL) --python .venv3$* -r $< && touch $@
+
+.venv-%/.done: requirements/%.txt pyproject.toml | .venv/bin/uv
+	.venv/bin/uv venv -q --clear --python .venv/bin/python .venv-$*
+	$(INSTALL) --python .venv-$* -r $< && touch $@

@@ -1,0 +1,460 @@
+"""What opwire promises, one sentence an entry: the statements of the specification that are built so far.
+
+`@requirement("envelope.sources")` on a test says that the test keeps that promise. `tests/test_requirements.py`
+checks both directions: each promise has a test, each mark has a promise.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+F = TypeVar("F", bound=Callable[..., object])
+
+ERRORS: dict[str, str] = {
+    "errors.one-root": "`except OpwireError` catches everything that opwire itself raises.",
+    "errors.tree-is-drawn": "The tree of errors drawn in the docstring of the errors module is the real one.",
+    "errors.codes": "The error codes are exactly the twelve of the specification, spelled on the wire as named.",
+    "errors.one-table": "One table maps each code to HTTP status, JSON-RPC code, ToolEnvelope category, whether it is "
+    "retryable by default, and a default message.",
+    "errors.retryable": "Whether a call may be retried is the table's default unless the instance says otherwise.",
+    "errors.plain-data": "A CallError carries plain data, all of which survives copying and pickling.",
+    "errors.unknown-code": "A CallError cannot be made with a code that is not in the table.",
+}
+
+LAYOUT: dict[str, str] = {
+    "layout.mirrored": "Every module has a test file of its own, at the same place in the tests' tree.",
+    "layout.small": "A module has at most 450 lines of code, a function at most 60 lines.",
+    "layout.names": "No module or folder is called utils, common, core or base.",
+    "layout.portable": "No file of the repository names a place on somebody's machine or a package index.",
+    "layout.core-imports": "Importing opwire loads msgspec, jsonschema-rs and the standard library, nothing else.",
+    "layout.makefile": "The Makefile has at most 60 lines.",
+    "layout.manifest": "Each promise has a test, each mark has a promise.",
+    "layout.types": "What type checkers infer for the public API is what the tests assert, for pyright and for mypy.",
+}
+
+ENVELOPE: dict[str, str] = {
+    "envelope.shape": "An envelope is `data` and `meta`; the kind of `meta` is told by its `source`.",
+    "envelope.sources": "The sources are the closed set local, http and mcp, exported, with one meta class and one "
+    "schema each.",
+    "envelope.local-meta": "The meta of a function's answer is the full operation id and the time of wrapping in "
+    "epoch milliseconds.",
+    "envelope.http-meta": "The meta of an HTTP answer is status code, headers and content type.",
+    "envelope.headers": "Header names are lower-case, and several values of one name are joined with a comma and a "
+    "space.",
+    "envelope.set-cookie": "Set-Cookie values are kept apart in a list, since they cannot be joined.",
+    "envelope.mcp-meta": "The meta of an MCP answer mirrors CallToolResult: error flag, content blocks, structured "
+    "content, `_meta`.",
+    "envelope.mcp-error": "An MCP result with the error flag is an envelope like any other, its content readable.",
+    "envelope.structured-content": 'Structured content may be any JSON value: null, 0, false and "" are there, '
+    "absence is not.",
+    "envelope.optional-fields": "Optional fields are left out of the JSON when absent, so that older peers still "
+    "read it.",
+    "envelope.wire-names": "On the wire every field has the camelCase name of the protocol.",
+    "envelope.wire-bytes": "What a TypeScript peer writes is read, and written again as the same bytes.",
+    "envelope.missing-data": "On the wire a missing `data` means null.",
+    "envelope.extra-fields": "Fields that this version does not know are tolerated when an envelope is read.",
+    "envelope.survives-transport": "An envelope is the same after a journey as JSON.",
+    "envelope.unreadable": "What cannot be read as an envelope is a ConversionError, never another exception or a "
+    "crash.",
+    "envelope.content-blocks": "Text, image, audio, resource and resource link blocks, with annotations, are "
+    "opwire's own types.",
+    "envelope.no-sdk": "The core imports no MCP SDK.",
+    "envelope.newer-blocks": "Fields that a newer protocol adds to a content block are kept.",
+    "envelope.unknown-blocks": "A block of an unknown kind becomes a text block that holds its JSON.",
+    "envelope.detection": "An envelope is detected as an instance, or as a mapping with `data` and a `meta.source` "
+    "of the closed set.",
+    "envelope.lookalike": "A mapping that is detected but cannot be read as its meta is refused by the reader, so "
+    "that it stays data.",
+    "envelope.factories": "Each source has a factory that builds its envelope, and needs no knowledge of the meta "
+    "classes.",
+    "envelope.plain-data": "Instances of the usual Python types become plain JSON data, nested in any mixture.",
+    "envelope.plain-same-object": "Data that is plain already is never copied.",
+    "envelope.not-plain": "What has no JSON form (a file, a generator, a cycle) is refused with a reason.",
+    "envelope.plain-is-safe": "Looking at data ends quickly, however deep it is nested or often it is shared.",
+    "envelope.none": "None gives `data: null`; the envelope is still there.",
+    "envelope.binary": "Binary data is bytes in process, base64 with `encoding` on the wire, and bytes again at the "
+    "receiver.",
+    "envelope.nested-binary": "Bytes nested in a structure become base64 strings.",
+    "envelope.nonfinite": "NaN and infinities become null on the wire, with a warning.",
+    "envelope.surrogates": "Lone surrogates are replaced, in data and in meta, when they are sent and when a peer "
+    "sends them.",
+    "envelope.integers": "Integers keep every digit.",
+    "envelope.unwrap": "`unwrap` gives the data of an envelope.",
+    "envelope.unwrap-typed": "`unwrap` with a type gives the data as that type, checked.",
+    "envelope.schemas": "The JSON Schemas of envelope, metas and content blocks are exported and are valid schemas.",
+    "envelope.schemas-written": "Everything that the encoder writes is valid by the exported schemas.",
+    "envelope.schemas-read": "Every document that is valid by the exported schema can be read, and a broken one is "
+    "refused.",
+    "api.pinned": "The names that `import opwire` gives are exactly the pinned ones, each importable at once.",
+    "api.core-only": "Importing opwire loads no optional dependency.",
+}
+
+SCHEMA: dict[str, str] = {
+    "schema.valid": "A schema says whether a value fits, by the JSON Schema specification.",
+    "schema.given-or-derived": "A schema is given as a dict or a boolean, or derived from a Python type.",
+    "schema.unknown": "No schema is UNKNOWN: every value fits.",
+    "schema.values-never-raise": "No value whatever makes a check raise: what is not plain JSON data does not fit.",
+    "schema.problems": "Every problem has a path, a JSON Pointer, and a message that a person can read.",
+    "schema.no-echo": "Problems never echo the value.",
+    "schema.problems-capped": "Problems are capped in number and in size.",
+    "schema.unions": "The problem of a union is that of the branch that came closest, where one did.",
+    "schema.dialects": "Schemas of 2020-12, 2019-09, draft-07, draft-06, draft-04 and OpenAPI 3.0 are read as they "
+    "are meant.",
+    "schema.unknown-dialect": "A `$schema` that is not known is read as 2020-12.",
+    "schema.lowering": "Older dialects are lowered to 2020-12 without changing the given schema or the data in it.",
+    "schema.refs": "References are resolved inside the document: pointers, anchors and ids.",
+    "schema.no-fetching": "References to the network or to files are never fetched: they are a SchemaError.",
+    "schema.depth": "Values nested deeper than 200 do not fit, and do not crash the process.",
+    "schema.patterns": "Patterns of foreign schemas cannot hang the process.",
+    "schema.formats": "Known formats are asserted, unknown ones are ignored.",
+    "schema.invalid": "A schema that is not valid is a SchemaError that says where.",
+    "schema.lazy": "A schema compiles when it is first used, and once.",
+}
+
+CAST: dict[str, str] = {
+    "cast.parity": "In mode `cast`, the result is exactly that of TypeBox 0.34's `Value.Cast`, and it raises exactly "
+    "where that throws, whether the schema is spelled as TypeBox writes it or in 2020-12.",
+    "cast.valid-is-unchanged": "A value that passes the check is returned as the same object.",
+    "cast.untouched-parts": "What needs no repair inside a value that does is the same object in the result.",
+    "cast.never-mutates": "A cast never changes the value that it is given, nor the schema's defaults.",
+    "cast.only-cast-error": "A cast raises nothing but CastError, whatever the schema and the value.",
+    "cast.create": "What is unusable is replaced by the default, unchecked, or by the empty value of its kind.",
+    "cast.objects": "A failing object keeps its declared properties, each cast, and loses the others unless a schema "
+    "is given for them.",
+    "cast.records": "A failing record keeps every key, each value cast to the first pattern's schema.",
+    "cast.arrays": "A failing array is padded, cut, cast item by item and rid of duplicates as its keywords ask.",
+    "cast.tuples": "A failing tuple gets exactly its declared items.",
+    "cast.unions": "A failing union gives its default, or the variant with the best score, the first among equals.",
+    "cast.intersections": "A failing intersection gives the created value, holding the given values if all fit.",
+    "cast.references": "References by pointer and by name are followed; recursion without a way out is a CastError.",
+    "cast.javascript": "Numbers, strings and constants are compared as JavaScript does it.",
+    "cast.formats": "date-time, date, uuid and email are asserted, other formats are ignored.",
+    "cast.patterns": "A pattern cannot hang the process; one that is unusable matches nothing.",
+    "cast.lowering": "Any JSON Schema is cast to, by the nearest kind that TypeBox has.",
+    "cast.check-only": "Keywords that TypeBox has no kind for are checked and never repaired.",
+    "cast.bounded": "Neither schemas that ask for endless values nor deeply nested values hang or crash a cast.",
+}
+
+FIT: dict[str, str] = {
+    "fit.cases": "Declared defaults are filled, undeclared properties stripped and whole numbers converted as at least "
+    "200 hand-checked cases say, for every keyword that matters.",
+    "fit.never-raises": "Fitting never raises and never changes the value or the schema, whatever they are.",
+    "fit.same-object": "A value that is valid, with nothing to strip or fill, comes back as the very same object.",
+    "fit.idempotent": "Fitting a fitted value does nothing.",
+    "fit.leaves": "No leaf is ever changed, except for lossless numeric conversions.",
+    "fit.valid-stays-valid": "Fitting never turns a valid value into an invalid one.",
+    "fit.changes": "What was filled, stripped and converted is reported, each by its path.",
+    "fit.shares": "Only what needs a repair is rebuilt; all other parts are shared with the original.",
+    "fit.default-is-copied": "A filled default is a copy: the schema's own object is never handed out.",
+    "fit.unions": "A union's variant is chosen by discriminator, then by const or enum, then by score; where none "
+    "stands out the value is left alone.",
+    "fit.depth": "Values nested 200 deep are fitted, and deeper ones never crash.",
+    "fit.endless": "Schemas without end, and those that cannot be analysed, leave the value alone.",
+    "fit.patterns": "Regular expressions of foreign schemas cannot hang the process.",
+    "fit.conforms": "One fast check tells whether a value is valid and leaves nothing to do; it is never wrong in "
+    "saying yes.",
+    "fit.github": "On GitHub's own response examples fitting raises on none, empties none, and returns those that "
+    "conform as the same object.",
+}
+
+TYPED: dict[str, str] = {
+    "typed.schema": "A JSON Schema (2020-12) is derived from every kind of Python type, and compiles.",
+    "typed.names": "Classes are described once in `$defs` under stable names, also when two share a name.",
+    "typed.documentation": "Docstrings, titles, descriptions, examples and defaults are kept in derived schemas.",
+    "typed.hint_error": "A hint that cannot be expressed is a HintError that says where it stands and what to do.",
+    "typed.yield": "The schema of a subscription is that of its generator's yield type.",
+    "typed.convert": "Plain data is converted to the annotated type: a dict becomes the dataclass that is asked for.",
+    "typed.agree": "What is valid against the schema of a type can be converted to it, and the reverse.",
+    "typed.strict": "Conversion never takes one JSON type for another; numbers are converted where nothing is lost.",
+    "typed.path": "Data that does not fit is a ConversionError with the path and the reason, the value not echoed.",
+    "typed.unions": "A union's member is chosen by discriminator, else by which member fits and keeps most.",
+    "typed.constraints": "Constraints of msgspec, annotated_types and pydantic stand in the schema and are checked.",
+    "typed.pydantic": "pydantic models keep their own schemas and validation; pydantic is imported for them only.",
+    "typed.identity": "Values that need no conversion are known beforehand and passed on as they are.",
+    "typed.speed": "msgspec converts whatever it converts in the same way as the nodes do.",
+}
+
+TOOL_ENVELOPE: dict[str, str] = {
+    "tool-envelope.encode": (
+        "A result is a markdown block and a block `__ENVELOPE_V1__:` + standard base64 of compact JSON, "
+        "as the format's public implementation writes it."
+    ),
+    "tool-envelope.ts": "`ts` is UTC with milliseconds and `Z` unless it is given.",
+    "tool-envelope.lenient": (
+        "Reading is lenient where real producers are: missing padding, the url-safe alphabet, whitespace."
+    ),
+    "tool-envelope.version": "Both the prefix and `meta.version` are checked; a version above 1 is refused.",
+    "tool-envelope.big-integers": "Integers keep every digit, beyond 2^53 too.",
+    "tool-envelope.utf8": "A block that is not UTF-8 is an error.",
+    "tool-envelope.garbage": "Reading garbage never crashes: it is a ToolEnvelopeError.",
+    "tool-envelope.fallback": "`parse_or_text` falls back to the text block where no envelope can be read.",
+    "tool-envelope.seed-examples": "The two examples of the specification are read, and written again as they are.",
+    "tool-envelope.round-trip": "What is written is read back the same.",
+    "tool-envelope.typed": "Workflow and error payloads have types, with camelCase names on the wire.",
+    "tool-envelope.unknown": "Unknown fields and categories are tolerated and kept.",
+    "tool-envelope.error-text": (
+        "An error's first block reads `<icon> <Label> [<code>]: <message>`, then lines for details, suggestion, "
+        "next tool and recoverable."
+    ),
+    "tool-envelope.errors-map": "A CallError maps to an McpErrorPayload and back, through the one table of errors.",
+    "tool-envelope.classify": "What a tool threw is sorted into a category, and says whether a retry makes sense.",
+    "tool-envelope.results-map": (
+        "A two-block MCP result maps to a ResponseEnvelope whose data is the payload, and back."
+    ),
+}
+
+OPERATIONS: dict[str, str] = {
+    "operation.spec": "An OperationSpec holds namespace, name, type, title, description, tags, version, both schemas, "
+    "access control, normalisation, timeouts and examples.",
+    "operation.types": "An operation is a query, a mutation or a subscription.",
+    "operation.id": "The id of an operation is its namespace, a dot and its name, split at the first dot.",
+    "operation.namespace": "A namespace is printable, not empty and has no dot.",
+    "operation.name": "A name may hold anything printable: slashes, dots, spaces, any script.",
+    "operation.real-ids": "Every operation id of GitHub's document can be registered and called.",
+    "operation.unknown-schema": "An operation without a schema takes and gives anything.",
+    "operation.schema-checked": "A schema given as a dict that is not valid is refused when the spec is made.",
+    "registry.register": "A spec and a handler that takes input and context make a callable operation.",
+    "registry.register-all": "Many operations are registered at once: all of them, or none if one cannot be.",
+    "registry.unregister": "An operation that is unregistered is neither known nor callable any more.",
+    "registry.lookup": "The spec and the handler of an operation can be asked for by its id.",
+    "registry.list": "Operations are listed in the order of registration, filtered by namespace, type and tag.",
+    "registry.search": "A search finds the operations that hold every word, matches in the id first.",
+    "registry.listeners": "Listeners are told of every addition, replacement and removal; a failing one harms nobody.",
+    "registry.duplicate-id": "A second operation of the same id is refused unless it is to replace the first.",
+    "registry.no-handler": "A spec without a handler is known, but calling it is OPERATION_NOT_FOUND, and says why.",
+    "registry.not-found": "Calling an unknown id is OPERATION_NOT_FOUND, with the ids that look alike.",
+    "decorators.types": "The decorators register functions as queries, mutations and subscriptions.",
+    "decorators.schemas": "Input and output schemas are taken from a function's signature, or given in their place.",
+    "decorators.function-unchanged": "A decorated function stays the ordinary function that it was.",
+    "decorators.context": "A parameter annotated `Context` receives the context and is no part of the input.",
+    "decorators.conversion": "Arguments arrive converted to their annotated types.",
+    "decorators.callables": "Partials, callable objects, bound and static methods, wrapped functions can be handlers.",
+    "decorators.refused": "A function that cannot be an operation is refused when it is registered.",
+    "execute.envelope": "`execute` answers with an envelope, whatever the handler returns.",
+    "execute.trusted": "`execute` is a trusted call: it checks no access rules.",
+    "execute.call-errors-only": "Whatever goes wrong in a call, the caller gets a CallError.",
+    "execute.output-type": "With `output_type` the data really is of that type, or the call fails.",
+    "execute.cancellation": "Cancelling the caller cancels the handler, and is not swallowed.",
+    "subscribe.envelopes": "Each item of a subscription is an envelope, with a timestamp of its own.",
+    "subscribe.closes": "However the consumer leaves, the handler's generator is closed.",
+    "subscribe.close-bounded": "A generator that does not end its `finally` in time is left behind and reported.",
+    "subscribe.idle-timeout": "A subscription that pauses longer than its idle limit ends with TIMEOUT.",
+    "subscribe.deadline": "A subscription ends with TIMEOUT at the deadline of its call.",
+    "calls.wrong-verb": "`execute` of a subscription and `subscribe` of a query are clear CallErrors.",
+    "handlers.kinds": "Handlers are async or sync, give a value or are generators.",
+    "handlers.raw-or-envelope": "Handlers return raw values or envelopes; the infrastructure wraps what is raw.",
+    "handlers.wrong-kind": "A generator where a value is due, and the reverse, is a clear error.",
+    "handlers.threads": "Sync handlers run on threads of our own, at most so many at once.",
+    "handlers.context-variables": "Sync handlers see the context variables of their caller.",
+    "handlers.inline": "A sync handler that is declared inline runs on the event loop.",
+    "handlers.abandoned": "A sync handler that outlives its deadline is abandoned and reported; its place is filled.",
+    "handlers.all-stuck": "When as many threads are stuck as there may be, calls are refused until one returns.",
+    "handlers.exit": "A handler that never returns does not keep the process from ending.",
+    "deadlines.per-operation": "An operation's own timeout ends its calls with TIMEOUT.",
+    "deadlines.expired": "A call whose deadline has passed does not start its handler.",
+    "deadlines.shrink": "Deadlines only shrink through nested calls.",
+    "deadlines.own-timeout-error": "A TimeoutError that the handler itself raises is not the call's TIMEOUT.",
+    "env.callables": "An env has every operation as a callable, by attribute and by item, each giving an envelope.",
+    "env.identity": "Nested calls carry on the identity and the metadata of the call that makes them.",
+    "env.deadline": "Nested calls carry on the deadline.",
+    "env.parent": "Nested calls have a request id of their own and know that of their parent.",
+    "env.cancellation": "Cancelling a call cancels the calls that it makes.",
+    "env.checked": "A checked env applies access control to the calls made through it.",
+    "failures.call-error": "A CallError that a handler raises reaches the caller as it is.",
+    "failures.unforeseen": "Any other exception of a handler is EXECUTION_ERROR with a fixed sentence and an error id.",
+    "failures.no-secrets": "Nothing of an unforeseen exception is in the CallError's message or details.",
+    "failures.cause": "The unforeseen exception is kept as the `__cause__` of the CallError.",
+    "failures.log": "The traceback of an unforeseen exception is in the log, under the error id.",
+    "failures.base-exceptions": "A handler that raises SystemExit, CancelledError, StopIteration fails its call alone.",
+    "access.required-scopes": "Every one of `required_scopes` has to be held.",
+    "access.any-scope": "One of `required_scopes_any` has to be held.",
+    "access.resources": "Every resource rule has to be met by an action held on that type of resource.",
+    "access.public": "A public operation needs no identity.",
+    "access.unauthenticated": "Without an identity an operation that is not public is UNAUTHENTICATED.",
+    "examples.demo": "The demo runs on opwire alone and prints an envelope for each kind of operation.",
+}
+
+PIPELINE: dict[str, str] = {
+    "input.strict": "Input is validated strictly before the handler runs; nothing is coerced.",
+    "input.every-problem": "Invalid input is VALIDATION_ERROR with every problem as a path and a message.",
+    "input.not-echoed": "The message and the details of a validation error never echo the value in full.",
+    "input.foreign-schema": "An input schema that does not compile when first used is reported and not used.",
+    "pipeline.detect": "A result that is an envelope, ours or in wire form, passes through with its meta.",
+    "pipeline.source-is-the-handlers": "The source of an envelope that a handler made is not questioned.",
+    "pipeline.wrap": "A raw result is wrapped in a local envelope of its operation.",
+    "pipeline.none": "A handler that returns nothing gives an envelope whose data is null.",
+    "pipeline.lookalike": "A mapping that only looks like an envelope is wrapped as data, and a warning says so.",
+    "pipeline.plain": "Instances of classes become plain JSON data, once, in the pipeline.",
+    "pipeline.binary": "Binary results are bytes; bytes nested in a structure become base64 strings.",
+    "pipeline.not-plain": "A result without a JSON form is EXECUTION_ERROR and says what it is.",
+    "pipeline.schema-is-of-data": "The output schema describes the data of an envelope, not the envelope.",
+    "pipeline.normalise-then-validate": "Results are normalised first, and what then still does not fit is reported.",
+    "pipeline.warns-only": "A result that does not fit its schema is logged, never raised.",
+    "pipeline.same-everywhere": "`execute` and each item of `subscribe` go through the same pipeline.",
+    "pipeline.unknown": "A result of an operation without an output schema is left alone.",
+    "pipeline.mcp-error": "An MCP result with `is_error` is left alone.",
+    "pipeline.mcp-content": "An MCP result whose data are its content blocks is left alone.",
+    "pipeline.mcp-structured": "The structured output of an MCP result is normalised.",
+    "pipeline.http": "The data of an HTTP envelope is normalised.",
+    "pipeline.foreign-schema": "An output schema that does not compile when first used is reported and counts as none.",
+    "normalize.resolution": "An operation's mode and strip switch count before those of the registry.",
+    "normalize.default": "The default mode is `fit`, with strip on.",
+    "normalize.fit": "`fit` fills defaults, strips undeclared properties, makes lossless conversions, leaves the rest.",
+    "normalize.cast": "`cast` is TypeBox's Value.Cast.",
+    "normalize.check": "`check` only warns.",
+    "normalize.off": "`off` does nothing and says nothing.",
+    "normalize.strip": "`strip=False` keeps undeclared properties, except where the schema says false.",
+    "normalize.never-raises": "A cast that fails gives the original data and a warning.",
+    "normalize.never-mutates": "No mode ever changes the handler's own object.",
+    "normalize.same-object": "A result that conforms comes back as the very same object.",
+    "normalize.warnings": "Warnings name what was changed and what still does not fit.",
+    "normalize.capped": "Warnings are capped in number and in size.",
+    "hostile.values": "Cyclic, endless, huge, deep or unserialisable values end in a clear error or a warning.",
+    "hostile.schemas": "Hostile schemas fetch nothing, hang nothing and crash nothing.",
+}
+
+TRANSPORT: dict[str, str] = {
+    "transport.contract": "One public contract runs on every transport that is shipped, each promise under its name.",
+    "transport.contract-bites": "A transport that breaks a promise is caught by the check of that promise.",
+    "transport.memory": "Events within one process travel by reference.",
+    "transport.memory-codec": "With `codec=True` every event within one process passes through the wire format.",
+    "transport.addresses": "No caller sees another's answers, even where both use the same request id.",
+    "transport.sharing": "Several ends that serve the same operation take turns; one that left gets no more.",
+    "transport.nobody": "A request that nobody on the medium can serve is UNAVAILABLE at once where that is known.",
+    "transport.closed": "A closed end sends nothing, receives nothing, and can be closed again.",
+    "transport.limit": "The sender checks the size of a message; one above the limit fails its own call alone.",
+    "transport.trusted": "Within one process the identity that a caller states is believed.",
+}
+
+CHAOS: dict[str, str] = {
+    "chaos.faults": "A wrapper for any transport drops, duplicates, delays and reorders events, and closes at random.",
+    "chaos.seeded": "The same seed gives the same run.",
+    "chaos.outcomes": "Whatever the transport does, each call has one outcome, and none waits past its deadline.",
+    "chaos.at-most-once": "Whatever the transport does, a handler runs at most once for a request.",
+    "chaos.belongs": "Whatever the transport does, answers belong to their questions and items come in order.",
+    "chaos.nothing-left": "After chaos no call, no task and no memory is left behind.",
+    "chaos.counts": "A run of chaos says how many faults of each kind it injected, and fails if one kind is missing.",
+}
+
+CALL: dict[str, str] = {
+    "call.events": "The events are call.requested, call.responded, call.completed, call.error, call.aborted and "
+    "call.credit: flat JSON objects, told apart by `type`.",
+    "call.events.schemas": "Each event has a published JSON Schema with exactly its fields.",
+    "call.events.schemas-written": "Every event that is written is valid by the published schemas.",
+    "call.events.schemas-read": "Every event that is valid by the schemas can be read, and a broken one is refused.",
+    "call.wire.bytes": "An event that a TypeScript peer writes is read, and written again as the same bytes.",
+    "call.wire.tolerant": "Fields of a newer protocol are ignored, optional ones may be absent or null.",
+    "call.wire.survives": "An event is the same after a journey as JSON.",
+    "call.wire.binary": "Binary data of an answer is bytes again at the receiver; other values are sent in JSON form.",
+    "call.wire.malformed": "Whatever is not an event is a PROTOCOL_ERROR that ends neither side, and nothing else.",
+    "call.wire.malformed-id": "A PROTOCOL_ERROR names the request where one can be made out.",
+    "call.wire.size": "A message above the limit fails its own call, in either direction, and no other.",
+    "call.wire.depth": "An event nested deeper than 200 is refused, and no nesting crashes anything.",
+    "call.wire.no-json": "An event without a JSON form fails at its sender.",
+    "call.wire.surrogates": "Lone surrogates anywhere in an event are replaced, when it is sent and when it arrives.",
+    "call.wire.nonfinite": "NaN and infinities anywhere in an event are sent as null, with a warning.",
+    "call.transport.interface": "The interface of a transport is one small file: six methods and whether peers are "
+    "trusted; sending never waits.",
+    "call.transport.sender-is-stamped": "The sender of an event is stamped by the transport.",
+    "call.transport.fails-at-once": "Sending through a closed transport, or to nobody, is UNAVAILABLE at once.",
+    "call.envelope": "`call()` gives the one envelope that the operation answered with.",
+    "call.concurrent": "Many calls at once get each its own answer.",
+    "call.request-fields": "A request carries request id, parent, identity and input of its context.",
+    "call.request-ids": "No request id is used twice by one caller, even if a context is.",
+    "call.request-ids.refused": "A request id that is in use is refused to other callers, and nobody gets the wrong "
+    "answer.",
+    "call.one-outcome": "Every call that was opened is settled exactly once, or still pending.",
+    "call.duplicates": "Late and duplicate answers are dropped and counted.",
+    "call.unknown-ids": "Events for unknown requests are ignored and counted.",
+    "subscribe.missed-abort": "An item that nobody waits for is answered with an abort, so that its producer ends.",
+    "call.foreign-answers": "Only the peer that a request was routed to can answer it; what others send is dropped and "
+    "counted.",
+    "call.repeated-requests": "A request that arrives twice is run once and answered once.",
+    "call.error.travels": "A CallError is the same at the caller as where it was raised.",
+    "call.error.unknown-code": "An error code of a newer peer is EXECUTION_ERROR, and its name is kept.",
+    "call.aborted.by-server": "A call that the serving side stopped is ABORTED with its reason.",
+    "call.wrong-verb": "`call()` of a subscription and `subscribe()` of a query are clear errors: neither hangs nor "
+    "leaves anything running.",
+    "call.respond.envelopes-only": "`respond()` raises on anything that is not a readable envelope.",
+    "call.respond.public": "`respond()` is public, and takes an envelope in wire form too.",
+    "call.respond.once": "A request is answered once; nobody is told of answers to unknown requests.",
+    "call.abort": "`abort()` ends a pending call with ABORTED and has its handler stopped.",
+    "call.cancellation": "A caller that gives up cancels the handler on the other side, once.",
+    "call.cancellation.nested": "Cancellation reaches the innermost handler through nested calls and other buses.",
+    "call.lost-peer": "Calls to a peer that is lost end at once with UNAVAILABLE.",
+    "call.lost-caller": "The handlers of a caller that is gone are cancelled, and no others.",
+    "call.close": "Closing a channel settles every pending call at once with UNAVAILABLE.",
+    "call.unserved": "A call that nobody serves fails at once with UNAVAILABLE.",
+    "call.own-end": "One end may serve and call, itself too.",
+    "call.deadline.default": "A call has 30 seconds unless it says otherwise, a subscription has no deadline.",
+    "call.deadline.on-the-wire": "Deadline in epoch milliseconds and remaining time travel with a call.",
+    "call.deadline.remaining-first": "The receiver prefers the remaining time, so that wrong clocks do no harm.",
+    "call.deadline.shrinks": "A call has the shorter of its own and its context's deadline.",
+    "call.deadline.nested": "Deadline, parent and identity are carried on through nested calls over several buses.",
+    "call.deadline.enforced": "Both sides enforce the deadline: the caller gets TIMEOUT, the handler is cancelled.",
+    "call.deadline.expired": "A call whose deadline has passed is not sent, and not started where it arrives.",
+    "call.observers": "Observers see every event, a cause before its effect, and can neither slow nor fail a call.",
+    "subscribe.remote": "`subscribe()` over a transport gives one envelope an item.",
+    "subscribe.order": "Items are numbered and arrive in order.",
+    "subscribe.lost-items": "A lost item ends the stream with an error on both sides.",
+    "subscribe.errors": "An error in the middle of a stream comes after the items before it.",
+    "subscribe.credits": "A producer is never advanced beyond the credits that its consumer gave.",
+    "subscribe.bounded": "The buffer of a consumer is never above its limit, whatever the producer does.",
+    "subscribe.overflow": "A stream that must not be slowed down drops or ends as its policy says, counted exactly.",
+    "subscribe.slow-consumers": "A slow consumer never delays others.",
+    "subscribe.leaving": "However a consumer leaves, the generator on the other side is closed.",
+    "subscribe.idle": "A remote subscription that pauses longer than the consumer's idle limit ends with TIMEOUT.",
+    "subscribe.ten-thousand": "10,000 subscriptions on one in-process channel hold, and leave nothing behind.",
+    "handler.only-publisher": "The CallHandler is the only publisher of call.responded.",
+    "handler.lookup": "A request for an unknown operation, or one without a handler, is OPERATION_NOT_FOUND.",
+    "handler.access": "Access is checked for every call that arrives.",
+    "handler.access-first": "Access is checked before the input is validated.",
+    "handler.validates": "The input of a request is validated before the handler runs.",
+    "handler.identity": "On a trusted transport a caller is whom it says; without an identity it is whom the server "
+    "configured, or the local identity.",
+    "handler.identity.forged": "An identity that a peer states on an untrusted transport is ignored.",
+    "handler.context": "Request id, parent request id, identity and deadline reach the handler's context.",
+    "handler.pipeline": "A remote result, and each item, goes through the same pipeline as that of `execute`.",
+    "handler.is-error": "A result with `isError` is a success on the wire.",
+    "handler.errors": "Only what a handler raises is call.error; an unforeseen exception tells an error id and no "
+    "secret.",
+    "handler.dispatch": "The CallHandler dispatches on the operation's type.",
+    "handler.max-calls": "Calls above the bound on concurrent calls are refused at once with RATE_LIMITED.",
+    "handler.max-per-identity": "One identity cannot have more calls in hand than its limit.",
+    "handler.close": "A server that closes ends the calls in hand at once and takes no more.",
+    "handler.close.stubborn": "A handler that ignores its cancellation blocks neither the close nor its caller.",
+    "handler.announces": "What is announced is what the registry holds, while it changes.",
+    "deadlines.never-early": "A deadline is never early, and one that was taken back never comes.",
+    "deadlines.shared-timers": "Deadlines that are close share one timer.",
+    "deadlines.limit": "What does not end by its deadline is cancelled and is TIMEOUT; a caller that is "
+    "cancelled is not.",
+}
+
+SECTIONS = (
+    ERRORS,
+    LAYOUT,
+    ENVELOPE,
+    SCHEMA,
+    CAST,
+    FIT,
+    TYPED,
+    TOOL_ENVELOPE,
+    OPERATIONS,
+    PIPELINE,
+    CALL,
+    TRANSPORT,
+    CHAOS,
+)
+REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
+
+
+def requirement(*ids: str) -> Callable[[F], F]:
+    """Mark a test as the keeper of one or more promises."""
+
+    def mark(test: F) -> F:
+        for promise in ids:
+            test = pytest.mark.requirement(promise)(test)
+        return test
+
+    return mark

@@ -1,0 +1,131 @@
+"""The shape of the repository: mirrored tests, small modules, nothing that belongs to one machine."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.requirements import requirement
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "opwire"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+GENERATED = re.compile(
+    r"(\.git|\.venv.*|\..*_cache|\.hypothesis|\.coverage.*|__pycache__|.*\.egg-info|mutants|dist|build)"
+)
+# Written so that the patterns do not match themselves.
+PRIVATE_PLACES = re.compile(
+    r"(?<![\w.~$})-])/(?:home|root|Users|work|mnt)/\w"  # somebody's folder
+    r"|\b[A-Z]:\\Users\\"
+    r"|https?://[^\s\"'<>)]*/simple(?![\w-])"  # a package index
+    r"|--(?:extra-)?index-url|--find-link[s]"
+)
+MODULE_LINES, FUNCTION_LINES, MAKEFILE_LINES = 450, 60, 60
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def repository_files(folder: Path = ROOT) -> Iterator[Path]:
+    """Every file that is not generated; git is not asked, since an export of the tree has none."""
+    for path in sorted(folder.iterdir()):
+        if GENERATED.fullmatch(path.name):
+            continue
+        if path.is_dir():
+            yield from repository_files(path)
+        else:
+            yield path
+
+
+def code_lines(source: str) -> int:
+    return sum(1 for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+
+
+def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@requirement("layout.mirrored")
+@pytest.mark.parametrize("module", MODULES, ids=relative)
+def test_every_module_has_a_test_file_at_the_same_place(module: Path) -> None:
+    place = module.relative_to(PACKAGE)
+    mirror = ROOT / "tests" / place.with_name(f"test_{place.name}")
+    assert mirror.is_file(), f"{relative(module)} has no {relative(mirror)}"
+
+
+@requirement("layout.small")
+@pytest.mark.parametrize("module", MODULES, ids=relative)
+def test_modules_and_their_functions_are_small(module: Path) -> None:
+    source = module.read_text(encoding="utf-8")
+    assert code_lines(source) <= MODULE_LINES
+    lengths = {function.name: (function.end_lineno or 0) - function.lineno + 1 for function in functions(source)}
+    assert {name: length for name, length in lengths.items() if length > FUNCTION_LINES} == {}
+
+
+@requirement("layout.names")
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    names = {part for module in PACKAGE.rglob("*.py") for part in module.relative_to(PACKAGE).with_suffix("").parts}
+    assert names & {"utils", "util", "common", "core", "base", "helpers", "misc"} == set()
+
+
+@requirement("layout.core-imports")
+def test_importing_opwire_loads_its_two_dependencies_and_nothing_else_that_is_installed() -> None:
+    # Counted from where the two are loaded: msgspec itself takes typing_extensions when it finds it.
+    report = (
+        "import sys, msgspec, jsonschema_rs; bare = set(sys.modules); import opwire; print(*set(sys.modules) - bare)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True).stdout.split()
+    packages = {name.partition(".")[0] for name in loaded}
+    assert packages - sys.stdlib_module_names == {"opwire"}
+
+
+@requirement("layout.portable")
+def test_no_file_names_a_place_on_somebodys_machine_or_a_package_index() -> None:
+    found: list[str] = []
+    for path in repository_files():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found += [f"{relative(path)}:{number}" for number, line in enumerate(lines, 1) if PRIVATE_PLACES.search(line)]
+    assert found == []
+
+
+@requirement("layout.portable")
+@pytest.mark.parametrize(
+    ("line", "private"),
+    [
+        ("see {}home/ann/project", True),
+        ("cd {}root/x", True),
+        ("'{}work/main'", True),
+        ("https://index.example{}simple", True),
+        ("https://index.example{}simple/", True),
+        ("GET https://api.example{}home/feed", False),
+        ("https://docs.example{}simple-forms", False),
+        ("$HOME{}work/here", False),
+        ("a/b{}work/c", False),
+        ("the path {}repos/octocat", False),
+    ],
+)
+def test_private_places_are_told_from_ordinary_paths(line: str, private: bool) -> None:
+    assert bool(PRIVATE_PLACES.search(line.format("/"))) is private
+
+
+@requirement("layout.makefile")
+def test_the_makefile_is_short_and_its_help_lists_every_command() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAKEFILE_LINES
+    phony = re.search(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)
+    assert phony is not None
+    help_text = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[1] for line in help_text.splitlines()] == phony[1].split()
+
+
+@requirement("layout.portable")
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=relative)
+def test_requirements_are_names_and_exact_versions_only(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+( ; [^@#]+)?", line)] == []

@@ -1,0 +1,24 @@
+"""Both type checkers agree with every `assert_type` in tests/typing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.requirements import requirement
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "tests" / "typing"
+CHECKERS = {
+    "pyright": ["pyright", "--pythonpath", sys.executable, str(FOLDER)],
+    "mypy": ["mypy", "--python-executable", sys.executable, str(FOLDER)],
+}
+
+
+@requirement("layout.types")
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_the_types_are_what_the_files_in_typing_assert(checker: str) -> None:
+    command = [sys.executable, "-m", *CHECKERS[checker]]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert result.returncode == 0, result.stdout + result.stderr
