@@ -1,0 +1,194 @@
+"""The errors: one tree, one table, and a CallError that keeps what it is given."""
+
+import copy
+import pickle
+import re
+
+import pytest
+
+from opwire import errors
+from opwire.errors import ERROR_TABLE, CallError, ErrorCode, ErrorRow, OpwireError
+from tests.requirements import requirement
+
+# The table as the specification and its seeds demand it, written a second time on purpose: a changed number is a
+# changed promise to peers.
+EXPECTED = {
+    "OPERATION_NOT_FOUND": (404, -32601, "not_found", False),
+    "ACCESS_DENIED": (403, -32003, "authorization", False),
+    "UNAUTHENTICATED": (401, -32001, "authorization", False),
+    "VALIDATION_ERROR": (422, -32602, "validation", False),
+    "EXECUTION_ERROR": (500, -32000, "execution", False),
+    "TIMEOUT": (504, -32004, "timeout", True),
+    "ABORTED": (499, -32005, "execution", False),
+    "UNAVAILABLE": (503, -32006, "network", True),
+    "RATE_LIMITED": (429, -32007, "rate_limit", True),
+    "PAYLOAD_TOO_LARGE": (413, -32008, "validation", False),
+    "PROTOCOL_ERROR": (400, -32600, "network", False),
+    "INTERNAL": (500, -32603, "internal", False),
+}
+CATEGORIES = {
+    "validation", "execution", "timeout", "model", "network", "authorization", "rate_limit", "not_found", "internal",
+}  # fmt: skip
+
+
+def subclass_tree(root: type, depth: int = 0) -> list[tuple[int, str]]:
+    """The classes of the errors module below `root`, depth first, in the order of their definition."""
+    tree = [(depth, root.__name__)]
+    for child in root.__subclasses__():
+        if child.__module__ == errors.__name__:
+            tree += subclass_tree(child, depth + 1)
+    return tree
+
+
+def drawn_tree() -> list[tuple[int, str]]:
+    """The tree in the docstring of the errors module: indentation of four columns is one level."""
+    lines = re.findall(r"^ {4}([│├└─ ]*)([A-Z]\w+)", errors.__doc__ or "", flags=re.MULTILINE)
+    return [(len(branch) // 4, name) for branch, name in lines]
+
+
+@requirement("errors.tree-is-drawn")
+def test_the_tree_in_the_docstring_is_the_real_one() -> None:
+    assert drawn_tree() == subclass_tree(OpwireError)
+
+
+@requirement("errors.one-root")
+def test_every_exception_of_the_module_has_the_one_root() -> None:
+    exceptions = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+    assert len(exceptions) > 1
+    assert all(issubclass(exception, OpwireError) for exception in exceptions)
+
+
+@requirement("errors.codes")
+def test_the_codes_are_those_of_the_specification_and_their_values_are_their_names() -> None:
+    assert {code.name for code in ErrorCode} == set(EXPECTED)
+    assert all(code.value == code.name for code in ErrorCode)
+
+
+@requirement("errors.one-table")
+def test_the_table_has_a_row_for_every_code() -> None:
+    assert set(ERROR_TABLE) == set(ErrorCode)
+
+
+@requirement("errors.one-table")
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_row_says_what_the_code_is_on_each_surface(code: ErrorCode) -> None:
+    row = ERROR_TABLE[code]
+    assert isinstance(row, ErrorRow)
+    assert (row.http_status, row.json_rpc_code, row.category, row.retryable) == EXPECTED[code]
+
+
+@requirement("errors.one-table")
+def test_categories_are_those_of_the_tool_envelope() -> None:
+    assert {row.category for row in ERROR_TABLE.values()} <= CATEGORIES
+
+
+@requirement("errors.one-table")
+def test_a_json_rpc_code_names_one_error_code_only() -> None:
+    assert len({row.json_rpc_code for row in ERROR_TABLE.values()}) == len(ERROR_TABLE)
+
+
+@requirement("errors.one-table")
+@pytest.mark.parametrize("code", ErrorCode)
+def test_default_messages_are_sentences_for_people(code: ErrorCode) -> None:
+    assert re.fullmatch(r"[A-Z][a-z ]+(opwire)?[a-z ]*\.", ERROR_TABLE[code].message)
+
+
+def test_the_table_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        ERROR_TABLE[ErrorCode.TIMEOUT] = ERROR_TABLE[ErrorCode.ABORTED]  # pyright: ignore[reportIndexIssue]
+
+
+@requirement("errors.retryable")
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_bare_call_error_takes_its_defaults_from_the_table(code: ErrorCode) -> None:
+    error = CallError(code)
+    assert error.code is code
+    assert error.message == ERROR_TABLE[code].message
+    assert error.details is None
+    assert error.retryable is ERROR_TABLE[code].retryable
+    assert error.retry_after is None
+
+
+def test_a_call_error_keeps_what_it_is_given() -> None:
+    error = CallError(ErrorCode.EXECUTION_ERROR, "HTTP 503", {"status": 503}, retryable=True, retry_after=1.5)
+    assert error.code is ErrorCode.EXECUTION_ERROR
+    assert error.message == "HTTP 503"
+    assert error.details == {"status": 503}
+    assert error.retryable is True
+    assert error.retry_after == 1.5
+    assert error.args == (ErrorCode.EXECUTION_ERROR, "HTTP 503", {"status": 503})
+
+
+@requirement("errors.retryable")
+@pytest.mark.parametrize("retryable", [True, False])
+@pytest.mark.parametrize("code", ["TIMEOUT", "EXECUTION_ERROR"])
+def test_an_instance_may_say_whether_it_is_retryable_whatever_the_table_says(code: str, retryable: bool) -> None:
+    assert CallError(code, retryable=retryable).retryable is retryable
+
+
+def test_a_code_may_be_given_as_it_is_spelled_on_the_wire() -> None:
+    assert CallError("RATE_LIMITED").code is ErrorCode.RATE_LIMITED
+
+
+@requirement("errors.unknown-code")
+@pytest.mark.parametrize("code", ["NO_SUCH_CODE", "timeout", "", "ErrorCode.TIMEOUT"])
+def test_an_unknown_code_is_a_value_error(code: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(repr(code))):
+        CallError(code)
+
+
+def test_its_text_is_the_code_and_the_message() -> None:
+    assert str(CallError("TIMEOUT", "no answer in 30 s")) == "TIMEOUT: no answer in 30 s"
+    assert str(CallError("TIMEOUT")) == "TIMEOUT: The operation took too long."
+
+
+@requirement("errors.plain-data")
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    "error",
+    [
+        CallError("TIMEOUT"),
+        CallError("TIMEOUT", "late", {"after": [1, 2.5, None]}, retryable=False, retry_after=0.0),
+        CallError("INTERNAL", "", "x", retryable=True, retry_after=12.5),
+    ],
+    ids=str,
+)
+def test_pickling_keeps_every_field(error: CallError, protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(error, protocol))
+    assert type(again) is CallError
+    assert fields(again) == fields(error)
+    assert again.code is error.code
+
+
+@requirement("errors.plain-data")
+def test_copying_keeps_every_field() -> None:
+    error = CallError("UNAVAILABLE", "gone", {"peer": ["a"]}, retryable=False, retry_after=3)
+    assert fields(copy.copy(error)) == fields(error)
+    deep = copy.deepcopy(error)
+    assert fields(deep) == fields(error)
+    assert deep.details is not error.details
+
+
+def fields(error: CallError) -> tuple[object, ...]:
+    return (error.code, error.message, error.details, error.retryable, error.retry_after, error.args, str(error))
+
+
+@requirement("errors.one-root")
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (errors.RegistrationError, ValueError),
+        (errors.HintError, TypeError),
+        (errors.SchemaError, ValueError),
+        (errors.CastError, ValueError),
+        (errors.NotPlainError, TypeError),
+        (errors.ConversionError, ValueError),
+        (errors.ToolEnvelopeError, ValueError),
+    ],
+)
+def test_an_error_about_a_value_is_also_the_builtin_that_python_raises_for_it(
+    error: type[OpwireError], builtin: type[Exception]
+) -> None:
+    with pytest.raises(builtin, match="why") as caught:
+        raise error("why")
+    assert isinstance(caught.value, OpwireError)
