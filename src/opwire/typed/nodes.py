@@ -1,0 +1,285 @@
+"""What one hint means: a node makes both the JSON Schema of a type and the conversion of data to it.
+
+Rules:
+1. The two come from the same node, so they cannot disagree.
+2. `convert` is the truth. msgspec's C code is used in its place where a node and everything under it is `native`:
+   whatever msgspec accepts, the node accepts with the same result. What msgspec refuses is decided by the node.
+3. A `Misfit` gathers its path on the way up, so that the path costs nothing while data fits.
+4. Messages say what was expected and what kind of value came; they never repeat the value.
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from types import NoneType
+from typing import Any, NamedTuple, Protocol, Self, cast
+
+Schema = dict[str, Any]
+
+_KIND_OF: dict[type, str] = {
+    dict: "object",
+    list: "array",
+    tuple: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    NoneType: "null",
+}
+ALL_KINDS = frozenset(_KIND_OF.values())
+NUMERIC = frozenset({"integer", "number"})
+PLAIN_TYPES = frozenset(_KIND_OF) - {tuple}
+_ARTICLES = {"object": "an object", "array": "an array", "integer": "an integer", "null": "null"}
+_LONGEST_REASON = 300
+_LONGEST_STEP = 60
+
+
+def kind_of(value: Any) -> str:
+    """The JSON type of plain data; for anything else the name of its Python type."""
+    kind = _KIND_OF.get(cast("Any", type(value)))
+    return kind or next((kind for base, kind in _KIND_OF.items() if isinstance(value, base)), type(value).__name__)
+
+
+class Misfit(Exception):  # noqa: N818 -- it never leaves this package: callers see a ConversionError
+    """Data does not fit; the steps of the path are added from the inside out."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = _cut(reason, _LONGEST_REASON)
+        self.steps: list[str | int] = []
+
+    def under(self, step: str | int) -> Self:
+        self.steps.append(step)
+        return self
+
+    @property
+    def path(self) -> str:
+        return "$" + "".join(_step(each) for each in reversed(self.steps))
+
+
+def _step(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    name = _cut(step, _LONGEST_STEP)
+    return f".{name}" if name.isidentifier() else f"[{name!r}]"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def expected(what: str, value: Any) -> Misfit:
+    """The misfit of a value that is of the wrong JSON type altogether."""
+    kind = kind_of(value)
+    return Misfit(f"expected {what}, got {_ARTICLES.get(kind, f'a {kind}')}")
+
+
+def array_items(value: Any) -> Sequence[Any]:
+    """The value, if it is an array."""
+    if not isinstance(value, list | tuple):
+        raise expected("an array", value)
+    return cast("Sequence[Any]", value)
+
+
+def object_items(value: Any) -> dict[Any, Any]:
+    """The value, if it is an object."""
+    if not isinstance(value, dict):
+        raise expected("an object", value)
+    return cast("dict[Any, Any]", value)
+
+
+class Refs(Protocol):
+    """Where a node asks for the schemas of its parts: those in `$defs` come back as `$ref`."""
+
+    def of(self, node: "Node") -> Schema: ...
+
+
+class Constant(NamedTuple):
+    """A property that holds only certain values."""
+
+    values: list[Any]
+    required: bool
+
+
+class Node:
+    """One hint. Subclasses say what its schema is and how data becomes its values."""
+
+    hint: Any
+    name: str
+    """How messages call it; for a node with an owner also its name in `$defs`."""
+    owner: Any = None
+    """The class or alias behind a node that lives in `$defs`."""
+    kinds: frozenset[str]
+    """The JSON types of all that it accepts."""
+    identity: frozenset[type] = frozenset()
+    """Python types whose values, once they fit, are converted to themselves."""
+    native: bool = False
+    """Whether msgspec may stand in, as far as this node alone is concerned."""
+    run: Callable[[Any], Any]
+    """The fastest right conversion: `convert`, unless msgspec stands in."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        node = super().__new__(cls)
+        node.run = node.convert
+        return node
+
+    def schema(self, refs: Refs) -> Schema:
+        """Its JSON Schema; parts are asked of `refs`."""
+        raise NotImplementedError
+
+    def convert(self, value: Any) -> Any:
+        """Plain data as a value of the type.
+
+        Raises:
+            Misfit: it does not fit.
+        """
+        raise NotImplementedError
+
+    def parts(self) -> Iterable["Node"]:
+        """The nodes that it is made of."""
+        return ()
+
+    def native_parts(self) -> Iterable["Node"]:
+        """The nodes that must be native too for msgspec to stand in."""
+        return self.parts()
+
+    def options(self) -> list[Any]:
+        """The plain values of a closed list; none for a type with any others."""
+        return []
+
+    def constants(self) -> dict[str, Constant]:
+        """Properties that hold only certain values: what the members of a union may be told apart by."""
+        return {}
+
+    def known(self, value: dict[str, Any]) -> int:
+        """How many properties of an object it keeps: decides between members of a union that all fit."""
+        return 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every value that fits is converted to itself."""
+        return self.identity >= {each for each in PLAIN_TYPES if _KIND_OF[each] in self.kinds}
+
+
+def reachable(root: Node, *, native: bool = False) -> Iterable[Node]:
+    """The node and everything under it, each once, in the order of the hint; `native` goes by `native_parts`."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack.extend(reversed(list(node.native_parts() if native else node.parts())))
+
+
+def documentation(owner: Any, name: str) -> Schema:
+    """Title and description of a class; nothing for a node without one."""
+    if owner is None:
+        return {}
+    doc = owner.__dict__.get("__doc__") or ""
+    # dataclasses and NamedTuples make up a docstring from the signature: it says nothing that the schema does not.
+    written = doc and not doc.startswith(f"{owner.__name__}(")
+    return {"title": name, **({"description": inspect.cleandoc(doc)} if written else {})}
+
+
+class Leaf(Node):
+    """A type without parts: a fixed schema and a function."""
+
+    def __init__(
+        self,
+        hint: Any,
+        kinds: Iterable[str],
+        fixed: Schema,
+        read: Callable[[Any], Any],
+        *,
+        name: str = "",
+        identity: Iterable[type] = (),
+        native: bool = False,
+    ) -> None:
+        self.hint, self.kinds, self.fixed, self.run = hint, frozenset(kinds), fixed, read
+        self.name, self.identity, self.native = name or fixed["type"], frozenset(identity), native
+
+    def schema(self, refs: Refs) -> Schema:
+        return dict(self.fixed)
+
+    def convert(self, value: Any) -> Any:
+        return self.run(value)
+
+
+class Choice(Node):
+    """Literal and Enum: a closed list of plain values, each standing for a Python value."""
+
+    def __init__(self, hint: Any, name: str, choices: Sequence[tuple[Any, Any]], *, native: bool, owner: Any = None):
+        self.hint, self.name, self.native, self.owner = hint, name, native, owner
+        self.plain = [plain for plain, _ in choices]
+        self._values = {scalar_key(plain): value for plain, value in choices}
+        kinds = frozenset(kind_of(plain) for plain in self.plain)
+        self.kinds = kinds | NUMERIC if kinds & NUMERIC else kinds  # 5.0 is taken for 5, like everywhere
+        if all(plain is value for plain, value in choices):
+            self.identity = frozenset(map(type, self.plain))
+
+    def schema(self, refs: Refs) -> Schema:
+        kinds = sorted({kind_of(plain) for plain in self.plain})
+        return {
+            **documentation(self.owner, self.name),
+            "type": kinds[0] if len(kinds) == 1 else kinds,
+            **({"const": self.plain[0]} if len(self.plain) == 1 else {"enum": self.plain}),
+        }
+
+    def convert(self, value: Any) -> Any:
+        try:
+            return self._values[scalar_key(value)]
+        except (KeyError, TypeError):
+            if self.owner is not None and isinstance(value, self.owner):
+                return value
+        if kind_of(value) not in self.kinds:
+            raise expected(" or ".join(sorted({kind_of(each) for each in self.plain})), value)
+        raise Misfit(f"is not one of {listed(self.plain)}")
+
+    def options(self) -> list[Any]:
+        return self.plain
+
+    def as_keys(self) -> "Choice":
+        """The same choices as the keys of an object, where they are text."""
+        choices = [(str(plain), self._values[scalar_key(plain)]) for plain in self.plain]
+        return Choice(self.hint, self.name, choices, native=False)
+
+
+def scalar_key(value: Any) -> Hashable:
+    """A key under which 1 and 1.0 are the same but 1 and True, unlike in Python, are not."""
+    return (value, isinstance(value, bool))
+
+
+def listed(values: Iterable[Any]) -> str:
+    """A few of some allowed values, for a message."""
+    texts = [repr(each) for each in values]
+    return ", ".join(texts[:10]) + (", ..." if len(texts) > 10 else "")
+
+
+class Alias(Node):
+    """A PEP 695 alias: a name for another hint, which may refer back to it."""
+
+    def __init__(self, hint: Any, name: str) -> None:
+        self.hint, self.name, self.owner = hint, name, hint
+        self.kinds = ALL_KINDS  # what is known while the alias refers to itself
+
+    def aim(self, target: Node) -> None:
+        self._target, self.kinds, self.identity, self.native = target, target.kinds, target.identity, True
+
+    def parts(self) -> Iterable[Node]:
+        return (self._target,)
+
+    def schema(self, refs: Refs) -> Schema:
+        return refs.of(self._target)
+
+    def convert(self, value: Any) -> Any:
+        return self._target.run(value)
+
+    def options(self) -> list[Any]:
+        return self._target.options()
+
+    def constants(self) -> dict[str, Constant]:
+        return self._target.constants()
+
+    def known(self, value: dict[str, Any]) -> int:
+        return self._target.known(value)

@@ -1,0 +1,83 @@
+from types import NoneType
+from typing import Any
+
+import pytest
+
+from opwire.typed.leaves import LEAVES
+from opwire.typed.nodes import Choice, Misfit, Node, expected, kind_of, reachable
+from opwire.typed.walk import walk
+from tests.typed.catalogue import Colour, Level, Point, Tree
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [({}, "object"), ([], "array"), ((), "array"), ("", "string"), (True, "boolean"), (1, "integer"), (1.0, "number")],
+)
+def test_plain_values_have_a_json_type(value: Any, kind: str) -> None:
+    assert kind_of(value) == kind
+
+
+def test_subclasses_count_as_their_base_and_other_values_by_their_own_name() -> None:
+    assert kind_of(Level.LOW) == "integer"
+    assert kind_of(Point(1)) == "Point"
+
+
+def test_the_path_of_a_misfit_is_gathered_from_the_inside_out() -> None:
+    misfit = Misfit("no").under("when").under(2).under("my items").under("a")
+    assert misfit.path == "$.a['my items'][2].when"
+
+
+def test_reasons_and_names_in_paths_are_cut() -> None:
+    misfit = Misfit("x" * 1_000).under("y" * 1_000)
+    assert len(misfit.reason) == 300
+    assert len(misfit.path) < 70
+
+
+def test_messages_name_the_kind_of_value_with_its_article() -> None:
+    assert expected("a string", []).reason == "expected a string, got an array"
+    assert expected("a string", True).reason == "expected a string, got a boolean"
+    assert expected("a string", None).reason == "expected a string, got null"
+
+
+def test_a_choice_tells_one_from_true() -> None:
+    choice = Choice(None, "choice", [(1, "one"), (True, "yes")], native=False)
+    assert (choice.convert(1), choice.convert(1.0), choice.convert(True)) == ("one", "one", "yes")
+    with pytest.raises(Misfit, match="is not one of 1, True"):
+        choice.convert(False)
+    with pytest.raises(Misfit, match="expected boolean or integer, got an array"):
+        choice.convert([])
+
+
+def test_a_long_choice_is_not_listed_in_full() -> None:
+    choice = Choice(None, "choice", [(index, index) for index in range(100)], native=False)
+    with pytest.raises(Misfit, match=r"8, 9, \.\.\.$"):
+        choice.convert(-1)
+
+
+def test_choices_as_keys_are_read_from_text() -> None:
+    node = walk(Level)
+    assert isinstance(node, Choice)
+    assert node.as_keys().convert("2") is Level.HIGH
+
+
+def test_a_node_is_whole_if_nothing_that_fits_is_changed() -> None:
+    assert LEAVES[str].whole
+    assert LEAVES[Any].whole
+    assert not LEAVES[int].whole
+    assert not walk(Colour).whole
+    assert walk(str | None).identity == {str, NoneType}
+
+
+def test_everything_under_a_node_is_reached_once_even_in_a_circle() -> None:
+    root = walk(Tree)
+    names = [each.name for each in reachable(root)]
+    assert names == ["Tree", "integer", "array"]
+
+
+def test_a_node_of_no_kind_has_neither_schema_nor_conversion() -> None:
+    node = Node()
+    with pytest.raises(NotImplementedError):
+        node.convert(1)
+    with pytest.raises(NotImplementedError):
+        node.schema(None)  # pyright: ignore
+    assert (list(node.parts()), node.constants(), node.known({"a": 1})) == ([], {}, 0)
