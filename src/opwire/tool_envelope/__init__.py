@@ -1,0 +1,55 @@
+"""ToolEnvelope V1: `encode_blocks` writes a tool's result, `parse_or_text` reads one, the rest maps to opwire."""
+
+from opwire.tool_envelope.block import (
+    TOOL_ENVELOPE_PREFIX,
+    TOOL_ENVELOPE_VERSION,
+    ToolEnvelope,
+    ToolEnvelopeMeta,
+    encode,
+    encode_blocks,
+    parse,
+    parse_or_text,
+    payload_as,
+)
+from opwire.tool_envelope.mapping import call_error, classify, error_payload, to_blocks, to_mcp_envelope
+from opwire.tool_envelope.payloads import (
+    MCP_ERROR_CATEGORIES,
+    Artifact,
+    MatrixRow,
+    McpErrorPayload,
+    Model,
+    Recommendation,
+    Step,
+    ToolChainStep,
+    WorkflowEnvelopePayload,
+    error_blocks,
+    error_text,
+)
+
+__all__ = [
+    "MCP_ERROR_CATEGORIES",
+    "TOOL_ENVELOPE_PREFIX",
+    "TOOL_ENVELOPE_VERSION",
+    "Artifact",
+    "MatrixRow",
+    "McpErrorPayload",
+    "Model",
+    "Recommendation",
+    "Step",
+    "ToolChainStep",
+    "ToolEnvelope",
+    "ToolEnvelopeMeta",
+    "WorkflowEnvelopePayload",
+    "call_error",
+    "classify",
+    "encode",
+    "encode_blocks",
+    "error_blocks",
+    "error_payload",
+    "error_text",
+    "parse",
+    "parse_or_text",
+    "payload_as",
+    "to_blocks",
+    "to_mcp_envelope",
+]
