@@ -1,0 +1,230 @@
+"""`Schema`: one JSON Schema, checked, fitted and cast to. Everything is compiled when it is first needed."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from itertools import chain, islice
+from types import NoneType
+from typing import Any, NamedTuple, Self, cast
+
+from opwire.errors import CastError, SchemaError
+from opwire.schema.cast import Caster
+from opwire.schema.dialect import META_SCHEMAS, Dialect, dialect_of, lower
+from opwire.schema.fit import Fitted, Fitter
+from opwire.schema.refs import JSONSchema, may_recurse
+from opwire.schema.validator import Validator, compile_validator
+from opwire.typed import json_schema_of
+from opwire.typed.plain import MAX_DEPTH, survey
+
+MAX_PROBLEMS = 20
+_MAX_MESSAGE = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
+
+# Not float: a NaN fits nothing.
+_KINDS: dict[str, type] = {"integer": int, "number": int, "string": str, "boolean": bool, "null": NoneType}
+_CONSTANTS = frozenset({"const", "enum"})
+_OTHER_KIND = _CONSTANTS | {"type", "anyOf", "oneOf"}
+_SAYS_NOTHING_ELSE = frozenset({"type", "title", "description", "default", "examples", "$schema"})
+
+
+class Problem(NamedTuple):
+    """One way in which a value does not fit a schema. `path` is a JSON Pointer, "" is the value itself."""
+
+    path: str
+    message: str
+
+
+class Schema:
+    """A JSON Schema.
+
+    schema = Schema({"type": "object", "properties": {"n": {"type": "integer"}}})
+    schema.is_valid({"n": 1})      # True
+    schema.problems({"n": "one"})  # [Problem(path='/n', message='the value is not of type "integer"')]
+    schema.fit({"n": 1, "x": 2})   # Fitted(value={'n': 1}, changes=(Change('stripped', '/x'),))
+
+    Values are plain JSON data. Nothing here ever changes a value that is given; `cast` and `fit` build new ones.
+    """
+
+    def __init__(self, json_schema: Mapping[str, Any] | bool, *, dialect: Dialect | None = None) -> None:
+        given = cast("Any", json_schema)  # a foreign document may hold anything here
+        if not isinstance(given, Mapping | bool):
+            raise SchemaError(f"a JSON Schema is an object or a boolean, not {type(given).__name__}")
+        self.json: JSONSchema = given if isinstance(given, bool) else dict(cast("Mapping[str, Any]", given))
+        self.dialect: Dialect = dialect or dialect_of(self.json)
+
+    @classmethod
+    def from_type(cls, hint: Any, *, where: str = "") -> Self:
+        """The schema of a Python type. `where` names it in errors: "parameter 'when' of plan_trip".
+
+        Raises:
+            HintError: the type has no JSON form.
+        """
+        return cls(json_schema_of(hint, where=where))
+
+    def __repr__(self) -> str:
+        return f"Schema({self.json!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and (self.json, self.dialect) == (other.json, other.dialect)
+
+    def __hash__(self) -> int:
+        return hash(self.dialect)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it says nothing: every value fits."""
+        return self.json is True or self.json == {}
+
+    def fitting_kinds(self) -> frozenset[type]:
+        """The scalar types of which every value fits, as far as that is plain to see from `type` alone."""
+        if not isinstance(self.json, dict) or not _SAYS_NOTHING_ELSE.issuperset(self.json):
+            return frozenset()
+        named = self.json.get("type", ())
+        names = cast("list[str]", [named] if isinstance(named, str) else named)
+        return frozenset(_KINDS[name] for name in names if name in _KINDS)
+
+    def compile(self) -> Self:
+        """Compile now, to learn now whether the schema is usable.
+
+        Raises:
+            SchemaError: it is not a valid schema, or refers to what is not there.
+        """
+        _ = self._validator
+        return self
+
+    def is_valid(self, value: Any) -> bool:
+        """Whether a value, which has to be plain JSON data, fits. Where the schema is recursive, a deep one does not.
+
+        Raises:
+            SchemaError: the schema itself is not usable; never because of a value.
+        """
+        validator = self._validator
+        try:
+            return self._is_safe(value) and validator.is_valid(value)
+        except ValueError:  # not plain after all, or a lone surrogate
+            return False
+
+    def problems(self, value: Any, *, limit: int = MAX_PROBLEMS) -> list[Problem]:
+        """Every way in which a value does not fit, up to a limit; the value itself is never echoed.
+
+        Raises:
+            SchemaError: as `is_valid`.
+        """
+        if self.is_valid(value):
+            return []
+        found = survey(value)
+        if found.deep:
+            return [Problem("", f"the value is nested deeper than {MAX_DEPTH}")]
+        if not found.plain:
+            return [Problem("", "the value is not plain JSON data")]
+        return self._problems(value, limit)
+
+    def _problems(self, value: Any, limit: int) -> list[Problem]:
+        try:
+            errors = chain.from_iterable(map(_telling, self._validator.iter_errors(value)))
+            return [_problem(error) for error in islice(errors, limit)]
+        except ValueError as error:
+            return [Problem("", f"the value is not plain JSON data: {error}")]
+
+    def cast(self, value: Any) -> Any:
+        """The value cast to the schema, exactly as TypeBox 0.34's `Value.Cast` does it.
+
+        Raises:
+            CastError: where the real one throws too.
+        """
+        if survey(value).deep:
+            raise CastError(f"the value is nested deeper than {MAX_DEPTH}")
+        return self._caster.cast(value)
+
+    def fit(self, value: Any, *, strip: bool = True) -> Fitted:
+        """The value with defaults filled and, if `strip`, undeclared properties removed. Never raises.
+
+        A value that needs nothing of this comes back as the same object.
+        """
+        return self._fitter.fit(value, strip=strip) if self._is_safe(value) else Fitted(value, ())
+
+    def checker(self) -> Callable[[Any], bool]:
+        """`is_valid` without its guard, for values that are known to be plain and not deep."""
+        return self._validator.is_valid
+
+    def conformity(self, *, strip: bool) -> Callable[[Any], bool]:
+        """A fast test of plain data: True means that `fit` would find nothing to do and nothing to report.
+
+        Raises:
+            SchemaError: as `compile`.
+        """
+        return self.compile()._fitter.conformity(strip=strip)
+
+    def _is_safe(self, value: Any) -> bool:
+        """Whether jsonschema-rs can look at a value: a recursive schema would lead it into any depth, and it crashes.
+
+        Other schemas end where they end. Most are not recursive, and a survey costs more than the check itself.
+        """
+        if not self._may_recurse:
+            return True
+        found = survey(value)
+        return found.plain and not found.deep
+
+    @cached_property
+    def _may_recurse(self) -> bool:
+        return may_recurse(self._lowered)
+
+    @cached_property
+    def _lowered(self) -> JSONSchema:
+        return lower(self.json, self.dialect)
+
+    @cached_property
+    def _validator(self) -> Validator:
+        if self.dialect == "openapi-3.0" or not isinstance(self.json, dict):
+            return compile_validator(self._lowered)
+        return compile_validator({**self.json, "$schema": META_SCHEMAS[self.dialect]})
+
+    @cached_property
+    def _caster(self) -> Caster:
+        return Caster(self._lowered)
+
+    @cached_property
+    def _fitter(self) -> Fitter:
+        return Fitter(self._lowered)
+
+
+UNKNOWN = Schema(True)
+"""No schema: any value fits, and nothing is done to it."""
+
+
+def _problem(error: Any) -> Problem:
+    path = "".join(f"/{_escape(step)}" for step in cast("list[str | int]", error.instance_path))
+    return Problem(_short(path), _short(error.message))
+
+
+def _telling(error: Any) -> list[Any]:
+    """The error itself; that of a union, as the errors of the branch that the value was meant for.
+
+    Where it is not plain to see which one that is, the union's own error tells more.
+    """
+    context: list[list[Any]] = getattr(error.kind, "context", [])
+    if not context or not all(context):  # no union, or one of which several branches fit
+        return [error]
+    branches = [list(chain.from_iterable(map(_telling, branch))) for branch in context]
+    distances = [_distance(branch, len(error.instance_path)) for branch in branches]
+    closest = min(distances)
+    is_plain = not closest.is_other_kind and distances.count(closest) == 1
+    return branches[distances.index(closest)] if is_plain else [error]
+
+
+class _Distance(NamedTuple):
+    is_other_kind: bool  # a string where the branch is an object
+    other_constants: int  # of the properties: one of them tells the variants apart
+    errors: int
+
+
+def _distance(branch: list[Any], depth: int) -> _Distance:
+    own = {each.kind.name for each in branch if len(each.instance_path) == depth}
+    constants = [each for each in branch if each.kind.name in _CONSTANTS and len(each.instance_path) == depth + 1]
+    return _Distance(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"
+
+
+def _escape(step: str | int) -> str:
+    return str(step).replace("~", "~0").replace("/", "~1")
