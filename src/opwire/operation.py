@@ -1,0 +1,171 @@
+"""What an operation is: its specification, who may call it, and what a handler is given."""
+
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Literal
+from uuid import uuid4
+
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+
+from opwire.errors import RegistrationError
+from opwire.schema import UNKNOWN, Schema
+
+NormalizeMode = Literal["fit", "cast", "check", "off"]
+"""What is done to a result that does not match its schema; see the `pipeline` module."""
+
+NORMALIZE_MODES: tuple[NormalizeMode, ...] = ("fit", "cast", "check", "off")
+
+
+class OperationType(StrEnum):
+    """Reads, writes, or streams."""
+
+    QUERY = "query"
+    MUTATION = "mutation"
+    SUBSCRIPTION = "subscription"
+
+
+class ResourceRule(Struct, frozen=True):
+    """The caller must hold `action` on resources of this type."""
+
+    type: str
+    action: str
+
+
+class AccessControl(Struct, frozen=True, kw_only=True):
+    """Who may call an operation over a network: every rule given must hold. `public` needs no identity at all."""
+
+    required_scopes: tuple[str, ...] = ()
+    required_scopes_any: tuple[str, ...] = ()
+    resources: tuple[ResourceRule, ...] = ()
+    public: bool = False
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """Who calls. The scope "*" holds every scope; `resources` maps a resource type to the actions held on it."""
+
+    id: str
+    scopes: tuple[str, ...] = ()
+    resources: dict[str, tuple[str, ...]] = {}
+
+
+class OperationSpec(Struct, frozen=True, kw_only=True):
+    """What is known of an operation without its handler.
+
+    OperationSpec(namespace="math", name="add", input_schema={...}, output_schema={"type": "integer"})
+
+    Schemas are given as dicts, which are compiled at once, or as `Schema`, which compile when first used.
+    """
+
+    namespace: str
+    name: str
+    type: OperationType = OperationType.QUERY
+    title: str = ""
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    version: str = ""
+    input_schema: Schema = UNKNOWN
+    output_schema: Schema = UNKNOWN
+    access: AccessControl | None = None
+    normalize: NormalizeMode | None = None  # None: what the registry says
+    strip: bool | None = None  # None: what the registry says
+    timeout: float | None = None  # seconds for a call
+    idle_timeout: float | None = None  # seconds between two items of a subscription
+    examples: tuple[Any, ...] = ()
+    id: str = ""  # always namespace.name; kept, because it is asked for on every call
+
+    def __post_init__(self) -> None:
+        _check_names(self.namespace, self.name)
+        force_setattr(self, "id", f"{self.namespace}.{self.name}")
+        if self.type not in tuple(OperationType):
+            raise RegistrationError(f"{self.id}: type is one of {', '.join(OperationType)}, not {self.type!r}")
+        force_setattr(self, "type", OperationType(self.type))
+        force_setattr(self, "tags", tuple(self.tags))
+        force_setattr(self, "examples", tuple(self.examples))
+        for field in ("input_schema", "output_schema"):
+            given = getattr(self, field)
+            if not isinstance(given, Schema):
+                force_setattr(self, field, Schema(given).compile())
+        if self.normalize is not None and self.normalize not in NORMALIZE_MODES:
+            raise RegistrationError(f"{self.id}: normalize is one of {', '.join(NORMALIZE_MODES)}")
+        for field in ("timeout", "idle_timeout"):
+            seconds = getattr(self, field)
+            if seconds is not None and not seconds > 0:
+                raise RegistrationError(f"{self.id}: {field} is a number of seconds above zero, not {seconds!r}")
+
+
+def _check_names(namespace: str, name: str) -> None:
+    if not namespace or "." in namespace or not namespace.isprintable():
+        raise RegistrationError(f"a namespace is printable, not empty, and has no dot: {namespace!r} is not usable")
+    if not name or not name.isprintable():
+        raise RegistrationError(f"a name is printable and not empty: {name!r} is not usable")
+
+
+def split_id(operation_id: str) -> tuple[str, str]:
+    """Namespace and name: an id is split at its first dot, so a name may hold dots and a namespace may not.
+
+    Raises:
+        RegistrationError: there is no dot.
+    """
+    namespace, dot, name = operation_id.partition(".")
+    if not dot:
+        raise RegistrationError(f"an operation's id is namespace.name: {operation_id!r} has no dot")
+    return namespace, name
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """What a handler may know of the call that it serves. A parameter annotated `Context` receives it.
+
+    `deadline` is a monotonic time (`time.monotonic()`), or None. `env` calls other operations on behalf of this
+    call: they carry on its identity and deadline, and know its request id as their parent.
+
+        @registry.query("shop.total")
+        async def total(cart: str, context: Context) -> float:
+            items = await context.env.carts.items(cart=cart)
+    """
+
+    request_id: str | None = None
+    parent_request_id: str | None = None
+    identity: Identity | None = None
+    deadline: float | None = None
+    metadata: Mapping[str, Any] = {}
+    watched: bool = False  # whoever made this context enforces its deadline
+    bind_env: Callable[["Context"], Any] | None = None
+
+    @property
+    def env(self) -> Any:
+        """The other operations, by namespace and name: `context.env.math.add(a=1, b=2)`."""
+        if self.bind_env is None:
+            raise RuntimeError("this context does not belong to a running call; build_env(registry) gives an env")
+        return self.bind_env(self)
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, or None."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+    def child(self) -> "Context":
+        """The context of a call made on behalf of this one."""
+        return replace(self, request_id=uuid4().hex, parent_request_id=self.request_id, watched=False)
+
+    def within(self, seconds: float | None) -> "Context":
+        """This context with a deadline at most so many seconds away. Deadlines only ever shrink."""
+        if seconds is None:
+            return self
+        deadline = time.monotonic() + seconds
+        if self.deadline is not None and self.deadline <= deadline:
+            return self
+        return replace(self, deadline=deadline, watched=False)
+
+
+Handler = Callable[[Any, Context], Any]
+"""The one narrow shape: takes the input and the context, returns a value or an envelope, or is a generator of them."""
+
+
+class Operation(Struct, frozen=True):
+    """A specification and its handler, if it has one: what adapters make and `register_all` takes."""
+
+    spec: OperationSpec
+    handler: Handler | None = None
+    inline: bool = False

@@ -1,0 +1,158 @@
+"""From what a handler returned to the envelope that the caller gets: detect, wrap, normalise, validate.
+
+The same code for `execute`, for the call handler and for each item of a subscription. It never changes the handler's
+own object and never raises because of a schema: what does not match is logged. Left alone are results of operations
+without an output schema, MCP results with `is_error`, and MCP results whose data are their content blocks.
+
+Modes: `fit` fills declared defaults and strips undeclared properties, `cast` is TypeBox's `Value.Cast`, `check` only
+warns, `off` does nothing.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from inspect import isasyncgen, iscoroutine, isgenerator
+from time import time_ns
+from typing import Any, cast
+
+from opwire.envelope import (
+    LocalResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    is_response_envelope,
+    local_envelope,
+    read_envelope,
+)
+from opwire.errors import CallError, CastError, ConversionError, ErrorCode, NotPlainError, SchemaError
+from opwire.operation import NormalizeMode, OperationSpec
+from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, survey, to_plain
+
+logger = logging.getLogger("opwire.pipeline")
+
+_MAX_WARNINGS = 10
+_MAX_WARNING = 200
+_BINARY = (bytes, bytearray, memoryview)
+
+
+class ResultPipeline:
+    """The way of one operation's results into envelopes."""
+
+    __slots__ = ("conforms", "kinds", "mode", "operation_id", "schema", "strip")
+
+    def __init__(self, spec: OperationSpec, *, normalize: NormalizeMode, strip: bool) -> None:
+        self.operation_id = spec.id
+        self.schema = spec.output_schema
+        self.mode: NormalizeMode = "off" if self.schema.is_unknown else (spec.normalize or normalize)
+        self.strip = strip if spec.strip is None else spec.strip
+        self.kinds = SCALARS if self.mode == "off" else self.schema.fitting_kinds()
+        self.conforms: Callable[[Any], bool] = self._compile_and_test
+
+    def envelope(self, result: Any) -> ResponseEnvelope[Any]:
+        """The envelope of one result.
+
+        Raises:
+            CallError: EXECUTION_ERROR, if the result has no JSON form.
+        """
+        if type(result) in self.kinds:  # worth 0.4 µs: most results of local functions are scalars that fit
+            return ResponseEnvelope(result, LocalResponseMeta(self.operation_id, time_ns() // 1_000_000))
+        envelope = self._wrap(result)
+        data = envelope.data
+        found = survey(data)
+        if found.deep or not found.plain:
+            data = self._plain(data)
+        if found.deep:
+            self._warn(f"the data is nested deeper than {MAX_DEPTH}: it is neither normalised nor validated")
+        elif self.mode != "off" and not isinstance(data, bytes) and not _left_alone(envelope):
+            data = self._normalize(data)
+        return envelope if data is envelope.data else ResponseEnvelope(data, envelope.meta)
+
+    def _compile_and_test(self, data: Any) -> bool:
+        """The first test of all: compiles the schema, then makes way for the compiled test."""
+        try:
+            if self.mode == "fit":
+                self.conforms = self.schema.conformity(strip=self.strip)
+            else:
+                self.conforms = self.schema.compile().checker()
+        except SchemaError as error:
+            self._warn(f"its output schema is not used: {error}")
+            self.mode = "off"
+            self.conforms = _always
+        return self.conforms(data)
+
+    def _wrap(self, result: Any) -> ResponseEnvelope[Any]:
+        if isinstance(result, ResponseEnvelope):
+            return cast("ResponseEnvelope[Any]", result)
+        if is_response_envelope(result):
+            try:
+                return read_envelope(cast("Mapping[str, Any]", result))
+            except ConversionError as error:
+                self._warn(f"a result that only looks like an envelope is taken as data: {error}")
+        return local_envelope(result, self.operation_id)
+
+    def _plain(self, data: Any) -> Any:
+        if isinstance(data, _BINARY):
+            return bytes(cast("bytes", data))
+        try:
+            return to_plain(data)
+        except NotPlainError as error:
+            if iscoroutine(data):
+                data.close()
+            raise CallError(ErrorCode.EXECUTION_ERROR, f"{self.operation_id}: {error}{_advice(data)}") from error
+
+    def _normalize(self, data: Any) -> Any:
+        try:
+            if self.conforms(data):
+                return data
+        except ValueError:
+            self._warn("lone surrogates are replaced")
+            data = replace_surrogates(data)
+        match self.mode:
+            case "fit":
+                return self._fit(data)
+            case "cast":
+                return self._cast(data)
+            case _:
+                self._warn_problems(data)
+                return data
+
+    def _fit(self, data: Any) -> Any:
+        fitted = self.schema.fit(data, strip=self.strip)
+        self._warn(*(f"{change.kind} {change.path or 'the data'}" for change in fitted.changes))
+        self._warn_problems(fitted.value)
+        return fitted.value
+
+    def _cast(self, data: Any) -> Any:
+        try:
+            cast = self.schema.cast(data)
+        except CastError as error:
+            self._warn(f"the data is kept as it is, because it cannot be cast: {error}")
+            cast = data
+        self._warn_problems(data)  # those of the original: the cast has replaced what did not fit
+        return cast
+
+    def _warn_problems(self, data: Any) -> None:
+        self._warn(*(f"{path or 'the data'}: {message}" for path, message in self.schema.problems(data)))
+
+    def _warn(self, *warnings: str) -> None:
+        if warnings:
+            shown = "; ".join(_short(warning) for warning in warnings[:_MAX_WARNINGS])
+            more = len(warnings) - _MAX_WARNINGS
+            logger.warning("%s: %s%s", self.operation_id, shown, f"; and {more} more" if more > 0 else "")
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+def _left_alone(envelope: ResponseEnvelope[Any]) -> bool:
+    meta = envelope.meta
+    return isinstance(meta, MCPResponseMeta) and (meta.is_error or envelope.data == meta.content)
+
+
+def _advice(data: Any) -> str:
+    if isgenerator(data) or isasyncgen(data):
+        return "; a handler that yields is registered as a subscription"
+    return ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_WARNING else f"{text[:_MAX_WARNING]}…"

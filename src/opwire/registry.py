@@ -1,0 +1,439 @@
+"""The registry: where operations live, and where they are called in process."""
+
+import inspect
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
+
+from msgspec import structs
+
+from opwire.bound import BoundOperation
+from opwire.deadlines import Deadlines
+from opwire.env import Env
+from opwire.envelope import ResponseEnvelope, unwrap
+from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError
+from opwire.invoke import (
+    END,
+    FAILURES,
+    Run,
+    close_stream,
+    failure,
+    is_generator_function,
+    next_item,
+    opener,
+    runner,
+)
+from opwire.operation import (
+    NORMALIZE_MODES,
+    AccessControl,
+    Context,
+    Handler,
+    NormalizeMode,
+    Operation,
+    OperationSpec,
+    OperationType,
+)
+from opwire.pipeline import ResultPipeline
+from opwire.schema import Schema
+from opwire.signature import Signature, read_signature
+from opwire.workers import WorkerPool
+
+logger = logging.getLogger("opwire.registry")
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class Change(NamedTuple):
+    """What happened to a registry."""
+
+    kind: Literal["added", "replaced", "removed"]
+    spec: OperationSpec
+
+
+class OperationOptions(TypedDict, total=False):
+    """What the decorators take beside the operation's id; see `OperationSpec`."""
+
+    title: str
+    description: str
+    tags: Iterable[str]
+    version: str
+    input_schema: Schema | Mapping[str, Any]
+    output_schema: Schema | Mapping[str, Any]
+    access: AccessControl | None
+    normalize: NormalizeMode | None
+    strip: bool | None
+    timeout: float | None
+    idle_timeout: float | None
+    examples: Iterable[Any]
+    inline: bool  # run a sync function on the event loop itself: only if it never waits
+    replace: bool
+
+
+class OperationRegistry:
+    """Operations from anywhere, called by id.
+
+        registry = OperationRegistry()
+
+        @registry.query("math.add")
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        envelope = await registry.execute("math.add", {"a": 1, "b": 2})
+
+    `namespace` is that of functions decorated without one. `normalize` and `strip` say what happens to results that
+    do not match their schema, unless an operation says otherwise. `max_workers` bounds the threads of sync handlers.
+    """
+
+    def __init__(
+        self,
+        *,
+        namespace: str = "local",
+        normalize: NormalizeMode = "fit",
+        strip: bool = True,
+        max_workers: int = 32,
+    ) -> None:
+        if normalize not in NORMALIZE_MODES:
+            raise RegistrationError(f"normalize is one of {', '.join(NORMALIZE_MODES)}, not {normalize!r}")
+        self._namespace = namespace
+        self._normalize: NormalizeMode = normalize
+        self._strip = strip
+        self._workers = WorkerPool(max_workers)
+        self._deadlines = Deadlines()
+        self._operations: dict[str, BoundOperation] = {}
+        self._listeners: list[Callable[[Change], None]] = []
+        self._context = Context(bind_env=self.bind_env)  # of calls that come without one
+
+    # --- registering ------------------------------------------------------------------------------------------------
+
+    def register(
+        self, spec: OperationSpec, handler: Handler | None = None, *, inline: bool = False, replace: bool = False
+    ) -> None:
+        """Add an operation. Without a handler it is known, but not callable.
+
+        Raises:
+            RegistrationError: the id is taken, or the handler is of the wrong kind.
+        """
+        bound = self._bind(spec, handler, handler, inline=inline)
+        self._add(bound, replace=replace)
+
+    def register_all(self, operations: Iterable[Operation], *, replace: bool = False) -> None:
+        """Add what an adapter made: all of it, or nothing if one cannot be added.
+
+        Raises:
+            RegistrationError: as `register`.
+        """
+        bound = [self._bind(each.spec, each.handler, each.handler, inline=each.inline) for each in operations]
+        taken: set[str] = set()
+        seen: set[str] = set() if replace else set(self._operations)
+        for each in bound:
+            (taken if each.spec.id in seen else seen).add(each.spec.id)
+        if taken:
+            raise RegistrationError(f"already registered: {', '.join(sorted(taken))}")
+        for each in bound:
+            self._add(each, replace=replace)
+
+    def unregister(self, operation_id: str) -> None:
+        """Remove an operation.
+
+        Raises:
+            CallError: OPERATION_NOT_FOUND.
+        """
+        removed = self._operations.pop(operation_id, None)
+        if removed is None:
+            raise self.not_found(operation_id)
+        self._tell(Change("removed", removed.spec))
+
+    @overload
+    def query(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
+    @overload
+    def query(self, function: F, /) -> F: ...
+    def query(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
+        """Register a function that reads. The function itself stays as it is.
+
+            @registry.query("math.add")
+            async def add(a: int, b: int) -> int: ...
+
+        Raises:
+            RegistrationError: the id is taken, or the function cannot be an operation.
+        """
+        return self._decorate(OperationType.QUERY, target, options)
+
+    @overload
+    def mutation(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
+    @overload
+    def mutation(self, function: F, /) -> F: ...
+    def mutation(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
+        """Register a function that writes; otherwise as `query`."""
+        return self._decorate(OperationType.MUTATION, target, options)
+
+    @overload
+    def subscription(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
+    @overload
+    def subscription(self, function: F, /) -> F: ...
+    def subscription(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
+        """Register a generator function, async or not, whose items are the subscription; otherwise as `query`."""
+        return self._decorate(OperationType.SUBSCRIPTION, target, options)
+
+    def _decorate(self, type: OperationType, target: Any, options: OperationOptions) -> Any:
+        def register(function: F) -> F:
+            self._register_function(type, target if isinstance(target, str) else None, function, options)
+            return function
+
+        return register(target) if callable(target) else register
+
+    def _register_function(
+        self, type: OperationType, id: str | None, function: Callable[..., Any], options: OperationOptions
+    ) -> None:
+        name = id or getattr(function, "__name__", "")
+        _check_kind(type, function, name)
+        namespace, dot, rest = name.partition(".")
+        signature = read_signature(
+            function,
+            streams=type is OperationType.SUBSCRIPTION,
+            input_schema=_given(options.get("input_schema")),
+            output_schema=_given(options.get("output_schema")),
+        )
+        fields: dict[str, Any] = {"description": _docstring(function), **options}
+        fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
+        inline, replace = fields.pop("inline", False), fields.pop("replace", False)
+        spec = OperationSpec(
+            namespace=namespace if dot else self._namespace, name=rest if dot else name, type=type, **fields
+        )
+        self._add(self._bind(spec, signature.handler, function, inline=inline, signature=signature), replace=replace)
+
+    def _bind(
+        self,
+        spec: OperationSpec,
+        handler: Handler | None,
+        function: Callable[..., Any] | None,
+        *,
+        inline: bool,
+        signature: Signature | None = None,
+    ) -> BoundOperation:
+        bound = BoundOperation(spec, handler, ResultPipeline(spec, normalize=self._normalize, strip=self._strip))
+        if signature is not None:
+            bound.convert, bound.exact, bound.flat = signature.convert, signature.exact, signature.flat
+        if handler is None or function is None:
+            return bound
+        _check_kind(spec.type, function, spec.id)
+        if spec.type is OperationType.SUBSCRIPTION:
+            bound.open = opener(handler, self._workers, spec.id)
+        else:
+            bound.run = runner(handler, function, self._workers, spec.id, inline=inline)
+        return bound
+
+    def _add(self, bound: BoundOperation, *, replace: bool) -> None:
+        spec = bound.spec
+        known = spec.id in self._operations
+        if known and not replace:
+            raise RegistrationError(f"{spec.id} is already registered; replace=True puts the new one in its place")
+        self._operations[spec.id] = bound
+        self._tell(Change("replaced" if known else "added", spec))
+
+    # --- looking up -------------------------------------------------------------------------------------------------
+
+    def get_spec(self, operation_id: str) -> OperationSpec | None:
+        """The specification of an operation, or None."""
+        bound = self._operations.get(operation_id)
+        return bound.spec if bound else None
+
+    def get_handler(self, operation_id: str) -> Handler | None:
+        """The handler of an operation, or None."""
+        bound = self._operations.get(operation_id)
+        return bound.handler if bound else None
+
+    def __contains__(self, operation_id: object) -> bool:
+        return operation_id in self._operations
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def __repr__(self) -> str:
+        return f"<OperationRegistry of {len(self)} operations>"
+
+    def list(
+        self, *, namespace: str | None = None, type: OperationType | str | None = None, tag: str | None = None
+    ) -> tuple[OperationSpec, ...]:
+        """The specifications, in the order of registration; filtered where asked."""
+        wanted = None if type is None else OperationType(type)
+        return tuple(
+            bound.spec
+            for bound in self._operations.values()
+            if (namespace is None or bound.spec.namespace == namespace)
+            and (wanted is None or bound.spec.type is wanted)
+            and (tag is None or tag in bound.spec.tags)
+        )
+
+    def search(self, text: str, *, limit: int = 20) -> tuple[OperationSpec, ...]:
+        """The operations that hold every word of a text, those that hold them in their id first."""
+        words = text.lower().split()
+        ranked: list[tuple[int, OperationSpec]] = []
+        for bound in self._operations.values():
+            spec = bound.spec
+            id = spec.id.lower()
+            everything = " ".join((id, spec.title, spec.description, *spec.tags)).lower()
+            if all(word in everything for word in words):
+                ranked.append((-sum(word in id for word in words), spec))
+        ranked.sort(key=lambda each: each[0])
+        return tuple(spec for _, spec in ranked[:limit])
+
+    def on_change(self, listener: Callable[[Change], None]) -> Callable[[], None]:
+        """Be told of every change; the function that is returned ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def _tell(self, change: Change) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(change)
+            except Exception:
+                logger.exception("a listener failed on %s of %s", change.kind, change.spec.id)
+
+    # --- calling ----------------------------------------------------------------------------------------------------
+
+    @overload
+    async def execute(
+        self, operation_id: str, input: Any = None, context: Context | None = None, output_type: None = None
+    ) -> ResponseEnvelope[Any]: ...
+    @overload
+    async def execute(
+        self, operation_id: str, input: Any = None, context: Context | None = None, *, output_type: type[T]
+    ) -> ResponseEnvelope[T]: ...
+    async def execute(
+        self, operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None
+    ) -> ResponseEnvelope[Any]:
+        """Call a query or mutation. This is a trusted call: access is not checked.
+
+        With `output_type` the envelope's data really is of that type.
+
+        Raises:
+            CallError: and nothing else.
+        """
+        bound = self._operations.get(operation_id)
+        if bound is None or bound.run is None:
+            raise self._uncallable(operation_id, bound, "execute")
+        try:
+            arguments = bound.arguments(input)
+            if context is None and bound.timeout is None:
+                result = await bound.run(arguments, self._context)
+            elif context is not None and context.watched and bound.timeout is None:
+                result = await bound.run(arguments, context)
+            else:
+                result = await self._run(bound.run, arguments, self._inside(bound, context), operation_id)
+            envelope = bound.pipeline.envelope(result)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, operation_id) from error
+        return envelope if output_type is None else _typed(envelope, output_type, operation_id)
+
+    @overload
+    def subscribe(
+        self, operation_id: str, input: Any = None, context: Context | None = None, output_type: None = None
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
+    @overload
+    def subscribe(
+        self, operation_id: str, input: Any = None, context: Context | None = None, *, output_type: type[T]
+    ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
+    async def subscribe(
+        self, operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """The envelopes of a subscription, one an item. However the consumer leaves, the handler's generator is closed.
+
+        Raises:
+            CallError: and nothing else.
+        """
+        bound = self._operations.get(operation_id)
+        if bound is None or bound.open is None:
+            raise self._uncallable(operation_id, bound, "subscribe")
+        inside = self._inside(bound, context)
+        try:
+            stream = bound.open(bound.arguments(input), inside)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, operation_id) from error
+        try:
+            while (envelope := await self._next(bound, stream, inside)) is not None:
+                yield envelope if output_type is None else _typed(envelope, output_type, operation_id)
+        finally:
+            await close_stream(stream, operation_id)
+
+    async def _run(self, run: Run, arguments: Any, context: Context, operation_id: str) -> Any:
+        deadline = context.deadline
+        if context.watched and deadline is not None and deadline > time.monotonic():
+            deadline = None  # a handler that is cancelled from two sides could not clean up
+        return await self._deadlines.limit(lambda: run(arguments, context), deadline, f"{operation_id} did not answer")
+
+    async def _next(
+        self, bound: BoundOperation, stream: AsyncIterator[Any], context: Context
+    ) -> ResponseEnvelope[Any] | None:
+        try:
+            item = await next_item(stream, self._deadlines, context, bound.spec.idle_timeout, bound.spec.id)
+            return None if item is END else bound.pipeline.envelope(item)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, bound.spec.id) from error
+
+    def _inside(self, bound: BoundOperation, context: Context | None) -> Context:
+        """The context that a handler sees."""
+        if context is None:
+            context = self._context
+        elif context.bind_env is None:
+            context = structs.replace(context, bind_env=self.bind_env)
+        return context.within(bound.timeout)
+
+    def bind_env(self, context: Context) -> Env:
+        """The env of a call's context: `Context.bind_env`."""
+        return Env(self, None if context is self._context else context)
+
+    def _uncallable(self, operation_id: str, bound: BoundOperation | None, verb: str) -> CallError:
+        if bound is None:
+            return self.not_found(operation_id)
+        if bound.handler is None:
+            return CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
+        other = "subscribe" if verb == "execute" else "execute"
+        return CallError(
+            ErrorCode.VALIDATION_ERROR, f"{operation_id} is a {bound.spec.type.value}: use {other}(), not {verb}()"
+        )
+
+    def not_found(self, operation_id: str) -> CallError:
+        """The error for an unknown id, with the ids that come close to it."""
+        import difflib
+
+        close = difflib.get_close_matches(operation_id, self._operations, n=3)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}{hint}")
+
+
+def build_env(registry: OperationRegistry, context: Context | None = None, *, checked: bool = False) -> Env:
+    """Operations as callables: `await build_env(registry).math.add(a=1, b=2)` gives an envelope.
+
+    Calls carry on the context's identity, deadline and request id. `checked` applies access control to them.
+    """
+    return Env(registry, context, checked=checked)
+
+
+def _typed(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:
+    try:
+        return ResponseEnvelope(unwrap(envelope, output_type), envelope.meta)
+    except ConversionError as error:
+        name = getattr(output_type, "__name__", str(output_type))
+        message = f"{operation_id}: the data does not fit {name}: {error}"
+        raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
+
+
+def _given(schema: Schema | Mapping[str, Any] | bool | None) -> Schema | None:
+    return schema if schema is None or isinstance(schema, Schema) else Schema(schema).compile()
+
+
+def _check_kind(type: OperationType, function: Callable[..., Any], id: str) -> None:
+    if type is not OperationType.SUBSCRIPTION and is_generator_function(function):
+        raise RegistrationError(f"{id} yields, so it is a subscription and not a {type.value}")
+
+
+def _docstring(function: Callable[..., Any]) -> str:
+    return inspect.getdoc(function) or "" if inspect.isroutine(function) else ""

@@ -1,0 +1,202 @@
+"""A Python function as an operation: schemas from its annotations, arguments from the input.
+
+Each parameter is a property of the input object. A parameter annotated `Context` receives the context instead, a
+positional-only parameter receives the whole input, `**extra` receives what no other parameter names.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints
+
+from msgspec import UNSET, Struct, UnsetType, defstruct
+
+from opwire.envelope import ResponseEnvelope
+from opwire.errors import HintError, NotPlainError, RegistrationError
+from opwire.operation import Context, Handler
+from opwire.schema import UNKNOWN, Schema
+from opwire.typed import converter, identity_kinds, json_schema_of, yield_type_of
+from opwire.typed.plain import SCALARS, to_plain
+
+_Parameter = inspect.Parameter
+_FLAT = frozenset({int, str, bool, NoneType})
+
+
+class Signature(Struct, frozen=True):
+    """What a function's annotations say."""
+
+    input_schema: Schema
+    output_schema: Schema
+    handler: Handler
+    convert: Callable[[Any], Any]  # valid plain input -> arguments of the annotated types
+    exact: frozenset[type]  # input whose values are of these types needs no conversion
+    flat: type[Struct] | None = None  # what converts to this is valid, and needs no conversion
+
+
+def read_signature(
+    function: Callable[..., Any],
+    *,
+    streams: bool,
+    input_schema: Schema | None = None,
+    output_schema: Schema | None = None,
+) -> Signature:
+    """Read a function. `streams`: it yields the items of a subscription. Schemas that are given are not derived.
+
+    Raises:
+        HintError: a parameter or the result has a type that has no JSON form.
+        RegistrationError: the function's shape cannot be an operation.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    hints = _hints(function, name)
+    parameters = list(inspect.signature(function).parameters.values())
+    contexts = [each for each in parameters if _is_context(hints.get(each.name))]
+    if len(contexts) > 1:
+        both = " and ".join(each.name for each in contexts)
+        raise RegistrationError(f"{name}: only one parameter can receive the context, not {both}")
+    inputs = [each for each in parameters if each not in contexts]
+    if output_schema is None:
+        output_schema = _output_schema(hints.get("return", inspect.Signature.empty), name, streams=streams)
+    if [each.kind for each in inputs] == [_Parameter.POSITIONAL_ONLY]:
+        hint, where = hints.get(inputs[0].name, Any), f"parameter {inputs[0].name!r} of {name}"
+        schema = input_schema or Schema.from_type(hint, where=where)
+        handler = _by_position(function, parameters, contexts)
+        return Signature(schema, output_schema, handler, converter(hint), frozenset())
+    for each in inputs:
+        if each.kind in (_Parameter.POSITIONAL_ONLY, _Parameter.VAR_POSITIONAL):
+            raise RegistrationError(f"{name}: input arrives by name, so {str(each)!r} cannot be filled")
+    arguments = _arguments_type(inputs, hints)
+    return Signature(
+        input_schema or _input_schema(arguments, inputs, hints, name),
+        output_schema,
+        _by_name(function, contexts),
+        converter(arguments),
+        _exact(hints.get(each.name, Any) for each in inputs),
+        _flat(inputs, hints) if input_schema is None else None,
+    )
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    target = function.func if isinstance(function, partial) else function
+    if not inspect.isroutine(target):
+        target = type(target).__call__
+    try:
+        enclosing = inspect.getclosurevars(target).nonlocals
+    except TypeError:
+        enclosing = {}
+    try:
+        return get_type_hints(target, localns={**enclosing, "Context": Context}, include_extras=True)
+    except NameError as error:
+        raise HintError(f"{name}: an annotation cannot be resolved: {error}") from error
+
+
+def _is_context(hint: Any) -> bool:
+    """Whether it is `Context`, or `Context | None`, as a function has it that is also called without one."""
+    return hint is Context or (get_origin(hint) in (Union, UnionType) and Context in get_args(hint))
+
+
+def _by_position(
+    function: Callable[..., Any], parameters: list[inspect.Parameter], contexts: list[inspect.Parameter]
+) -> Handler:
+    if not contexts:
+        return lambda input, context: function(input)
+    if contexts[0].kind is not _Parameter.POSITIONAL_ONLY:
+        name = contexts[0].name
+        return lambda input, context: function(input, **{name: context})
+    if parameters[0] is contexts[0]:
+        return lambda input, context: function(context, input)
+    return function
+
+
+def _by_name(function: Callable[..., Any], contexts: list[inspect.Parameter]) -> Handler:
+    if not contexts:
+        return lambda input, context: function(**input)
+    if contexts[0].kind is _Parameter.POSITIONAL_ONLY:
+        return lambda input, context: function(context, **input)
+    name = contexts[0].name
+    return lambda input, context: function(**input, **{name: context})
+
+
+def _arguments_type(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Any:
+    """A TypedDict with one entry a parameter: one type to derive the schema from, and to convert the input to."""
+    named = [each for each in parameters if each.kind is not _Parameter.VAR_KEYWORD]
+    fields: dict[str, Any] = {}
+    for each in named:
+        hint = hints.get(each.name, Any)
+        fields[each.name] = hint if each.default is _Parameter.empty else NotRequired[hint]
+    return TypedDict("Arguments", fields)  # pyright: ignore[reportArgumentType]
+
+
+def _input_schema(arguments: Any, parameters: list[inspect.Parameter], hints: dict[str, Any], name: str) -> Schema:
+    try:
+        schema = dict(json_schema_of(arguments))
+    except HintError:
+        for each in parameters:  # say which one it is
+            json_schema_of(hints.get(each.name, Any), where=f"parameter {each.name!r} of {name}")
+        raise
+    schema.pop("title", None)
+    properties = {key: dict(each) for key, each in schema.get("properties", {}).items()}
+    schema["properties"] = properties
+    schema["additionalProperties"] = False
+    for each in parameters:
+        if each.kind is _Parameter.VAR_KEYWORD:
+            schema["additionalProperties"] = json_schema_of(hints.get(each.name, Any), where=f"**{each.name} of {name}")
+        elif each.default is not _Parameter.empty:
+            _declare_default(properties[each.name], each.default)
+    return Schema(schema)
+
+
+def _declare_default(schema: dict[str, Any], default: Any) -> None:
+    try:
+        schema["default"] = to_plain(default)
+    except NotPlainError:
+        pass  # a sentinel object; the parameter is optional all the same
+
+
+def _output_schema(hint: Any, name: str, *, streams: bool) -> Schema:
+    where = f"the result of {name}"
+    if hint is inspect.Signature.empty or hint is Any:
+        return UNKNOWN
+    if streams:
+        hint = yield_type_of(hint, where=where)
+    if hint is ResponseEnvelope:
+        return UNKNOWN
+    if get_origin(hint) is ResponseEnvelope:
+        hint = get_args(hint)[0]
+    return UNKNOWN if hint is Any else Schema.from_type(hint, where=where)
+
+
+def _exact(hints: Iterable[Any]) -> frozenset[type]:
+    """The types whose values can be passed on as they are, whichever parameter they are for.
+
+    JSON has one kind of number: a valid 5.0 may be meant for an int and a valid 5 for a float, so where an int is
+    awaited floats need a conversion, and the reverse.
+    """
+    exact: set[type] = set()
+    inexact: set[type] = set()
+    for hint in hints:
+        kinds = identity_kinds(hint)
+        if kinds is None:
+            return frozenset()
+        exact |= kinds
+        if int in kinds and float not in kinds:
+            inexact.add(float)
+        if float in kinds and int not in kinds:
+            inexact.add(int)
+    return frozenset(exact - inexact) & SCALARS
+
+
+def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[Struct] | None:
+    """A Struct with the parameters as fields, if all of them are plain int, str, bool or None, or unions of these.
+
+    For these types msgspec and the derived schema agree to the letter, and msgspec's conversion is check enough:
+    0.17 µs for `add(a: int, b: int)`, where jsonschema-rs and a look at the types take 0.3 µs.
+    """
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for each in parameters:
+        hint = hints.get(each.name)
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if each.kind is _Parameter.VAR_KEYWORD or not _FLAT.issuperset(options):
+            return None
+        fields.append((each.name, hint) if each.default is _Parameter.empty else (each.name, hint | UnsetType, UNSET))
+    return defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True)

@@ -1,0 +1,1 @@
+"""Programs that call operations with hostile values, schemas and handlers; `test_hostile.py` runs each by itself."""

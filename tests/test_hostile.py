@@ -1,0 +1,219 @@
+"""Hostile values, schemas and handlers through `execute`, each in a process of its own with limited CPU and memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile.limits import CPU_SECONDS
+from tests.requirements import requirement
+
+ROOT = Path(__file__).parent.parent
+TOO_DEEP = "hostile.it: the data is nested deeper than 200: it is neither normalised nor validated"
+
+
+def run(module: str, case: str) -> tuple[Any, list[str]]:
+    """What a case of `tests/hostile` came to, and what was logged. The process has to end by itself, and well."""
+    command = [sys.executable, "-m", f"tests.hostile.{module}", case]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5 * CPU_SECONDS, check=False)
+    assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"
+    answer = json.loads(done.stdout)
+    assert len(done.stdout) < 20_000, "nothing that is reported echoes a huge value"
+    return answer["outcome"], answer["log"]
+
+
+def problem_of(outcome: Any) -> str:
+    assert outcome["code"] == "VALIDATION_ERROR"
+    [problem] = outcome["details"]["problems"]
+    return problem["message"]
+
+
+@requirement("hostile.values", "pipeline.not-plain", "execute.call-errors-only")
+@pytest.mark.parametrize(
+    ("case", "complaint"),
+    [
+        ("result open file", "objects of type 'TextIOWrapper' cannot be sent as JSON"),
+        ("result generator", "a handler that yields is registered as a subscription"),
+        ("result cyclic list", "the value refers to itself, so it has no JSON form"),
+        ("result cyclic dataclass", "the value refers to itself or is nested too deeply, so it has no JSON form"),
+        ("result deep dataclass", "the value refers to itself or is nested too deeply, so it has no JSON form"),
+    ],
+)
+def test_a_result_without_a_json_form_is_a_clear_error(case: str, complaint: str) -> None:
+    outcome, _ = run("values", case)
+    assert outcome["code"] == "EXECUTION_ERROR"
+    assert outcome["message"].startswith("hostile.it: ")
+    assert outcome["message"].endswith(complaint)
+
+
+@requirement("hostile.values")
+@pytest.mark.parametrize("case", ["result deep list", "result deep object"])
+def test_a_result_nested_100_000_deep_passes_whole_with_a_warning_in_every_mode(case: str) -> None:
+    outcome, log = run("values", case)
+    assert outcome == [{"data": 100_000}] * 4
+    assert log == [TOO_DEEP] * 4
+
+
+@requirement("hostile.values")
+@pytest.mark.parametrize("case", ["result deep envelope", "result deep lookalike"])
+def test_deep_data_in_an_envelope_passes_whole_with_a_warning(case: str) -> None:
+    outcome, log = run("values", case)
+    assert outcome == {"data": 100_000}
+    assert log[-1] == TOO_DEEP
+
+
+@requirement("hostile.values")
+def test_a_result_that_unfolds_without_end_is_not_unfolded() -> None:
+    outcome, log = run("values", "result doubled")
+    assert outcome == [{"data": 2}] * 4
+    assert len(log) == 4
+
+
+@requirement("hostile.values")
+def test_nan_is_kept_in_process_and_reported_where_a_number_is_due() -> None:
+    assert run("values", "result nan") == ({"data": "[nan]"}, ['hostile.it: /0: the value is not of type "number"'])
+
+
+@requirement("hostile.values")
+def test_a_text_of_10_mb_passes_and_is_never_in_the_log() -> None:
+    assert run("values", "result 10 MB text") == ({"data": 10 * 2**20}, [])
+    outcome, log = run("values", "result 10 MB wrong text")
+    assert outcome == {"data": 1}
+    assert log == ['hostile.it: the data: the value is not of type "array"']
+
+
+@requirement("hostile.values", "normalize.capped")
+def test_a_result_with_100_000_problems_makes_one_short_warning() -> None:
+    outcome, [warning] = run("values", "result 100,000 problems")
+    assert outcome == {"data": 100_000}
+    assert len(warning) < 3000
+
+
+@requirement("hostile.values", "execute.call-errors-only")
+@pytest.mark.parametrize(
+    ("case", "complaint"),
+    [
+        ("input open file", "objects of type 'TextIOWrapper' cannot be sent as JSON"),
+        ("input cyclic", "the value is nested deeper than 200"),
+        ("input deep", "the value is nested deeper than 200"),
+        ("input deep unknown", "the value is nested deeper than 200"),
+        ("input deep dataclass", "refers to itself or is nested too deeply"),
+        ("input doubled", "the value is nested deeper than 200"),
+        ("input nan", 'the value is not of type "integer"'),
+        ("input 10 MB key", ""),
+    ],
+)
+def test_hostile_input_is_refused_before_the_handler_runs(case: str, complaint: str) -> None:
+    outcome, log = run("values", case)
+    assert complaint in problem_of(outcome)
+    assert log == []
+
+
+@requirement("hostile.values", "input.not-echoed")
+def test_input_with_100_000_problems_is_refused_with_the_first_of_them() -> None:
+    outcome, _ = run("values", "input 100,000 problems")
+    assert outcome["code"] == "VALIDATION_ERROR"
+    assert [each["path"] for each in outcome["details"]["problems"][:3]] == ["/0", "/1", "/2"]
+    assert len(outcome["details"]["problems"]) < 100
+
+
+@requirement("hostile.values")
+def test_values_of_50_mb_are_handled_within_the_limits() -> None:
+    (text, refused_text, many, refused_many), log = run("values", "fifty megabytes")
+    assert (text, many) == ({"data": 50 * 2**20}, {"data": 300_000})
+    assert problem_of(refused_text) == 'the value is not of type "integer"'
+    assert problem_of(refused_many) == "the value has more than 3 items"
+    assert log == ["hostile.it: the data: the value is longer than 3 characters"]
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+@requirement("hostile.schemas", "input.foreign-schema", "pipeline.foreign-schema")
+def test_a_remote_reference_is_never_fetched() -> None:
+    outcome, log = run("schemas", "remote references")
+    assert outcome["refused"] is True
+    assert outcome["calls"] == [{"data": "handled"}, *[{"data": 1}] * 3]
+    assert outcome["visits"] == 1, "the only visitor is the case's own probe"
+    assert len(log) == 4
+    assert all("schema is not used" in message for message in log)
+
+
+@requirement("hostile.schemas", "input.foreign-schema", "pipeline.foreign-schema")
+def test_a_file_reference_is_never_read() -> None:
+    outcome, log = run("schemas", "file references")
+    assert outcome == {"refused": True, "calls": [{"data": "handled"}, *[{"data": 1}] * 3]}
+    assert all("schema is not used" in message for message in log)
+
+
+@requirement("hostile.schemas")
+def test_patterns_that_backtrack_without_end_come_to_an_end() -> None:
+    outcome, _ = run("schemas", "patterns")
+    *by_pattern, names = outcome
+    assert len(by_pattern) == 16
+    for refused, *kept in zip(*[iter(by_pattern)] * 4, strict=True):
+        assert refused["code"] == "VALIDATION_ERROR"
+        assert all(each["data"]["text"].startswith("aaa") for each in kept)
+    assert names == {"data": {}}
+
+
+@requirement("hostile.schemas")
+def test_schemas_that_refer_to_themselves_without_end_come_to_an_end() -> None:
+    outcome, _ = run("schemas", "endless")
+    of_self, of_ring, of_all, of_default = (outcome[start : start + 4] for start in (0, 4, 8, 12))
+    assert of_self == of_ring == [{"data": "handled"}, *[{"data": {"next": {}}}] * 3]
+    assert of_all[:2] == [{"data": "handled"}, {"data": {"a": 1}}]
+    assert problem_of(of_default[0]) == '"next" is a required property'
+    assert all("data" in each for each in of_default[1:])
+
+
+@requirement("hostile.schemas")
+def test_a_recursive_schema_does_not_follow_a_value_without_end() -> None:
+    (refused, *kept), log = run("schemas", "deep tree")
+    assert problem_of(refused) == "the value is nested deeper than 200"
+    assert kept == [{"data": 1}] * 3
+    assert log == [TOO_DEEP] * 3
+
+
+@requirement("hostile.schemas", "operation.schema-checked")
+@pytest.mark.parametrize("case", ["deep schema", "cyclic schema"])
+def test_a_schema_nested_without_end_is_refused_or_not_used(case: str) -> None:
+    outcome, log = run("schemas", case)
+    assert outcome == {"refused": True, "calls": [{"data": "handled"}, *[{"data": [[1]]}] * 3]}
+    assert len(log) == 4
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+
+@requirement("handlers.exit", "handlers.abandoned")
+@pytest.mark.parametrize("case", ["never returns", "busy loop"])
+def test_a_sync_handler_that_never_returns_is_a_timeout_and_the_process_still_ends(case: str) -> None:
+    outcome, log = run("handlers", case)
+    stuck = outcome[0] if isinstance(outcome, list) else outcome
+    assert stuck["code"] == "TIMEOUT"
+    assert stuck["message"].startswith("hostile.it did not answer within 0.")
+    assert outcome in (stuck, [stuck, {"data": "quick"}])
+    assert log == ["hostile.it did not return in time: its thread is left to itself"]
+
+
+@requirement("handlers.exit", "handlers.all-stuck")
+def test_a_process_whose_threads_are_all_stuck_refuses_calls_and_still_ends() -> None:
+    outcome, _ = run("handlers", "all stuck")
+    assert [each["code"] for each in outcome] == ["TIMEOUT", "TIMEOUT", "UNAVAILABLE"]
+
+
+@requirement("handlers.exit", "subscribe.idle-timeout")
+def test_a_sync_generator_that_never_goes_on_is_a_timeout_and_the_process_still_ends() -> None:
+    (first, second), _ = run("handlers", "stuck generator")
+    assert first == {"data": 1}
+    assert second["code"] == "TIMEOUT"
+
+
+@requirement("failures.base-exceptions")
+def test_a_handler_that_calls_exit_does_not_end_the_process() -> None:
+    outcome, _ = run("handlers", "exits")
+    assert outcome["code"] == "EXECUTION_ERROR"

@@ -1,0 +1,562 @@
+"""From what a handler returned to the envelope: detect, wrap, normalise, validate."""
+
+import copy
+import inspect
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire import (
+    CallError,
+    ErrorCode,
+    HTTPResponseMeta,
+    LocalResponseMeta,
+    MCPResponseMeta,
+    OperationRegistry,
+    OperationSpec,
+    ResponseEnvelope,
+    Schema,
+    http_envelope,
+    local_envelope,
+    mcp_envelope,
+)
+from opwire.operation import NORMALIZE_MODES, NormalizeMode
+from opwire.pipeline import ResultPipeline
+from tests.requirements import requirement
+
+PROFILE = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "plan": {"type": "string", "default": "free"},
+        "age": {"type": "integer"},
+    },
+    "required": ["name", "plan"],
+}
+TEXT = {"type": "text", "text": "hello"}
+
+
+def pipeline(schema: Any = True, mode: NormalizeMode = "fit", *, strip: bool = True) -> ResultPipeline:
+    output_schema = schema if isinstance(schema, Schema) else Schema(schema)
+    spec = OperationSpec(namespace="user", name="get", output_schema=output_schema)
+    return ResultPipeline(spec, normalize=mode, strip=strip)
+
+
+def data_of(result: Any, schema: Any = True, mode: NormalizeMode = "fit", *, strip: bool = True) -> Any:
+    return pipeline(schema, mode, strip=strip).envelope(result).data
+
+
+# --- detect and wrap --------------------------------------------------------------------------------------------------
+
+
+@requirement("pipeline.wrap", "handlers.raw-or-envelope")
+@pytest.mark.parametrize(
+    "result", [1, "text", 1.5, True, [1], {"a": 1}, {"data": 1}, {"data": 1, "meta": {}}], ids=repr
+)
+def test_a_raw_result_is_wrapped_in_a_local_envelope_of_its_operation(result: Any) -> None:
+    before = time.time_ns() // 1_000_000
+    envelope = pipeline().envelope(result)
+    assert envelope.data is result
+    assert isinstance(envelope.meta, LocalResponseMeta)
+    assert envelope.meta.operation_id == "user.get"
+    assert before <= envelope.meta.timestamp <= time.time_ns() // 1_000_000
+
+
+@requirement("pipeline.none")
+@pytest.mark.parametrize("schema", [True, {"type": "null"}])
+def test_nothing_is_wrapped_too(schema: Any) -> None:
+    envelope = pipeline(schema).envelope(None)
+    assert envelope.data is None
+    assert isinstance(envelope.meta, LocalResponseMeta)
+
+
+@requirement("pipeline.detect", "handlers.raw-or-envelope")
+def test_an_envelope_passes_through_as_the_very_same_object() -> None:
+    for envelope in (
+        local_envelope({"name": "Ada", "plan": "pro"}, "other.operation"),
+        http_envelope({"name": "Ada", "plan": "pro"}, status_code=201, headers={}, content_type="application/json"),
+        mcp_envelope([TEXT], is_error=False, content=[TEXT]),
+    ):
+        assert pipeline(PROFILE).envelope(envelope) is envelope
+
+
+@requirement("pipeline.source-is-the-handlers")
+def test_the_source_and_the_operation_id_of_a_handlers_own_envelope_are_not_questioned() -> None:
+    meta = pipeline().envelope(local_envelope(1, "some.other")).meta
+    assert isinstance(meta, LocalResponseMeta)
+    assert meta.operation_id == "some.other"
+
+
+@requirement("pipeline.detect")
+@pytest.mark.parametrize("kind", [dict, OrderedDict, MappingProxyType])
+def test_a_mapping_in_wire_form_becomes_the_envelope_that_it_is(kind: Any) -> None:
+    meta = {"source": "http", "statusCode": 200, "headers": {"etag": "x"}, "contentType": "text/plain"}
+    envelope = pipeline().envelope(kind({"data": {"a": 1}, "meta": meta}))
+    assert envelope == ResponseEnvelope({"a": 1}, HTTPResponseMeta(200, {"etag": "x"}, "text/plain"))
+
+
+@requirement("pipeline.lookalike")
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"source": "local"},
+        {"source": "http", "statusCode": "200", "headers": {}, "contentType": ""},
+        {"source": "mcp", "isError": False},
+        {"source": "mcp", "isError": False, "content": [1]},
+        {"source": "local", "operationId": "a.b", "timestamp": 1, "encoding": "base64"},
+    ],
+    ids=repr,
+)
+def test_a_mapping_that_only_looks_like_an_envelope_is_data_and_a_warning_says_so(
+    meta: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = {"data": 1, "meta": meta}
+    envelope = pipeline().envelope(result)
+    assert envelope.data is result
+    assert envelope.meta.source == "local"
+    assert "user.get: a result that only looks like an envelope is taken as data" in caplog.text
+
+
+# --- plain data -------------------------------------------------------------------------------------------------------
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+@dataclass
+class Data:
+    when: date
+    colour: Colour
+
+
+class Thing(msgspec.Struct):
+    size: int
+
+
+class Model(pydantic.BaseModel):
+    id: UUID
+
+
+@attrs.define
+class Attr:
+    price: Decimal
+
+
+@requirement("pipeline.plain")
+@pytest.mark.parametrize(
+    ("result", "plain"),
+    [
+        (Data(date(2026, 5, 1), Colour.RED), {"when": "2026-05-01", "colour": "red"}),
+        (Thing(3), {"size": 3}),
+        (Model(id=UUID(int=1)), {"id": "00000000-0000-0000-0000-000000000001"}),
+        (Attr(Decimal("1.10")), {"price": "1.10"}),
+        (Pair(1, 2), [1, 2]),
+        (datetime(2026, 5, 1, tzinfo=UTC), "2026-05-01T00:00:00Z"),
+        ({1}, [1]),
+        ((1, (2, 3)), [1, [2, 3]]),
+        ({"nested": [Thing(3), Colour.RED]}, {"nested": [{"size": 3}, "red"]}),
+        ({1: "a"}, {"1": "a"}),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("mode", NORMALIZE_MODES)
+def test_instances_become_plain_data_in_every_mode(result: Any, plain: Any, mode: NormalizeMode) -> None:
+    for schema in (True, {"type": ["object", "array", "string"]}):
+        envelope = pipeline(schema, mode).envelope(result)
+        assert envelope.data == plain
+        assert type(envelope.data) is type(plain)
+    wrapped = http_envelope(result, status_code=200, headers={}, content_type="")
+    assert pipeline(True, mode).envelope(wrapped) == ResponseEnvelope(plain, wrapped.meta)
+
+
+@requirement("pipeline.plain", "normalize.fit")
+def test_instances_are_normalised_after_they_have_become_plain() -> None:
+    @dataclass
+    class User:
+        name: str
+        internal: int = 1
+
+    assert data_of(User("Ada"), PROFILE) == {"name": "Ada", "plan": "free"}
+
+
+@requirement("pipeline.binary")
+@pytest.mark.parametrize(
+    "binary", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")], ids=lambda each: type(each).__name__
+)
+def test_a_binary_result_is_bytes_whatever_the_schema_says(binary: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for schema in (True, {"type": "string"}):
+        data = data_of(binary, schema)
+        assert (type(data), data) == (bytes, b"\x00\xff")
+    assert caplog.text == ""
+
+
+@requirement("pipeline.binary")
+def test_bytes_inside_a_structure_become_base64() -> None:
+    assert data_of({"icon": b"\x00\xff"}) == {"icon": "AP8="}
+
+
+@requirement("pipeline.not-plain")
+def test_a_result_without_a_json_form_is_an_execution_error_that_names_its_type() -> None:
+    class Connection:
+        pass
+
+    for result in (Connection(), [Connection()], {"a": {"b": Connection()}}):
+        with pytest.raises(
+            CallError, match=r"user\.get: .*objects of type .*Connection.* cannot be sent as JSON"
+        ) as caught:
+            pipeline().envelope(result)
+        assert caught.value.code is ErrorCode.EXECUTION_ERROR
+
+
+@requirement("pipeline.not-plain")
+def test_a_result_that_refers_to_itself_is_an_execution_error() -> None:
+    knot: dict[str, Any] = {}
+    knot["self"] = [knot]
+    for mode in NORMALIZE_MODES:
+        with pytest.raises(CallError, match=r"EXECUTION_ERROR: user\.get: the value refers to itself"):
+            data_of(knot, PROFILE, mode)
+
+
+@requirement("pipeline.not-plain")
+def test_a_coroutine_that_nobody_awaits_is_closed_and_an_execution_error() -> None:
+    async def forgotten() -> None: ...
+
+    coroutine = forgotten()
+    with pytest.raises(CallError, match="objects of type 'coroutine' cannot be sent as JSON"):
+        pipeline().envelope(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+
+
+def test_a_result_that_is_nested_too_deeply_passes_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    for mode in NORMALIZE_MODES:
+        caplog.clear()
+        assert data_of(deep, {"type": "object"}, mode) is deep
+        assert "nested deeper than 200: it is neither normalised nor validated" in caplog.text
+
+
+# --- normalise --------------------------------------------------------------------------------------------------------
+
+
+@requirement("normalize.fit", "pipeline.normalise-then-validate")
+def test_fit_fills_defaults_strips_the_undeclared_and_converts_without_loss(caplog: pytest.LogCaptureFixture) -> None:
+    assert data_of({"name": "Ada", "age": 36.0, "secret": 1}, PROFILE) == {"name": "Ada", "age": 36, "plan": "free"}
+    assert type(data_of({"name": "Ada", "plan": "", "age": 36.0}, PROFILE)["age"]) is int
+    assert data_of({"name": "Ada", "plan": "pro", "secret": 1}, PROFILE) == {"name": "Ada", "plan": "pro"}
+    assert "/secret" in caplog.text
+    assert "/plan" in caplog.text
+    assert "is not of type" not in caplog.text, "what has been mended is not reported as a problem"
+
+
+@requirement("normalize.fit", "pipeline.warns-only", "normalize.warnings", "pipeline.normalise-then-validate")
+def test_fit_leaves_what_it_cannot_mend_and_the_warning_says_what_still_does_not_fit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert data_of({"age": "old", "extra": 1}, PROFILE) == {"age": "old", "plan": "free"}
+    messages = [record.getMessage() for record in caplog.records]
+    changed, wrong = messages
+    assert changed.startswith("user.get: ")
+    assert "/extra" in changed
+    assert "/plan" in changed
+    assert '/age: the value is not of type "integer"' in wrong
+    assert '"name" is a required property' in wrong
+    assert "/extra" not in wrong
+    assert "old" not in caplog.text
+
+
+@requirement("normalize.cast")
+def test_cast_replaces_what_does_not_fit_as_typebox_does(caplog: pytest.LogCaptureFixture) -> None:
+    assert data_of({"age": "36", "extra": 1}, PROFILE, "cast") == {"name": "", "plan": "free", "age": 0}
+    assert "/age" in caplog.text
+
+
+@requirement("normalize.never-raises")
+def test_a_cast_that_fails_gives_the_original_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"type": "string", "pattern": "^x$"}
+    result = {"not": "a string"}
+    assert data_of(result, schema, "cast") is result
+    assert "the data is kept as it is, because it cannot be cast" in caplog.text
+
+
+@requirement("normalize.check", "pipeline.warns-only")
+def test_check_only_warns(caplog: pytest.LogCaptureFixture) -> None:
+    result = {"name": 1, "extra": 2}
+    assert data_of(result, PROFILE, "check") is result
+    assert '/name: the value is not of type "string"' in caplog.text
+    assert 'the data: "plan" is a required property' in caplog.text
+
+
+@requirement("normalize.off")
+def test_off_does_nothing_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    result = {"name": 1, "extra": 2}
+    assert data_of(result, PROFILE, "off") is result
+    assert data_of(1, PROFILE, "off") == 1
+    assert caplog.text == ""
+
+
+@requirement("pipeline.unknown")
+@pytest.mark.parametrize("schema", [True, {}], ids=repr)
+@pytest.mark.parametrize("mode", NORMALIZE_MODES)
+def test_without_a_schema_everything_is_left_alone(
+    schema: Any, mode: NormalizeMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = {"anything": [1, None, {"x": "y"}]}
+    assert data_of(result, schema, mode) is result
+    assert caplog.text == ""
+
+
+@requirement("normalize.strip")
+def test_without_strip_undeclared_properties_stay_unless_the_schema_says_false(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    result = {"name": "Ada", "plan": "pro", "extra": 1}
+    assert data_of(result, PROFILE, strip=False) is result
+    assert caplog.text == ""
+    closed = {**PROFILE, "additionalProperties": False}
+    assert data_of(result, closed, strip=False) == {"name": "Ada", "plan": "pro"}
+    assert data_of(result, {**PROFILE, "additionalProperties": True}) is result
+
+
+def schema_of(registry: OperationRegistry, **options: Any) -> Any:
+    """How a registry treats a result with an undeclared property and without a required one."""
+    result = {"name": "Ada", "extra": 1}
+    spec = OperationSpec(namespace="user", name="get", output_schema=Schema(PROFILE), **options)
+    registry.register(spec, lambda input, context: result, inline=True)
+    return registry.execute("user.get")
+
+
+FITTED = {"name": "Ada", "plan": "free"}
+KEPT = {"name": "Ada", "extra": 1}
+
+
+@requirement("normalize.default", "normalize.resolution")
+@pytest.mark.parametrize(
+    ("registry_options", "options", "expected"),
+    [
+        ({}, {}, FITTED),
+        ({"normalize": "off"}, {}, KEPT),
+        ({"normalize": "check"}, {}, KEPT),
+        ({"normalize": "off"}, {"normalize": "fit"}, FITTED),
+        ({}, {"normalize": "off"}, KEPT),
+        ({"normalize": "cast"}, {}, FITTED),
+        ({"strip": False}, {}, {**KEPT, "plan": "free"}),
+        ({"strip": False}, {"strip": True}, FITTED),
+        ({}, {"strip": False}, {**KEPT, "plan": "free"}),
+    ],
+    ids=repr,
+)
+async def test_the_operation_decides_before_the_registry(
+    registry_options: dict[str, Any], options: dict[str, Any], expected: Any
+) -> None:
+    envelope = await schema_of(OperationRegistry(**registry_options), **options)
+    assert envelope.data == expected
+
+
+# --- which data -------------------------------------------------------------------------------------------------------
+
+
+@requirement("pipeline.http", "pipeline.schema-is-of-data", "pipeline.detect")
+def test_the_data_of_an_http_envelope_is_normalised_and_its_meta_kept() -> None:
+    envelope = http_envelope({"name": "Ada", "x": 1}, status_code=201, headers={"ETag": "e"}, content_type="a/json")
+    result = pipeline(PROFILE).envelope(envelope)
+    assert result.data == FITTED
+    assert result.meta is envelope.meta
+    assert envelope.data == {"name": "Ada", "x": 1}
+
+
+@requirement("pipeline.mcp-structured")
+@pytest.mark.parametrize("mode", ["fit", "cast"])
+def test_the_structured_output_of_an_mcp_result_is_normalised(mode: NormalizeMode) -> None:
+    structured = {"name": "Ada", "x": 1}
+    envelope = mcp_envelope(structured, is_error=False, content=[TEXT], structured_content=structured)
+    result = pipeline(PROFILE, mode).envelope(envelope)
+    assert result.data == FITTED
+    assert isinstance(result.meta, MCPResponseMeta)
+    assert result.meta.structured_content == structured, "the meta holds what the tool said"
+
+
+@requirement("pipeline.mcp-error")
+@pytest.mark.parametrize("mode", NORMALIZE_MODES)
+def test_an_mcp_error_is_left_alone(mode: NormalizeMode, caplog: pytest.LogCaptureFixture) -> None:
+    structured = {"reason": "no such user"}
+    envelope = mcp_envelope(structured, is_error=True, content=[TEXT], structured_content=structured)
+    assert pipeline(PROFILE, mode).envelope(envelope) is envelope
+    assert caplog.text == ""
+
+
+@requirement("pipeline.mcp-content")
+@pytest.mark.parametrize("mode", NORMALIZE_MODES)
+def test_content_blocks_are_left_alone(mode: NormalizeMode, caplog: pytest.LogCaptureFixture) -> None:
+    wire = {"data": [TEXT], "meta": {"source": "mcp", "isError": False, "content": [TEXT]}}
+    for result in (mcp_envelope([TEXT], is_error=False, content=[TEXT]), wire):
+        assert pipeline(PROFILE, mode).envelope(result).data == [TEXT]
+    assert caplog.text == ""
+
+
+@requirement("pipeline.mcp-content")
+def test_data_that_was_read_from_an_mcp_text_is_normalised() -> None:
+    envelope = mcp_envelope({"name": "Ada", "x": 1}, is_error=False, content=[TEXT])
+    assert pipeline(PROFILE).envelope(envelope).data == FITTED
+
+
+@requirement("pipeline.same-everywhere", "subscribe.envelopes")
+async def test_each_item_of_a_subscription_takes_the_way_that_a_result_takes() -> None:
+    results = [
+        {"name": "Ada", "x": 1},
+        {"name": "Bob", "plan": "pro"},
+        None,
+        http_envelope({"name": "Eve"}, status_code=200, headers={}, content_type="a/json"),
+    ]
+    registry = OperationRegistry()
+
+    @registry.query("user.get", output_schema=PROFILE)
+    async def get(index: int) -> Any:
+        return results[index]
+
+    @registry.subscription("user.watch", output_schema=PROFILE)
+    async def watch() -> AsyncIterator[Any]:
+        for each in results:
+            yield each
+
+    executed = [await registry.execute("user.get", {"index": index}) for index in range(4)]
+    streamed = [envelope async for envelope in registry.subscribe("user.watch")]
+    assert [each.data for each in executed] == [each.data for each in streamed]
+    assert [each.meta.source for each in streamed] == ["local", "local", "local", "http"]
+
+
+@requirement("pipeline.foreign-schema")
+@pytest.mark.parametrize("mode", ["fit", "cast", "check"])
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "objekt"}, {"$ref": "https://example.com/x.json"}, {"$ref": "#/$defs/absent"}, {"pattern": "("}],
+    ids=repr,
+)
+def test_a_foreign_schema_that_does_not_compile_is_reported_once_and_counts_as_none(
+    mode: NormalizeMode, schema: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ready = pipeline(Schema(schema), mode)
+    assert caplog.text == "", "it is not compiled before it is used"
+    for result in ({"a": 1}, [1], "text", 1, None):
+        assert ready.envelope(result).data is result
+    assert caplog.text.count("user.get: its output schema is not used") == 1
+
+
+# --- what holds in every mode -----------------------------------------------------------------------------------------
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcx"), inner, max_size=4),
+    max_leaves=12,
+)
+SCHEMAS = (
+    {"type": "object", "properties": {"a": {"type": "integer", "default": 1}, "b": {"type": "string"}}},
+    {"type": "array", "items": {"type": "object", "properties": {"a": {"default": []}}}},
+    {"anyOf": [{"type": "integer"}, {"properties": {"a": {"type": "array"}}, "required": ["a"]}]},
+    {"type": "object", "properties": {"c": {"$ref": "#"}}, "additionalProperties": False},
+    False,
+)
+
+
+@requirement("normalize.never-mutates", "normalize.never-raises", "normalize.same-object")
+@given(plain, st.sampled_from(SCHEMAS), st.sampled_from(NORMALIZE_MODES), st.booleans())
+def test_no_mode_raises_or_changes_the_handlers_object_and_conforming_data_is_the_same_object(
+    value: Any, schema: Any, mode: NormalizeMode, strip: bool
+) -> None:
+    before = copy.deepcopy(value)
+    ready = pipeline(schema, mode, strip=strip)
+    data = ready.envelope(value).data
+    assert repr(value) == repr(before)
+    if repr(data) == repr(value):
+        assert data is value
+    if mode in ("fit", "cast"):
+        again = ready.envelope(data).data
+        assert again is data, "what has been normalised is not changed again"
+
+
+@requirement("normalize.same-object")
+@pytest.mark.parametrize("mode", NORMALIZE_MODES)
+def test_a_result_that_conforms_is_the_very_same_object_and_nothing_is_said(
+    mode: NormalizeMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    for result in ({"name": "Ada", "plan": "pro"}, {"name": "Ada", "plan": "pro", "age": 36}):
+        assert data_of(result, PROFILE, mode) is result
+    assert caplog.text == ""
+
+
+@requirement("normalize.never-mutates")
+def test_a_filled_default_is_not_shared_between_results() -> None:
+    ready = pipeline({"type": "object", "properties": {"tags": {"type": "array", "default": []}}})
+    first, second = ready.envelope({}).data, ready.envelope({}).data
+    first["tags"].append("x")
+    assert second == {"tags": []}
+    assert ready.envelope({}).data == {"tags": []}
+
+
+@requirement("normalize.capped")
+@pytest.mark.parametrize("mode", ["fit", "cast", "check"])
+def test_warnings_are_capped_in_number_and_in_size(mode: NormalizeMode, caplog: pytest.LogCaptureFixture) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": {"type": "integer"}}},
+        "additionalProperties": False,
+    }
+    result = {"items": ["x"] * 1000, **{f"{number}{'k' * 5000}": 1 for number in range(100)}}
+    data_of(result, schema, mode)
+    assert caplog.records
+    for record in caplog.records:
+        message = record.getMessage()
+        assert len(message) < 3000
+        assert message.count("; ") <= 10
+    assert any(record.getMessage().endswith(" more") for record in caplog.records)
+
+
+@requirement("normalize.capped", "normalize.warnings")
+@pytest.mark.parametrize(("count", "ending"), [(1, ""), (10, ""), (11, "; and 1 more"), (15, "; and 5 more")])
+def test_a_warning_lists_ten_problems_and_counts_the_rest(
+    count: int, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data_of(["x"] * count, {"type": "array", "items": {"type": "integer"}}, "check")
+    listed = "; ".join(f'/{index}: the value is not of type "integer"' for index in range(min(count, 10)))
+    assert [record.getMessage() for record in caplog.records] == [f"user.get: {listed}{ending}"]
+
+
+@requirement("normalize.warnings")
+def test_a_warning_about_the_whole_result_names_it_as_the_data(caplog: pytest.LogCaptureFixture) -> None:
+    assert data_of(5.0, {"type": "integer", "maximum": 3}) == 5
+    assert [record.getMessage() for record in caplog.records] == [
+        "user.get: converted the data",
+        "user.get: the data: the value is greater than the maximum of 3",
+    ]
+
+
+def test_lone_surrogates_are_replaced_with_a_warning_where_the_schema_looks_at_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "pattern": "^a"}}}
+    result = {"name": "a\ud800"}
+    assert data_of(result, schema) == {"name": "a\ufffd"}
+    assert result == {"name": "a\ud800"}
+    assert "lone surrogates are replaced" in caplog.text
