@@ -1,0 +1,40 @@
+"""The call protocol: events, their wire form, pending calls, the handler that answers, and the transport interface."""
+
+from opwire.call.events import (
+    CALL_EVENT_SCHEMA,
+    CALL_EVENT_SCHEMAS,
+    CallAborted,
+    CallCompleted,
+    CallCredit,
+    CallEvent,
+    CallFailed,
+    CallRequested,
+    CallResponded,
+)
+from opwire.call.handler import LOCAL_IDENTITY, CallHandler
+from opwire.call.inbox import Overflow
+from opwire.call.pending import PendingRequestMap
+from opwire.call.transport import Address, Receiver, Transport
+from opwire.call.wire import MAX_MESSAGE, decode_event, encode_event
+
+__all__ = [
+    "CALL_EVENT_SCHEMA",
+    "CALL_EVENT_SCHEMAS",
+    "LOCAL_IDENTITY",
+    "MAX_MESSAGE",
+    "Address",
+    "CallAborted",
+    "CallCompleted",
+    "CallCredit",
+    "CallEvent",
+    "CallFailed",
+    "CallHandler",
+    "CallRequested",
+    "CallResponded",
+    "Overflow",
+    "PendingRequestMap",
+    "Receiver",
+    "Transport",
+    "decode_event",
+    "encode_event",
+]

@@ -1,0 +1,173 @@
+"""The events of the call protocol: flat JSON objects, told apart by `type`. No I/O.
+
+    caller                                        server
+      call.requested {requestId, operationId, input, …}  ->
+                      <- call.responded {requestId, output, seq?}   the answer, or one item of a subscription
+                      <- call.completed {requestId}                 the end of a subscription
+                      <- call.error {requestId, code, message, …}   the call failed
+      call.credit {requestId, n}                         ->         n more items may come
+      call.aborted {requestId, reason?}                 <->         caller: stop; server: it was stopped
+
+Every call ends with exactly one of: the `call.responded` of a query or mutation, `call.completed`, `call.error`,
+`call.aborted`.
+"""
+
+import time
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from opwire.envelope import RESPONSE_ENVELOPE_SCHEMA, ResponseEnvelope
+from opwire.errors import CallError, ErrorCode, NotPlainError
+from opwire.operation import Identity
+from opwire.typed import json_schema_of
+from opwire.typed.plain import to_plain
+
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Milliseconds = int | float  # what JavaScript writes without a fraction stays so
+
+
+def _null() -> None:
+    """Stands for an input that is absent. As a factory it is no default that is left out: peers expect the field."""
+
+
+class CallRequested(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.requested"
+):
+    """Call an operation. `deadline` is in epoch milliseconds; `timeout_ms`, the time that is left, is preferred."""
+
+    request_id: str
+    operation_id: str
+    input: Any = field(default_factory=_null)
+    parent_request_id: str | None = None
+    identity: Identity | None = None
+    deadline: Milliseconds | None = None
+    timeout_ms: Milliseconds | None = None
+    credits: Natural | None = None
+
+    def seconds_left(self, default: float | None) -> float | None:
+        """How long the call may still take. Clocks differ between machines, so the remaining time goes first."""
+        if self.timeout_ms is not None:
+            return self.timeout_ms / 1000
+        if self.deadline is not None:
+            return self.deadline / 1000 - time.time()
+        return default
+
+
+class CallResponded(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.responded"
+):
+    """The answer of a call, or item number `seq` (from 1) of a subscription."""
+
+    request_id: str
+    output: ResponseEnvelope[Any]
+    seq: Positive | None = None
+
+
+class CallCompleted(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.completed"
+):
+    """A subscription has no more items; `seq` is the number of the last one, so that a lost one is noticed."""
+
+    request_id: str
+    seq: Natural | None = None
+
+
+class CallFailed(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.error"
+):
+    """The call failed. `code` is a string, because a newer peer may know codes that we do not."""
+
+    request_id: str
+    code: str
+    message: str
+    details: Any = None
+    retryable: bool | None = None
+    retry_after_ms: Milliseconds | None = None
+
+    @classmethod
+    def of(cls, request_id: str, error: CallError) -> "CallFailed":
+        """The event that tells a peer of an error. Details that have no JSON form are left out."""
+        try:
+            details = to_plain(error.details)
+        except NotPlainError:
+            details = None
+        after = None if error.retry_after is None else error.retry_after * 1000
+        return cls(
+            request_id=request_id,
+            code=error.code.value,
+            message=error.message,
+            details=details,
+            retryable=error.retryable,
+            retry_after_ms=after,
+        )
+
+    def error(self) -> CallError:
+        """The error that the caller raises."""
+        known = self.code in ErrorCode.__members__
+        return CallError(
+            ErrorCode(self.code) if known else ErrorCode.EXECUTION_ERROR,
+            self.message if known else f"{self.code}: {self.message}",
+            self.details,
+            retryable=self.retryable,
+            retry_after=None if self.retry_after_ms is None else self.retry_after_ms / 1000,
+        )
+
+
+class CallAborted(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.aborted"
+):
+    """From the caller: stop. From the server: it was stopped."""
+
+    request_id: str
+    reason: str | None = None
+
+
+class CallCredit(Struct, frozen=True, kw_only=True, rename="camel", tag_field="type", tag="call.credit"):
+    """The consumer of a subscription takes `n` more items."""
+
+    request_id: str
+    n: Positive
+
+
+CallEvent = CallRequested | CallResponded | CallCompleted | CallFailed | CallAborted | CallCredit
+
+
+def _schema(type: str, required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"type": {"const": type}, "requestId": {"type": "string"}, **required, **(optional or {})},
+        "required": ["type", "requestId", *required],
+    }
+
+
+_STRING = {"type": "string"}
+_NUMBER = {"type": "number"}
+
+CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
+    "call.requested": _schema(
+        "call.requested",
+        {"operationId": _STRING},
+        {
+            "input": {"description": "Any JSON value; absent means null"},
+            "parentRequestId": _STRING,
+            "identity": json_schema_of(Identity),
+            "deadline": {**_NUMBER, "description": "Unix epoch milliseconds"},
+            "timeoutMs": {**_NUMBER, "description": "What is left of the deadline; preferred to it"},
+            "credits": {"type": "integer", "minimum": 0},
+        },
+    ),
+    "call.responded": _schema(
+        "call.responded", {"output": RESPONSE_ENVELOPE_SCHEMA}, {"seq": {"type": "integer", "minimum": 1}}
+    ),
+    "call.completed": _schema("call.completed", {}, {"seq": {"type": "integer", "minimum": 0}}),
+    "call.error": _schema(
+        "call.error",
+        {"code": _STRING, "message": _STRING},
+        {"details": {}, "retryable": {"type": "boolean"}, "retryAfterMs": _NUMBER},
+    ),
+    "call.aborted": _schema("call.aborted", {}, {"reason": _STRING}),
+    "call.credit": _schema("call.credit", {"n": {"type": "integer", "minimum": 1}}),
+}
+CALL_EVENT_SCHEMA: dict[str, Any] = {"oneOf": list(CALL_EVENT_SCHEMAS.values())}

@@ -1,0 +1,287 @@
+"""`CallHandler`: answers requests out of a registry. The only publisher of `call.responded`.
+
+For each request: look up, check access, validate, run, result pipeline, publish. Handlers return values and never
+publish. An MCP result with `is_error` is an answer like any other; only what is raised becomes `call.error`.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from typing import Any
+
+from msgspec import Struct
+
+from opwire.access import check_access
+from opwire.call.events import CallAborted, CallCredit, CallRequested
+from opwire.call.inbox import Credits
+from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
+from opwire.call.transport import Address
+from opwire.deadlines import Deadlines
+from opwire.errors import CallError, ErrorCode
+from opwire.invoke import failure
+from opwire.operation import Context, Identity, OperationSpec, OperationType
+from opwire.registry import Change, OperationRegistry
+
+logger = logging.getLogger("opwire.call")
+
+LOCAL_IDENTITY = Identity(id="local", scopes=("*",))
+"""Who a caller in this very process is, unless it says otherwise: trusted with everything."""
+
+_REMEMBERED = 10_000  # request ids whose repetition is recognised after they were answered
+_NO_CREDITS = Credits(None)  # has no state, so that all calls but the subscriptions share it
+_BREATH = 64  # items of a stream after which other tasks get a turn, however many credits there are
+
+
+class _Served(Struct, eq=False):
+    """A request that is being answered."""
+
+    event: CallRequested
+    caller: Address
+    identity: Identity | None
+    credits: Credits
+    task: asyncio.Task[None] | None = None
+    begun: bool = False
+    cancelled: bool = False
+    tick: int = 0  # of its deadline
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the handler, but not again: that would hit it while it cleans up."""
+        if self.task is not None and not self.cancelled:
+            self.cancelled = True
+            self.task.cancel(reason)
+
+
+class CallHandler:
+    """Serves a registry on one end of the call protocol.
+
+        async with PendingRequestMap(transport) as calls, CallHandler(registry, calls):
+            ...
+
+    `max_calls` bounds the requests in hand at any time, `max_per_identity` those of one caller; what is above is
+    refused at once with RATE_LIMITED. `identity` is whom callers without an identity count as: on a transport within
+    this process that is `LOCAL_IDENTITY`, elsewhere nobody.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        calls: PendingRequestMap,
+        *,
+        identity: Identity | None = None,
+        max_calls: int = 50_000,
+        max_per_identity: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self._registry = registry
+        self._calls = calls
+        self._identity = LOCAL_IDENTITY if identity is None and calls.transport.trusted else identity
+        self._max_calls = max_calls
+        self._max_per_identity = max_per_identity
+        self._timeout = timeout
+        self._served: dict[str, _Served] = {}
+        self._by_identity: Counter[str | None] = Counter()
+        # The latest requests, in the order of their answers. To find the oldest key of a dict means to search past all
+        # that were deleted before: 3 µs a call.
+        self._answered: OrderedDict[tuple[Address, str], None] = OrderedDict()
+        self._deadlines = Deadlines()
+        self._announcing: set[asyncio.Task[None]] = set()
+        self._end_watch = _nothing
+
+    async def start(self) -> "CallHandler":
+        """Take requests from now on, and announce the registry's operations.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        self._calls.serve_with(self)
+        self._end_watch = self._registry.on_change(self._changed)
+        await self._calls.transport.announce([spec.id for spec in self._registry.list()])
+        return self
+
+    async def __aenter__(self) -> "CallHandler":
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __len__(self) -> int:
+        """How many requests are being answered."""
+        return len(self._served)
+
+    async def close(self, *, grace: float = 5.0) -> None:
+        """Take no more requests, and stop those in hand. A handler that ignores that is left behind after `grace`."""
+        self._end_watch()
+        if self._announcing:  # what is announced after the withdrawal would stay
+            await asyncio.wait(self._announcing, timeout=grace)
+        await self._calls.transport.withdraw([spec.id for spec in self._registry.list()])
+        self._calls.serve_with(None)
+        tasks = [served.task for served in self._served.values() if served.task is not None]
+        for request_id, served in list(self._served.items()):
+            self._stop(request_id, served, "the server is closing")
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=grace)
+            if stuck:
+                logger.warning("%d handlers ignored their cancellation and are left behind", len(stuck))
+
+    # --- what arrives -------------------------------------------------------------------------------------------------
+
+    def requested(self, event: CallRequested, caller: Address) -> None:
+        """Begin to answer a request."""
+        if (caller, event.request_id) in self._answered:
+            self._calls.forget(event.request_id)  # it arrived twice, and has had its answer
+            return
+        if event.request_id in self._served:  # a call of this id was given up, and its handler is still ending
+            self._calls.fail(event.request_id, CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use"))
+            return
+        identity = self._identity if event.identity is None else self._identify(event.identity)
+        refusal = self._refusal(identity)
+        if refusal is not None:
+            self._calls.fail(event.request_id, refusal)
+            return
+        credits = _NO_CREDITS if event.credits is None else Credits(event.credits)
+        served = self._served[event.request_id] = _Served(event, caller, identity, credits)
+        if self._max_per_identity is not None:
+            self._by_identity[_id_of(identity)] += 1
+        served.task = asyncio.get_running_loop().create_task(self._serve(event, served))
+
+    def credited(self, event: CallCredit, caller: Address) -> None:
+        """A consumer takes more items."""
+        served = self._served.get(event.request_id)
+        if served is not None and served.caller == caller:
+            served.credits.grant(event.n)
+
+    def aborted(self, event: CallAborted, caller: Address) -> None:
+        """A caller gives up: stop the handler."""
+        served = self._served.get(event.request_id)
+        if served is not None and served.caller == caller:
+            self._stop(event.request_id, served, event.reason or "the caller gave up")
+
+    def lost(self, caller: Address | None) -> None:
+        """A caller is gone: stop all that it asked for."""
+        for request_id, served in list(self._served.items()):
+            if caller is None or served.caller == caller:
+                self._stop(request_id, served, "the caller is gone")
+
+    def _stop(self, request_id: str, served: _Served, reason: str) -> None:
+        self._calls.stopped(request_id, reason)  # at once: the handler may take its time to end
+        served.cancel(reason)
+        if not served.begun:  # a task that is cancelled before its first step never runs its `finally`
+            self._done(request_id, served)
+
+    def _identify(self, stated: Identity) -> Identity | None:
+        return stated if self._calls.transport.trusted else self._identity
+
+    def _refusal(self, identity: Identity | None) -> CallError | None:
+        if len(self._served) >= self._max_calls:
+            return CallError(ErrorCode.RATE_LIMITED, f"{self._max_calls} calls are in hand already")
+        most = self._max_per_identity
+        if most is not None and self._by_identity[_id_of(identity)] >= most:
+            return CallError(ErrorCode.RATE_LIMITED, f"this caller has {most} calls in hand already")
+        return None
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    async def _serve(self, event: CallRequested, served: _Served) -> None:
+        served.begun = True
+        try:
+            spec = self._find(event.operation_id)
+            check_access(spec, served.identity)
+            streams = spec.type is OperationType.SUBSCRIPTION
+            context = Context(
+                request_id=event.request_id,
+                parent_request_id=event.parent_request_id,
+                identity=served.identity,
+                deadline=self._watch(served, event.seconds_left(None if streams else self._timeout)),
+                watched=True,
+                bind_env=self._registry.bind_env,
+            )
+            if streams:
+                await self._stream(event, served, context)
+            elif event.credits is not None:
+                wrong = f"{event.operation_id} is a {spec.type.value}: use call(), not subscribe()"
+                raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+            else:
+                envelope = await self._registry.execute(event.operation_id, event.input, context)
+                self._calls.respond(event.request_id, envelope)
+        except CallError as error:
+            self._calls.fail(event.request_id, error)
+        except asyncio.CancelledError as cancelled:
+            self._calls.stopped(event.request_id, str(cancelled) or "the server stopped the call")
+        except Exception as error:
+            self._calls.fail(event.request_id, failure(error, event.operation_id))
+        finally:
+            self._done(event.request_id, served)
+
+    def _watch(self, served: _Served, seconds: float | None) -> float | None:
+        """Enforce the deadline of a request; the monotonic time that it is."""
+        if seconds is None:
+            return None
+        deadline = time.monotonic() + seconds
+        if seconds <= 0:
+            raise CallError(ErrorCode.TIMEOUT, "the deadline had passed before the call arrived")
+        served.tick = self._deadlines.add(served, deadline, self._time_is_up)
+        return deadline
+
+    def _time_is_up(self, served: _Served) -> None:
+        late = f"{served.event.operation_id} did not answer before its deadline"
+        self._calls.fail(served.event.request_id, CallError(ErrorCode.TIMEOUT, late))
+        served.cancel(late)
+
+    async def _stream(self, event: CallRequested, served: _Served, context: Context) -> None:
+        seq = 0
+        items = self._registry.subscribe(event.operation_id, event.input, context)
+        try:
+            await served.credits.take()
+            async for envelope in items:
+                seq += 1
+                if not self._calls.respond(event.request_id, envelope, seq):
+                    return
+                await served.credits.take()
+                if seq % _BREATH == 0:
+                    await asyncio.sleep(0)
+        finally:
+            await items.aclose()
+        self._calls.complete(event.request_id, seq)
+
+    def _find(self, operation_id: str) -> OperationSpec:
+        spec = self._registry.get_spec(operation_id)
+        if spec is None:
+            raise self._registry.not_found(operation_id)
+        if self._registry.get_handler(operation_id) is None:
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
+        return spec
+
+    def _done(self, request_id: str, served: _Served) -> None:
+        del self._served[request_id]
+        if served.tick:
+            self._deadlines.discard(served, served.tick)
+        if self._max_per_identity is not None:
+            identity = _id_of(served.identity)
+            self._by_identity[identity] -= 1
+            if not self._by_identity[identity]:
+                del self._by_identity[identity]
+        self._answered[served.caller, request_id] = None
+        if len(self._answered) > _REMEMBERED:
+            self._answered.popitem(last=False)
+
+    def _changed(self, change: Change) -> None:
+        """Keep the announcement true while the registry changes."""
+        transport = self._calls.transport
+        tell: Any = transport.withdraw if change.kind == "removed" else transport.announce
+        task = asyncio.get_running_loop().create_task(tell([change.spec.id]))
+        self._announcing.add(task)
+        task.add_done_callback(self._announced)
+
+    def _announced(self, task: asyncio.Task[None]) -> None:
+        self._announcing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("a change of the registry could not be announced: %s", error)
+
+
+def _id_of(identity: Identity | None) -> str | None:
+    return None if identity is None else identity.id
+
+
+def _nothing() -> None:
+    """Stands for a watch that has not begun."""

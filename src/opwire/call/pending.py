@@ -1,0 +1,416 @@
+"""`PendingRequestMap`: the calls that this end has made and waits for, and those that it was asked to answer.
+
+The books are kept by `Ledger`, which does no I/O; this file puts futures, timers and a transport around them.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from itertools import count
+from secrets import token_hex
+from typing import Any, Protocol, Self, cast
+
+from msgspec.structs import replace
+
+from opwire.call.events import (
+    CallAborted,
+    CallCompleted,
+    CallCredit,
+    CallEvent,
+    CallFailed,
+    CallRequested,
+    CallResponded,
+)
+from opwire.call.inbox import Inbox, Overflow
+from opwire.call.ledger import Ledger
+from opwire.call.transport import Address, Transport
+from opwire.deadlines import Deadlines
+from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
+from opwire.errors import CallError, ConversionError, ErrorCode
+from opwire.operation import Context
+
+logger = logging.getLogger("opwire.call")
+
+DEFAULT_TIMEOUT = 30.0
+"""Seconds that a call may take unless it says otherwise."""
+
+WINDOW = 64
+"""Items of a subscription that may be on their way or wait for the consumer."""
+
+_EVERYTHING = 2**53 - 1  # credits of a stream that is not to be slowed down: JavaScript's largest safe integer
+_REMEMBERED = 10_000  # request ids that contexts brought, so that none is used twice; a server remembers as many
+
+_SHORT = 200  # characters of an error's message that fit into any message
+
+_Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
+_NO_CONTEXT = Context()
+
+
+class Server(Protocol):
+    """Whoever answers requests that arrive here: the `CallHandler`."""
+
+    def requested(self, event: CallRequested, caller: Address) -> None: ...
+    def credited(self, event: CallCredit, caller: Address) -> None: ...
+    def aborted(self, event: CallAborted, caller: Address) -> None: ...
+    def lost(self, caller: Address | None) -> None: ...
+
+
+class PendingRequestMap:
+    """One end of the call protocol on a transport.
+
+        async with PendingRequestMap(transport) as calls:
+            envelope = await calls.call("math.add", {"a": 1, "b": 2})
+            async for envelope in calls.subscribe("clock.ticks"):
+                ...
+
+    Every call ends in exactly one way: with an envelope, or with a `CallError`.
+    """
+
+    def __init__(self, transport: Transport, *, timeout: float = DEFAULT_TIMEOUT, window: int = WINDOW) -> None:
+        if window < 1:
+            raise ValueError(f"a window holds at least one item: {window} would let no subscription begin")
+        self.transport = transport
+        self._timeout = timeout
+        self._window = window
+        self._ledger: Ledger[_Sink] = Ledger()
+        self._deadlines = Deadlines()
+        self._callers: dict[str, Address] = {}  # who is to be answered, by request id
+        self._server: Server | None = None
+        self._observers: list[Callable[[CallEvent], None]] = []
+        self._ids = _ids()
+        self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids that contexts brought
+        self._closed = False
+        self.dropped_items = 0
+
+    async def start(self) -> Self:
+        """Connect the transport.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        await self.transport.start(self)
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave the transport; every call that is still pending ends at once with UNAVAILABLE."""
+        self._closed = True
+        self.lost(None, "the connection was closed")
+        await self.transport.close()
+
+    @property
+    def open_calls(self) -> int:
+        """How many calls are in the books: made from here and not settled, or asked of here and not answered."""
+        return len(self._ledger) + len(self._callers)
+
+    # --- calling ------------------------------------------------------------------------------------------------------
+
+    async def call(
+        self, operation_id: str, input: Any = None, context: Context | None = None, *, timeout: float | None = None
+    ) -> ResponseEnvelope[Any]:
+        """Call a query or mutation somewhere else.
+
+        Raises:
+            CallError: whatever went wrong there or on the way; TIMEOUT when no answer came in time.
+        """
+        began = time.monotonic()
+        deadline = began + (self._timeout if timeout is None else timeout)
+        if context is None:
+            context = _NO_CONTEXT
+        elif context.deadline is not None and context.deadline < deadline:
+            deadline = context.deadline
+        answer: asyncio.Future[ResponseEnvelope[Any]] = asyncio.get_running_loop().create_future()
+        request_id = self._request(operation_id, input, context, answer, remaining=deadline - began)
+        tick = self._deadlines.add(request_id, deadline, self._time_is_up)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.abort(request_id, "the caller gave up")
+            raise
+        finally:
+            self._deadlines.discard(request_id, tick)
+
+    async def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        *,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        overflow: Overflow = "block",
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """The items of a subscription somewhere else. Leaving the loop stops the generator there.
+
+        A consumer that is slower than the producer slows it down (`overflow="block"`). For a stream that must not be
+        slowed down, the other policies say what a full buffer does: end with an error, or drop items.
+
+        Raises:
+            CallError: what ended the stream; TIMEOUT at its deadline, or after `idle_timeout` seconds without an item.
+        """
+        context = (context or _NO_CONTEXT).within(timeout)
+        inbox = Inbox(self._window, overflow)
+        credits = self._window if overflow == "block" else _EVERYTHING
+        request_id = self._request(operation_id, input, context, inbox, remaining=context.remaining, credits=credits)
+        consumed = 0
+        try:
+            while (item := await self._next(inbox, context, idle_timeout, operation_id)) is not None:
+                yield item
+                consumed += 1
+                if overflow == "block" and consumed * 2 >= self._window and request_id in self._ledger:
+                    self._send(CallCredit(request_id=request_id, n=consumed), self._ledger.peer(request_id))
+                    consumed = 0
+        finally:
+            self.dropped_items += inbox.dropped
+            self.abort(request_id, "the consumer left")
+
+    async def _next(
+        self, inbox: Inbox, context: Context, idle: float | None, operation_id: str
+    ) -> ResponseEnvelope[Any] | None:
+        return await self._deadlines.limit(inbox.get, context.within(idle).deadline, f"{operation_id} gave no item")
+
+    def abort(self, request_id: str, reason: str | None = None) -> bool:
+        """Give a pending call up and have its handler stopped. False if it is not pending.
+
+        Whoever waits for it gets `CallError(ABORTED)`.
+        """
+        peer = self._ledger.peer(request_id)
+        sink = self._ledger.settle(request_id)
+        if sink is None:
+            return False
+        self._send(CallAborted(request_id=request_id, reason=reason), peer)
+        _fail(sink, CallError(ErrorCode.ABORTED, reason or "the call was aborted"))
+        return True
+
+    def _request(
+        self,
+        operation_id: str,
+        input: Any,
+        context: Context,
+        sink: _Sink,
+        *,
+        remaining: float | None,
+        credits: int | None = None,
+    ) -> str:
+        if remaining is not None and remaining <= 0:
+            raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was called")
+        request_id = self._fresh_id(context.request_id)
+        event = CallRequested(
+            request_id=request_id,
+            operation_id=operation_id,
+            input=input,
+            parent_request_id=context.parent_request_id,
+            identity=context.identity,
+            deadline=None if remaining is None else round((time.time() + remaining) * 1000),
+            timeout_ms=None if remaining is None else int(remaining * 1e6) / 1e3,  # `round` to digits costs 0.3 µs more
+            credits=credits,
+        )
+        if self._closed:
+            raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
+        self._ledger.open(request_id, sink, streams=isinstance(sink, Inbox))
+        shown = self._observe(event) if self._observers else None
+        try:
+            self._ledger.routed(request_id, self.transport.request(event))
+        except BaseException:
+            self._ledger.settle(request_id)
+            if shown is not None:
+                shown.cancel()
+            raise
+        return request_id
+
+    def _fresh_id(self, wanted: str | None) -> str:
+        """The id of the context, unless it was used before: to a server that would be the same request again."""
+        if wanted is None or wanted in self._used or wanted in self._ledger:
+            return next(self._ids)
+        self._used[wanted] = None
+        if len(self._used) > _REMEMBERED:
+            self._used.popitem(last=False)
+        return wanted
+
+    def _time_is_up(self, request_id: str) -> None:
+        peer = self._ledger.peer(request_id)
+        sink = self._ledger.settle(request_id)
+        if sink is not None:
+            _fail(sink, CallError(ErrorCode.TIMEOUT, "no answer came before the deadline"))
+            self._send(CallAborted(request_id=request_id, reason="the deadline has passed"), peer)
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    def serve_with(self, server: Server | None) -> None:
+        """Hand requests that arrive to this server."""
+        self._server = server
+
+    def respond(self, request_id: str, output: Any, seq: int | None = None) -> bool:
+        """Answer a request, or send item `seq` of a subscription. False if nobody waits for it any more.
+
+        Raises:
+            ConversionError: the output is not an envelope that can be read.
+            CallError: PAYLOAD_TOO_LARGE; the request is then still to be answered.
+        """
+        if not isinstance(output, ResponseEnvelope):
+            if not is_response_envelope(output):
+                raise ConversionError(f"respond() takes an envelope, not {type(output).__name__}")
+            output = read_envelope(cast("Mapping[str, Any]", output))
+        event = CallResponded(request_id=request_id, output=cast("ResponseEnvelope[Any]", output), seq=seq)
+        return self._answer(event, final=seq is None)
+
+    def complete(self, request_id: str, seq: int | None = None) -> bool:
+        """A subscription has no more items; `seq` is the number of the last one."""
+        return self._finish(CallCompleted(request_id=request_id, seq=seq))
+
+    def fail(self, request_id: str, error: CallError) -> bool:
+        """A request failed. Details and the rest of a message that are too large to be sent are left out."""
+        event = CallFailed.of(request_id, error)
+        return self._finish(event, replace(event, message=event.message[:_SHORT], details=None))
+
+    def stopped(self, request_id: str, reason: str) -> bool:
+        """A request was stopped on this side."""
+        return self._finish(CallAborted(request_id=request_id, reason=reason))
+
+    def forget(self, request_id: str) -> None:
+        """Leave a request without an answer: it was a repetition of one that has had its answer."""
+        self._callers.pop(request_id, None)
+
+    def _finish(self, *choices: CallEvent) -> bool:
+        """End a request with the first of these events that can be sent."""
+        for event in choices:
+            try:
+                return self._answer(event, final=True)
+            except CallError as error:
+                logger.warning("%s could not be sent: %s", type(event).__name__, error)
+        self.forget(choices[0].request_id)
+        return False
+
+    def _answer(self, event: CallEvent, *, final: bool) -> bool:
+        caller = self._callers.get(event.request_id)
+        if caller is None:
+            return False
+        if final:  # before it is sent: what the caller does about it may come back at once
+            del self._callers[event.request_id]
+        shown = self._observe(event) if self._observers else None
+        try:
+            self.transport.send(event, caller)
+        except CallError as error:
+            if shown is not None:
+                shown.cancel()
+            if error.code is ErrorCode.UNAVAILABLE:
+                self._callers.pop(event.request_id, None)
+                return False
+            self._callers[event.request_id] = caller
+            raise
+        return True
+
+    # --- what arrives -------------------------------------------------------------------------------------------------
+
+    def received(self, event: CallEvent, sender: Address) -> None:
+        """An event arrived; called by the transport."""
+        if self._observers:
+            self._observe(event)
+        match event:
+            case CallRequested():
+                self._requested(event, sender)
+            case CallResponded():  # the most frequent events go first
+                self._arrived(event, sender)
+            case CallCredit():
+                if self._server is not None:
+                    self._server.credited(event, sender)
+            case CallAborted() if self._callers.get(event.request_id) == sender:
+                del self._callers[event.request_id]
+                if self._server is not None:
+                    self._server.aborted(event, sender)
+            case _:
+                self._arrived(event, sender)
+
+    def lost(self, peer: Address | None, reason: str) -> None:
+        """A peer, or every peer, is gone; called by the transport."""
+        for sink in self._ledger.lost(peer):
+            _fail(sink, CallError(ErrorCode.UNAVAILABLE, f"{reason} before the call was answered"))
+        for request_id, caller in list(self._callers.items()):
+            if peer is None or caller == peer:
+                del self._callers[request_id]
+        if self._server is not None:
+            self._server.lost(peer)
+
+    def _requested(self, event: CallRequested, caller: Address) -> None:
+        if event.request_id in self._callers:
+            if self._callers[event.request_id] == caller:
+                return  # the same request again: it is being answered
+            error = CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
+            self._send(CallFailed.of(event.request_id, error), caller)
+            return
+        self._callers[event.request_id] = caller
+        if self._server is None:
+            self.fail(event.request_id, CallError(ErrorCode.UNAVAILABLE, "nothing is served here"))
+        else:
+            self._server.requested(event, caller)
+
+    def _arrived(self, event: CallEvent, sender: Address) -> None:
+        arrival = self._ledger.arrived(event, sender)
+        if arrival is None:
+            if isinstance(event, CallResponded) and event.seq is not None and event.request_id not in self._ledger:
+                # An item that nobody waits for: its producer has missed that the consumer left.
+                self._send(CallAborted(request_id=event.request_id, reason="nobody waits for it"), sender)
+            return
+        sink, value = arrival.sink, arrival.value
+        if arrival.stop is not None:
+            self._send(CallAborted(request_id=event.request_id, reason=arrival.stop), sender)
+        if isinstance(sink, Inbox):
+            if arrival.final:
+                sink.end(cast("CallError | None", value))
+            elif not sink.put(cast("ResponseEnvelope[Any]", value)):
+                self._ledger.settle(event.request_id)
+                sink.end(sink.overflowed())
+                self._send(CallAborted(request_id=event.request_id, reason="the consumer did not keep up"), sender)
+        elif isinstance(value, CallError):
+            _fail(sink, value)
+        elif not sink.done():
+            sink.set_result(cast("ResponseEnvelope[Any]", value))
+
+    def _send(self, event: CallEvent, to: Address | None) -> None:
+        """Send what is good to know but not needed: a peer that is gone needs it least."""
+        shown = self._observe(event) if self._observers else None
+        try:
+            self.transport.send(event, to)
+        except CallError:
+            if shown is not None:
+                shown.cancel()
+
+    # --- watching -----------------------------------------------------------------------------------------------------
+
+    def observe(self, observer: Callable[[CallEvent], None]) -> Callable[[], None]:
+        """Show every event, sent or received, to an observer; the function that is returned ends it.
+
+        Observers are called after the step that they watch, and cannot fail it. They see a cause before its effect.
+        """
+        self._observers.append(observer)
+        return lambda: self._observers.remove(observer) if observer in self._observers else None
+
+    def _observe(self, event: CallEvent) -> asyncio.Handle:
+        return asyncio.get_running_loop().call_soon(self._show, event)
+
+    def _show(self, event: CallEvent) -> None:
+        for observer in tuple(self._observers):
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("an observer failed on %s", type(event).__name__)
+
+
+def _ids() -> Iterator[str]:
+    """Request ids that no other process makes; a UUID for each would cost three times as much."""
+    prefix = token_hex(8)
+    return (f"{prefix}-{number:x}" for number in count(1))
+
+
+def _fail(sink: _Sink, error: CallError) -> None:
+    if isinstance(sink, Inbox):
+        sink.end(error)
+    elif not sink.done():
+        sink.set_exception(error)

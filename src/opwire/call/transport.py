@@ -1,0 +1,84 @@
+"""The one interface between the call protocol and whatever carries its events.
+
+A transport is one end of a medium: a bus in this process, a WebSocket, a broker. It carries events and knows nothing
+of registries. `send` and `request` never wait: a transport that cannot pass an event on at once keeps it in a bounded
+queue of its own, and raises when that is full. What arrives is handed to the receiver, one event after the other, in
+the order in which one peer sent them. Nothing is re-sent: an event arrives once or not at all.
+
+`opwire.testing.check_transport` is the contract that every implementation passes.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from opwire.call.events import CallEvent, CallRequested
+
+Address = str
+"""Where an end of a transport can be reached; made and understood by the transport alone."""
+
+
+class Receiver(Protocol):
+    """Whoever uses a transport. Its methods return at once and raise nothing."""
+
+    def received(self, event: CallEvent, sender: Address) -> None:
+        """An event arrived. `sender` is stamped by the transport: a peer cannot choose it."""
+        ...
+
+    def lost(self, peer: Address | None, reason: str) -> None:
+        """A peer is gone, or (None) the connection to all of them: nothing more will come from there."""
+        ...
+
+
+class Transport(Protocol):
+    """One end of a medium."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether peers are this very process, so that the identity which they state can be believed."""
+        ...
+
+    async def start(self, receiver: Receiver) -> None:
+        """Connect, and hand events to the receiver from now on.
+
+        Raises:
+            CallError: UNAVAILABLE, if the medium cannot be reached.
+        """
+        ...
+
+    async def announce(self, operation_ids: Iterable[str]) -> None:
+        """Serve these operations too: when this returns, requests for them are routed here.
+
+        Raises:
+            CallError: UNAVAILABLE, if the medium cannot be reached.
+        """
+        ...
+
+    async def withdraw(self, operation_ids: Iterable[str]) -> None:
+        """Serve these operations no longer: when this returns, no new request for them is routed here."""
+        ...
+
+    def request(self, event: CallRequested) -> Address | None:
+        """Send a request to one of those who serve its operation.
+
+        Returns their address; None where only the answer will tell. The transport then fails by itself what it sent
+        to a peer that is lost, and refuses answers from any other.
+
+        Raises:
+            CallError: UNAVAILABLE if nobody serves it or the transport is closed, PAYLOAD_TOO_LARGE.
+        """
+        ...
+
+    def send(self, event: CallEvent, to: Address | None) -> None:
+        """Send any other event to a peer; None: to whoever has the request.
+
+        Raises:
+            CallError: UNAVAILABLE if the peer is gone or the transport is closed, PAYLOAD_TOO_LARGE.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Leave: when this returns, no new request is routed here, and peers learn that this end is lost.
+
+        Closing again does nothing.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""What carries the call protocol: one module a medium."""

@@ -1,0 +1,155 @@
+"""Calls within one process: events travel by reference, or through the wire format with `codec=True`."""
+
+from collections.abc import Iterable
+from itertools import count
+
+from opwire.call.events import CallEvent, CallRequested
+from opwire.call.transport import Address, Receiver
+from opwire.call.wire import MAX_MESSAGE, decode_event, encode_event
+from opwire.errors import CallError, ErrorCode
+
+
+class MemoryBus:
+    """The medium: every `MemoryTransport` on the same bus can reach the others.
+
+        bus = MemoryBus()
+        server, client = MemoryTransport(bus), MemoryTransport(bus)
+
+    With `codec=True` each event is encoded and decoded again, so that what works here works over a network.
+    """
+
+    def __init__(self, *, codec: bool = False, limit: int = MAX_MESSAGE) -> None:
+        self.codec = codec
+        self.limit = limit
+        self._numbers = count(1)
+        self._ends: dict[Address, MemoryTransport] = {}
+        self._serving: dict[str, list[Address]] = {}  # operation id -> who serves it, whose turn it is first
+
+    def join(self, end: "MemoryTransport") -> Address:
+        """Add an end."""
+        address = f"memory-{next(self._numbers)}"
+        self._ends[address] = end
+        return address
+
+    def leave(self, address: Address) -> None:
+        """Remove an end, and tell the others."""
+        self._ends.pop(address, None)
+        self.withdraw(address, list(self._serving))
+        for end in tuple(self._ends.values()):
+            end.lose(address)
+
+    def announce(self, address: Address, operation_ids: Iterable[str]) -> None:
+        """Route requests for these operations to this end, too."""
+        for operation_id in operation_ids:
+            serving = self._serving.setdefault(operation_id, [])
+            if address not in serving:
+                serving.append(address)
+
+    def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
+        """Route no more requests for these operations to this end."""
+        for operation_id in operation_ids:
+            serving = self._serving.get(operation_id, [])
+            if address in serving:
+                serving.remove(address)
+                if not serving:
+                    del self._serving[operation_id]
+
+    def route(self, operation_id: str) -> Address:
+        """Whose turn it is to serve an operation.
+
+        Raises:
+            CallError: UNAVAILABLE, if nobody serves anything.
+        """
+        serving = self._serving.get(operation_id)
+        if serving is None:
+            # Whoever serves something else knows best how to say that there is no such operation.
+            serving = next(iter(self._serving.values()), None)
+            if serving is None:
+                raise CallError(ErrorCode.UNAVAILABLE, f"nobody on this bus serves {operation_id}")
+            return serving[0]
+        if len(serving) > 1:
+            serving.append(serving.pop(0))
+        return serving[-1]
+
+    def end(self, address: Address | None) -> "MemoryTransport":
+        """The end with this address.
+
+        Raises:
+            CallError: UNAVAILABLE, if it is gone.
+        """
+        end = None if address is None else self._ends.get(address)
+        if end is None:
+            raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
+        return end
+
+
+class MemoryTransport:
+    """One end of a `MemoryBus`."""
+
+    trusted = True
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+        self._address: Address | None = None
+        self._receiver: Receiver | None = None
+
+    async def start(self, receiver: Receiver) -> None:
+        """Join the bus."""
+        self._receiver = receiver
+        self._address = self._bus.join(self)
+
+    async def announce(self, operation_ids: Iterable[str]) -> None:
+        """Serve these operations.
+
+        Raises:
+            CallError: UNAVAILABLE, if this end is closed.
+        """
+        self._bus.announce(self._here(), operation_ids)
+
+    async def withdraw(self, operation_ids: Iterable[str]) -> None:
+        """Serve these operations no longer."""
+        if self._address is not None:
+            self._bus.withdraw(self._address, operation_ids)
+
+    def request(self, event: CallRequested) -> Address:
+        """Send a request to one of those who serve its operation.
+
+        Raises:
+            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
+        """
+        self._here()
+        address = self._bus.route(event.operation_id)
+        self.send(event, address)
+        return address
+
+    def send(self, event: CallEvent, to: Address | None) -> None:
+        """Send an event to a peer.
+
+        Raises:
+            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
+        """
+        here, there = self._here(), self._bus.end(to)
+        if self._bus.codec:
+            event = decode_event(encode_event(event, limit=self._bus.limit), limit=self._bus.limit)
+        there.deliver(event, here)
+
+    def deliver(self, event: CallEvent, sender: Address) -> None:
+        """Hand an event to the receiver: at once, since a receiver never waits. A turn of the loop would cost 2 µs."""
+        if self._address is not None and self._receiver is not None:
+            self._receiver.received(event, sender)
+
+    def lose(self, peer: Address) -> None:
+        """Tell the receiver that a peer is gone."""
+        if self._address is not None and self._receiver is not None:
+            self._receiver.lost(peer, "the peer left the bus")
+
+    async def close(self) -> None:
+        """Leave the bus."""
+        address, self._address = self._address, None
+        if address is not None:
+            self._bus.leave(address)
+
+    def _here(self) -> Address:
+        if self._address is None:
+            raise CallError(ErrorCode.UNAVAILABLE, "this end of the bus is closed")
+        return self._address

@@ -1,0 +1,160 @@
+"""The events of the call protocol and their published schemas."""
+
+import time
+from typing import Any, get_args
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from opwire import CallError, ErrorCode, Identity, local_envelope
+from opwire.call import (
+    CALL_EVENT_SCHEMA,
+    CALL_EVENT_SCHEMAS,
+    CallAborted,
+    CallCompleted,
+    CallCredit,
+    CallEvent,
+    CallFailed,
+    CallRequested,
+    CallResponded,
+)
+from tests.requirements import requirement
+
+KINDS: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(CallEvent)}
+SMALLEST: list[CallEvent] = [
+    CallRequested(request_id="r", operation_id="math.add"),
+    CallResponded(request_id="r", output=local_envelope(1, "math.add")),
+    CallCompleted(request_id="r"),
+    CallFailed(request_id="r", code="TIMEOUT", message="late"),
+    CallAborted(request_id="r"),
+    CallCredit(request_id="r", n=1),
+]
+
+
+@requirement("call.events")
+def test_the_events_are_the_five_of_the_protocol_and_credit_each_with_a_schema() -> None:
+    names = {"call.requested", "call.responded", "call.completed", "call.error", "call.aborted", "call.credit"}
+    assert set(KINDS) == set(CALL_EVENT_SCHEMAS) == names
+
+
+@requirement("call.events.schemas")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_schema_has_exactly_the_fields_of_its_event(name: str) -> None:
+    schema = CALL_EVENT_SCHEMAS[name]
+    fields = {field.encode_name: field for field in msgspec.structs.fields(KINDS[name])}
+    assert set(schema["properties"]) == {"type", *fields}
+    assert set(schema["required"]) == {"type"} | {key for key, field in fields.items() if field.required}
+    assert schema["properties"]["type"] == {"const": name}
+
+
+@requirement("call.events.schemas")
+def test_the_schemas_are_valid_schemas() -> None:
+    for schema in (CALL_EVENT_SCHEMA, *CALL_EVENT_SCHEMAS.values()):
+        jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+
+
+@requirement("call.events.schemas")
+@pytest.mark.parametrize("event", SMALLEST, ids=lambda event: event.__struct_config__.tag)
+def test_an_event_fits_the_schema_of_its_kind_and_no_other(event: CallEvent) -> None:
+    document = msgspec.to_builtins(event)
+    fitting = [name for name, schema in CALL_EVENT_SCHEMAS.items() if jsonschema_rs.is_valid(schema, document)]
+    assert fitting == [document["type"]]
+    assert jsonschema_rs.is_valid(CALL_EVENT_SCHEMA, document)
+
+
+@requirement("call.events.schemas")
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "call.requested", "requestId": "r"},
+        {"type": "call.requested", "requestId": "r", "operationId": "a.b", "credits": -1},
+        {"type": "call.requested", "requestId": 1, "operationId": "a.b"},
+        {"type": "call.requested", "requestId": "r", "operationId": "a.b", "identity": {"scopes": []}},
+        {"type": "call.responded", "requestId": "r", "output": 3},
+        {"type": "call.responded", "requestId": "r", "output": {"data": 3}},
+        {"type": "call.responded", "output": {"data": 3, "meta": {"source": "mcp", "isError": False, "content": []}}},
+        {"type": "call.completed"},
+        {"type": "call.error", "requestId": "r", "code": "TIMEOUT"},
+        {"type": "call.aborted", "requestId": None},
+        {"type": "call.credit", "requestId": "r", "n": 0},
+        {"type": "call.credited", "requestId": "r", "n": 1},
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_what_is_no_event(document: Any) -> None:
+    assert not jsonschema_rs.is_valid(CALL_EVENT_SCHEMA, document)
+
+
+@requirement("call.respond.envelopes-only")
+def test_the_schema_of_an_answer_takes_an_envelope_and_nothing_else() -> None:
+    schema = CALL_EVENT_SCHEMAS["call.responded"]
+    bare = {"type": "call.responded", "requestId": "r", "output": {"total": 3}}
+    assert not jsonschema_rs.is_valid(schema, bare)
+    wrapped = {"data": bare["output"], "meta": {"source": "local", "operationId": "a.b", "timestamp": 1}}
+    assert jsonschema_rs.is_valid(schema, {**bare, "output": wrapped})
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@requirement("call.error.travels")
+@pytest.mark.parametrize("code", ErrorCode)
+def test_an_error_is_the_same_after_a_journey_as_an_event(code: ErrorCode) -> None:
+    error = CallError(code, "why", {"at": [1, 2]}, retryable=True, retry_after=1.5)
+    arrived = CallFailed.of("r", error).error()
+    assert (arrived.code, arrived.message, arrived.details) == (code, "why", {"at": [1, 2]})
+    assert (arrived.retryable, arrived.retry_after) == (True, 1.5)
+
+
+@requirement("call.error.travels")
+def test_an_error_that_may_not_be_retried_says_so_on_the_wire() -> None:
+    event = CallFailed.of("r", CallError("TIMEOUT", retryable=False))
+    assert event.retryable is False
+    assert event.error().retryable is False
+
+
+@requirement("call.error.unknown-code")
+def test_a_code_of_a_newer_peer_is_an_execution_error_that_names_it() -> None:
+    error = CallFailed(request_id="r", code="TEAPOT", message="short and stout", details=[1], retryable=True).error()
+    assert (error.code, error.message) == (ErrorCode.EXECUTION_ERROR, "TEAPOT: short and stout")
+    assert (error.details, error.retryable) == ([1], True)
+
+
+@requirement("call.error.travels")
+def test_an_error_without_a_word_about_retrying_has_the_default_of_its_code() -> None:
+    assert CallFailed(request_id="r", code="UNAVAILABLE", message="gone").error().retryable
+    assert not CallFailed(request_id="r", code="VALIDATION_ERROR", message="no").error().retryable
+
+
+@requirement("call.error.travels")
+def test_details_become_plain_data_and_those_without_a_json_form_are_left_out() -> None:
+    assert CallFailed.of("r", CallError("INTERNAL", "x", Identity(id="a"))).details == {
+        "id": "a",
+        "scopes": [],
+        "resources": {},
+    }
+    assert CallFailed.of("r", CallError("INTERNAL", "x", object())).details is None
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+@requirement("call.deadline.remaining-first")
+def test_the_remaining_time_counts_and_not_the_wall_clock_of_another_machine() -> None:
+    an_hour_ago = (time.time() - 3600) * 1000
+    event = CallRequested(request_id="r", operation_id="a.b", deadline=an_hour_ago, timeout_ms=1500)
+    assert event.seconds_left(30) == 1.5
+
+
+@requirement("call.deadline.remaining-first")
+def test_a_peer_that_sends_the_deadline_alone_is_understood() -> None:
+    event = CallRequested(request_id="r", operation_id="a.b", deadline=(time.time() + 100) * 1000)
+    assert event.seconds_left(30) == pytest.approx(100, abs=5)
+
+
+@requirement("call.deadline.default")
+def test_a_request_without_a_deadline_has_that_of_the_server() -> None:
+    event = CallRequested(request_id="r", operation_id="a.b")
+    assert event.seconds_left(30) == 30
+    assert event.seconds_left(None) is None

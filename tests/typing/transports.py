@@ -1,0 +1,40 @@
+"""What type checkers see of the transport interface; these files are checked, never run."""
+
+from typing import Any, assert_type
+
+from opwire.call import Address, CallEvent, CallHandler, CallRequested, PendingRequestMap, Receiver, Transport
+from opwire.call.pending import Server
+from opwire.envelope import ResponseEnvelope
+from opwire.registry import OperationRegistry
+from opwire.transports.memory import MemoryBus, MemoryTransport
+
+memory: Transport = MemoryTransport(MemoryBus())
+kind: type[Transport] = MemoryTransport
+
+calls = PendingRequestMap(memory)
+receiver: Receiver = calls
+server: Server = CallHandler(OperationRegistry(), calls)
+
+
+class Incomplete:
+    trusted = True
+
+    async def start(self, receiver: Receiver) -> None: ...
+
+
+incomplete: Transport = Incomplete()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+
+class Waiting(MemoryTransport):
+    async def send(self, event: CallEvent, to: Address | None) -> None: ...  # type: ignore[override]
+
+
+waiting: Transport = Waiting(MemoryBus())  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+
+async def types(event: CallRequested) -> None:
+    assert_type(memory.request(event), Address | None)
+    assert_type(await calls.call("math.add", {"a": 1}, timeout=1.5), ResponseEnvelope[Any])
+    async for item in calls.subscribe("clock.ticks", overflow="latest"):
+        assert_type(item, ResponseEnvelope[Any])
+    calls.subscribe("clock.ticks", overflow="whatever")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
