@@ -1,0 +1,379 @@
+"""The part of the contract that looks at calls: what the call protocol promises has to come true on the transport."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, PendingRequestMap
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import Context, Handler
+from opwire.testing.scene import PATIENCE, Scene, expect, item, soon
+
+_GONE = (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED)
+_NOBODY = (ErrorCode.UNAVAILABLE, ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT)
+
+
+async def _echo(input: Any, _: Context) -> Any:
+    return input
+
+
+async def _numbers(input: Any, _: Context) -> AsyncGenerator[Any]:
+    for number in range(input["items"]):
+        yield [input["name"], number]
+
+
+class _Waiting:
+    """Handlers that never end by themselves, and tell when they begin and when they are stopped."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self.remaining: float | None = None
+
+    async def call(self, _: Any, context: Context) -> Any:
+        self.remaining = context.remaining
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+    async def stream(self, _: Any, context: Context) -> AsyncGenerator[Any]:
+        yield 0
+        await self.call(None, context)
+
+
+async def _error(what: str, call: Any) -> CallError:
+    """The error that a call ends with.
+
+    Raises:
+        AssertionError: it is answered, or does not end.
+    """
+    try:
+        answer = await soon(what, call)
+    except CallError as error:
+        return error
+    raise AssertionError(f"{what}, but it was answered with {answer}")
+
+
+async def a_call_is_answered(scene: Scene) -> None:
+    """With the data of its handler and the envelope of its operation."""
+    await scene.server(echo=_echo)
+    caller = await scene.caller()
+    envelope = await soon("the call is answered", caller.call(scene.id("echo"), {"a": 1}))
+    expect(envelope.data == {"a": 1}, f"the answer was {envelope.data}")
+    expect(getattr(envelope.meta, "operation_id", "") == scene.id("echo"), f"the answer was of {envelope.meta}")
+
+
+async def an_error_arrives_whole(scene: Scene) -> None:
+    """Code, message, details, whether and when to try again."""
+    sent = CallError("RATE_LIMITED", "slow down", {"limit": [1, None]}, retryable=False, retry_after=1.5)
+
+    async def fail(*_: Any) -> Any:
+        raise sent
+
+    await scene.server(fail=fail)
+    caller = await scene.caller()
+    error = await _error("the call fails", caller.call(scene.id("fail")))
+    expect(_fields(error) == _fields(sent), f"{_fields(sent)} arrived as {_fields(error)}")
+
+
+def _fields(error: CallError) -> tuple[Any, ...]:
+    return (error.code, error.message, error.details, error.retryable, error.retry_after)
+
+
+async def many_calls_at_once_are_not_mixed_up(scene: Scene) -> None:
+    """All are in hand before the first is answered, and each gets its own answer."""
+    number, began, all_began = 200, 0, asyncio.Event()
+
+    async def meet(input: Any, _: Context) -> Any:
+        nonlocal began
+        began += 1
+        if began == number:
+            all_began.set()
+        await all_began.wait()
+        return input
+
+    await scene.server(meet=meet)
+    caller = await scene.caller()
+    calls = asyncio.gather(*(caller.call(scene.id("meet"), each) for each in range(number)))
+    answers = await soon("all calls are answered", calls)
+    expect([answer.data for answer in answers] == list(range(number)), "answers went to other calls")
+
+
+async def items_arrive_in_order(scene: Scene) -> None:
+    """Of many subscriptions at once, each its own, all of them, and the end."""
+    await scene.server(numbers=_numbers)
+    caller = await scene.caller()
+    await soon("the subscriptions end", asyncio.gather(*(_follow(scene, caller, name) for name in range(20))))
+
+
+async def _follow(scene: Scene, caller: PendingRequestMap, name: int) -> None:
+    data = [each.data async for each in caller.subscribe(scene.id("numbers"), {"name": name, "items": 200})]
+    expect(
+        data == [[name, number] for number in range(200)], f"subscription {name} gave {len(data)} items: {data[:5]}…"
+    )
+
+
+async def a_slow_consumer_slows_its_producer(scene: Scene) -> None:
+    """The producer is never further ahead than the window, while other calls are answered."""
+    window, produced = 8, 0
+
+    async def produce(*_: Any) -> AsyncGenerator[Any]:
+        nonlocal produced
+        while True:
+            produced += 1
+            yield produced
+
+    await scene.server(produce=produce, echo=_echo)
+    caller = await scene.caller(window=window)
+    async with aclosing(caller.subscribe(scene.id("produce"))) as items:
+        for consumed in range(1, 5 * window):
+            each = await soon("an item arrives", anext(items))
+            expect(each.data == consumed, f"item {consumed} was {each.data}")
+            await soon("another call is answered", caller.call(scene.id("echo")))
+            ahead = produced - consumed
+            expect(ahead <= window, f"the producer was {ahead} items ahead, the window is {window}")
+
+
+async def leaving_a_subscription_stops_its_producer(scene: Scene) -> None:
+    """The consumer leaves after the first item."""
+    waiting = _Waiting()
+    await scene.server(wait=_streaming(waiting))
+    caller = await scene.caller()
+    async with aclosing(caller.subscribe(scene.id("wait"))) as items:
+        await soon("an item arrives", anext(items))
+        await soon("the producer goes on", waiting.began.wait())
+    await soon("the producer is stopped", waiting.stopped.wait())
+
+
+def _streaming(waiting: _Waiting) -> Handler:
+    async def stream(input: Any, context: Context) -> AsyncGenerator[Any]:
+        async for each in waiting.stream(input, context):
+            yield each
+
+    return stream
+
+
+async def cancelling_a_caller_stops_its_handler(scene: Scene) -> None:
+    """The task that waits for the answer is cancelled."""
+    waiting = _Waiting()
+    await scene.server(wait=waiting.call)
+    caller = await scene.caller()
+    task = scene.begin(caller.call(scene.id("wait")))
+    await soon("the handler begins", waiting.began.wait())
+    task.cancel()
+    await soon("the caller ends", asyncio.wait([task]))
+    expect(task.cancelled(), "a caller that was cancelled got an answer")
+    await soon("the handler is stopped", waiting.stopped.wait())
+
+
+async def deadlines_travel(scene: Scene) -> None:
+    """The handler knows how much time is left, and is stopped when there is none; the caller gets TIMEOUT."""
+    waiting, seconds = _Waiting(), 0.5
+    await scene.server(wait=waiting.call)
+    caller = await scene.caller()
+    error = await _error("the call times out", caller.call(scene.id("wait"), timeout=seconds))
+    expect(error.code is ErrorCode.TIMEOUT, f"the call ended with {error}")
+    await soon("the handler is stopped", waiting.stopped.wait())
+    left = waiting.remaining
+    expect(left is not None and 0 < left <= seconds, f"of {seconds} s the handler had {left} s")
+
+
+async def servers_share_the_calls(scene: Scene) -> None:
+    """Each call is served once, all servers get some; one that withdraws or closes gets no more."""
+    served: Counter[int] = Counter()
+
+    def numbered(number: int) -> Handler:
+        async def serve(*_: Any) -> int:
+            served[number] += 1
+            return number
+
+        return serve
+
+    ends = [await scene.server(serve=numbered(number)) for number in range(3)]
+    caller = await scene.caller()
+    answers = await soon("all calls are answered", _calls(scene, caller, 60))
+    expect(answers == served and served.total() == 60, f"60 calls were served {served}, and answered {answers}")
+    expect(len(answers) == 3, f"only the servers {sorted(answers)} got calls")
+    await ends[0][1].close()
+    answers = await soon("all calls are answered", _calls(scene, caller, 30))
+    expect(0 not in answers, f"a server that withdrew got {answers[0]} calls")
+    await ends[1][0].transport.close()
+    answers = await soon("all calls are answered", _calls(scene, caller, 30))
+    expect(1 not in answers, f"a server that closed got {answers[1]} calls")
+
+
+async def _calls(scene: Scene, caller: PendingRequestMap, number: int) -> Counter[int]:
+    answers = await asyncio.gather(*(caller.call(scene.id("serve")) for _ in range(number)))
+    return Counter(answer.data for answer in answers)
+
+
+async def an_end_may_call_while_it_serves(scene: Scene) -> None:
+    """A handler calls the end that called it, and its own end."""
+    ends: dict[str, PendingRequestMap] = {}
+
+    async def nested(input: Any, context: Context) -> Any:
+        inner = await ends["server"].call(scene.id("echo"), input, context.child())
+        outer = await ends["server"].call(scene.id("back"), input, context.child())
+        return [inner.data, outer.data]
+
+    ends["server"], _ = await scene.server(nested=nested, echo=_echo)
+    caller, _ = await scene.server(back=_echo)
+    answer = await soon("the nested calls are answered", caller.call(scene.id("nested"), 7))
+    expect(answer.data == [7, 7], f"the answer was {answer.data}")
+
+
+async def a_call_that_nobody_serves_fails_in_time(scene: Scene) -> None:
+    """At once where that can be known, and no later than its deadline otherwise; also next to others who serve."""
+    caller = await scene.caller()
+    for _ in range(2):
+        error = await _error("the call fails", caller.call(scene.id("absent"), timeout=1.0))
+        expect(error.code in _NOBODY, f"the call failed with {error}")
+        await scene.server(echo=_echo)
+
+
+async def closing_a_server_ends_its_calls(scene: Scene) -> None:
+    """Calls and subscriptions that it has in hand end at once, and the next server is found."""
+    waiting, streaming = _Waiting(), _Waiting()
+    server, _ = await scene.server(wait=waiting.call, stream=_streaming(streaming))
+    caller = await scene.caller()
+    call = scene.begin(caller.call(scene.id("wait"), timeout=10 * PATIENCE))
+    async with aclosing(caller.subscribe(scene.id("stream"))) as items:
+        await soon("an item arrives", anext(items))
+        await soon("the handler begins", waiting.began.wait())
+        await server.transport.close()
+        ends = [await _error("the call ends", call), await _error("the subscription ends", anext(items))]
+        expect(all(error.code in _GONE for error in ends), f"they ended with {ends}")
+    await scene.server(wait=_echo)
+    answer = await soon("the next server answers", caller.call(scene.id("wait"), 1))
+    expect(answer.data == 1, f"the answer was {answer.data}")
+
+
+async def closing_a_caller_stops_its_handlers(scene: Scene) -> None:
+    """Whatever they do, and those of no other caller."""
+    waiting, streaming = _Waiting(), _Waiting()
+    other = asyncio.Event()
+
+    async def finish(*_: Any) -> str:
+        await other.wait()
+        return "finished"
+
+    await scene.server(wait=waiting.call, stream=_streaming(streaming), finish=finish)
+    leaving, staying = await scene.caller(), await scene.caller()
+    stays = scene.begin(staying.call(scene.id("finish")))
+    call = scene.begin(leaving.call(scene.id("wait")))
+    async with aclosing(leaving.subscribe(scene.id("stream"))) as items:
+        await soon("an item arrives", anext(items))
+        await soon("the handlers begin", asyncio.gather(waiting.began.wait(), streaming.began.wait()))
+        await leaving.close()
+        error = await _error("the call ends", call)
+        expect(error.code in _GONE, f"the call ended with {error}")
+    await soon("the handlers are stopped", asyncio.gather(waiting.stopped.wait(), streaming.stopped.wait()))
+    other.set()
+    answer = await soon("the other caller is answered", stays)
+    expect(answer.data == "finished", f"the answer was {answer.data}")
+
+
+async def unknown_request_ids_are_ignored(scene: Scene) -> None:
+    """Events that belong to no call disturb none."""
+    await scene.server(echo=_echo, numbers=_numbers)
+    talk = await scene.conversation()
+    strays = (
+        item("unknown", 1),
+        CallCompleted(request_id="unknown"),
+        CallFailed(request_id="unknown", code="INTERNAL", message="no"),
+        CallAborted(request_id="unknown"),
+        CallCredit(request_id="unknown", n=1),
+    )
+    for stray in strays:
+        talk.caller.transport.send(stray, talk.server_address)
+        talk.server.transport.send(stray, talk.caller_address)
+    await talk.caller.count(1 + len(strays))
+    await talk.server.count(1 + len(strays))
+    caller = await scene.caller()
+    answer = await soon("a call is answered", caller.call(scene.id("echo"), 1))
+    expect(answer.data == 1, f"the answer was {answer.data}")
+
+
+async def a_stranger_cannot_answer(scene: Scene) -> None:
+    """Only the server that a call was routed to answers it, though another knows its id and the caller's address."""
+    server, stranger = await scene.probe("talk"), await scene.probe()
+    caller = await scene.caller()
+    call = scene.begin(caller.call(scene.id("talk")))
+    await server.count(1)
+    request_id, address = server.events[0].request_id, server.senders[0]
+    try:
+        stranger.transport.send(item(request_id, "forged"), address)
+    except CallError as refused:
+        expect(refused.code in (ErrorCode.UNAVAILABLE, ErrorCode.ACCESS_DENIED), f"the stranger got {refused}")
+    server.transport.send(item(request_id, "genuine"), address)
+    answer = await soon("the call is answered", call)
+    expect(answer.data == "genuine", f"the answer was {answer.data}")
+
+
+async def no_task_is_left_behind(scene: Scene) -> None:
+    """After calls that were answered, cancelled and left, and when every end is closed."""
+    before = asyncio.all_tasks()
+    waiting = _Waiting()
+    server, handler = await scene.server(echo=_echo, numbers=_numbers, wait=waiting.call)
+    caller = await scene.caller()
+    await soon("the calls are answered", asyncio.gather(*(caller.call(scene.id("echo"), n) for n in range(20))))
+    async with aclosing(caller.subscribe(scene.id("numbers"), {"name": "", "items": 100})) as items:
+        await soon("an item arrives", anext(items))
+    task = scene.begin(caller.call(scene.id("wait")))
+    await soon("the handler begins", waiting.began.wait())
+    task.cancel()
+    await soon("the caller ends", asyncio.wait([task]))
+    await caller.close()
+    await handler.close()
+    await server.close()
+    left = asyncio.all_tasks() - before
+    if left:
+        _, left = await asyncio.wait(left, timeout=PATIENCE)
+    expect(not left, f"{len(left)} tasks are left behind: {left}")
+
+
+async def too_large_messages_fail_alone(scene: Scene, limit: int) -> None:
+    """An input, an answer and an item above the limit each fail their own call; others go on, and so does the end."""
+    waiting = asyncio.Event()
+
+    async def finish(*_: Any) -> str:
+        await waiting.wait()
+        return "finished"
+
+    async def large(*_: Any) -> str:
+        return "x" * limit
+
+    async def large_item(*_: Any) -> AsyncGenerator[str]:
+        yield "x" * limit
+
+    async def large_error(*_: Any) -> str:
+        raise CallError(ErrorCode.EXECUTION_ERROR, "the details are large", "x" * limit)
+
+    await scene.server(echo=_echo, finish=finish, large=large, stream=large_item, error=large_error)
+    caller = await scene.caller()
+    stays = scene.begin(caller.call(scene.id("finish")))
+    errors = [
+        await _error("a large input fails", caller.call(scene.id("echo"), "x" * limit)),
+        await _error("a large answer fails", caller.call(scene.id("large"))),
+        await _error("a large item fails", anext(caller.subscribe(scene.id("stream")))),
+    ]
+    codes = [error.code.value for error in errors]
+    expect(codes == 3 * [ErrorCode.PAYLOAD_TOO_LARGE], f"input, answer and item failed with {codes}")
+    error = await _error("a large error arrives without its details", caller.call(scene.id("error")))
+    expect(error.code is ErrorCode.EXECUTION_ERROR, f"a large error arrived as {error}")
+    waiting.set()
+    answer = await soon("the other call is answered", stays)
+    expect(answer.data == "finished", f"the answer was {answer.data}")
+
+
+async def large_messages_below_the_limit_pass(scene: Scene, limit: int) -> None:
+    """With a kilobyte left for the rest of the event, there and back."""
+    await scene.server(echo=_echo)
+    caller = await scene.caller()
+    sent = "x" * (limit - 1024)
+    answer = await soon("the call is answered", caller.call(scene.id("echo"), sent))
+    expect(answer.data == sent, f"{len(sent):,} bytes arrived as {len(answer.data):,}")

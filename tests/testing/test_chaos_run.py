@@ -1,0 +1,168 @@
+"""Calls through a storm keep their promises; where the protocol is damaged, the run notices."""
+
+import asyncio
+import sys
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from opwire.call import CallHandler, PendingRequestMap
+from opwire.call.ledger import Arrival, Ledger
+from opwire.testing import Chaos, ChaosReport, run_chaos, run_virtually
+from opwire.testing.chaos import FAULTS
+from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.requirements import requirement
+
+
+def storm(seed: int = 1, calls: int = 1_500) -> ChaosReport:
+    return run_virtually(run_chaos(Chaos.storm(seed), calls=calls, slack=0.02))
+
+
+@requirement("chaos.outcomes", "chaos.at-most-once", "chaos.belongs", "chaos.nothing-left", "chaos.counts")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_thousands_of_calls_through_a_storm_keep_every_promise(seed: int) -> None:
+    report = storm(seed, calls=3_000)
+    sys.stdout.write(f"seed {seed}, {report}\n")
+    assert report.outcomes.total() == report.calls == 3_000
+    assert all(report.faults[fault] > 0 for fault in FAULTS)
+    # A run in which hardly anything works would prove little.
+    assert report.outcomes["answered"] > 800
+    assert {"TIMEOUT", "UNAVAILABLE", "ABORTED", "EXECUTION_ERROR", "cancelled", "left early"} <= set(report.outcomes)
+    assert report.reconnections > 0
+
+
+@requirement("chaos.seeded")
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second, other = storm(5), storm(5), storm(6)
+    assert (first.outcomes, first.faults, first.reconnections) == (second.outcomes, second.faults, second.reconnections)
+    assert first.faults != other.faults
+
+
+@requirement("chaos.outcomes")
+async def test_a_storm_in_real_time_on_another_bus() -> None:
+    bus = MemoryBus()
+    chaos = Chaos(1, drop=0.01, duplicate=0.05, delay=0.05, reorder=0.01, close=0.002)
+    report = await run_chaos(chaos, calls=600, connect=lambda: MemoryTransport(bus), slack=5.0)
+    assert report.outcomes.total() == 600
+
+
+@requirement("chaos.counts")
+@pytest.mark.parametrize("missing", FAULTS)
+def test_a_run_fails_that_never_injects_one_of_the_faults(missing: Any) -> None:
+    chances = {"drop": 0.01, "duplicate": 0.05, "delay": 0.05, "reorder": 0.01, "close": 0.005, missing: 0.0}
+    with pytest.raises(AssertionError, match=f"never injected: {missing}"):
+        run_virtually(run_chaos(Chaos(1, **chances), calls=400, slack=0.02))
+
+
+@requirement("chaos.counts")
+def test_a_report_says_how_many_faults_there_were_and_how_the_calls_ended() -> None:
+    report = storm(calls=1_500)
+    text = str(report)
+    assert text.startswith("1,500 calls: ")
+    for fault in FAULTS:
+        assert f"{fault} {report.faults[fault]:,}" in text
+    assert f"answered {report.outcomes['answered']:,}" in text
+
+
+# --- the run notices what goes wrong ----------------------------------------------------------------------------------
+
+
+def complaint() -> str:
+    with pytest.raises((AssertionError, BaseExceptionGroup)) as failure:
+        storm()
+    error: BaseException = failure.value
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, AssertionError), error
+    return str(error)
+
+
+@requirement("chaos.outcomes")
+def test_a_call_that_outlives_its_deadline_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PendingRequestMap, "_time_is_up", lambda self, request_id: None)
+    assert "did not end by its deadline" in complaint()
+
+
+@requirement("chaos.at-most-once")
+def test_a_handler_that_runs_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = CallHandler._done
+
+    def forgetful(self: CallHandler, *args: Any) -> None:
+        done(self, *args)
+        self._answered.clear()
+
+    monkeypatch.setattr(CallHandler, "_done", forgetful)
+    assert "handlers ran twice" in complaint()
+
+
+@requirement("chaos.belongs")
+def test_an_answer_to_another_question_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived = Ledger.arrived
+    last: dict[int, Any] = {}
+
+    def confused(self: Ledger[Any], *args: Any) -> Any:
+        arrival = arrived(self, *args)
+        if arrival is None or not arrival.final or arrival.value is None or isinstance(arrival.value, Exception):
+            return arrival
+        value, last[0] = last.get(0, arrival.value), arrival.value
+        return Arrival(arrival.sink, value, True)
+
+    monkeypatch.setattr(Ledger, "arrived", confused)
+    assert "got another's answer" in complaint()
+
+
+@requirement("chaos.belongs")
+def test_a_lost_item_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(self: Ledger[Any], event: Any, entry: Any) -> Any:
+        entry.last_seq = event.seq
+        return Arrival(entry.sink, event.output, False)
+
+    monkeypatch.setattr(Ledger, "_item", careless)
+    assert "expected" in complaint() or "went back" in complaint()
+
+
+@requirement("chaos.nothing-left")
+def test_a_request_that_stays_in_the_books_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PendingRequestMap, "open_calls", property(lambda self: 1))
+    assert "1 calls are still in the books" in complaint()
+
+
+@requirement("chaos.nothing-left")
+def test_a_handler_that_is_never_done_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CallHandler, "__len__", lambda self: 2)
+    assert "2 requests are still being answered" in complaint()
+
+
+@requirement("chaos.nothing-left")
+def test_a_task_that_is_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = MemoryTransport.start
+
+    async def leaky(self: MemoryTransport, receiver: Any) -> None:
+        await start(self, receiver)
+        self.reader = asyncio.get_running_loop().create_task(asyncio.sleep(1_000))  # pyright: ignore
+
+    monkeypatch.setattr(MemoryTransport, "start", leaky)
+    assert "tasks were left behind" in complaint()
+
+
+@requirement("chaos.nothing-left")
+def test_memory_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: defaultdict[str, list[Any]] = defaultdict(list)
+    deliver = MemoryTransport.deliver
+
+    def hoarding(self: MemoryTransport, event: Any, sender: str) -> None:
+        kept["events"].append(event)
+        deliver(self, event, sender)
+
+    monkeypatch.setattr(MemoryTransport, "deliver", hoarding)
+    assert "memory has grown" in complaint()
+
+
+@requirement("chaos.outcomes")
+def test_an_error_that_no_fault_explains_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("books")
+
+    monkeypatch.setattr(PendingRequestMap, "complete", broken)
+    assert "failed with EXECUTION_ERROR" in complaint()

@@ -1,0 +1,53 @@
+"""What the checks of calls say when they fail, so that the author of a transport finds the place."""
+
+import pytest
+
+from opwire.testing import contract_calls as calls
+from opwire.testing import run_virtually
+from opwire.testing.scene import Scene
+from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.requirements import requirement
+from tests.testing import broken
+
+
+def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
+    bus = MemoryBus(codec=True, limit=broken.LIMIT)
+
+    async def run() -> None:
+        async with Scene(lambda: kind(bus)) as scene:
+            await check(scene, *limit)  # pyright: ignore
+
+    with pytest.raises(AssertionError) as failure:
+        run_virtually(run())
+    return str(failure.value)
+
+
+@requirement("transport.contract-bites")
+@pytest.mark.parametrize(
+    ("check", "kind", "said"),
+    [
+        (calls.a_call_is_answered, broken.NeverAnswers, "in vain: the call is answered"),
+        (calls.an_error_arrives_whole, broken.ForgetsFields, "arrived as (<ErrorCode.RATE_LIMITED"),
+        (calls.many_calls_at_once_are_not_mixed_up, broken.SwapsReplies, "answers went to other calls"),
+        (calls.a_slow_consumer_slows_its_producer, broken.InflatesCredits, "the window is 8"),
+        (calls.leaving_a_subscription_stops_its_producer, broken.SwallowsAborts, "the producer is stopped"),
+        (calls.cancelling_a_caller_stops_its_handler, broken.SwallowsAborts, "the handler is stopped"),
+        (calls.deadlines_travel, broken.ForgetsFields, "of 0.5 s the handler had"),
+        (calls.servers_share_the_calls, broken.AsksAlwaysTheSame, "only the servers [0] got calls"),
+        (calls.servers_share_the_calls, broken.AsksEverybody, "60 calls were served"),
+        (calls.an_end_may_call_while_it_serves, broken.OneAtATime, "in vain: the nested calls are answered"),
+        (calls.closing_a_server_ends_its_calls, broken.HidesLosses, "in vain: the call ends"),
+        (calls.closing_a_caller_stops_its_handlers, broken.HidesLosses, "in vain: the handlers are stopped"),
+        (calls.a_stranger_cannot_answer, broken.BelievesTheSender, "the answer was forged"),
+        (calls.no_task_is_left_behind, broken.LeaksTasks, "2 tasks are left behind"),
+    ],
+)
+def test_a_check_says_what_it_saw(check: object, kind: type[MemoryTransport], said: str) -> None:
+    assert said in complaint(check, kind)
+
+
+@requirement("transport.contract-bites", "transport.limit")
+def test_the_checks_of_the_limit_say_what_they_saw() -> None:
+    limit = broken.LIMIT
+    assert "['UNAVAILABLE'" in complaint(calls.too_large_messages_fail_alone, broken.ClosesAboveTheLimit, limit)
+    assert "PAYLOAD_TOO_LARGE" not in complaint(calls.too_large_messages_fail_alone, broken.HasNoLimit, limit)
