@@ -1,0 +1,64 @@
+"""Run the ladders that are named, or all, and print their tables.
+
+Exit status 1 if a comparator did not run. A missed limit is printed and does not fail: machines are noisy.
+"""
+
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks import call, execute, github, imports, schemas
+from benchmarks.measure import NotMeasuredError
+
+LADDERS = {
+    "execute": execute.tables,
+    "call": call.tables,
+    "import": imports.tables,
+    "schema": schemas.tables,
+    "github": github.tables,
+}
+
+
+def main(names: list[str]) -> int:
+    """Measure; the exit status."""
+    unknown = set(names) - set(LADDERS)
+    if unknown:
+        print(f"no such ladder: {', '.join(sorted(unknown))}; there are {', '.join(LADDERS)}")
+        return 2
+    began = perf_counter()
+    print(_machine(), end="\n\n")
+    missed: list[str] = []
+    failed: list[str] = []
+    for name in names or LADDERS:
+        try:
+            for table in LADDERS[name]():
+                print(table, end="\n\n", flush=True)
+                missed += [f"{table.title}: {row.name}" for row in table.rows if row.reached is False]
+        except NotMeasuredError as error:
+            failed.append(f"{name}: {error}")
+    print(f"{perf_counter() - began:.0f} s. Limits missed: {'; '.join(missed) or 'none'}.")
+    for failure in failed:
+        print(f"NOT MEASURED: {failure}")
+    return 1 if failed else 0
+
+
+def _machine() -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("opwire", "msgspec", "jsonschema-rs", "pydantic"))
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"Python {platform.python_version()}, {packages}\n{_processor()}, {os.cpu_count()} cores{load}"
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
