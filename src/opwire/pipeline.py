@@ -70,6 +70,9 @@ class ResultPipeline:
         try:
             if self.mode == "fit":
                 self.conforms = self.schema.conformity(strip=self.strip)
+            elif self.mode == "cast":  # it has a check of its own, which differs from JSON Schema in small things
+                self.schema.compile()
+                self.conforms = _never
             else:
                 self.conforms = self.schema.compile().checker()
         except SchemaError as error:
@@ -141,6 +144,10 @@ class ResultPipeline:
 
 def _always(_: Any) -> bool:
     return True
+
+
+def _never(_: Any) -> bool:
+    return False
 
 
 def _left_alone(envelope: ResponseEnvelope[Any]) -> bool:

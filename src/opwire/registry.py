@@ -316,10 +316,8 @@ class OperationRegistry:
             raise self._uncallable(operation_id, bound, "execute")
         try:
             arguments = bound.arguments(input)
-            if context is None and bound.timeout is None:
-                result = await bound.run(arguments, self._context)
-            elif context is not None and context.watched and bound.timeout is None:
-                result = await bound.run(arguments, context)
+            if bound.timeout is None and (context is None or context.watched):
+                result = await bound.run(arguments, self._context if context is None else context)
             else:
                 result = await self._run(bound.run, arguments, self._inside(bound, context), operation_id)
             envelope = bound.pipeline.envelope(result)
