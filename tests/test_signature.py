@@ -707,3 +707,18 @@ def test_a_generator_function_is_no_query_and_nothing_is_registered() -> None:
         with pytest.raises(RegistrationError, match=r"a\.b yields, so it is a subscription and not a query"):
             registry.query("a.b")(function)
     assert len(registry) == 0
+
+
+@requirement("decorators.schemas")
+async def test_what_extra_receives_is_converted_too_and_none_of_it_is_lost() -> None:
+    registry = OperationRegistry()
+
+    @registry.query("a.b")
+    async def days(names: list[str], **extra: date) -> object:
+        assert all(type(day) is date for day in extra.values())
+        return [names, sorted(extra)]
+
+    given = {"names": ["x"], "extra": "2026-01-01", "other": "2026-01-02"}
+    assert (await registry.execute("a.b", given)).data == [["x"], ["extra", "other"]]
+    with pytest.raises(CallError, match="VALIDATION_ERROR"):
+        await registry.execute("a.b", {"names": ["x"], "extra": 5})

@@ -33,6 +33,7 @@ from opwire.operation import (
     Operation,
     OperationSpec,
     OperationType,
+    split_id,
 )
 from opwire.pipeline import ResultPipeline
 from opwire.schema import Schema
@@ -186,9 +187,9 @@ class OperationRegistry:
     def _register_function(
         self, type: OperationType, id: str | None, function: Callable[..., Any], options: OperationOptions
     ) -> None:
-        name = id or getattr(function, "__name__", "")
+        name: str = id or getattr(function, "__name__", "")
         _check_kind(type, function, name)
-        namespace, dot, rest = name.partition(".")
+        namespace, name = split_id(name) if "." in name else (self._namespace, name)
         signature = read_signature(
             function,
             streams=type is OperationType.SUBSCRIPTION,
@@ -198,9 +199,7 @@ class OperationRegistry:
         fields: dict[str, Any] = {"description": _docstring(function), **options}
         fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
         inline, replace = fields.pop("inline", False), fields.pop("replace", False)
-        spec = OperationSpec(
-            namespace=namespace if dot else self._namespace, name=rest if dot else name, type=type, **fields
-        )
+        spec = OperationSpec(namespace=namespace, name=name, type=type, **fields)
         self._add(self._bind(spec, signature.handler, function, inline=inline, signature=signature), replace=replace)
 
     def _bind(

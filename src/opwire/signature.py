@@ -70,7 +70,7 @@ def read_signature(
         input_schema or _input_schema(arguments, inputs, hints, name),
         output_schema,
         _by_name(function, contexts),
-        converter(arguments),
+        _converter(arguments, inputs, hints),
         _exact(hints.get(each.name, Any) for each in inputs),
         _flat(inputs, hints) if input_schema is None else None,
     )
@@ -125,6 +125,21 @@ def _arguments_type(parameters: list[inspect.Parameter], hints: dict[str, Any]) 
         hint = hints.get(each.name, Any)
         fields[each.name] = hint if each.default is _Parameter.empty else NotRequired[hint]
     return TypedDict("Arguments", fields)  # pyright: ignore[reportArgumentType]
+
+
+def _converter(arguments: Any, parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Callable[[Any], Any]:
+    convert = converter(arguments)
+    extra = [each.name for each in parameters if each.kind is _Parameter.VAR_KEYWORD]
+    if not extra:
+        return convert
+    names = {each.name for each in parameters} - {*extra}
+    convert_extra = converter(hints.get(extra[0], Any))
+
+    def convert_all(input: dict[str, Any]) -> dict[str, Any]:
+        others = {name: convert_extra(value) for name, value in input.items() if name not in names}
+        return {**convert(input), **others}
+
+    return convert_all
 
 
 def _input_schema(arguments: Any, parameters: list[inspect.Parameter], hints: dict[str, Any], name: str) -> Schema:
