@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from opwire.typed.leaves import LEAVES
-from opwire.typed.nodes import Choice, Misfit, Node, expected, kind_of, reachable
+from opwire.typed.nodes import Choice, Misfit, expected, kind_of, reachable
 from opwire.typed.walk import walk
 from tests.typed.catalogue import Colour, Level, Point, Tree
 
@@ -74,10 +74,6 @@ def test_everything_under_a_node_is_reached_once_even_in_a_circle() -> None:
     assert names == ["Tree", "integer", "array"]
 
 
-def test_a_node_of_no_kind_has_neither_schema_nor_conversion() -> None:
-    node = Node()
-    with pytest.raises(NotImplementedError):
-        node.convert(1)
-    with pytest.raises(NotImplementedError):
-        node.schema(None)  # pyright: ignore
+def test_a_node_without_parts_has_nothing_that_tells_it_apart() -> None:
+    node = LEAVES[int]
     assert (list(node.parts()), node.constants(), node.known({"a": 1})) == ([], {}, 0)

@@ -5,6 +5,7 @@ only what fails is rebuilt. `MISSING` goes through all three like a value: it is
 may cost is bounded by its `Run`, so that no schema can make it hang.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -54,14 +55,15 @@ class Run:
         return value
 
 
-class Kind:
+class Kind(ABC):
     """One schema, understood."""
 
     is_unknown = False  # Any and Unknown: a required property of theirs must at least be there
     default: Any = MISSING
 
+    @abstractmethod
     def check(self, value: Any, run: Run) -> bool:
-        raise NotImplementedError
+        """Whether a value passes, as TypeBox checks it."""
 
     def set_default(self, default: Any) -> None:
         self.default = default
@@ -71,8 +73,9 @@ class Kind:
         run.spend(1)
         return self.make(run) if self.default is MISSING else run.clone(self.default)
 
+    @abstractmethod
     def make(self, run: Run) -> Any:
-        raise NotImplementedError
+        """A value from nothing, where there is no default."""
 
     def cast(self, value: Any, run: Run) -> Any:
         if not self.check(value, run):
@@ -394,7 +397,7 @@ class Guarded(Kind):
     def set_default(self, default: Any) -> None:
         self.inner.set_default(default)
 
-    def create(self, run: Run) -> Any:
+    def make(self, run: Run) -> Any:
         return self.inner.create(run)
 
     def repair(self, value: Any, run: Run) -> Any:

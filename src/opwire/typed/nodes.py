@@ -9,6 +9,7 @@ Rules:
 """
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import NoneType
 from typing import Any, NamedTuple, Protocol, Self, cast
@@ -100,7 +101,7 @@ class Constant(NamedTuple):
     required: bool
 
 
-class Node:
+class Node(ABC):
     """One hint. Subclasses say what its schema is and how data becomes its values."""
 
     hint: Any
@@ -122,17 +123,17 @@ class Node:
         node.run = node.convert
         return node
 
+    @abstractmethod
     def schema(self, refs: Refs) -> Schema:
         """Its JSON Schema; parts are asked of `refs`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def convert(self, value: Any) -> Any:
         """Plain data as a value of the type.
 
         Raises:
             Misfit: it does not fit.
         """
-        raise NotImplementedError
 
     def parts(self) -> Iterable["Node"]:
         """The nodes that it is made of."""
