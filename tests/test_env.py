@@ -272,3 +272,15 @@ async def test_an_env_is_trusted_unless_it_is_checked(guarded: OperationRegistry
 async def test_an_unknown_operation_is_not_found_in_a_checked_env_too(guarded: OperationRegistry) -> None:
     with pytest.raises(CallError, match="OPERATION_NOT_FOUND"):
         await build_env(guarded, checked=True).files.rename()
+
+
+@requirement("env.identity", "env.parent")
+async def test_a_subscription_through_an_env_carries_the_context_on_too() -> None:
+    registry = OperationRegistry()
+
+    @registry.subscription("who.asks")
+    async def asks(context: Context) -> AsyncIterator[Any]:
+        yield [context.identity and context.identity.id, context.parent_request_id]
+
+    env = build_env(registry, Context(request_id="parent", identity=ANN))
+    assert [envelope.data async for envelope in env.who.asks()] == [[ANN.id, "parent"]]

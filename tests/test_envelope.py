@@ -583,6 +583,12 @@ def test_unwrap_with_a_type_gives_the_data_as_that_type() -> None:
 
 
 @requirement("envelope.unwrap-typed")
+def test_data_that_is_of_the_type_already_is_given_as_it_is() -> None:
+    for value, output_type in ((Sum(3), Sum), ([Sum(3)], list[Sum]), (Model(total=3), Model)):
+        assert unwrap(local(value), output_type) == value
+
+
+@requirement("envelope.unwrap-typed")
 @pytest.mark.parametrize("data", [{"total": "three"}, {}, None, [3], 3])
 def test_unwrap_refuses_data_that_does_not_fit_the_type(data: Any) -> None:
     with pytest.raises(ConversionError):

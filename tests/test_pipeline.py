@@ -287,6 +287,13 @@ def test_fit_leaves_what_it_cannot_mend_and_the_warning_says_what_still_does_not
 
 
 @requirement("normalize.cast")
+def test_whether_a_value_is_cast_is_decided_by_the_check_of_cast_and_not_by_json_schema() -> None:
+    schema = {"type": "string", "maxLength": 1}  # JavaScript counts a character outside of the first plane as two
+    assert data_of("\N{GRINNING FACE}", schema, "check") == "\N{GRINNING FACE}"
+    assert data_of("\N{GRINNING FACE}", schema, "cast") == ""
+
+
+@requirement("normalize.cast")
 def test_cast_replaces_what_does_not_fit_as_typebox_does(caplog: pytest.LogCaptureFixture) -> None:
     assert data_of({"age": "36", "extra": 1}, PROFILE, "cast") == {"name": "", "plan": "free", "age": 0}
     assert "/age" in caplog.text

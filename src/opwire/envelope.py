@@ -144,9 +144,7 @@ def unwrap(envelope: ResponseEnvelope[Any], output_type: Any = None) -> Any:
     Raises:
         ConversionError: the data does not fit the type.
     """
-    if output_type is None or type(envelope.data) is output_type:
-        return envelope.data
-    return convert(envelope.data, output_type)
+    return envelope.data if output_type is None else convert(envelope.data, output_type)
 
 
 # --- on the wire ----------------------------------------------------------------------------------------------------

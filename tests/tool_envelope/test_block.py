@@ -406,3 +406,22 @@ def test_an_unknown_field_with_a_lone_surrogate_in_its_name_is_passed_over() -> 
 def test_a_payload_that_does_not_fit_the_type_is_refused_with_the_field() -> None:
     with pytest.raises(ConversionError, match=r"the payload is no Point: .*\$\.x"):
         payload_as(parse(encode({"x": "one"}, tool="t")), Point)
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_base64_of_every_length_is_read_with_and_without_its_padding(length: int) -> None:
+    text = encode("x" * length, tool="t", ts="")
+    assert parse(text).payload == parse(text.rstrip("=")).payload == "x" * length
+
+
+def test_a_digit_too_many_is_ignored_as_node_ignores_it() -> None:
+    text = encode("xy", tool="tool", ts="").rstrip("=")
+    missing = -len(text.partition(":")[2]) % 4
+    whole = text if missing == 0 else encode("xy" + "z" * missing, tool="tool", ts="")
+    assert len(whole.partition(":")[2]) % 4 == 0
+    assert parse(whole + "A").payload == parse(whole).payload
+
+
+def test_blocks_carry_the_deprecations_on() -> None:
+    _, block = encode_blocks("# md", 1, tool="t", ts="", deprecations=["old"])
+    assert parse(block["text"]).meta.deprecations == ["old"]

@@ -285,3 +285,8 @@ def test_given_markdown_takes_the_place_of_an_mcp_results_text() -> None:
     assert first == {"type": "text", "text": "new"}
     assert second["type"] == "text"
     assert parse(second["text"]).payload == 1
+
+
+def test_structured_content_goes_before_an_envelope_block() -> None:
+    envelope = to_mcp_envelope(encode_blocks("# md", {"from": "block"}, tool="t"), structured_content={"from": "tool"})
+    assert envelope.data == {"from": "tool"}
