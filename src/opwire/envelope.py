@@ -135,6 +135,8 @@ def mcp_envelope(
 def unwrap(envelope: ResponseEnvelope[T]) -> T: ...
 @overload
 def unwrap(envelope: ResponseEnvelope[Any], output_type: type[U]) -> U: ...
+@overload
+def unwrap(envelope: ResponseEnvelope[Any], output_type: Any) -> Any: ...  # a union, which is no `type`
 def unwrap(envelope: ResponseEnvelope[Any], output_type: Any = None) -> Any:
     """The data alone; with a type, the data as that type.
 

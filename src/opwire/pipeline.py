@@ -21,6 +21,7 @@ from opwire.envelope import (
     is_response_envelope,
     local_envelope,
     read_envelope,
+    unwrap,
 )
 from opwire.errors import CallError, CastError, ConversionError, ErrorCode, NotPlainError, SchemaError
 from opwire.operation import NormalizeMode, OperationSpec
@@ -140,6 +141,20 @@ class ResultPipeline:
             shown = "; ".join(_short(warning) for warning in warnings[:_MAX_WARNINGS])
             more = len(warnings) - _MAX_WARNINGS
             logger.warning("%s: %s%s", self.operation_id, shown, f"; and {more} more" if more > 0 else "")
+
+
+def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:
+    """The envelope with its data as a type that the caller asks for.
+
+    Raises:
+        CallError: EXECUTION_ERROR, if the data does not fit the type.
+    """
+    try:
+        return ResponseEnvelope(unwrap(envelope, output_type), envelope.meta)
+    except ConversionError as error:
+        name = getattr(output_type, "__name__", str(output_type))
+        message = f"{operation_id}: the data does not fit {name}: {error}"
+        raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
 
 
 def _always(_: Any) -> bool:

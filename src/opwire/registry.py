@@ -11,8 +11,8 @@ from msgspec import structs
 from opwire.bound import BoundOperation
 from opwire.deadlines import Deadlines
 from opwire.env import Env
-from opwire.envelope import ResponseEnvelope, unwrap
-from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError
+from opwire.envelope import ResponseEnvelope
+from opwire.errors import CallError, ErrorCode, RegistrationError
 from opwire.invoke import (
     END,
     FAILURES,
@@ -35,7 +35,7 @@ from opwire.operation import (
     OperationType,
     split_id,
 )
-from opwire.pipeline import ResultPipeline
+from opwire.pipeline import ResultPipeline, typed_envelope
 from opwire.schema import Schema
 from opwire.signature import Signature, read_signature
 from opwire.workers import WorkerPool
@@ -294,12 +294,12 @@ class OperationRegistry:
 
     @overload
     async def execute(
-        self, operation_id: str, input: Any = None, context: Context | None = None, output_type: None = None
-    ) -> ResponseEnvelope[Any]: ...
-    @overload
-    async def execute(
         self, operation_id: str, input: Any = None, context: Context | None = None, *, output_type: type[T]
     ) -> ResponseEnvelope[T]: ...
+    @overload
+    async def execute(
+        self, operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None
+    ) -> ResponseEnvelope[Any]: ...
     async def execute(
         self, operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None
     ) -> ResponseEnvelope[Any]:
@@ -324,16 +324,16 @@ class OperationRegistry:
             raise
         except FAILURES as error:
             raise failure(error, operation_id) from error
-        return envelope if output_type is None else _typed(envelope, output_type, operation_id)
+        return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
-    @overload
-    def subscribe(
-        self, operation_id: str, input: Any = None, context: Context | None = None, output_type: None = None
-    ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
     @overload
     def subscribe(
         self, operation_id: str, input: Any = None, context: Context | None = None, *, output_type: type[T]
     ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
+    @overload
+    def subscribe(
+        self, operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
     async def subscribe(
         self, operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
@@ -354,7 +354,7 @@ class OperationRegistry:
             raise failure(error, operation_id) from error
         try:
             while (envelope := await self._next(bound, stream, inside)) is not None:
-                yield envelope if output_type is None else _typed(envelope, output_type, operation_id)
+                yield envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
         finally:
             await close_stream(stream, operation_id)
 
@@ -412,15 +412,6 @@ def build_env(registry: OperationRegistry, context: Context | None = None, *, ch
     Calls carry on the context's identity, deadline and request id. `checked` applies access control to them.
     """
     return Env(registry, context, checked=checked)
-
-
-def _typed(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:
-    try:
-        return ResponseEnvelope(unwrap(envelope, output_type), envelope.meta)
-    except ConversionError as error:
-        name = getattr(output_type, "__name__", str(output_type))
-        message = f"{operation_id}: the data does not fit {name}: {error}"
-        raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
 
 
 def _given(schema: Schema | Mapping[str, Any] | bool | None) -> Schema | None:

@@ -5,6 +5,7 @@ import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from datetime import date
 from typing import Any
 
 import pytest
@@ -857,3 +858,32 @@ async def test_a_failing_observer_harms_nobody_and_one_that_has_left_sees_nothin
         assert await here.call("math.add", {"a": 1, "b": 2}) == 3
         await settled()
         assert len(seen) == 2
+
+
+@requirement("execute.output-type")
+async def test_a_remote_call_gives_its_data_as_the_type_that_is_asked_for(wire: Wire) -> None:
+    answer = asyncio.ensure_future(wire.calls.call("a.b", output_type=date))
+    request = await wire.request()
+    wire.says(CallResponded(request_id=request.request_id, output=local_envelope("2026-01-02", "a.b")))
+    assert (await within(answer)).data == date(2026, 1, 2)
+
+
+@requirement("execute.output-type")
+async def test_a_remote_answer_that_does_not_fit_the_type_is_an_execution_error(wire: Wire) -> None:
+    answer = asyncio.ensure_future(wire.calls.call("a.b", output_type=date))
+    request = await wire.request()
+    wire.says(CallResponded(request_id=request.request_id, output=local_envelope(5, "a.b")))
+    error = await call_error(answer)
+    assert error.code is ErrorCode.EXECUTION_ERROR
+    assert "does not fit date" in error.message
+
+
+@requirement("execute.output-type")
+async def test_the_items_of_a_remote_subscription_are_of_the_type_that_is_asked_for(wire: Wire) -> None:
+    stream = wire.calls.subscribe("a.b", output_type=float)
+    consumer = asyncio.ensure_future(anext(stream))
+    request = await wire.request()
+    wire.says(*items(request, 1))
+    data = (await within(consumer)).data
+    assert type(data) is float
+    await stream.aclose()

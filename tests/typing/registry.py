@@ -46,6 +46,7 @@ async def calls() -> None:
     )
     async for item in registry.subscribe("math.count", {"to": 3}, output_type=int):
         assert_type(item.data, int)
+    assert_type(await registry.execute("math.add", output_type=Sum | None), ResponseEnvelope[Any])
     build_env(registry, Context(request_id="1"), checked=True)
 
 

@@ -37,4 +37,8 @@ async def types(event: CallRequested) -> None:
     assert_type(await calls.call("math.add", {"a": 1}, timeout=1.5), ResponseEnvelope[Any])
     async for item in calls.subscribe("clock.ticks", overflow="latest"):
         assert_type(item, ResponseEnvelope[Any])
-    calls.subscribe("clock.ticks", overflow="whatever")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    calls.subscribe("clock.ticks", overflow="whatever")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    assert_type(await calls.call("clock.now", output_type=int), ResponseEnvelope[int])
+    assert_type(await calls.call("clock.now", output_type=int | None), ResponseEnvelope[Any])
+    async for typed in calls.subscribe("clock.ticks", output_type=int, idle_timeout=1):
+        assert_type(typed.data, int)

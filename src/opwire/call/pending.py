@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from itertools import count
 from secrets import token_hex
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -30,8 +30,11 @@ from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.operation import Context
+from opwire.pipeline import typed_envelope
 
 logger = logging.getLogger("opwire.call")
+
+T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 30.0
 """Seconds that a call may take unless it says otherwise."""
@@ -46,6 +49,14 @@ _SHORT = 200  # characters of an error's message that fit into any message
 
 _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
+
+
+class StreamOptions(TypedDict, total=False):
+    """What `subscribe` takes beside the call itself."""
+
+    timeout: float | None
+    idle_timeout: float | None
+    overflow: Overflow
 
 
 class Server(Protocol):
@@ -112,10 +123,36 @@ class PendingRequestMap:
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
+    @overload
     async def call(
-        self, operation_id: str, input: Any = None, context: Context | None = None, *, timeout: float | None = None
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        *,
+        output_type: type[T],
+        timeout: float | None = None,
+    ) -> ResponseEnvelope[T]: ...
+    @overload
+    async def call(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        output_type: Any = None,
+        *,
+        timeout: float | None = None,
+    ) -> ResponseEnvelope[Any]: ...
+    async def call(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        output_type: Any = None,
+        *,
+        timeout: float | None = None,
     ) -> ResponseEnvelope[Any]:
-        """Call a query or mutation somewhere else.
+        """Call a query or mutation somewhere else. With `output_type` the envelope's data really is of that type.
 
         Raises:
             CallError: whatever went wrong there or on the way; TIMEOUT when no answer came in time.
@@ -130,18 +167,39 @@ class PendingRequestMap:
         request_id = self._request(operation_id, input, context, answer, remaining=deadline - began)
         tick = self._deadlines.add(request_id, deadline, self._time_is_up)
         try:
-            return await answer
+            envelope = await answer
         except asyncio.CancelledError:
             self.abort(request_id, "the caller gave up")
             raise
         finally:
             self._deadlines.discard(request_id, tick)
+        return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
+    @overload
+    def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        *,
+        output_type: type[T],
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
+    @overload
+    def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        output_type: Any = None,
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
     async def subscribe(
         self,
         operation_id: str,
         input: Any = None,
         context: Context | None = None,
+        output_type: Any = None,
         *,
         timeout: float | None = None,
         idle_timeout: float | None = None,
@@ -162,7 +220,7 @@ class PendingRequestMap:
         consumed = 0
         try:
             while (item := await self._next(inbox, context, idle_timeout, operation_id)) is not None:
-                yield item
+                yield item if output_type is None else typed_envelope(item, output_type, operation_id)
                 consumed += 1
                 if overflow == "block" and consumed * 2 >= self._window and request_id in self._ledger:
                     self._send(CallCredit(request_id=request_id, n=consumed), self._ledger.peer(request_id))
