@@ -794,3 +794,11 @@ def test_a_document_that_breaks_the_schema_is_refused(document: dict[str, Any], 
         read_envelope(broken)
     with pytest.raises(ConversionError):
         decode_envelope(msgspec.json.encode(broken))
+
+
+@requirement("envelope.unknown-blocks")
+def test_a_block_of_an_unknown_kind_that_arrives_becomes_text_that_holds_its_json() -> None:
+    message = '{"data":1,"meta":{"source":"mcp","isError":false,"content":[{"type":"hologram","depth":3}]}}'
+    meta = decode_envelope(message).meta
+    assert isinstance(meta, MCPResponseMeta)
+    assert meta.content == [{"type": "text", "text": '{"type":"hologram","depth":3}'}]
