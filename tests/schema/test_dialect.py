@@ -408,3 +408,12 @@ def test_what_references_point_at_stays_in_its_place_when_a_nullable_union_is_wr
     assert schema.is_valid(None)
     assert schema.is_valid(5)
     assert not schema.is_valid("x")
+
+
+@requirement("schema.dialects")
+@pytest.mark.parametrize("dialect", ["draft-04", "openapi-3.0"])
+def test_both_exclusive_bounds_that_are_booleans_become_numbers(dialect: Dialect) -> None:
+    bounds = {"minimum": 1, "exclusiveMinimum": True, "maximum": 5, "exclusiveMaximum": True}
+    assert lower({"items": bounds}, dialect) == {"items": {"exclusiveMinimum": 1, "exclusiveMaximum": 5}}
+    given = {"minimum": 1, "exclusiveMinimum": False, "maximum": 5, "exclusiveMaximum": False}
+    assert lower({"items": given}, dialect) == {"items": {"minimum": 1, "maximum": 5}}
