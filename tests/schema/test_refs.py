@@ -1,6 +1,7 @@
 """References: found inside the document, by pointer, anchor or id, and nowhere else."""
 
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema import Dialect, Schema
-from opwire.schema.refs import References, may_recurse
+from opwire.schema.refs import References, escaped, may_recurse
 from tests.requirements import requirement
 
 ROOT: dict[str, Any] = {
@@ -152,3 +153,9 @@ def test_the_meta_schemas_are_there_without_fetching_them() -> None:
 )
 def test_a_schema_may_recurse_if_a_reference_leads_back_or_out_of_sight(schema: Any, expected: bool) -> None:
     assert may_recurse(schema) is expected
+
+
+@given(st.text(max_size=8))
+def test_an_escaped_step_is_found_again_by_a_pointer(name: str) -> None:
+    root = {"$defs": {name: {"title": "here"}}}
+    assert References(root).resolve(f"#/$defs/{quote(escaped(name))}") == {"title": "here"}

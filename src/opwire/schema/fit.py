@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 from opwire.errors import SchemaError
 from opwire.schema.checks import Check, Checks
 from opwire.schema.evaluate import Evaluator
-from opwire.schema.refs import JSONSchema
+from opwire.schema.refs import JSONSchema, escaped
 from opwire.schema.scope import Demand, Force, Scope
 from opwire.schema.shape import Node, Shapes
 
@@ -226,19 +226,15 @@ def _changes(old: Any, new: Any, path: str) -> Iterator[Change]:
         before, after = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
         for name, item in before.items():
             if name in after:
-                yield from _changes(item, after[name], f"{path}/{_escape(name)}")
+                yield from _changes(item, after[name], f"{path}/{escaped(name)}")
             else:
-                yield Change("stripped", f"{path}/{_escape(name)}")
-        yield from (Change("filled", f"{path}/{_escape(name)}") for name in after if name not in before)
+                yield Change("stripped", f"{path}/{escaped(name)}")
+        yield from (Change("filled", f"{path}/{escaped(name)}") for name in after if name not in before)
     elif isinstance(old, list) and isinstance(new, list):
         for index, (item, fitted) in enumerate(zip(cast("list[Any]", old), cast("list[Any]", new), strict=True)):
             yield from _changes(item, fitted, f"{path}/{index}")
     else:
         raise _GivenUp
-
-
-def _escape(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _unknown(_value: Any) -> bool:

@@ -23,6 +23,11 @@ def quoted_refs(schema: Any) -> Any:
     return [quoted_refs(each) for each in cast("list[Any]", schema)] if isinstance(schema, list) else schema
 
 
+def escaped(step: str | int) -> str:
+    """One step of a JSON Pointer."""
+    return str(step).replace("~", "~0").replace("/", "~1")
+
+
 class References:
     """Resolves the references of one root schema: pointers, `$anchor`, and `$id` (also TypeBox's bare names)."""
 

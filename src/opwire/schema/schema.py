@@ -10,12 +10,12 @@ from opwire.errors import CastError, SchemaError
 from opwire.schema.cast import Caster
 from opwire.schema.dialect import META_SCHEMAS, Dialect, dialect_of, lower
 from opwire.schema.fit import Fitted, Fitter
-from opwire.schema.refs import JSONSchema, may_recurse
+from opwire.schema.refs import JSONSchema, escaped, may_recurse
 from opwire.schema.validator import Validator, compile_validator
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, survey
 
-MAX_PROBLEMS = 20
+MAX_PROBLEMS = 100
 _MAX_MESSAGE = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
 
 # Not float: a NaN fits nothing.
@@ -191,7 +191,7 @@ UNKNOWN = Schema(True)
 
 
 def _problem(error: Any) -> Problem:
-    path = "".join(f"/{_escape(step)}" for step in cast("list[str | int]", error.instance_path))
+    path = "".join(f"/{escaped(step)}" for step in cast("list[str | int]", error.instance_path))
     return Problem(_short(path), _short(error.message))
 
 
@@ -224,7 +224,3 @@ def _distance(branch: list[Any], depth: int) -> _Distance:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"
-
-
-def _escape(step: str | int) -> str:
-    return str(step).replace("~", "~0").replace("/", "~1")
