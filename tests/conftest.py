@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers.fixtures import nats_server, own_nats, own_redis, redis_server  # noqa: F401
+
 SHARED = Path(__file__).parent.parent.parent / "shared"
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

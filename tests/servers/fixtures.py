@@ -1,0 +1,36 @@
+"""Fixtures with real servers. `tests/conftest.py` imports them for every test."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.servers.brokers import NatsServer, RedisServer
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis server for every test that leaves it as it was."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    """A NATS server for every test that leaves it as it was."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[Callable[..., RedisServer]]:
+    """Starts Redis servers, with the settings of `RedisServer`, that this test may stop, kill and freeze."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(RedisServer(**settings))
+
+
+@pytest.fixture
+def own_nats() -> Iterator[Callable[..., NatsServer]]:
+    """Starts NATS servers, with the settings of `NatsServer`, that this test may stop, kill and freeze."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(NatsServer(**settings))
