@@ -364,6 +364,8 @@ CALL: dict[str, str] = {
     "call.request-ids": "No request id is used twice by one caller, even if a context is.",
     "call.request-ids.refused": "A request id that is in use is refused to other callers, and nobody gets the wrong "
     "answer.",
+    "call.moves-on": "A request that a server refused before anything was begun is asked of another one, in the time that "
+    "is left; one that may have begun is not.",
     "call.one-outcome": "Every call that was opened is settled exactly once, or still pending.",
     "call.duplicates": "Late and duplicate answers are dropped and counted.",
     "call.unknown-ids": "Events for unknown requests are ignored and counted.",
@@ -431,6 +433,44 @@ CALL: dict[str, str] = {
     "cancelled is not.",
 }
 
+AUTH: dict[str, str] = {
+    "auth.extra": "Signed tokens need the extra `auth`; without it the error names it, and nothing else loads PyJWT.",
+    "auth.announce": "A grant allows announcements in its own namespaces alone, by default in none.",
+    "auth.huge": "A token or credential above its limit of size is refused unread.",
+    "auth.quiet": "Peers learn a category, the log the reason; no token, key or secret is in a message, log or repr.",
+    "auth.concurrent": "Authenticators and verifiers may be used by many tasks and threads at once.",
+    "auth.static": "Static tokens give their own grants, and nothing else passes.",
+    "auth.static.constant-time": "A static token is compared by digest with every known one, in constant time.",
+    "auth.static.weak": "A short, empty or padded static token is refused when it is configured.",
+    "auth.anybody": "A door is open only where `anybody` says so.",
+    "auth.callback": "A user's function, sync or async, can say what a token gives; a sync one does not block the loop.",
+    "auth.callback.fails-closed": "A user's function that fails or answers with something else lets nobody in.",
+    "auth.claims": "Subject, scopes, resources and namespaces of a grant come from claims that can be named.",
+    "auth.claims.strict": "A claim of the wrong kind is refused.",
+    "auth.jwt": "JSON Web Tokens of every listed algorithm are taken with their own key and no other.",
+    "auth.jwt.claims": "Expiry is required; times, audience and issuer of a token are checked.",
+    "auth.jwt.attacks": "Unsigned, confused, altered, oversized and malformed JSON Web Tokens are refused.",
+    "auth.jwt.keys": "A key that is weak, private or not made for every algorithm is refused before any token is seen.",
+    "auth.jwt.published": "Published keys are fetched when needed, renewed hourly, and never more often than once a "
+    "minute.",
+    "auth.keys": "Signing keys survive as PEM; what is not such a key is refused.",
+    "auth.passport": "An authority's passport says who holds which key, until when, and what it grants.",
+    "auth.passport.strict": "What is not quite a passport is refused; only `true` lets a holder delegate.",
+    "auth.passport.cached": "A verified passport is not verified again, and the cache is bounded.",
+    "auth.credential": "A signed request is its holder's; without a credential one is asked for.",
+    "auth.credential.bound": "A credential is good for the request id, operation and body that were signed, and no "
+    "other.",
+    "auth.credential.forged": "A credential that is altered, mixed or signed by another key or authority is refused.",
+    "auth.credential.expiry": "A credential ends with its call, its lifetime or its passport, whichever is first.",
+    "auth.replay": "The same request of the same holder passes once within its credential's time.",
+    "auth.replay.bounded": "The memory for replays is bounded: what does not fit is refused, none is forgotten early.",
+    "auth.delegation": "A server whose passport allows it calls on as its caller, for children of that request alone.",
+    "auth.signed-requests": "Over a broker a request carries a credential and no identity; the server gives it the "
+    "identity that the credential proves, or none.",
+    "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",
+    "auth.strikes": "A peer is out at its last strike.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -445,6 +485,7 @@ SECTIONS = (
     CALL,
     TRANSPORT,
     CHAOS,
+    AUTH,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

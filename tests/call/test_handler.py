@@ -50,7 +50,7 @@ BOB = Identity(id="bob", scopes=("read", "write"))
 class Untrusted(MemoryTransport):
     """A transport whose peers are somebody else."""
 
-    trusted = False  # type: ignore[assignment]
+    local = trusted = False  # type: ignore[assignment]
 
 
 class Handlers:

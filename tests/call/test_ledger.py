@@ -19,9 +19,13 @@ def answer(id: str = "r", seq: int | None = None) -> CallResponded:
     return CallResponded(request_id=id, output=ENVELOPE, seq=seq)
 
 
+def request(id: str) -> CallRequested:
+    return CallRequested(request_id=id, operation_id="math.add")
+
+
 def opened(*, streams: bool = False, peer: str | None = "server", id: str = "r") -> Ledger[str]:
     ledger: Ledger[str] = Ledger()
-    ledger.open(id, "sink", streams=streams)
+    ledger.open(request(id), "sink", streams=streams)
     ledger.routed(id, peer)
     return ledger
 
@@ -31,6 +35,55 @@ def error_of(arrival: Arrival[str] | None) -> CallError:
     assert arrival.final
     assert isinstance(arrival.value, CallError)
     return arrival.value
+
+
+def refusal(id: str = "r", *, not_started: bool | None = True) -> CallFailed:
+    return CallFailed(request_id=id, code="UNAVAILABLE", message="leaving", not_started=not_started)
+
+
+@requirement("call.moves-on")
+def test_a_request_that_a_server_has_not_begun_is_asked_of_another_and_stays_open() -> None:
+    ledger = opened()
+    arrival = ledger.arrived(refusal(), "server")
+    assert arrival is not None
+    assert (arrival.again, arrival.final) == (request("r"), False)
+    ledger.routed("r", "another")
+    assert ledger.arrived(answer(), "server") is None
+    settled = ledger.arrived(answer(), "another")
+    assert settled is not None
+    assert settled.value is ENVELOPE
+
+
+@requirement("call.moves-on")
+def test_a_request_moves_on_a_few_times_and_then_fails_with_the_last_refusal() -> None:
+    ledger = opened()
+    for _ in range(4):
+        arrival = ledger.arrived(refusal(), "server")
+        assert arrival is not None
+        assert arrival.again is not None
+    assert error_of(ledger.arrived(refusal(), "server")).code is ErrorCode.UNAVAILABLE
+    assert len(ledger) == 0
+
+
+@requirement("call.moves-on")
+@pytest.mark.parametrize("not_started", [None, False])
+def test_a_failure_that_does_not_say_that_nothing_was_begun_is_the_end(not_started: bool | None) -> None:
+    assert error_of(opened().arrived(refusal(not_started=not_started), "server")).message == "leaving"
+
+
+@requirement("call.moves-on")
+def test_a_request_to_one_server_does_not_move() -> None:
+    ledger: Ledger[str] = Ledger()
+    ledger.open(request("r"), "sink", streams=False, movable=False)
+    ledger.routed("r", "server")
+    assert error_of(ledger.arrived(refusal(), "server")).message == "leaving"
+
+
+@requirement("call.moves-on")
+def test_a_subscription_that_has_had_items_does_not_move() -> None:
+    ledger = opened(streams=True)
+    ledger.arrived(answer(seq=1), "server")
+    assert error_of(ledger.arrived(refusal(), "server")).message == "leaving"
 
 
 # --- one answer -------------------------------------------------------------------------------------------------------
@@ -134,9 +187,9 @@ def test_where_only_the_answer_tells_who_serves_the_first_to_speak_is_the_one() 
 def test_a_request_id_that_is_in_use_cannot_be_opened_again() -> None:
     ledger = opened()
     with pytest.raises(ValueError, match="'r' is in use"):
-        ledger.open("r", "other", streams=False)
+        ledger.open(request("r"), "other", streams=False)
     assert ledger.settle("r") == "sink"
-    ledger.open("r", "other", streams=False)
+    ledger.open(request("r"), "other", streams=False)
     assert ledger.settle("r") == "other"
 
 
@@ -201,7 +254,7 @@ def test_a_lost_item_ends_the_stream_with_its_number_and_its_server_is_to_stop(e
 def test_a_lost_peer_ends_the_calls_that_it_serves_and_no_others() -> None:
     ledger: Ledger[str] = Ledger()
     for id, peer in (("a", "one"), ("b", "two"), ("c", "one"), ("d", None)):
-        ledger.open(id, f"sink {id}", streams=False)
+        ledger.open(request(id), f"sink {id}", streams=False)
         ledger.routed(id, peer)
     assert list(ledger.lost("one")) == ["sink a", "sink c"]
     assert ("b" in ledger, "d" in ledger, len(ledger)) == (True, True, 2)
@@ -277,7 +330,7 @@ class Books(RuleBasedStateMachine):
     def open(self, streams: bool, peer: str | None) -> str:
         id = f"r{len(self.sinks)}"
         self.sinks[id] = Sink(streams=streams, peer=peer)
-        self.ledger.open(id, self.sinks[id], streams=streams)
+        self.ledger.open(request(id), self.sinks[id], streams=streams)
         self.ledger.routed(id, peer)
         return id
 

@@ -29,13 +29,14 @@ def test_what_implements_an_interface_has_each_of_its_methods_with_the_same_para
 
 
 @requirement("call.transport.interface")
-def test_the_interface_is_one_property_and_six_methods_of_which_two_may_not_wait() -> None:
-    assert isinstance(inspect.getattr_static(Transport, "trusted"), property)
+def test_the_interface_is_two_properties_and_seven_methods_of_which_two_may_not_wait() -> None:
+    assert all(isinstance(inspect.getattr_static(Transport, name), property) for name in ("local", "trusted"))
     waits = {name: inspect.iscoroutinefunction(method) for name, method in methods(Transport).items()}
     assert waits == {
         "start": True,
         "announce": True,
         "withdraw": True,
+        "servers": True,
         "request": False,
         "send": False,
         "close": True,

@@ -132,6 +132,21 @@ class NeverWithdraws(MemoryTransport):
         pass
 
 
+class WithdrawsAndForgetsWhatWasNotBegun(MemoryTransport):
+    """A server that withdrew still gets requests, and its refusal looks as if a handler had begun."""
+
+    async def withdraw(self, operation_ids: Iterable[str]) -> None:
+        pass
+
+    def deliver(self, event: CallEvent, sender: Address) -> None:
+        super().deliver(replace(event, not_started=None) if isinstance(event, CallFailed) else event, sender)
+
+
+class FindsNobody(MemoryTransport):
+    async def servers(self, wait: float = 0.5) -> list[Address]:
+        return []
+
+
 class AsksEverybody(MemoryTransport):
     """Every server of an operation gets every request."""
 

@@ -7,10 +7,12 @@ import pytest
 
 from opwire.call import MAX_MESSAGE
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_transport, run_virtually
+from opwire.transports.broker import BrokerTransport
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.requirements import requirement
 from tests.testing import broken
 from tests.testing.broker import BrokerLike
+from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
 
 PROMISES = (*TRANSPORT_CONTRACT, *LIMIT_CONTRACT)
 
@@ -25,11 +27,17 @@ def broker() -> Connect:
     return lambda: BrokerLike(bus)
 
 
+def broker_in_memory() -> Connect:
+    market = MemoryBroker()
+    return lambda: BrokerTransport(MemoryMedium(market), heartbeat=0.05)
+
+
 # One line for each transport that is shipped: what makes a medium, and its limit.
 TRANSPORTS: dict[str, tuple[Callable[[], Connect], int | None]] = {
     "memory": (lambda: memory(codec=False), None),
     "memory with codec": (lambda: memory(codec=True), MAX_MESSAGE),
     "like a broker": (broker, MAX_MESSAGE),
+    "a broker in memory": (broker_in_memory, MAX_MESSAGE),
 }
 
 
@@ -90,6 +98,8 @@ CANCELLING = "cancelling a caller stops its handler"
 DEADLINES = "deadlines travel with the call"
 SHARE = "several servers share the calls, and one that leaves gets no more"
 NESTED = "an end may call while it serves, even itself"
+FOUND = "all who serve are found, and each can be asked"
+DRAINING = "a server that drains finishes what it has, and others get the rest"
 NOBODY = "a call that nobody serves fails in time"
 SERVER_CLOSES = "closing a server ends the calls that it has in hand"
 CALLER_CLOSES = "closing a caller stops its handlers, and no others"
@@ -113,6 +123,8 @@ CAUGHT: dict[type[MemoryTransport], set[str]] = {
     broken.CannotBeClosedTwice: {CLOSED},
     broken.AnnouncesLater: {ANNOUNCED},
     broken.NeverWithdraws: {WITHDRAWN, SHARE},
+    broken.WithdrawsAndForgetsWhatWasNotBegun: {DRAINING},
+    broken.FindsNobody: {FOUND},
     broken.AsksEverybody: {SHARE},
     broken.AsksAlwaysTheSame: {SHARE},
     broken.BelievesTheSender: {STRANGER},

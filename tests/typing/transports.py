@@ -17,7 +17,7 @@ server: Server = CallHandler(OperationRegistry(), calls)
 
 
 class Incomplete:
-    trusted = True
+    local = trusted = True
 
     async def start(self, receiver: Receiver) -> None: ...
 

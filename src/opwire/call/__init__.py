@@ -1,5 +1,6 @@
 """The call protocol: events, their wire form, pending calls, the handler that answers, and the transport interface."""
 
+from opwire.call.about import Found, OperationInfo, ServerInfo, Statistics, discover
 from opwire.call.events import (
     CALL_EVENT_SCHEMA,
     CALL_EVENT_SCHEMAS,
@@ -31,10 +32,15 @@ __all__ = [
     "CallHandler",
     "CallRequested",
     "CallResponded",
+    "Found",
+    "OperationInfo",
     "Overflow",
     "PendingRequestMap",
     "Receiver",
+    "ServerInfo",
+    "Statistics",
     "Transport",
     "decode_event",
+    "discover",
     "encode_event",
 ]

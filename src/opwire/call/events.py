@@ -35,7 +35,11 @@ def _null() -> None:
 class CallRequested(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.requested"
 ):
-    """Call an operation. `deadline` is in epoch milliseconds; `timeout_ms`, the time that is left, is preferred."""
+    """Call an operation. `deadline` is in epoch milliseconds; `timeout_ms`, the time that is left, is preferred.
+
+    `credential` proves the identity where nobody but the caller can state it. Requests with the same `sticky_key` go to
+    the same server, as long as the servers are the same and the transport can do that.
+    """
 
     request_id: str
     operation_id: str
@@ -45,6 +49,8 @@ class CallRequested(
     deadline: Milliseconds | None = None
     timeout_ms: Milliseconds | None = None
     credits: Natural | None = None
+    credential: str | None = None
+    sticky_key: str | None = None
 
     def seconds_left(self, default: float | None) -> float | None:
         """How long the call may still take. Clocks differ between machines, so the remaining time goes first."""
@@ -77,7 +83,10 @@ class CallCompleted(
 class CallFailed(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.error"
 ):
-    """The call failed. `code` is a string, because a newer peer may know codes that we do not."""
+    """The call failed. `code` is a string, because a newer peer may know codes that we do not.
+
+    `not_started`: no handler has seen the request, so that another server can be asked without running anything twice.
+    """
 
     request_id: str
     code: str
@@ -85,6 +94,7 @@ class CallFailed(
     details: Any = None
     retryable: bool | None = None
     retry_after_ms: Milliseconds | None = None
+    not_started: bool | None = None
 
     @classmethod
     def of(cls, request_id: str, error: CallError) -> "CallFailed":
@@ -144,6 +154,7 @@ def _schema(type: str, required: dict[str, Any], optional: dict[str, Any] | None
 
 _STRING = {"type": "string"}
 _NUMBER = {"type": "number"}
+_BOOLEAN = {"type": "boolean"}
 
 CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "call.requested": _schema(
@@ -156,6 +167,8 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
             "deadline": {**_NUMBER, "description": "Unix epoch milliseconds"},
             "timeoutMs": {**_NUMBER, "description": "What is left of the deadline; preferred to it"},
             "credits": {"type": "integer", "minimum": 0},
+            "credential": _STRING,
+            "stickyKey": _STRING,
         },
     ),
     "call.responded": _schema(
@@ -165,7 +178,7 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "call.error": _schema(
         "call.error",
         {"code": _STRING, "message": _STRING},
-        {"details": {}, "retryable": {"type": "boolean"}, "retryAfterMs": _NUMBER},
+        {"details": {}, "retryable": _BOOLEAN, "retryAfterMs": _NUMBER, "notStarted": _BOOLEAN},
     ),
     "call.aborted": _schema("call.aborted", {}, {"reason": _STRING}),
     "call.credit": _schema("call.credit", {"n": {"type": "integer", "minimum": 1}}),

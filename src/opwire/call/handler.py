@@ -8,11 +8,14 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable
+from secrets import token_hex
 from typing import Any
 
 from msgspec import Struct
 
 from opwire.access import check_access
+from opwire.call.about import ABOUT, OPERATIONS, SelfDescription, ServerInfo
 from opwire.call.events import CallAborted, CallCredit, CallRequested
 from opwire.call.inbox import Credits
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
@@ -60,7 +63,8 @@ class CallHandler:
 
     `max_calls` bounds the requests in hand at any time, `max_per_identity` those of one caller; what is above is
     refused at once with RATE_LIMITED. `identity` is whom callers without an identity count as: on a transport within
-    this process that is `LOCAL_IDENTITY`, elsewhere nobody.
+    this process that is `LOCAL_IDENTITY`, elsewhere nobody. `name` and `version` are what `discover` shows of this end;
+    `serves` picks the operations of the registry that are announced, all of them if it is not given.
     """
 
     def __init__(
@@ -72,13 +76,17 @@ class CallHandler:
         max_calls: int = 50_000,
         max_per_identity: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
+        name: str = "opwire",
+        version: str = "0.0.0",
+        serves: Callable[[OperationSpec], bool] | None = None,
     ) -> None:
         self._registry = registry
         self._calls = calls
-        self._identity = LOCAL_IDENTITY if identity is None and calls.transport.trusted else identity
+        self._identity = LOCAL_IDENTITY if identity is None and calls.transport.local else identity
         self._max_calls = max_calls
         self._max_per_identity = max_per_identity
         self._timeout = timeout
+        self._serves = serves
         self._served: dict[str, _Served] = {}
         self._by_identity: Counter[str | None] = Counter()
         # The latest requests, in the order of their answers. To find the oldest key of a dict means to search past all
@@ -87,6 +95,10 @@ class CallHandler:
         self._deadlines = Deadlines()
         self._announcing: set[asyncio.Task[None]] = set()
         self._end_watch = _nothing
+        self._draining = False
+        self._idle: asyncio.Event | None = None  # set when nothing is in hand, once somebody waits for that
+        self._instance = (token_hex(8), name, version, round(time.time() * 1000))
+        self._about = SelfDescription(registry, self.about)
 
     async def start(self) -> "CallHandler":
         """Take requests from now on, and announce the registry's operations.
@@ -94,9 +106,10 @@ class CallHandler:
         Raises:
             CallError: UNAVAILABLE.
         """
+        self._draining = False
         self._calls.serve_with(self)
         self._end_watch = self._registry.on_change(self._changed)
-        await self._calls.transport.announce([spec.id for spec in self._registry.list()])
+        await self._calls.transport.announce(self._announced_ids())
         return self
 
     async def __aenter__(self) -> "CallHandler":
@@ -109,12 +122,42 @@ class CallHandler:
         """How many requests are being answered."""
         return len(self._served)
 
-    async def close(self, *, grace: float = 5.0) -> None:
-        """Take no more requests, and stop those in hand. A handler that ignores that is left behind after `grace`."""
+    def about(self) -> ServerInfo:
+        """Who serves here, and how busy it is."""
+        id, name, version, started = self._instance
+        status = "draining" if self._draining else "serving"
+        in_hand = len(self._served)
+        return ServerInfo(id=id, name=name, version=version, started=started, status=status, in_hand=in_hand)
+
+    async def drain(self, timeout: float = 30.0) -> bool:
+        """Take no more requests, and let those in hand finish, in so many seconds; False if some did not.
+
+        What still arrives is handed on: its caller asks another server. `close` stops what is left.
+        """
+        await self._withdraw(timeout)
+        self._idle = asyncio.Event()
+        if not self._served:
+            return True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning("%d calls were not finished after %g s of draining", len(self._served), timeout)
+        return not self._served
+
+    async def _withdraw(self, grace: float) -> None:
+        self._draining = True
         self._end_watch()
         if self._announcing:  # what is announced after the withdrawal would stay
             await asyncio.wait(self._announcing, timeout=grace)
-        await self._calls.transport.withdraw([spec.id for spec in self._registry.list()])
+        await self._calls.transport.withdraw(self._announced_ids())
+
+    def _announced_ids(self) -> list[str]:
+        return [spec.id for spec in self._registry.list() if self._serves is None or self._serves(spec)]
+
+    async def close(self, *, grace: float = 5.0) -> None:
+        """Take no more requests, and stop those in hand. A handler that ignores that is left behind after `grace`."""
+        await self._withdraw(grace)
         self._calls.serve_with(None)
         tasks = [served.task for served in self._served.values() if served.task is not None]
         for request_id, served in list(self._served.items()):
@@ -133,6 +176,10 @@ class CallHandler:
             return
         if event.request_id in self._served:  # a call of this id was given up, and its handler is still ending
             self._calls.fail(event.request_id, CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use"))
+            return
+        if self._draining:
+            leaving = CallError(ErrorCode.UNAVAILABLE, "the server is about to leave, and takes no new calls")
+            self._calls.fail(event.request_id, leaving, not_started=True)
             return
         identity = self._identity if event.identity is None else self._identify(event.identity)
         refusal = self._refusal(identity)
@@ -184,8 +231,9 @@ class CallHandler:
 
     async def _serve(self, event: CallRequested, served: _Served) -> None:
         served.begun = True
+        began, error = time.perf_counter(), None
         try:
-            spec = self._find(event.operation_id)
+            registry, spec = self._find(event.operation_id)
             check_access(spec, served.identity)
             streams = spec.type is OperationType.SUBSCRIPTION
             context = Context(
@@ -197,20 +245,23 @@ class CallHandler:
                 bind_env=self._registry.bind_env,
             )
             if streams:
-                await self._stream(event, served, context)
+                await self._stream(registry, event, served, context)
             elif event.credits is not None:
                 wrong = f"{event.operation_id} is a {spec.type.value}: use call(), not subscribe()"
                 raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
             else:
-                envelope = await self._registry.execute(event.operation_id, event.input, context)
+                envelope = await registry.execute(event.operation_id, event.input, context)
                 self._calls.respond(event.request_id, envelope)
-        except CallError as error:
-            self._calls.fail(event.request_id, error)
+        except CallError as failed:
+            error = failed
+            self._calls.fail(event.request_id, failed)
         except asyncio.CancelledError as cancelled:
             self._calls.stopped(event.request_id, str(cancelled) or "the server stopped the call")
-        except Exception as error:
-            self._calls.fail(event.request_id, failure(error, event.operation_id))
+        except Exception as unforeseen:
+            error = failure(unforeseen, event.operation_id)
+            self._calls.fail(event.request_id, error)
         finally:
+            self._about.count(event.operation_id, time.perf_counter() - began, error)
             self._done(event.request_id, served)
 
     def _watch(self, served: _Served, seconds: float | None) -> float | None:
@@ -228,9 +279,11 @@ class CallHandler:
         self._calls.fail(served.event.request_id, CallError(ErrorCode.TIMEOUT, late))
         served.cancel(late)
 
-    async def _stream(self, event: CallRequested, served: _Served, context: Context) -> None:
+    async def _stream(
+        self, registry: OperationRegistry, event: CallRequested, served: _Served, context: Context
+    ) -> None:
         seq = 0
-        items = self._registry.subscribe(event.operation_id, event.input, context)
+        items = registry.subscribe(event.operation_id, event.input, context)
         try:
             await served.credits.take()
             async for envelope in items:
@@ -244,16 +297,22 @@ class CallHandler:
             await items.aclose()
         self._calls.complete(event.request_id, seq)
 
-    def _find(self, operation_id: str) -> OperationSpec:
-        spec = self._registry.get_spec(operation_id)
+    def _find(self, operation_id: str) -> tuple[OperationRegistry, OperationSpec]:
+        registry = self._registry
+        spec = registry.get_spec(operation_id)
+        if spec is None and operation_id in (ABOUT, OPERATIONS):
+            registry = self._about.operations
+            spec = registry.get_spec(operation_id)
         if spec is None:
-            raise self._registry.not_found(operation_id)
-        if self._registry.get_handler(operation_id) is None:
+            raise registry.not_found(operation_id)
+        if registry.get_handler(operation_id) is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
-        return spec
+        return registry, spec
 
     def _done(self, request_id: str, served: _Served) -> None:
         del self._served[request_id]
+        if self._idle is not None and not self._served:
+            self._idle.set()
         if served.tick:
             self._deadlines.discard(served, served.tick)
         if self._max_per_identity is not None:
@@ -267,6 +326,8 @@ class CallHandler:
 
     def _changed(self, change: Change) -> None:
         """Keep the announcement true while the registry changes."""
+        if self._serves is not None and not self._serves(change.spec):
+            return
         transport = self._calls.transport
         tell: Any = transport.withdraw if change.kind == "removed" else transport.announce
         task = asyncio.get_running_loop().create_task(tell([change.spec.id]))

@@ -4,6 +4,7 @@ No I/O, no clock, no tasks: everything that opens, settles or drops a call is in
 Rule 1: an entry leaves the books in the same step that decides its outcome, so that no call is settled twice.
 Rule 2: an event for a call that is not open is dropped and counted; late and duplicate answers are normal.
 Rule 3: only the peer that a request was routed to can answer it.
+Rule 4: a request that a server refused before anything was begun is asked of another one, a few times.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from opwire.call.events import CallAborted, CallCompleted, CallEvent, CallFailed, CallResponded
+from opwire.call.events import CallAborted, CallCompleted, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.call.transport import Address
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
@@ -21,22 +22,28 @@ S = TypeVar("S")
 
 Dropped = Literal["unknown", "foreign", "duplicate"]
 
+_MOVES = 4
+
 
 class Arrival(Struct, Generic[S], frozen=True):
     """What an event means: for whom, what, and whether it is the end. `value` None is the end of a subscription.
 
-    `stop` is the reason to give to a server that goes on although the call has ended here.
+    `stop` is the reason to give to a server that goes on although the call has ended here. `again` is a request to be
+    sent once more, since the server that got it has not begun it; the call is still open.
     """
 
     sink: S
     value: ResponseEnvelope[Any] | CallError | None
     final: bool
     stop: str | None = None
+    again: CallRequested | None = None
 
 
 class _Entry(Struct, Generic[S]):
+    request: CallRequested
     sink: S
     streams: bool
+    moves: int  # how often it may still be asked of another server
     peer: Address | None = None
     last_seq: int = 0
 
@@ -54,15 +61,15 @@ class Ledger(Generic[S]):
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 
-    def open(self, request_id: str, sink: S, *, streams: bool) -> None:
-        """A request is about to leave.
+    def open(self, request: CallRequested, sink: S, *, streams: bool, movable: bool = True) -> None:
+        """A request is about to leave. `movable`: any server can answer it.
 
         Raises:
             ValueError: the id is in use.
         """
-        if request_id in self._open:
-            raise ValueError(f"the request id {request_id!r} is in use")
-        self._open[request_id] = _Entry(sink, streams)
+        if request.request_id in self._open:
+            raise ValueError(f"the request id {request.request_id!r} is in use")
+        self._open[request.request_id] = _Entry(request, sink, streams, _MOVES if movable else 0)
 
     def routed(self, request_id: str, peer: Address | None) -> None:
         """The request went to this peer, or to one that its first event will name."""
@@ -95,7 +102,7 @@ class Ledger(Generic[S]):
             case CallCompleted():
                 return self._completed(event, entry)
             case CallFailed():
-                return self._settle(event.request_id, event.error())
+                return self._failed(event, entry)
             case CallAborted():
                 reason = event.reason or "the server stopped the call"
                 return self._settle(event.request_id, CallError(ErrorCode.ABORTED, reason))
@@ -130,6 +137,13 @@ class Ledger(Generic[S]):
         if event.seq is not None and event.seq != entry.last_seq:
             return self._gap(event.request_id, entry.last_seq + 1)
         return self._settle(event.request_id, None)
+
+    def _failed(self, event: CallFailed, entry: _Entry[S]) -> Arrival[S]:
+        if event.not_started and entry.moves and not entry.last_seq:
+            entry.moves -= 1
+            entry.peer = None
+            return Arrival(entry.sink, None, False, again=entry.request)
+        return self._settle(event.request_id, event.error())
 
     def _gap(self, request_id: str, missing: int) -> Arrival[S]:
         reason = f"item {missing} of the subscription was lost on the way"

@@ -25,6 +25,7 @@ from opwire.call.events import (
 )
 from opwire.call.inbox import Inbox, Overflow
 from opwire.call.ledger import Ledger
+from opwire.call.observers import Observers
 from opwire.call.transport import Address, Transport
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
@@ -51,10 +52,17 @@ _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
 
 
-class StreamOptions(TypedDict, total=False):
-    """What `subscribe` takes beside the call itself."""
+class CallOptions(TypedDict, total=False):
+    """What `call` takes beside the call itself."""
 
     timeout: float | None
+    to: Address | None
+    sticky_key: str | None
+
+
+class StreamOptions(CallOptions, total=False):
+    """What `subscribe` takes beside the call itself."""
+
     idle_timeout: float | None
     overflow: Overflow
 
@@ -89,7 +97,7 @@ class PendingRequestMap:
         self._deadlines = Deadlines()
         self._callers: dict[str, Address] = {}  # who is to be answered, by request id
         self._server: Server | None = None
-        self._observers: list[Callable[[CallEvent], None]] = []
+        self._observers = Observers()
         self._ids = _ids()
         self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids that contexts brought
         self._closed = False
@@ -131,7 +139,7 @@ class PendingRequestMap:
         context: Context | None = None,
         *,
         output_type: type[T],
-        timeout: float | None = None,
+        **options: Unpack[CallOptions],
     ) -> ResponseEnvelope[T]: ...
     @overload
     async def call(
@@ -140,8 +148,7 @@ class PendingRequestMap:
         input: Any = None,
         context: Context | None = None,
         output_type: Any = None,
-        *,
-        timeout: float | None = None,
+        **options: Unpack[CallOptions],
     ) -> ResponseEnvelope[Any]: ...
     async def call(
         self,
@@ -151,8 +158,13 @@ class PendingRequestMap:
         output_type: Any = None,
         *,
         timeout: float | None = None,
+        to: Address | None = None,
+        sticky_key: str | None = None,
     ) -> ResponseEnvelope[Any]:
         """Call a query or mutation somewhere else. With `output_type` the envelope's data really is of that type.
+
+        `to` is a server's address, for a call that this very one has to answer; else any of those who serve it does.
+        Calls with the same `sticky_key` go to the same one, where the transport can do that.
 
         Raises:
             CallError: whatever went wrong there or on the way; TIMEOUT when no answer came in time.
@@ -164,7 +176,10 @@ class PendingRequestMap:
         elif context.deadline is not None and context.deadline < deadline:
             deadline = context.deadline
         answer: asyncio.Future[ResponseEnvelope[Any]] = asyncio.get_running_loop().create_future()
-        request_id = self._request(operation_id, input, context, answer, remaining=deadline - began)
+        remaining = deadline - began
+        request_id = self._request(
+            operation_id, input, context, answer, remaining=remaining, to=to, sticky_key=sticky_key
+        )
         tick = self._deadlines.add(request_id, deadline, self._time_is_up)
         try:
             envelope = await answer
@@ -204,6 +219,8 @@ class PendingRequestMap:
         timeout: float | None = None,
         idle_timeout: float | None = None,
         overflow: Overflow = "block",
+        to: Address | None = None,
+        sticky_key: str | None = None,
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """The items of a subscription somewhere else. Leaving the loop stops the generator there.
 
@@ -216,7 +233,16 @@ class PendingRequestMap:
         context = (context or _NO_CONTEXT).within(timeout)
         inbox = Inbox(self._window, overflow)
         credits = self._window if overflow == "block" else _EVERYTHING
-        request_id = self._request(operation_id, input, context, inbox, remaining=context.remaining, credits=credits)
+        request_id = self._request(
+            operation_id,
+            input,
+            context,
+            inbox,
+            remaining=context.remaining,
+            credits=credits,
+            to=to,
+            sticky_key=sticky_key,
+        )
         consumed = 0
         try:
             while (item := await self._next(inbox, context, idle_timeout, operation_id)) is not None:
@@ -256,6 +282,8 @@ class PendingRequestMap:
         *,
         remaining: float | None,
         credits: int | None = None,
+        to: Address | None = None,
+        sticky_key: str | None = None,
     ) -> str:
         if remaining is not None and remaining <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was called")
@@ -269,13 +297,18 @@ class PendingRequestMap:
             deadline=None if remaining is None else round((time.time() + remaining) * 1000),
             timeout_ms=None if remaining is None else int(remaining * 1e6) / 1e3,  # `round` to digits costs 0.3 µs more
             credits=credits,
+            sticky_key=sticky_key,
         )
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
-        self._ledger.open(request_id, sink, streams=isinstance(sink, Inbox))
-        shown = self._observe(event) if self._observers else None
+        self._ledger.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None)
+        shown = self._observers.show(event) if self._observers else None
         try:
-            self._ledger.routed(request_id, self.transport.request(event))
+            if to is None:
+                to = self.transport.request(event)
+            else:
+                self.transport.send(event, to)
+            self._ledger.routed(request_id, to)
         except BaseException:
             self._ledger.settle(request_id)
             if shown is not None:
@@ -323,9 +356,14 @@ class PendingRequestMap:
         """A subscription has no more items; `seq` is the number of the last one."""
         return self._finish(CallCompleted(request_id=request_id, seq=seq))
 
-    def fail(self, request_id: str, error: CallError) -> bool:
-        """A request failed. Details and the rest of a message that are too large to be sent are left out."""
+    def fail(self, request_id: str, error: CallError, *, not_started: bool = False) -> bool:
+        """A request failed. Details and the rest of a message that are too large to be sent are left out.
+
+        `not_started`: no handler has seen it, and its caller may ask another server.
+        """
         event = CallFailed.of(request_id, error)
+        if not_started:
+            event = replace(event, not_started=True)
         return self._finish(event, replace(event, message=event.message[:_SHORT], details=None))
 
     def stopped(self, request_id: str, reason: str) -> bool:
@@ -352,7 +390,7 @@ class PendingRequestMap:
             return False
         if final:  # before it is sent: what the caller does about it may come back at once
             del self._callers[event.request_id]
-        shown = self._observe(event) if self._observers else None
+        shown = self._observers.show(event) if self._observers else None
         try:
             self.transport.send(event, caller)
         except CallError as error:
@@ -362,7 +400,8 @@ class PendingRequestMap:
                 self._callers.pop(event.request_id, None)
                 return False
             self._callers[event.request_id] = caller
-            raise
+            # Not to be tried again, though it would be if a request had been refused: the handler has run.
+            raise CallError(error.code, error.message, error.details, retryable=False) from error
         return True
 
     # --- what arrives -------------------------------------------------------------------------------------------------
@@ -370,7 +409,7 @@ class PendingRequestMap:
     def received(self, event: CallEvent, sender: Address) -> None:
         """An event arrived; called by the transport."""
         if self._observers:
-            self._observe(event)
+            self._observers.show(event)
         match event:
             case CallRequested():
                 self._requested(event, sender)
@@ -405,7 +444,8 @@ class PendingRequestMap:
             return
         self._callers[event.request_id] = caller
         if self._server is None:
-            self.fail(event.request_id, CallError(ErrorCode.UNAVAILABLE, "nothing is served here"))
+            nothing = CallError(ErrorCode.UNAVAILABLE, "nothing is served here")
+            self.fail(event.request_id, nothing, not_started=True)
         else:
             self._server.requested(event, caller)
 
@@ -417,6 +457,9 @@ class PendingRequestMap:
                 self._send(CallAborted(request_id=event.request_id, reason="nobody waits for it"), sender)
             return
         sink, value = arrival.sink, arrival.value
+        if arrival.again is not None:
+            self._ask_again(arrival.again, sink)
+            return
         if arrival.stop is not None:
             self._send(CallAborted(request_id=event.request_id, reason=arrival.stop), sender)
         if isinstance(sink, Inbox):
@@ -431,9 +474,19 @@ class PendingRequestMap:
         elif not sink.done():
             sink.set_result(cast("ResponseEnvelope[Any]", value))
 
+    def _ask_again(self, event: CallRequested, sink: _Sink) -> None:
+        """A server refused a request that it has not begun: ask another one, in the time that is left."""
+        if event.deadline is not None:
+            event = replace(event, timeout_ms=event.deadline - time.time() * 1000)
+        try:
+            self._ledger.routed(event.request_id, self.transport.request(event))
+        except CallError as error:
+            self._ledger.settle(event.request_id)
+            _fail(sink, error)
+
     def _send(self, event: CallEvent, to: Address | None) -> None:
         """Send what is good to know but not needed: a peer that is gone needs it least."""
-        shown = self._observe(event) if self._observers else None
+        shown = self._observers.show(event) if self._observers else None
         try:
             self.transport.send(event, to)
         except CallError:
@@ -447,18 +500,7 @@ class PendingRequestMap:
 
         Observers are called after the step that they watch, and cannot fail it. They see a cause before its effect.
         """
-        self._observers.append(observer)
-        return lambda: self._observers.remove(observer) if observer in self._observers else None
-
-    def _observe(self, event: CallEvent) -> asyncio.Handle:
-        return asyncio.get_running_loop().call_soon(self._show, event)
-
-    def _show(self, event: CallEvent) -> None:
-        for observer in tuple(self._observers):
-            try:
-                observer(event)
-            except Exception:
-                logger.exception("an observer failed on %s", type(event).__name__)
+        return self._observers.add(observer)
 
 
 def _ids() -> Iterator[str]:

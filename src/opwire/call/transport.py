@@ -33,8 +33,13 @@ class Transport(Protocol):
     """One end of a medium."""
 
     @property
+    def local(self) -> bool:
+        """Whether peers are this very process: a caller without an identity is then as trusted as the code here."""
+        ...
+
+    @property
     def trusted(self) -> bool:
-        """Whether peers are this very process, so that the identity which they state can be believed."""
+        """Whether the identity on a request can be believed: the transport vouches for it, or peers are local."""
         ...
 
     async def start(self, receiver: Receiver) -> None:
@@ -64,15 +69,25 @@ class Transport(Protocol):
         to a peer that is lost, and refuses answers from any other.
 
         Raises:
-            CallError: UNAVAILABLE if nobody serves it or the transport is closed, PAYLOAD_TOO_LARGE.
+            CallError: UNAVAILABLE if nobody serves it or the transport is closed, PAYLOAD_TOO_LARGE, RATE_LIMITED if
+                the peer does not keep up.
         """
         ...
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        """Send any other event to a peer; None: to whoever has the request.
+        """Send an event to a peer; None: to whoever has the request. A request goes to this very server.
 
         Raises:
-            CallError: UNAVAILABLE if the peer is gone or the transport is closed, PAYLOAD_TOO_LARGE.
+            CallError: UNAVAILABLE if the peer is gone or the transport is closed, PAYLOAD_TOO_LARGE, RATE_LIMITED if
+                the peer does not keep up.
+        """
+        ...
+
+    async def servers(self, wait: float = 0.5) -> list[Address]:
+        """Who serves anything. Where they have to be asked, wait so many seconds for their answers.
+
+        Raises:
+            CallError: UNAVAILABLE, if the medium cannot be reached.
         """
         ...
 

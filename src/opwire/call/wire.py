@@ -52,8 +52,8 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
     Raises:
         CallError: PAYLOAD_TOO_LARGE above the limit, VALIDATION_ERROR if something in it has no JSON form.
     """
-    if isinstance(event, CallResponded):
-        event = msgspec.structs.replace(event, output=wire_form(event.output))
+    if isinstance(event, CallResponded) and (output := wire_form(event.output)) is not event.output:
+        event = msgspec.structs.replace(event, output=output)
     try:
         message = write_json(_encoder, event)
     except (TypeError, ValueError, RecursionError) as error:
@@ -61,7 +61,8 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
     if len(message) > limit:
         size = f"the message has {len(message):,} bytes, and the limit is {limit:,}"
         raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, size, {"bytes": len(message), "limit": limit})
-    warn_of_nulls(message, *_payloads(event))
+    if b"null" in message:
+        warn_of_nulls(message, *_payloads(event))
     return message
 
 
@@ -96,7 +97,9 @@ def _request_id(message: bytes | str) -> dict[str, Any] | None:
 
 
 def _may_be_deep(message: bytes | str) -> bool:
-    """Nesting needs brackets: counting them is 20 times faster than looking at the values."""
+    """Nesting needs brackets, in pairs: counting them is 20 times faster than looking at the values."""
+    if len(message) <= 2 * MAX_DEPTH:
+        return False
     if isinstance(message, str):
         message = message.encode("utf-8", "surrogatepass")
     return message.count(b"[") + message.count(b"{") > MAX_DEPTH

@@ -78,6 +78,11 @@ class ChaosTransport:
         self._timers: dict[Address, set[asyncio.TimerHandle]] = {}
 
     @property
+    def local(self) -> bool:
+        """As the transport inside."""
+        return self._inner.local
+
+    @property
     def trusted(self) -> bool:
         """As the transport inside."""
         return self._inner.trusted
@@ -108,6 +113,10 @@ class ChaosTransport:
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
         """Serve these operations no longer."""
         await self._inner.withdraw(operation_ids)
+
+    async def servers(self, wait: float = 0.5) -> list[Address]:
+        """Who serves anything."""
+        return await self._inner.servers(wait)
 
     def request(self, event: CallRequested) -> Address | None:
         """Send a request.

@@ -52,6 +52,8 @@ TRANSPORT_CONTRACT: Mapping[str, Check] = _named(
         "deadlines travel with the call": calls.deadlines_travel,
         "several servers share the calls, and one that leaves gets no more": calls.servers_share_the_calls,
         "an end may call while it serves, even itself": calls.an_end_may_call_while_it_serves,
+        "all who serve are found, and each can be asked": calls.all_who_serve_are_found,
+        "a server that drains finishes what it has, and others get the rest": calls.draining_loses_no_call,
         "a call that nobody serves fails in time": calls.a_call_that_nobody_serves_fails_in_time,
         "closing a server ends the calls that it has in hand": calls.closing_a_server_ends_its_calls,
         "closing a caller stops its handlers, and no others": calls.closing_a_caller_stops_its_handlers,

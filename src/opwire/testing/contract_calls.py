@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, PendingRequestMap
+from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, PendingRequestMap, discover
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, Handler
 from opwire.testing.scene import PATIENCE, Scene, expect, item, soon
@@ -224,6 +224,46 @@ async def an_end_may_call_while_it_serves(scene: Scene) -> None:
     caller, _ = await scene.server(back=_echo)
     answer = await soon("the nested calls are answered", caller.call(scene.id("nested"), 7))
     expect(answer.data == [7, 7], f"the answer was {answer.data}")
+
+
+async def all_who_serve_are_found(scene: Scene) -> None:
+    """With what they serve, and each answers a request that is directed at it; ends that only call are not found."""
+    ends = [await scene.server(echo=_echo), await scene.server(echo=_echo, numbers=_numbers)]
+    caller = await scene.caller()
+    await soon("a call is answered", caller.call(scene.id("echo")))
+    found = await soon("the servers are found", discover(caller))
+    here = {handler.about().id for _, handler in ends}
+    shown = {each.server.id: sorted(operation.id for operation in each.operations) for each in found}
+    shown = {id: operations for id, operations in shown.items() if id in here}  # others may use the same broker
+    expect(set(shown) == here, f"of {len(here)} servers {len(shown)} were found")
+    wanted = [[scene.id("echo")], [scene.id("echo"), scene.id("numbers")]]
+    expect(sorted(shown.values()) == wanted, f"they serve {shown}")
+
+
+async def draining_loses_no_call(scene: Scene) -> None:
+    """Calls go on while one of two servers drains: those in hand finish, the others are answered elsewhere."""
+    waiting, began = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: Any) -> str:
+        began.set()
+        await waiting.wait()
+        return "finished"
+
+    _, leaving = await scene.server(slow=slow, echo=_echo)
+    await scene.server(echo=_echo)
+    caller = await scene.caller()
+    in_hand = scene.begin(caller.call(scene.id("slow")))
+    await soon("the handler begins", began.wait())
+    calls = [scene.begin(caller.call(scene.id("echo"), number)) for number in range(100)]
+    draining = scene.begin(leaving.drain(PATIENCE))
+    await asyncio.sleep(0)
+    calls += [scene.begin(caller.call(scene.id("echo"), number)) for number in range(100, 200)]
+    answers = await soon("every call is answered", asyncio.gather(*calls))
+    expect([answer.data for answer in answers] == list(range(200)), "calls were lost while a server was draining")
+    waiting.set()
+    answer = await soon("the call in hand is finished", in_hand)
+    expect(answer.data == "finished", f"the answer was {answer.data}")
+    expect(await soon("the server has drained", draining), "the server did not finish what it had")
 
 
 async def a_call_that_nobody_serves_fails_in_time(scene: Scene) -> None:

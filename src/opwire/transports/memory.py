@@ -71,6 +71,10 @@ class MemoryBus:
             serving.append(serving.pop(0))
         return serving[-1]
 
+    def servers(self) -> list[Address]:
+        """The ends that serve anything."""
+        return list(dict.fromkeys(address for serving in self._serving.values() for address in serving))
+
     def end(self, address: Address | None) -> "MemoryTransport":
         """The end with this address.
 
@@ -86,6 +90,7 @@ class MemoryBus:
 class MemoryTransport:
     """One end of a `MemoryBus`."""
 
+    local = True
     trusted = True
 
     def __init__(self, bus: MemoryBus) -> None:
@@ -110,6 +115,15 @@ class MemoryTransport:
         """Serve these operations no longer."""
         if self._address is not None:
             self._bus.withdraw(self._address, operation_ids)
+
+    async def servers(self, wait: float = 0.5) -> list[Address]:
+        """Who serves anything.
+
+        Raises:
+            CallError: UNAVAILABLE, if this end is closed.
+        """
+        self._here()
+        return self._bus.servers()
 
     def request(self, event: CallRequested) -> Address:
         """Send a request to one of those who serve its operation.

@@ -1,0 +1,479 @@
+"""Calls over a broker: whatever is the same for every broker.
+
+A broker passes messages on, and knows neither calls nor who is alive. `BrokerTransport` adds what is missing: who may
+answer a request, leases that end when a peer is gone, a new beginning after the connection was lost. What differs from
+one broker to another is a `Medium`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from itertools import count
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from opwire.call import (
+    MAX_MESSAGE,
+    Address,
+    CallAborted,
+    CallCredit,
+    CallEvent,
+    CallFailed,
+    CallRequested,
+    CallResponded,
+    Receiver,
+    encode_event,
+)
+from opwire.call.session import (
+    Here,
+    Left,
+    Serving,
+    Session,
+    SessionEvent,
+    Waiting,
+    Who,
+    decode_message,
+    encode_session,
+)
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.leases import Asked, Leases, is_final
+from opwire.transports.link import back_off
+from opwire.transports.medium import Medium
+
+if TYPE_CHECKING:  # it needs PyJWT, which an end that signs nothing does without
+    from opwire.auth import SignedRequests
+
+logger = logging.getLogger("opwire.transports")
+
+PATIENCE = 5.0
+"""Seconds within which a broker has to confirm what was asked of it."""
+
+_TOKEN_BYTES = 19  # of a token in JSON: 16 digits, two quotes, a comma
+
+
+class BrokerTransport:
+    """One end of a broker: a `Transport`.
+
+    `heartbeat` is how often, in seconds, a server says which calls it has in hand. A call that nobody has named for
+    three beats fails with UNAVAILABLE: that is how long it takes to notice a server that died without a word.
+    `signed` proves identities in both directions; without it, no identity that a caller states is believed.
+    """
+
+    local = False
+
+    def __init__(
+        self,
+        medium: Medium,
+        *,
+        heartbeat: float = 1.0,
+        limit: int = MAX_MESSAGE,
+        signed: "SignedRequests | None" = None,
+    ) -> None:
+        self._medium = medium
+        self._heartbeat = heartbeat
+        self._limit = limit
+        self._signed = signed
+        self._leases = Leases(3 * heartbeat)
+        self._receiver: Receiver | None = None
+        self._address: Address | None = None  # another one for each connection; None while there is none
+        self._closed = True
+        self._operations: dict[str, None] = {}  # what we serve, in the order of the announcements
+        self._questions = count(1)
+        self._found: dict[int, dict[Address, None]] = {}  # who answered which question
+        self._broken = asyncio.Event()  # set while there is no connection
+        self._farewell: dict[Address, list[str]] = {}  # whom to tell after a reconnection which calls are over
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.malformed = 0
+        self.foreign = 0
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the identity on a request was proven."""
+        return self._signed is not None and self._signed.verifies
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached at the moment."""
+        return self._address is not None
+
+    async def start(self, receiver: Receiver) -> None:
+        """Connect.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        self._receiver, self._closed = receiver, False
+        self._operations.clear()
+        try:
+            await self._connect()
+        except BaseException:
+            self._closed, self._address = True, None
+            await self._medium.close()
+            raise
+        self._begin(self._beat())
+        self._begin(self._stay_connected())
+
+    async def announce(self, operation_ids: Iterable[str]) -> None:
+        """Serve these operations, now and after every reconnection.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        if self._closed:
+            raise CallError(ErrorCode.UNAVAILABLE, "this end is closed")
+        new = [each for each in dict.fromkeys(operation_ids) if each not in self._operations]
+        self._operations.update(dict.fromkeys(new))
+        self._here()
+        try:
+            await self._in_time("the announcement", self._medium.serve(new))
+        except CallError:
+            if self.connected:  # the broker refuses them; had the connection been lost, they would be announced later
+                for each in new:
+                    self._operations.pop(each, None)
+            raise
+
+    async def withdraw(self, operation_ids: Iterable[str]) -> None:
+        """Serve these operations no longer."""
+        known = [each for each in dict.fromkeys(operation_ids) if each in self._operations]
+        for each in known:
+            del self._operations[each]
+        if self.connected and known:
+            try:
+                await self._in_time("the withdrawal", self._medium.unserve(known))
+            except CallError as gone:  # then nothing is routed here, and they will not be announced again
+                logger.debug("the connection was lost during a withdrawal: %s", gone)
+
+    async def servers(self, wait: float = 0.5) -> list[Address]:
+        """Ask who serves anything, and wait so many seconds for answers.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        self._here()
+        number = next(self._questions)
+        found = self._found[number] = {}
+        try:
+            self._medium.tell_all("", encode_session(Who(id=number)))
+            await asyncio.sleep(wait)
+        finally:
+            del self._found[number]
+        return list(found)
+
+    def request(self, event: CallRequested) -> None:
+        """Send a request to one of those who serve its operation.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
+        """
+        self._ask(event, None)
+
+    def send(self, event: CallEvent, to: Address | None) -> None:
+        """Send an event to a peer, or to whoever has the request.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
+        """
+        if isinstance(event, CallRequested):
+            self._ask(event, to)
+            return
+        self._here()
+        message = encode_event(event, limit=self._most())
+        token = None if to is None else self._leases.held(to, event.request_id)
+        if to is None or token is None:
+            self._tell_server(event, message, to)
+            return
+        self._medium.tell(to, token, message, control=not isinstance(event, CallResponded))
+        if is_final(event):
+            self._leases.release(to, event.request_id)
+
+    async def close(self) -> None:
+        """Leave: peers learn that the calls which they share with this end are over."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await self.withdraw(list(self._operations))
+        if self.connected:
+            self._farewell = self._leases.clear()
+            self._say_farewell()
+        self._address = None
+        await self._medium.close()
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def _here(self) -> None:
+        if self._address is None:
+            state = "this end is closed" if self._closed else f"{self._medium.name} is not reachable at the moment"
+            raise CallError(ErrorCode.UNAVAILABLE, state)
+
+    def _most(self) -> int:
+        return min(self._limit, self._medium.max_message)
+
+    def _ask(self, event: CallRequested, to: Address | None) -> None:
+        self._here()
+        if self._signed is not None:
+            event = self._signed.leaving(event)
+        message = encode_event(event, limit=self._most())
+        streams = event.credits is not None
+        token = self._leases.ask(event.request_id, event.operation_id, time.monotonic(), streams=streams, server=to)
+        try:
+            if to is None:
+                self._medium.ask(event.operation_id, token, message)
+            else:
+                self._medium.tell(to, token, message, control=False)
+        except BaseException:
+            self._leases.end(token)
+            raise
+
+    def _tell_server(self, event: CallEvent, message: bytes, to: Address | None) -> None:
+        """Steer a call of ours. Where its server is not known yet, all are told: the token says whose it is."""
+        asked = self._leases.asked(event.request_id)
+        server = to or (None if asked is None else asked.server)
+        token = "" if asked is None else asked.token
+        if server is not None:
+            self._medium.tell(server, token, message, control=not isinstance(event, CallResponded))
+        elif asked is not None:
+            self._medium.tell_all(token, message)
+        else:
+            raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
+        if isinstance(event, CallAborted):
+            self._leases.end(token)
+
+    def _tell(self, to: Address, event: SessionEvent | CallFailed, token: str = "") -> None:
+        """Tell a peer something that it can do without."""
+        message = encode_event(event) if isinstance(event, CallFailed) else encode_session(event)
+        try:
+            self._medium.tell(to, token, message, control=True)
+        except CallError as error:
+            logger.debug("%s could not be told: %s", to, error)
+
+    def _say_farewell(self) -> None:
+        for peer, tokens in self._farewell.items():
+            for portion in self._portions(tokens):
+                self._tell(peer, Left(tokens=portion))
+        self._farewell = {}
+
+    def _portions(self, tokens: list[str]) -> Iterator[list[str]]:
+        """Tokens by the message: as many as the broker lets through."""
+        size = max(1, (self._most() - 100) // _TOKEN_BYTES)
+        return (tokens[start : start + size] for start in range(0, len(tokens), size))
+
+    # --- what arrives -------------------------------------------------------------------------------------------------
+
+    def arrived(self, sender: Address, token: str, message: bytes) -> None:
+        """A message for this end arrived; called by the medium."""
+        if self._receiver is None or self._address is None:
+            return
+        try:
+            event = decode_message(message, limit=self._limit)
+        except CallError as error:
+            self._unreadable(sender, token, error)
+            return
+        if isinstance(event, Session):
+            self._session(event, sender)
+        elif isinstance(event, CallRequested):
+            self._requested(event, sender, token)
+        elif self._accepts(event, sender, token):
+            self._receiver.received(event, sender)
+        else:
+            self.foreign += 1
+
+    def _requested(self, event: CallRequested, sender: Address, token: str) -> None:
+        if self._signed is not None:
+            try:
+                event = self._signed.arriving(event)
+            except CallError as refused:
+                self._tell(sender, CallFailed.of(event.request_id, refused), token)
+                return
+        if token:  # a plain client of the broker has none: it gets its answer, but holds no lease
+            self._leases.hold(sender, event.request_id, token, time.monotonic())
+        self._deliver(event, sender)
+
+    def _accepts(self, event: CallEvent, sender: Address, token: str) -> bool:
+        """Whether an event comes from the one who has to do with its call."""
+        now = time.monotonic()
+        match event:
+            case CallAborted() | CallCredit() if (held := self._leases.held(sender, event.request_id)) is not None:
+                if held == token and isinstance(event, CallAborted):
+                    self._leases.release(sender, event.request_id)
+                return held == token
+            case _:
+                return self._leases.believe(event, sender, token, now)
+
+    def overheard(self, sender: Address, token: str, message: bytes) -> None:
+        """A message for all arrived; called by the medium. It is about a call that we hold, or a question."""
+        if self._receiver is None or self._address is None:
+            return
+        try:
+            event = decode_message(message, limit=self._limit)
+        except CallError:
+            self.malformed += 1
+            return
+        if isinstance(event, Who):
+            if self._operations:
+                self._tell(sender, Here(id=event.id, peers=[self._address]))
+        elif isinstance(event, CallAborted | CallCredit) and self._leases.held(sender, event.request_id) is not None:
+            self.arrived(sender, token, message)
+
+    def _unreadable(self, sender: Address, token: str, error: CallError) -> None:
+        """Whoever waits for the call is told, here or there; the connection goes on."""
+        self.malformed += 1
+        logger.warning("a message from %s cannot be read: %s", sender, error.message)
+        request_id = _request_id(error)
+        if self._receiver is None or request_id is None:
+            return
+        failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
+        if self._leases.asked(request_id) is None:
+            self._tell(sender, failed, token)
+        elif self._leases.believe(failed, sender, token, time.monotonic()):
+            self._receiver.received(failed, sender)
+
+    def _session(self, event: SessionEvent, sender: Address) -> None:
+        now = time.monotonic()
+        match event:
+            case Serving():
+                self._tell(sender, Waiting(gone=self._leases.confirm(sender, event.tokens, now)))
+            case Waiting():
+                for request_id in self._leases.heard(sender, event.gone, now):
+                    self._leases.release(sender, request_id)
+                    self._deliver(CallAborted(request_id=request_id, reason="the caller waits no longer"), sender)
+            case Left():
+                self._lose(sender, self._leases.left(sender, event.tokens), event.reason)
+            case Here():
+                if event.id in self._found:
+                    self._found[event.id][sender] = None
+            case _:
+                self.malformed += 1
+
+    def undelivered(self, token: str, reason: str) -> None:
+        """Nobody got a request; called by the medium."""
+        asked = self._leases.end(token)
+        if asked is not None:
+            self._fail(asked, f"{asked.operation_id}: {reason}")
+
+    def refused(self, operation_id: str, reason: str) -> None:
+        """The broker does not let us ask for an operation; called by the medium."""
+        for asked in self._leases.unanswered(operation_id):
+            self._fail(asked, f"{asked.operation_id}: {reason}")
+
+    def unreachable(self, peer: Address) -> None:
+        """Nobody listens at an address any more; called by the medium."""
+        self._lose(peer, self._leases.left(peer), "the peer is gone")
+
+    def _lose(self, peer: Address, calls: list[Asked], reason: str) -> None:
+        for asked in calls:
+            self._fail(asked, f"{reason} before {asked.operation_id} was answered")
+        if self._receiver is not None:
+            self._receiver.lost(peer, reason)
+
+    def _fail(self, asked: Asked, reason: str) -> None:
+        failed = CallFailed(request_id=asked.request_id, code=ErrorCode.UNAVAILABLE, message=reason)
+        self._deliver(failed, asked.server or "")
+
+    def _deliver(self, event: CallEvent, sender: Address) -> None:
+        if self._receiver is not None:
+            self._receiver.received(event, sender)
+
+    # --- beats and connections ----------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        due = time.monotonic()
+        while True:
+            due += self._heartbeat
+            await asyncio.sleep(due - time.monotonic())
+            if self.connected:
+                self._medium.beat(self._heartbeat)
+                for caller, tokens in list(self._leases.beats()):
+                    for portion in self._portions(tokens):
+                        self._tell(caller, Serving(tokens=portion))
+            late = time.monotonic() - due
+            if late < self._heartbeat:
+                self._expire()
+            else:  # this very process was held up, and there may be news that it has not read yet
+                due += late
+
+    def _expire(self) -> None:
+        expired = self._leases.expire(time.monotonic())
+        silence = f"nothing was heard of it for {3 * self._heartbeat:g} s"
+        for asked in expired.calls:
+            self._fail(asked, f"the server of {asked.operation_id} is gone: {silence}")
+        for caller in expired.callers:
+            self._lose(caller, [], silence)
+
+    def disconnected(self, reason: str) -> None:
+        """The connection is gone; called by the medium. Every call over it ends at once."""
+        self._broken.set()
+        if self._address is None or self._receiver is None:
+            return
+        self._address = None
+        self._farewell.update(self._leases.clear())
+        logger.warning("the connection to %s was lost: %s", self._medium.name, reason)
+        self._receiver.lost(None, f"the connection to {self._medium.name} was lost ({reason})")
+
+    async def _connect(self) -> None:
+        """Connect, and serve what was announced.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        self._broken.clear()
+        address = token_hex(8)
+        await self._in_time("the connection", self._medium.connect(address, self))
+        self._address = address
+        if self._operations:
+            await self._in_time("the announcement", self._medium.serve(list(self._operations)))
+        self._say_farewell()
+
+    async def _stay_connected(self) -> None:
+        """Whenever the connection is lost, connect again, however often it takes."""
+        attempt, tried_at = 0, time.monotonic()
+        while True:
+            await self._broken.wait()
+            if time.monotonic() - tried_at > PATIENCE:  # else it was refused or dropped at once, and would be again
+                attempt = 0
+            await asyncio.sleep(back_off(attempt))
+            attempt += 1
+            try:
+                await self._connect()
+            except CallError as error:
+                logger.debug("%s cannot be reached yet: %s", self._medium.name, error)
+                self._address = None
+                self._broken.set()
+                await self._medium.close()
+            else:
+                logger.info("connected to %s again", self._medium.name)
+            tried_at = time.monotonic()
+
+    async def _in_time(self, what: str, work: Coroutine[None, None, None]) -> None:
+        """Await something of the broker, which may be frozen.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await work
+        except TimeoutError:
+            silent = f"{self._medium.name} did not confirm {what} within {PATIENCE:g} s"
+            raise CallError(ErrorCode.UNAVAILABLE, silent) from None
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a task of the transport failed", exc_info=error)
+
+
+def _request_id(error: CallError) -> str | None:
+    """Which request a message was about that could not be read, if that much was readable."""
+    match error.details:
+        case {"requestId": str(request_id)}:
+            return request_id
+        case _:
+            return None

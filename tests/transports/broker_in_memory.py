@@ -1,0 +1,116 @@
+"""A broker in memory: the simplest `Medium`, with the time that messages take, for tests of what brokers share.
+
+Runs in virtual time. It can be stopped, and loses messages when told to.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from opwire.call import Address
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.medium import Listener
+
+
+class MemoryBroker:
+    """Knows who listens where. `latency` is how long a message takes, `loses` says which are lost."""
+
+    def __init__(self, *, latency: float = 0.001) -> None:
+        self.latency = latency
+        self.loses: Callable[[bytes], bool] = lambda message: False
+        self.running = True
+        self.ends: dict[Address, MemoryMedium] = {}
+        self.serving: dict[str, list[Address]] = {}
+
+    def stop(self) -> None:
+        """Every connection breaks."""
+        self.running = False
+        for end in list(self.ends.values()):
+            end.break_off("the broker stopped")
+
+    def pass_on(self, act: Callable[[], None], message: bytes = b"") -> None:
+        if not self.loses(message):
+            asyncio.get_running_loop().call_later(self.latency, act)
+
+
+class MemoryMedium:
+    """One connection to a `MemoryBroker`."""
+
+    name = "the broker in memory"
+
+    def __init__(self, broker: MemoryBroker, *, max_message: int = 2**20) -> None:
+        self.max_message = max_message
+        self.beats = 0
+        self.connections = 0
+        self._broker = broker
+        self._address: Address | None = None
+        self._listener: Listener | None = None
+
+    async def connect(self, address: Address, listener: Listener) -> None:
+        await self._round_trip()
+        self._address, self._listener = address, listener
+        self._broker.ends[address] = self
+        self.connections += 1
+
+    async def serve(self, operation_ids: Iterable[str]) -> None:
+        await self._round_trip()
+        for operation_id in operation_ids:
+            self._broker.serving.setdefault(operation_id, []).append(self._here())
+
+    async def unserve(self, operation_ids: Iterable[str]) -> None:
+        await self._round_trip()
+        for operation_id in operation_ids:
+            self._broker.serving[operation_id].remove(self._here())
+
+    def ask(self, operation_id: str, token: str, message: bytes) -> None:
+        here, listener = self._here(), self._listener
+        assert listener is not None
+        serving = [each for each in self._broker.serving.get(operation_id, []) if each in self._broker.ends]
+        if not serving:
+            self._broker.pass_on(lambda: listener.undelivered(token, "nobody serves it"))
+            return
+        self._broker.serving[operation_id] = [*serving[1:], serving[0]]
+        self._broker.pass_on(lambda: self._deliver(serving[0], here, token, message), message)
+
+    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+        here = self._here()
+        self._broker.pass_on(lambda: self._deliver(to, here, token, message), message)
+
+    def tell_all(self, token: str, message: bytes) -> None:
+        here = self._here()
+        for end in self._broker.ends.values():
+            if (listener := end._listener) is not None:
+                self._broker.pass_on(lambda listener=listener: listener.overheard(here, token, message), message)
+
+    def beat(self, every: float) -> None:
+        self.beats += 1
+
+    async def close(self) -> None:
+        if self._address is not None:
+            self._broker.ends.pop(self._address, None)
+        self._address = self._listener = None
+
+    def break_off(self, reason: str) -> None:
+        """The connection breaks."""
+        listener = self._listener
+        if self._address is not None:
+            self._broker.ends.pop(self._address, None)
+        self._address = self._listener = None
+        if listener is not None:
+            listener.disconnected(reason)
+
+    def _deliver(self, to: Address, sender: Address, token: str, message: bytes) -> None:
+        end = self._broker.ends.get(to)
+        if end is not None and end._listener is not None:
+            end._listener.arrived(sender, token, message)
+        elif self._listener is not None:
+            self._listener.unreachable(to)
+
+    async def _round_trip(self) -> None:
+        await asyncio.sleep(self._broker.latency)
+        if not self._broker.running:
+            raise CallError(ErrorCode.UNAVAILABLE, "the broker is not there")
+
+    def _here(self) -> Address:
+        if self._address is None:
+            raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
+        return self._address
