@@ -1,0 +1,150 @@
+"""A user's own function as an authenticator."""
+
+import asyncio
+import logging
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+
+from opwire import CallError, ErrorCode, Identity
+from opwire.auth import Grant, callback
+from opwire.auth.callbacks import UserFunction
+from tests.auth.refusals import logged, refusal, unauthenticated
+from tests.requirements import requirement
+
+TOKEN = "a-secret-token-0123456789"
+ANN = Identity(id="ann")
+
+
+def look_up(token: str) -> Identity | None:
+    return ANN if token == TOKEN else None
+
+
+async def look_up_later(token: str) -> Grant | None:
+    await asyncio.sleep(0)
+    return Grant(ANN, ("shop",)) if token == TOKEN else None
+
+
+class Users:
+    async def __call__(self, token: str) -> Identity | None:
+        return look_up(token)
+
+
+@requirement("auth.callback")
+@pytest.mark.parametrize(
+    ("function", "grant"),
+    [
+        (look_up, Grant(ANN)),
+        (look_up_later, Grant(ANN, ("shop",))),
+        (lambda token: look_up_later(token + ""), Grant(ANN, ("shop",))),
+        (partial(look_up_later), Grant(ANN, ("shop",))),
+        (Users(), Grant(ANN)),
+    ],
+    ids=["sync", "async", "lambda of async", "partial", "object"],
+)
+async def test_a_function_says_what_a_token_gives_and_none_means_nothing(function: Any, grant: Grant) -> None:
+    authenticator = callback(function)
+    assert await authenticator.authenticate(TOKEN) == grant
+    assert unauthenticated(await refusal(authenticator.authenticate("other"))) == "the token is not valid"
+
+
+@requirement("auth.callback")
+async def test_the_function_is_not_asked_about_a_token_that_is_missing_or_huge() -> None:
+    asked: list[str] = []
+
+    def function(token: str) -> None:
+        asked.append(token)
+
+    authenticator = callback(function)
+    assert unauthenticated(await refusal(authenticator.authenticate(None))) == "a token is needed"
+    await refusal(authenticator.authenticate("x" * 20_000))
+    assert asked == []
+
+
+@requirement("auth.callback")
+async def test_a_plain_function_may_block_without_stopping_the_event_loop() -> None:
+    turn, threads = threading.Event(), []
+
+    def slow(token: str) -> Identity:
+        threads.append(threading.current_thread())
+        assert turn.wait(5)
+        return ANN
+
+    waiting = asyncio.ensure_future(callback(slow).authenticate(TOKEN))
+    await asyncio.sleep(0)
+    turn.set()  # reached only if the loop goes on
+    assert await asyncio.wait_for(waiting, 5) == Grant(ANN)
+    assert threads[0] is not threading.main_thread()
+
+
+@requirement("auth.callback.fails-closed", "auth.quiet")
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_what_a_function_raises_refuses_the_token_and_its_text_is_shown_nowhere(
+    asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    users: dict[str, Identity] = {}
+
+    def function(token: str) -> Identity:
+        return users[token]  # KeyError: 'the token'
+
+    async def later(token: str) -> Identity:
+        return users[token]
+
+    error = await refusal(callback(later if asynchronous else function).authenticate(TOKEN), TOKEN)
+    assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "the token cannot be checked at the moment")
+    [line] = logged(caplog, TOKEN)
+    assert line.startswith("ERROR the function of callback() raised KeyError:\n")
+    assert "return users[token]" in line  # where it was, for whoever has to mend it
+
+
+@requirement("auth.callback.fails-closed")
+async def test_an_error_that_the_function_chose_for_the_peer_is_passed_on() -> None:
+    async def function(token: str) -> Identity:
+        raise CallError("RATE_LIMITED", "three attempts a minute")
+
+    error = await refusal(callback(function).authenticate(TOKEN))
+    assert (error.code, error.message) == (ErrorCode.RATE_LIMITED, "three attempts a minute")
+
+
+@requirement("auth.callback.fails-closed")
+@pytest.mark.parametrize("answer", [True, {"id": "ann"}, "ann", 0, ""])
+async def test_an_answer_of_another_kind_lets_nobody_in(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    error = await refusal(callback(lambda token: answer).authenticate(TOKEN))
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert logged(caplog)[0].endswith(f"returns a Grant, an Identity or None, and not {type(answer).__name__}")
+
+
+@requirement("auth.callback")
+async def test_a_caller_that_gives_up_cancels_the_function() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def function(token: str) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    waiting = asyncio.ensure_future(callback(function).authenticate(TOKEN))
+    await asyncio.wait_for(begun.wait(), 5)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended.is_set()
+
+
+@requirement("auth.concurrent")
+@pytest.mark.parametrize("function", [look_up, look_up_later])
+async def test_many_tokens_are_told_apart_at_the_same_time(function: Any) -> None:
+    authenticator = callback(function)
+    attempts = [authenticator.authenticate(TOKEN if number % 2 else f"other-{number}") for number in range(100)]
+    answers = await asyncio.gather(*attempts, return_exceptions=True)
+    assert [isinstance(answer, Grant) for answer in answers] == [bool(number % 2) for number in range(100)]
+
+
+async def test_a_user_function_without_arguments_is_called_with_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert await UserFunction(lambda: 3, "a function")() == 3
+    assert logged(caplog) == []

@@ -1,0 +1,67 @@
+"""What a token is worth."""
+
+import logging
+
+import pytest
+
+from opwire import CallError, ErrorCode, Identity
+from opwire.auth import Grant
+from opwire.auth.grants import MAX_TOKEN, as_grant, presented, refused
+from tests.auth.refusals import logged, refusal_of, unauthenticated
+from tests.requirements import requirement
+
+ANN = Identity(id="ann")
+
+
+@requirement("auth.announce")
+def test_a_grant_allows_announcements_in_its_namespaces_alone() -> None:
+    grant = Grant(ANN, announces=("shop", "math"))
+    assert grant.may_announce("shop.order")
+    assert grant.may_announce("math.add.twice")
+    assert not grant.may_announce("shopping.order")
+    assert not grant.may_announce("sho.order")
+    assert not grant.may_announce("other.shop.order")
+    assert not grant.may_announce("*.x")
+
+
+@requirement("auth.announce")
+def test_by_default_a_grant_allows_none_and_a_star_allows_all() -> None:
+    assert not Grant(ANN).may_announce("shop.order")
+    assert Grant(ANN, announces=("*",)).may_announce("shop.order")
+
+
+@requirement("auth.announce")
+def test_a_string_in_place_of_the_namespaces_is_refused_with_the_way_to_write_it() -> None:
+    error = refusal_of(Grant, ANN, "shop")
+    assert error.code is ErrorCode.VALIDATION_ERROR
+    assert "('shop',)" in error.message
+
+
+def test_namespaces_may_be_given_as_a_list() -> None:
+    assert Grant(ANN, ["shop"]).announces == ("shop",)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_identity_alone_announces_nothing() -> None:
+    assert as_grant(ANN) == Grant(ANN)
+    grant = Grant(ANN, ("shop",), 12.0)
+    assert as_grant(grant) is grant
+
+
+@pytest.mark.parametrize("token", [None, ""])
+def test_without_a_token_one_is_asked_for(token: str | None) -> None:
+    assert unauthenticated(refusal_of(presented, token)) == "a token is needed"
+
+
+@requirement("auth.huge")
+def test_a_token_of_the_greatest_length_is_read_and_a_longer_one_is_not() -> None:
+    assert presented("x" * MAX_TOKEN) == "x" * MAX_TOKEN
+    assert unauthenticated(refusal_of(presented, "x" * (MAX_TOKEN + 1))) == "the token is not valid"
+
+
+@requirement("auth.quiet")
+def test_the_reason_of_a_refusal_is_for_the_log_and_not_for_the_peer(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "opwire.auth"):
+        error = refused("the token is not valid", "its issuer is another")
+    assert isinstance(error, CallError)
+    assert unauthenticated(error) == "the token is not valid"
+    assert logged(caplog) == ["INFO the token is not valid: its issuer is another"]

@@ -1,0 +1,81 @@
+"""How much one connection may ask for."""
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire import ErrorCode
+from opwire.auth import RateLimit, Strikes
+from tests.auth.refusals import refusal_of
+from tests.requirements import requirement
+
+
+@requirement("auth.rate")
+def test_a_burst_passes_at_once_and_then_one_call_a_turn() -> None:
+    limit = RateLimit(per_second=10, burst=3)
+    assert [limit.take(100.0) for _ in range(3)] == [0, 0, 0]
+    assert limit.take(100.0) == pytest.approx(0.1)
+    assert limit.take(100.05) == pytest.approx(0.05)
+    assert limit.take(100.15) == 0
+    assert limit.take(100.15) > 0
+
+
+@requirement("auth.rate")
+def test_the_bucket_never_holds_more_than_its_burst() -> None:
+    limit = RateLimit(per_second=1000, burst=2)
+    limit.take(0)
+    assert [limit.take(1e6) == 0 for _ in range(3)] == [True, True, False]
+
+
+@requirement("auth.rate")
+def test_a_time_that_goes_back_gives_nothing() -> None:
+    limit = RateLimit(per_second=1)
+    assert limit.take(100) == 0
+    assert limit.take(0) == 1
+    assert limit.take(100) == 1
+    assert limit.take(101) == 0
+
+
+@requirement("auth.rate")
+@given(
+    st.floats(0.01, 1000),
+    st.integers(1, 20),
+    st.lists(st.floats(0, 2, allow_nan=False), min_size=1, max_size=60),
+)
+def test_in_no_time_more_calls_pass_than_burst_and_rate_allow(rate: float, burst: int, steps: list[float]) -> None:
+    limit, now, passed = RateLimit(rate, burst), 0.0, []
+    for step in steps:
+        now += step
+        wait = limit.take(now)
+        assert 0 <= wait <= 1 / rate + 1e-9
+        if wait == 0:
+            passed.append(now)
+    for first in range(len(passed)):
+        for last in range(first, len(passed)):
+            assert last - first + 1 <= burst + (passed[last] - passed[first]) * rate + 1e-6
+
+
+@requirement("auth.rate")
+@given(st.floats(0.01, 1000), st.integers(0, 10))
+def test_whoever_waits_as_long_as_told_passes(rate: float, before: int) -> None:
+    limit, now = RateLimit(rate, 3), 0.0
+    for _ in range(before):
+        limit.take(now)
+    while (wait := limit.take(now)) == 0:
+        pass
+    assert limit.take(now + wait * (1 + 1e-9) + 1e-9) == 0
+
+
+@requirement("auth.rate")
+@pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (nan, 1), (inf, 1), (1, 0)])
+def test_a_limit_that_lets_nothing_or_everything_pass_is_refused(rate: float, burst: int) -> None:
+    assert refusal_of(RateLimit, rate, burst).code is ErrorCode.VALIDATION_ERROR
+
+
+@requirement("auth.strikes")
+def test_a_peer_is_out_at_the_last_strike_and_stays_out() -> None:
+    strikes = Strikes(3)
+    assert [strikes.strike() for _ in range(5)] == [False, False, True, True, True]
+    assert strikes.count == 5

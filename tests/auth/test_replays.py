@@ -1,0 +1,98 @@
+"""Requests that were seen before."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire import ErrorCode
+from opwire.auth.replays import Replays
+from tests.auth.refusals import refusal_of
+from tests.requirements import requirement
+
+
+@requirement("auth.replay")
+def test_a_request_is_new_once_while_its_credential_is_good() -> None:
+    replays = Replays(10)
+    assert replays.is_new("ann", "r1", until=160, now=100)
+    assert not replays.is_new("ann", "r1", until=160, now=100)
+    assert not replays.is_new("ann", "r1", until=190, now=159.9)
+    assert replays.is_new("ann", "r1", until=230, now=160)
+
+
+@requirement("auth.replay")
+def test_holders_and_their_requests_are_told_apart() -> None:
+    replays = Replays(10)
+    assert replays.is_new("ann", "r1", 160, 100)
+    assert replays.is_new("bob", "r1", 160, 100)
+    assert replays.is_new("ann", "r2", 160, 100)
+    assert replays.is_new("an", "nr1", 160, 100)
+
+
+@requirement("auth.replay.bounded")
+def test_what_has_expired_is_forgotten() -> None:
+    replays = Replays(1_000)
+    for number in range(10_000):
+        assert replays.is_new("ann", str(number), until=number + 60, now=number)
+        assert len(replays) <= 60
+    assert replays.is_new("ann", "last", until=20_001, now=20_000)
+    assert len(replays) == 1
+
+
+@requirement("auth.replay.bounded")
+def test_what_does_not_fit_is_refused_and_nothing_is_forgotten_early() -> None:
+    replays = Replays(3)
+    assert all(replays.is_new("ann", str(number), until=160, now=100) for number in range(3))
+    error = refusal_of(replays.is_new, "ann", "4", 160, 100)
+    assert (error.code, error.retryable, error.retry_after) == (ErrorCode.RATE_LIMITED, True, 1)
+    assert not any(replays.is_new("ann", str(number), until=160, now=159) for number in range(3))
+    assert replays.is_new("ann", "4", until=300, now=160)
+
+
+@requirement("auth.replay.bounded")
+def test_a_long_request_id_takes_no_more_memory_than_a_short_one() -> None:
+    replays = Replays(10)
+    assert replays.is_new("ann", "x" * 1_000_000, 160, 100)
+    assert not replays.is_new("ann", "x" * 1_000_000, 160, 100)
+    assert [len(key) for key in replays._until] == [16]
+
+
+@requirement("auth.replay")
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ann", "bob"]),
+            st.sampled_from(["1", "2", "3"]),
+            st.floats(1, 50),
+            st.floats(0, 30),
+        )
+    )
+)
+def test_a_request_passes_exactly_when_it_has_not_within_its_time(seen: list[tuple[str, str, float, float]]) -> None:
+    replays, now = Replays(100), 0.0
+    until: dict[tuple[str, str], float] = {}
+    for holder, request_id, lifetime, step in seen:
+        now += step
+        expected = until.get((holder, request_id), now) <= now
+        assert replays.is_new(holder, request_id, now + lifetime, now) is expected
+        if expected:
+            until[holder, request_id] = now + lifetime
+
+
+@requirement("auth.concurrent")
+def test_of_many_threads_with_the_same_request_one_is_first() -> None:
+    replays, start = Replays(10_000), threading.Barrier(8)
+
+    def race(_: int) -> int:
+        start.wait(5)
+        return sum(replays.is_new("ann", str(number), 160, 100) for number in range(500))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads meet half-way
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(race, range(8))) == 500
+    finally:
+        sys.setswitchinterval(interval)

@@ -1,0 +1,142 @@
+"""Identities over a broker: what leaves is signed, what arrives is verified."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from opwire.auth import Authority, Grant, SignedRequests, Signer, SigningKey, Verifier
+from opwire.call import CallHandler, CallRequested, PendingRequestMap, decode_event, encode_event
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import AccessControl, Context, Identity
+from opwire.registry import OperationRegistry
+from opwire.transports.broker import BrokerTransport
+from tests.requirements import requirement
+from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
+
+AUTHORITY = Authority.generate()
+ANN, EVE, SHOP = Identity(id="ann", scopes=("orders",)), Identity(id="eve"), Identity(id="shop")
+
+
+def holder(identity: Identity, *, delegates: bool = False) -> SignedRequests:
+    key = SigningKey.generate()
+    passport = AUTHORITY.issue(Grant(identity), key.public_pem, lifetime=600, delegates=delegates)
+    return SignedRequests(Signer(passport, key), Verifier(AUTHORITY.public_pem))
+
+
+def request(id: str = "r", input: Any = None, **fields: Any) -> CallRequested:
+    return CallRequested(request_id=id, operation_id="math.add", input=input, timeout_ms=5000, **fields)
+
+
+def travelled(event: CallRequested) -> CallRequested:
+    arrived = decode_event(encode_event(event))
+    assert isinstance(arrived, CallRequested)
+    return arrived
+
+
+@requirement("auth.signed-requests")
+def test_a_request_leaves_with_a_credential_and_arrives_with_the_identity_that_it_proves() -> None:
+    sent = holder(ANN).leaving(request(identity=EVE))
+    assert sent.identity is None
+    served = holder(SHOP).arriving(travelled(sent))
+    assert (served.identity, served.credential) == (ANN, None)
+
+
+@requirement("auth.signed-requests")
+def test_an_identity_that_is_only_stated_is_dropped() -> None:
+    assert holder(SHOP).arriving(request(identity=ANN)).identity is None
+
+
+@requirement("auth.signed-requests")
+def test_an_end_without_a_signer_sends_no_identity() -> None:
+    sent = SignedRequests().leaving(request(identity=ANN))
+    assert (sent.identity, sent.credential) == (None, None)
+
+
+@requirement("auth.signed-requests")
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+    )
+)
+def test_the_input_is_bound_whatever_it_is(input: Any) -> None:
+    sent = ANNS.leaving(request(input=input))
+    fresh = SignedRequests(None, Verifier(AUTHORITY.public_pem))
+    assert fresh.arriving(travelled(sent)).identity == ANN
+    with pytest.raises(CallError) as refused:
+        fresh.arriving(travelled(replace(sent, input=["something else", input])))
+    assert refused.value.code is ErrorCode.UNAUTHENTICATED
+
+
+ANNS = holder(ANN)
+
+
+@requirement("auth.credential.bound", "auth.signed-requests")
+@pytest.mark.parametrize("change", [{"request_id": "s"}, {"operation_id": "shop.close"}, {"input": {"a": 2}}])
+def test_a_captured_credential_is_refused_for_another_call(change: dict[str, Any]) -> None:
+    captured = holder(ANN).leaving(request(input={"a": 1}))
+    with pytest.raises(CallError) as refused:
+        holder(SHOP).arriving(travelled(replace(captured, **change)))
+    assert refused.value.code is ErrorCode.UNAUTHENTICATED
+
+
+@requirement("auth.delegation")
+def test_a_server_that_may_delegate_calls_on_as_its_caller_and_another_as_itself() -> None:
+    for delegates, expected in ((True, ANN), (False, SHOP)):
+        shop, bank = holder(SHOP, delegates=delegates), holder(Identity(id="bank"))
+        served = shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
+        on = shop.leaving(request("r2", parent_request_id="r1", identity=served.identity))
+        assert bank.arriving(travelled(on)).identity == expected
+
+
+@requirement("auth.delegation")
+def test_a_call_is_not_made_on_as_another_caller_who_used_the_same_request_id() -> None:
+    shop, bank = holder(SHOP, delegates=True), holder(Identity(id="bank"))
+    eves = shop.arriving(travelled(holder(EVE).leaving(request("r1"))))
+    shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
+    on = shop.leaving(request("r2", parent_request_id="r1", identity=eves.identity))
+    assert bank.arriving(travelled(on)).identity == SHOP
+
+
+@requirement("auth.signed-requests")
+async def test_over_a_broker_a_call_is_made_as_whom_its_credential_proves_and_nobody_else() -> None:
+    registry, market = OperationRegistry(), MemoryBroker()
+
+    @registry.query("shop.whoami", access=AccessControl(required_scopes=("orders",)))
+    async def whoami(context: Context) -> str:
+        return context.identity.id if context.identity else "nobody"
+
+    def end(signed: SignedRequests | None) -> PendingRequestMap:
+        return PendingRequestMap(BrokerTransport(MemoryMedium(market), heartbeat=0.2, signed=signed))
+
+    stated = Context(identity=ANN)
+    async with end(holder(SHOP)) as serving, CallHandler(registry, serving):
+        async with end(holder(ANN)) as ann:
+            assert (await ann.call("shop.whoami")).data == "ann"
+        for other, code in ((holder(EVE), ErrorCode.ACCESS_DENIED), (None, ErrorCode.UNAUTHENTICATED)):
+            async with end(other) as calls:
+                with pytest.raises(CallError) as refused:
+                    await calls.call("shop.whoami", None, stated)
+                assert refused.value.code is code
+
+
+async def test_a_request_with_a_bad_credential_is_refused_at_once() -> None:
+    registry, market = OperationRegistry(), MemoryBroker()
+
+    @registry.query("shop.open", access=AccessControl(public=True))
+    async def opened() -> bool:
+        return True
+
+    class Forger(SignedRequests):
+        def leaving(self, event: CallRequested) -> CallRequested:
+            return replace(event, credential="forged")
+
+    serving = PendingRequestMap(BrokerTransport(MemoryMedium(market), signed=holder(SHOP)))
+    forger = PendingRequestMap(BrokerTransport(MemoryMedium(market), signed=Forger()))
+    async with serving, CallHandler(registry, serving), forger:
+        with pytest.raises(CallError) as refused:
+            await forger.call("shop.open")
+    assert refused.value.code is ErrorCode.UNAUTHENTICATED
