@@ -317,6 +317,23 @@ PIPELINE: dict[str, str] = {
 TRANSPORT: dict[str, str] = {
     "transport.contract": "One public contract runs on every transport that is shipped, each promise under its name.",
     "transport.contract-bites": "A transport that breaks a promise is caught by the check of that promise.",
+    "transport.medium": "A broker is one small interface; what sends never waits.",
+    "transport.link.order": "What is written to a connection arrives in order.",
+    "transport.link.bound": "A peer that does not read costs memory up to a bound; above it requests and answers fail, "
+    "each its own call, and what ends or steers calls still passes.",
+    "transport.link.urgent": "Signs of life go past what waits to be sent.",
+    "transport.link.end": "A connection ends once, in bounded time, and tells why.",
+    "transport.link.protocol": "A peer that breaks the protocol loses its own connection.",
+    "transport.leases.token": "Over a broker only the server that has a request can answer it, and only its caller can "
+    "steer it.",
+    "transport.leases.expiry": "A server or caller that is gone without a word is noticed after three beats.",
+    "transport.leases.long-calls": "A call may take as long as it likes while its server lives.",
+    "transport.leases.lost-messages": "A request, answer or abort that a broker lost is noticed within four beats.",
+    "transport.leases.caller-gone": "The handlers of a caller that is gone are stopped.",
+    "transport.leases.abort-unknown": "An abort reaches its handler at once, even before the server was heard of.",
+    "transport.malformed": "A message that cannot be read fails its own call, is counted, and ends neither side.",
+    "transport.reconnect": "A lost connection ends its calls at once, is made again with back-off and jitter, and serves "
+    "what it served.",
     "transport.memory": "Events within one process travel by reference.",
     "transport.memory-codec": "With `codec=True` every event within one process passes through the wire format.",
     "transport.addresses": "No caller sees another's answers, even where both use the same request id.",
@@ -366,6 +383,15 @@ CALL: dict[str, str] = {
     "answer.",
     "call.moves-on": "A request that a server refused before anything was begun is asked of another one, in the time that "
     "is left; one that may have begun is not.",
+    "call.session.schemas": "Every event of a session agrees with its published schema, and survives its journey.",
+    "call.session.tolerant": "Session events with unknown fields or another order of fields are read.",
+    "call.session.malformed": "What is no session event is a PROTOCOL_ERROR, and nothing else.",
+    "call.discovery": "All who serve can be found, with schemas, health and version, whatever the size of their "
+    "registries.",
+    "call.discovery.statistics": "A server counts calls, errors and time per operation; of an error it keeps the code.",
+    "call.discovery.access": "Discovery shows a caller the operations that it may call.",
+    "call.directed": "A call can be directed at one of several servers.",
+    "call.drain": "A server that drains finishes what it has in hand, takes nothing new, and ends in time.",
     "call.one-outcome": "Every call that was opened is settled exactly once, or still pending.",
     "call.duplicates": "Late and duplicate answers are dropped and counted.",
     "call.unknown-ids": "Events for unknown requests are ignored and counted.",
@@ -433,6 +459,42 @@ CALL: dict[str, str] = {
     "cancelled is not.",
 }
 
+NATS: dict[str, str] = {
+    "transport.nats.protocol": "However NATS' bytes are cut, the events are the same.",
+    "transport.nats.garbage": "Bytes that are not NATS are a PROTOCOL_ERROR, never a crash, a hang or unbounded "
+    "memory.",
+    "transport.nats.subjects": "Every operation id has a legal NATS subject of its own, readable where it can be.",
+    "transport.nats.barrier": "Over NATS, serving and withdrawing are done when they return.",
+    "transport.nats.order": "Over NATS an abort never overtakes its request.",
+    "transport.nats.nobody": "Over NATS a call that nobody serves fails within a round trip.",
+    "transport.nats.gone": "The NATS server's word that a receiver is gone names that receiver, plain clients "
+    "included.",
+    "transport.nats.plain-clients": "A plain NATS client can call an operation, and answer one, with JSON alone.",
+    "transport.nats.no-deputy": "Nobody can have answers published to system subjects or to other operations.",
+    "transport.nats.permissions": "What the NATS server forbids fails alone, at once where it names the operation; the "
+    "connection lives.",
+    "transport.nats.payload": "A message above the server's max_payload fails its own call; the connection lives.",
+    "transport.nats.credentials": "Password, token, NKEY and .creds file prove to a NATS server who we are.",
+    "transport.nats.secrets": "No message, log line or repr shows a password, token or seed.",
+    "transport.nats.tls": "TLS is used where either side wants it, is checked, and is never given up for plain text.",
+    "transport.nats.unreachable": "A NATS server that is absent, full, too old or something else is named, with the "
+    "reason.",
+    "transport.nats.cluster": "All known servers of a NATS cluster are tried in random order, those it tells of "
+    "included.",
+    "transport.nats.lame-duck": "A NATS server about to shut down is used until it ends, then another one.",
+    "transport.nats.frozen": "A silent NATS server is given up at the third beat.",
+    "transport.nats.pings": "The NATS server's own pings are answered.",
+    "transport.nats.last-word": "If a connection ends after a complaint of the NATS server, that is the reason given.",
+    "transport.nats.closing": "What was sent before closing arrives, and closing never waits long.",
+    "transport.nats.outage": "Nothing is lost silently or kept for later while the NATS server is gone: one outcome a "
+    "call.",
+    "transport.nats.at-once": "Handlers of one operation run at the same time, and may call back.",
+    "transport.nats.drain": "A NATS end that withdraws answers everything that arrived before.",
+    "transport.nats.no-leak": "What an exception says does not reach the caller over NATS.",
+    "transport.nats.spread": "Those who serve an operation over NATS share its requests.",
+    "transport.nats.discovery": "NATS' own tools are told what is served, where an end describes itself.",
+}
+
 AUTH: dict[str, str] = {
     "auth.extra": "Signed tokens need the extra `auth`; without it the error names it, and nothing else loads PyJWT.",
     "auth.announce": "A grant allows announcements in its own namespaces alone, by default in none.",
@@ -443,7 +505,8 @@ AUTH: dict[str, str] = {
     "auth.static.constant-time": "A static token is compared by digest with every known one, in constant time.",
     "auth.static.weak": "A short, empty or padded static token is refused when it is configured.",
     "auth.anybody": "A door is open only where `anybody` says so.",
-    "auth.callback": "A user's function, sync or async, can say what a token gives; a sync one does not block the loop.",
+    "auth.callback": "A user's function, sync or async, can say what a token gives; a sync one does not block the "
+    "loop.",
     "auth.callback.fails-closed": "A user's function that fails or answers with something else lets nobody in.",
     "auth.claims": "Subject, scopes, resources and namespaces of a grant come from claims that can be named.",
     "auth.claims.strict": "A claim of the wrong kind is refused.",
@@ -485,6 +548,7 @@ SECTIONS = (
     CALL,
     TRANSPORT,
     CHAOS,
+    NATS,
     AUTH,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}

@@ -47,7 +47,8 @@ def test_a_request_that_a_server_has_not_begun_is_asked_of_another_and_stays_ope
     arrival = ledger.arrived(refusal(), "server")
     assert arrival is not None
     assert (arrival.again, arrival.final) == (request("r"), False)
-    ledger.routed("r", "another")
+    ledger.routed("r", "server")  # the first `request` returns after its refusal has arrived
+    ledger.routed("r", "another", arrival.move)
     assert ledger.arrived(answer(), "server") is None
     settled = ledger.arrived(answer(), "another")
     assert settled is not None

@@ -40,6 +40,7 @@ class MemoryMedium:
     def __init__(self, broker: MemoryBroker, *, max_message: int = 2**20) -> None:
         self.max_message = max_message
         self.beats = 0
+        self.largest = 0  # bytes of a message that was sent
         self.connections = 0
         self._broker = broker
         self._address: Address | None = None
@@ -73,6 +74,7 @@ class MemoryMedium:
 
     def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         here = self._here()
+        self.largest = max(self.largest, len(message))
         self._broker.pass_on(lambda: self._deliver(to, here, token, message), message)
 
     def tell_all(self, token: str, message: bytes) -> None:

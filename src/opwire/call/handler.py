@@ -96,6 +96,7 @@ class CallHandler:
         self._announcing: set[asyncio.Task[None]] = set()
         self._end_watch = _nothing
         self._draining = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when nothing is in hand, once somebody waits for that
         self._instance = (token_hex(8), name, version, round(time.time() * 1000))
         self._about = SelfDescription(registry, self.about)
@@ -107,6 +108,7 @@ class CallHandler:
             CallError: UNAVAILABLE.
         """
         self._draining = False
+        self._loop = asyncio.get_running_loop()  # asked for once: that is a system call on Python 3.11
         self._calls.serve_with(self)
         self._end_watch = self._registry.on_change(self._changed)
         await self._calls.transport.announce(self._announced_ids())
@@ -190,7 +192,7 @@ class CallHandler:
         served = self._served[event.request_id] = _Served(event, caller, identity, credits)
         if self._max_per_identity is not None:
             self._by_identity[_id_of(identity)] += 1
-        served.task = asyncio.get_running_loop().create_task(self._serve(event, served))
+        served.task = (self._loop or asyncio.get_running_loop()).create_task(self._serve(event, served))
 
     def credited(self, event: CallCredit, caller: Address) -> None:
         """A consumer takes more items."""

@@ -37,6 +37,7 @@ class Arrival(Struct, Generic[S], frozen=True):
     final: bool
     stop: str | None = None
     again: CallRequested | None = None
+    move: int = 0
 
 
 class _Entry(Struct, Generic[S]):
@@ -44,6 +45,7 @@ class _Entry(Struct, Generic[S]):
     sink: S
     streams: bool
     moves: int  # how often it may still be asked of another server
+    move: int = 0  # how often it was
     peer: Address | None = None
     last_seq: int = 0
 
@@ -71,10 +73,14 @@ class Ledger(Generic[S]):
             raise ValueError(f"the request id {request.request_id!r} is in use")
         self._open[request.request_id] = _Entry(request, sink, streams, _MOVES if movable else 0)
 
-    def routed(self, request_id: str, peer: Address | None) -> None:
-        """The request went to this peer, or to one that its first event will name."""
+    def routed(self, request_id: str, peer: Address | None, move: int = 0) -> None:
+        """The request went to this peer, or to one that its first event will name.
+
+        `move` is of the arrival that said to ask again. If that was not the last one, a faster word has come: within one
+        process a refusal arrives before `request` returns.
+        """
         entry = self._open.get(request_id)
-        if entry is not None and peer is not None:
+        if entry is not None and peer is not None and entry.move == move:
             entry.peer = peer
 
     def peer(self, request_id: str) -> Address | None:
@@ -141,8 +147,9 @@ class Ledger(Generic[S]):
     def _failed(self, event: CallFailed, entry: _Entry[S]) -> Arrival[S]:
         if event.not_started and entry.moves and not entry.last_seq:
             entry.moves -= 1
+            entry.move += 1
             entry.peer = None
-            return Arrival(entry.sink, None, False, again=entry.request)
+            return Arrival(entry.sink, None, False, again=entry.request, move=entry.move)
         return self._settle(event.request_id, event.error())
 
     def _gap(self, request_id: str, missing: int) -> Arrival[S]:

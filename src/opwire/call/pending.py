@@ -101,6 +101,7 @@ class PendingRequestMap:
         self._ids = _ids()
         self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids that contexts brought
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.dropped_items = 0
 
     async def start(self) -> Self:
@@ -109,6 +110,7 @@ class PendingRequestMap:
         Raises:
             CallError: UNAVAILABLE.
         """
+        self._loop = asyncio.get_running_loop()
         await self.transport.start(self)
         return self
 
@@ -123,6 +125,10 @@ class PendingRequestMap:
         self._closed = True
         self.lost(None, "the connection was closed")
         await self.transport.close()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        """The loop that this end was started on. Asking asyncio for it is a system call on Python 3.11: 0.2 µs."""
+        return self._loop or asyncio.get_running_loop()
 
     @property
     def open_calls(self) -> int:
@@ -175,7 +181,7 @@ class PendingRequestMap:
             context = _NO_CONTEXT
         elif context.deadline is not None and context.deadline < deadline:
             deadline = context.deadline
-        answer: asyncio.Future[ResponseEnvelope[Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[ResponseEnvelope[Any]] = self._running().create_future()
         remaining = deadline - began
         request_id = self._request(
             operation_id, input, context, answer, remaining=remaining, to=to, sticky_key=sticky_key
@@ -458,7 +464,7 @@ class PendingRequestMap:
             return
         sink, value = arrival.sink, arrival.value
         if arrival.again is not None:
-            self._ask_again(arrival.again, sink)
+            self._ask_again(arrival.again, sink, arrival.move)
             return
         if arrival.stop is not None:
             self._send(CallAborted(request_id=event.request_id, reason=arrival.stop), sender)
@@ -474,12 +480,12 @@ class PendingRequestMap:
         elif not sink.done():
             sink.set_result(cast("ResponseEnvelope[Any]", value))
 
-    def _ask_again(self, event: CallRequested, sink: _Sink) -> None:
+    def _ask_again(self, event: CallRequested, sink: _Sink, move: int) -> None:
         """A server refused a request that it has not begun: ask another one, in the time that is left."""
         if event.deadline is not None:
             event = replace(event, timeout_ms=event.deadline - time.time() * 1000)
         try:
-            self._ledger.routed(event.request_id, self.transport.request(event))
+            self._ledger.routed(event.request_id, self.transport.request(event), move)
         except CallError as error:
             self._ledger.settle(event.request_id)
             _fail(sink, error)

@@ -3,11 +3,12 @@
 Over a connection (WebSocket):
 
     client                                               server
-      session.hello {version, maxMessage}             ->
+      session.hello {version, maxMessage, token?}     ->
                      <- session.welcome {version, peer, maxMessage, heartbeatMs}
       session.announce {id, operations}               ->        <- session.done {id}
       session.withdraw {id, operations}               ->        <- session.done {id}
       session.who {id}                                ->        <- session.here {id, peers}
+                     <- session.refused {id?, code, message}    instead of welcome (then without id) or done
                      <- session.left {peer, reason}             a peer behind the server is gone
       session.goaway {reason}                        <->        send no new requests here
 
@@ -43,10 +44,11 @@ class Session(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="cam
 
 
 class Hello(Session, frozen=True, tag="session.hello"):
-    """The first event of a connection: who speaks, and what it can take."""
+    """The first event of a connection: who speaks, and what it can take. `token` says what it is allowed to do."""
 
     version: Natural
     max_message: Positive = MAX_MESSAGE
+    token: str | None = None
 
 
 class Welcome(Session, frozen=True, tag="session.welcome"):
@@ -76,6 +78,19 @@ class Done(Session, frozen=True, tag="session.done"):
     """What was asked for with this id has happened."""
 
     id: Natural
+
+
+class Refused(Session, frozen=True, tag="session.refused"):
+    """What was asked for with this id will not happen; 0 is the hello."""
+
+    id: Natural = 0
+    code: str
+    message: str
+
+    def error(self) -> CallError:
+        """The error that whoever asked raises."""
+        known = self.code in ErrorCode.__members__
+        return CallError(ErrorCode(self.code) if known else ErrorCode.UNAVAILABLE, self.message)
 
 
 class Who(Session, frozen=True, tag="session.who"):
@@ -117,14 +132,14 @@ class Waiting(Session, frozen=True, tag="session.waiting"):
     gone: list[str] = []
 
 
-SessionEvent = Hello | Welcome | Announce | Withdraw | Done | Who | Here | GoAway | Left | Serving | Waiting
+SessionEvent = Hello | Welcome | Announce | Withdraw | Done | Refused | Who | Here | GoAway | Left | Serving | Waiting
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(SessionEvent)
 
 SESSION_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     str(kind.__struct_config__.tag): json_schema_of(kind)
-    for kind in (Hello, Welcome, Announce, Withdraw, Done, Who, Here, GoAway, Left, Serving, Waiting)
+    for kind in (Hello, Welcome, Announce, Withdraw, Done, Refused, Who, Here, GoAway, Left, Serving, Waiting)
 }
 SESSION_EVENT_SCHEMA: dict[str, Any] = {"oneOf": list(SESSION_EVENT_SCHEMAS.values())}
 

@@ -1,0 +1,51 @@
+"""Serve a few operations over whatever the URL says. In another terminal, `call.py` uses them.
+
+    python examples/serve.py redis://127.0.0.1:6379
+    python examples/serve.py nats://127.0.0.1:4222
+    python examples/serve.py ws://127.0.0.1:8700        # where examples/hub.py listens
+
+Start it twice, and the calls are shared. Stop one with Ctrl-C: it finishes what it has, and the other gets the rest.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+from opwire import Identity, OperationRegistry
+from opwire.hub import Spoke
+
+registry = OperationRegistry()
+
+
+@registry.query("math.add")
+async def add(a: int, b: int) -> dict[str, int]:
+    """Add two integers, and say which process did it."""
+    return {"sum": a + b, "process": os.getpid()}
+
+
+@registry.subscription("clock.ticks")
+async def ticks(count: int = 3, seconds: float = 0.1) -> AsyncIterator[int]:
+    """Count, one number at a time."""
+    for number in range(count):
+        yield number
+        await asyncio.sleep(seconds)
+
+
+async def main(url: str) -> None:
+    # Nobody proves who they are here: whoever reaches the broker may call. docs/howto/scale-out.md says how to close the
+    # door.
+    everybody = Identity(id="everybody", scopes=("*",))
+    token = {"token": os.environ["OPWIRE_TOKEN"]} if url.startswith("ws") else {}
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with Spoke(registry, url, name="example", version="1.0.0", identity=everybody, **token) as spoke:
+        print("serving", *(spec.id for spec in registry.list()), flush=True)
+        await stop.wait()
+        await spoke.drain()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,152 @@
+"""A spoke: one end of whatever its URL says, which serves a registry and calls what others serve."""
+
+from collections.abc import AsyncGenerator
+from typing import Any, Self, TypeVar, Unpack, overload
+
+from opwire.call import CallHandler, Found, PendingRequestMap, Transport, discover
+from opwire.call.pending import CallOptions, StreamOptions
+from opwire.envelope import ResponseEnvelope
+from opwire.hub.connect import connect
+from opwire.operation import Context, Identity
+from opwire.registry import OperationRegistry
+
+T = TypeVar("T")
+
+
+class Spoke:
+    """Serves a registry over a hub or a broker, and calls what others serve there.
+
+        async with Spoke(registry, "ws://127.0.0.1:8700", token="…") as spoke:  # a hub
+            envelope = await spoke.call("math.add", {"a": 1, "b": 2})
+
+        async with Spoke(registry, "redis://127.0.0.1:6379") as spoke:  # no hub: the broker is enough
+            ...
+
+    Without a registry it only calls. `url` may be a transport, too. `identity` is whom callers count as that have none;
+    `options` are those of the transport (`token`, `heartbeat`, `ssl`, …).
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry | None,
+        url: str | Transport,
+        *,
+        name: str = "opwire",
+        version: str = "0.0.0",
+        identity: Identity | None = None,
+        max_calls: int = 50_000,
+        max_per_identity: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.transport = connect(url, **options) if isinstance(url, str) else url
+        self.calls = PendingRequestMap(self.transport)
+        self.handler = CallHandler(
+            OperationRegistry() if registry is None else registry,
+            self.calls,
+            name=name,
+            version=version,
+            identity=identity,
+            max_calls=max_calls,
+            max_per_identity=max_per_identity,
+        )
+
+    async def start(self) -> Self:
+        """Connect, and announce what is served.
+
+        Raises:
+            CallError: UNAVAILABLE; UNAUTHENTICATED or ACCESS_DENIED, if the hub does not want this spoke.
+        """
+        await self.calls.start()
+        try:
+            await self.handler.start()
+        except BaseException:
+            await self.calls.close()
+            raise
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def drain(self, timeout: float = 30.0) -> bool:
+        """Take no more calls, and finish those in hand; others get the rest. False if some did not end in time."""
+        return await self.handler.drain(timeout)
+
+    async def close(self) -> None:
+        """Leave. What is in hand is stopped: `drain` first to let it finish."""
+        await self.handler.close()
+        await self.calls.close()
+
+    @overload
+    async def call(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        *,
+        output_type: type[T],
+        **options: Unpack[CallOptions],
+    ) -> ResponseEnvelope[T]: ...
+    @overload
+    async def call(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> ResponseEnvelope[Any]: ...
+    async def call(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> ResponseEnvelope[Any]:
+        """Call a query or mutation that somebody serves: see `PendingRequestMap.call`.
+
+        Raises:
+            CallError: whatever went wrong there or on the way.
+        """
+        return await self.calls.call(operation_id, input, context, output_type, **options)
+
+    @overload
+    def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        *,
+        output_type: type[T],
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
+    @overload
+    def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        output_type: Any = None,
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
+    def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: Context | None = None,
+        output_type: Any = None,
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """The items of a subscription that somebody serves: see `PendingRequestMap.subscribe`."""
+        return self.calls.subscribe(operation_id, input, context, output_type, **options)
+
+    async def discover(self, *, wait: float = 0.5) -> list[Found]:
+        """Everybody who serves here, with what they serve.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        return await discover(self.calls, wait=wait)

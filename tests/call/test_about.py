@@ -1,0 +1,245 @@
+"""What a serving end says about itself, and asking all who serve."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, OperationSpec, OperationType, Schema
+from opwire.call import LOCAL_IDENTITY, MAX_MESSAGE, CallHandler, Found, PendingRequestMap, ServerInfo, discover
+from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.call.scenes import call_error, scene, within
+from tests.requirements import requirement
+
+
+def shop() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.query("shop.price", title="Price", description="What it costs.", tags=("money",), version="2")
+    async def price(article: str) -> float:
+        if article == "secret":
+            raise ValueError("the password is hunter2")
+        return 3.5
+
+    @registry.mutation("shop.close", access=AccessControl(required_scopes=("shop:admin",)))
+    async def close() -> bool:
+        return True
+
+    @registry.subscription("shop.orders", access=AccessControl(public=True))
+    async def orders() -> AsyncIterator[int]:
+        yield 1
+
+    return registry
+
+
+async def only(client: PendingRequestMap) -> Found:
+    (found,) = await within(discover(client, wait=0))
+    return found
+
+
+@requirement("call.discovery")
+async def test_who_serves_is_found_with_schemas_health_and_version() -> None:
+    async with scene(shop(), name="shop", version="1.2.3") as here:
+        found = await only(here.client)
+        assert isinstance(found.server, ServerInfo)
+        assert (found.server.name, found.server.version, found.server.status) == ("shop", "1.2.3", "serving")
+        assert found.server.in_hand == 1  # the very call that asks
+        price, close, orders = found.operations
+        assert (price.id, price.type, price.title, price.version) == ("shop.price", "query", "Price", "2")
+        assert (price.description, price.tags) == ("What it costs.", ("money",))
+        spec = shop().get_spec("shop.price")
+        assert spec is not None
+        assert price.input_schema == spec.input_schema.json
+        assert price.output_schema == {"type": "number"}
+        assert close.access == AccessControl(required_scopes=("shop:admin",))
+        assert orders.type is OperationType.SUBSCRIPTION
+
+
+@requirement("call.discovery.statistics")
+async def test_calls_and_errors_are_counted_with_the_code_of_the_last_error_and_nothing_of_its_text() -> None:
+    async with scene(shop()) as here:
+        for _ in range(3):
+            await here.call("shop.price", {"article": "tea"})
+        await call_error(here.client.call("shop.price", {"article": 7}))
+        await call_error(here.client.call("shop.price", {"article": "secret"}))
+        assert await here.items("shop.orders") == [1]
+        price, close, orders = (each.statistics for each in (await only(here.client)).operations)
+        assert (price.calls, price.errors, price.last_error) == (5, 2, "EXECUTION_ERROR")
+        assert price.seconds > 0
+        assert (close.calls, close.errors, close.last_error, close.seconds) == (0, 0, None, 0.0)
+        assert (orders.calls, orders.errors) == (1, 0)
+
+
+@requirement("call.discovery.statistics")
+async def test_ids_that_are_not_served_do_not_grow_the_statistics() -> None:
+    async with scene(shop()) as here:
+        for number in range(50):
+            await call_error(here.client.call(f"made.up{number}"))
+        assert here.handler._about._statistics == {}
+
+
+@requirement("call.discovery.access")
+async def test_a_caller_sees_what_it_may_call() -> None:
+    async with scene(shop(), identity=Identity(id="guest")) as here:
+        assert [each.id for each in (await only(here.client)).operations] == ["shop.price", "shop.orders"]
+    async with scene(shop(), identity=Identity(id="boss", scopes=("shop:admin",))) as here:
+        assert len((await only(here.client)).operations) == 3
+
+
+@requirement("call.discovery")
+async def test_thousands_of_operations_with_large_schemas_are_found_within_the_limits_of_a_message() -> None:
+    registry, text = OperationRegistry(), "x" * 10_000
+    for number in range(300):
+        spec = OperationSpec(namespace="many", name=f"op{number}", input_schema=Schema({"description": text}))
+        registry.register(spec, lambda input, context: None)
+    bus = MemoryBus(codec=True, limit=MAX_MESSAGE // 20)
+    async with scene(registry, bus=bus) as here:
+        operations = (await only(here.client)).operations
+    assert [each.id for each in operations] == [f"many.op{number}" for number in range(300)]
+    assert operations[-1].input_schema == {"description": text}
+
+
+@requirement("call.discovery")
+async def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Deaf(MemoryTransport):
+        def deliver(self, event: Any, sender: str) -> None:
+            pass
+
+    bus = MemoryBus()
+    async with scene(shop(), bus=bus) as here:
+        deaf = PendingRequestMap(Deaf(bus))
+        async with deaf, CallHandler(shop(), deaf):
+            with caplog.at_level(logging.WARNING, "opwire.call"):
+                found = await within(discover(here.client, wait=0, timeout=0.05))
+        assert [each.server.id for each in found] == [here.handler.about().id]
+        assert "did not say what it serves" in caplog.text
+
+
+@requirement("call.discovery")
+async def test_an_end_that_only_calls_is_not_found() -> None:
+    bus = MemoryBus()
+    async with PendingRequestMap(MemoryTransport(bus)) as alone:
+        assert await discover(alone, wait=0) == []
+
+
+@requirement("call.directed")
+async def test_a_call_can_be_directed_at_one_of_several_servers() -> None:
+    bus = MemoryBus()
+    async with scene(shop(), bus=bus) as here, scene(shop(), bus=bus, name="other") as there:
+        addresses = {each.server.id: each.address for each in await discover(here.client, wait=0)}
+        for server in (here, there):
+            address = addresses[server.handler.about().id]
+            for _ in range(3):
+                answer = await within(here.client.call("opwire.about", to=address, output_type=ServerInfo))
+                assert answer.data.id == server.handler.about().id
+        await there.server.close()
+        with pytest.raises(CallError, match="UNAVAILABLE"):
+            await here.client.call("opwire.about", to=addresses[there.handler.about().id])
+
+
+# --- draining ---------------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """An operation that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.registry = OperationRegistry()
+        self.began, self.go_on = asyncio.Event(), asyncio.Event()
+        self.registry.query("slow.call")(self.call)
+        self.registry.subscription("slow.items")(self.items)
+
+    async def call(self, context: Context) -> str:
+        self.began.set()
+        await self.go_on.wait()
+        return "finished"
+
+    async def items(self) -> AsyncIterator[int]:
+        yield 1
+        self.began.set()
+        await self.go_on.wait()
+        yield 2
+
+
+async def serving(slow: Slow, bus: MemoryBus) -> tuple[PendingRequestMap, CallHandler]:
+    calls = await PendingRequestMap(MemoryTransport(bus)).start()
+    return calls, await CallHandler(slow.registry, calls, identity=LOCAL_IDENTITY).start()
+
+
+@requirement("call.drain")
+async def test_draining_finishes_calls_and_subscriptions_and_takes_no_new_ones() -> None:
+    slow = Slow()
+    async with scene(slow.registry) as here:
+        call = asyncio.ensure_future(here.call("slow.call"))
+        items = asyncio.ensure_future(here.items("slow.items"))
+        await within(slow.began.wait())
+        draining = asyncio.ensure_future(here.handler.drain(5))
+        await asyncio.sleep(0)
+        assert here.handler.about().status == "draining"
+        assert (await call_error(here.client.call("slow.call"))).code == "UNAVAILABLE"
+        assert not draining.done()
+        slow.go_on.set()
+        assert await within(draining)
+        assert (await within(call), await within(items)) == ("finished", [1, 2])
+
+
+@requirement("call.drain")
+async def test_draining_ends_in_time_and_says_that_something_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow()
+    async with scene(slow.registry) as here:
+        call = asyncio.ensure_future(here.call("slow.call"))
+        await within(slow.began.wait())
+        with caplog.at_level(logging.WARNING, "opwire.call"):
+            assert not await within(here.handler.drain(0.02))
+        assert "1 calls were not finished after 0.02 s of draining" in caplog.text
+        await here.handler.close()
+        assert (await call_error(call)).code == "ABORTED"
+
+
+@requirement("call.drain")
+async def test_an_idle_server_has_drained_at_once_and_can_serve_again() -> None:
+    async with scene(shop()) as here:
+        assert await within(here.handler.drain(5))
+        await here.handler.start()
+        assert await here.call("shop.price", {"article": "tea"}) == 3.5
+
+
+@requirement("call.moves-on")
+async def test_a_request_that_reaches_a_draining_server_is_answered_by_another() -> None:
+    class Stale(MemoryBus):
+        """Routes to servers that have withdrawn, as a broker does with what was on its way."""
+
+        def withdraw(self, address: str, operation_ids: Any) -> None:
+            pass
+
+    bus, slow = Stale(), Slow()
+    slow.go_on.set()
+    ends = [await serving(slow, bus) for _ in range(3)]
+    async with PendingRequestMap(MemoryTransport(bus)) as client:
+        for _, handler in ends[:2]:
+            assert await handler.drain(5)
+        for _ in range(6):
+            assert (await within(client.call("slow.call"))).data == "finished"
+        await ends[2][1].drain(5)
+        assert (await call_error(client.call("slow.call"))).code == "UNAVAILABLE"
+        assert client.open_calls == 0
+    for calls, handler in ends:
+        await handler.close()
+        await calls.close()
+
+
+@requirement("transport.link.bound")
+async def test_an_answer_that_the_transport_has_no_room_for_is_an_error_that_is_not_to_be_tried_again() -> None:
+    class Full(MemoryTransport):
+        def send(self, event: Any, to: Any) -> None:
+            if type(event).__name__ == "CallResponded":
+                raise CallError("RATE_LIMITED", "the peer does not keep up")
+            super().send(event, to)
+
+    bus = MemoryBus()
+    calls = PendingRequestMap(Full(bus))
+    async with calls, CallHandler(shop(), calls), PendingRequestMap(MemoryTransport(bus)) as client:
+        error = await call_error(client.call("shop.price", {"article": "tea"}))
+    assert (error.code, error.retryable) == ("RATE_LIMITED", False)

@@ -1,0 +1,110 @@
+"""The events of a session: what is written can be read, and agrees with the published schemas."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire import CallError, ErrorCode, Schema
+from opwire.call import MAX_MESSAGE, CallAborted, encode_event
+from opwire.call import session as events
+from opwire.call.session import (
+    SESSION_EVENT_SCHEMA,
+    SESSION_EVENT_SCHEMAS,
+    SessionEvent,
+    decode_message,
+    encode_session,
+)
+from tests.requirements import requirement
+
+KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and kind.__name__ != "Session"]
+KINDS = [kind for kind in KINDS if issubclass(kind, events.Session)]
+
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "id": st.integers(0, 2**53),
+    "version": st.integers(0, 9),
+    "max_message": st.integers(1, 2**31),
+    "heartbeat_ms": st.integers(1, 10**6),
+    "peer": st.text(),
+    "reason": st.text(),
+    "operations": st.lists(st.text()),
+    "peers": st.lists(st.text()),
+    "tokens": st.lists(st.text()),
+    "gone": st.lists(st.text()),
+    "token": st.none() | st.text(),
+    "code": st.text(),
+    "message": st.text(),
+}
+
+
+def instances(kind: Any) -> st.SearchStrategy[SessionEvent]:
+    return st.builds(kind, **{name: FIELDS[name] for name in kind.__struct_fields__ if name in FIELDS})
+
+
+@requirement("call.session.schemas")
+@given(st.one_of(*map(instances, KINDS)))
+def test_every_event_survives_its_journey_and_agrees_with_its_schema(event: SessionEvent) -> None:
+    message = encode_session(event)
+    assert decode_message(message, limit=10**9) == event
+    fields = json.loads(message)
+    assert Schema(SESSION_EVENT_SCHEMAS[fields["type"]]).problems(fields) == []
+    assert Schema(SESSION_EVENT_SCHEMA).is_valid(fields)
+
+
+def test_every_event_has_a_schema() -> None:
+    assert sorted(SESSION_EVENT_SCHEMAS) == sorted(str(kind.__struct_config__.tag) for kind in KINDS)
+
+
+def test_events_of_calls_and_of_the_session_are_told_apart() -> None:
+    assert decode_message(encode_event(CallAborted(request_id="r"))) == CallAborted(request_id="r")
+    assert decode_message(encode_session(events.Done(id=1))) == events.Done(id=1)
+
+
+@requirement("call.session.tolerant")
+@pytest.mark.parametrize("text", ['{"id": 7, "type": "session.done"}', '{"type":"session.done","id":7,"later":[1]}'])
+def test_another_order_of_fields_and_unknown_ones_are_read(text: str) -> None:
+    assert decode_message(text.encode()) == events.Done(id=7)
+
+
+@requirement("call.session.malformed")
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"{",
+        b"null",
+        b'{"type":"session.unknown"}',
+        b'{"type":"session.done"}',
+        b'{"type":"session.done","id":-1}',
+        b'{"type":"session.announce","id":1,"operations":"all"}',
+        b'{"type":"session.welcome","version":1,"peer":"c1","maxMessage":0,"heartbeatMs":1}',
+        b'{"type":"call.nothing","requestId":"session."}',
+        b'{"type":"session.done","id":1' + b" " * MAX_MESSAGE + b"}",
+        b"\xff",
+    ],
+)
+def test_what_is_no_event_is_a_protocol_error(message: bytes) -> None:
+    with pytest.raises(CallError) as failure:
+        decode_message(message)
+    assert failure.value.code is ErrorCode.PROTOCOL_ERROR
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_a_protocol_error_and_never_anything_else(garbage: bytes) -> None:
+    with pytest.raises(CallError, match="PROTOCOL_ERROR"):
+        decode_message(b'{"type":"session.?' + garbage)
+
+
+def test_absent_optional_fields_are_left_out() -> None:
+    shown: Any = json.loads(encode_session(events.Left(tokens=["a"])))
+    assert shown == {"type": "session.left", "tokens": ["a"]}
+
+
+@requirement("call.session.refused")
+def test_a_refusal_is_raised_as_the_error_that_it_names() -> None:
+    error = events.Refused(code="ACCESS_DENIED", message="not here").error()
+    assert (error.code, error.message) == (ErrorCode.ACCESS_DENIED, "not here")
+    assert events.Refused(code="LATER_CODE", message="no").error().code is ErrorCode.UNAVAILABLE

@@ -1,0 +1,419 @@
+"""What every broker transport adds to its broker: in virtual time, on a broker in memory that can stop and can lose.
+
+What holds for every transport is in the contract, tests/testing/test_contract.py.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from typing import Any
+
+import pytest
+
+from opwire.call import (
+    LOCAL_IDENTITY,
+    CallAborted,
+    CallFailed,
+    CallHandler,
+    CallRequested,
+    PendingRequestMap,
+    encode_event,
+)
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import Context
+from opwire.registry import OperationRegistry
+from opwire.testing import run_virtually
+from opwire.testing.scene import Probe
+from opwire.transports.broker import BrokerTransport
+from tests.requirements import requirement
+from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
+
+BEAT = 1.0
+
+
+class Stage:
+    """A broker, a server with a few operations, and a caller."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.mediums: list[Any] = []  # `MemoryMedium`, which some tests break
+        self.runs: Counter[Any] = Counter()
+        self.stopped = asyncio.Event()
+        self.began = asyncio.Event()
+        self.registry = OperationRegistry()
+        self.registry.query("work.echo")(self.echo)
+        self.registry.query("work.hang")(self.hang)
+        self.registry.subscription("work.items")(self.items)
+
+    async def echo(self, value: Any = None, seconds: float = 0) -> Any:
+        self.runs[value] += 1
+        await asyncio.sleep(seconds)
+        return value
+
+    async def hang(self) -> None:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+    async def items(self, context: Context) -> AsyncGenerator[int]:
+        yield 1
+        await self.hang()
+
+    def transport(self, **options: Any) -> BrokerTransport:
+        self.mediums.append(MemoryMedium(self.broker, **options))
+        return BrokerTransport(self.mediums[-1], heartbeat=BEAT)
+
+    async def server(self) -> tuple[PendingRequestMap, CallHandler]:
+        calls = await PendingRequestMap(self.transport()).start()
+        return calls, await CallHandler(self.registry, calls, identity=LOCAL_IDENTITY).start()
+
+    async def caller(self) -> PendingRequestMap:
+        return await PendingRequestMap(self.transport()).start()
+
+    def vanish(self, place: int) -> None:
+        """An end dies without a word: nothing from it and nothing to it arrives any more, and it does not know."""
+        medium = self.mediums[place]
+        assert medium._address is not None
+        del self.broker.ends[medium._address]
+        self.broker.ends[f"ghost{place}"] = medium
+        medium.tell = medium.tell_all = lambda *_, **__: None
+        medium._deliver = lambda *_: None
+
+
+def virtual(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test with a stage of its own, in virtual time: waiting costs none."""
+
+    async def staged() -> None:
+        stage = Stage()
+        async with asyncio.timeout(300):
+            await test(stage)
+
+    def run() -> None:
+        run_virtually(staged())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    setattr(run, "pytestmark", getattr(test, "pytestmark", []))  # noqa: B010 (functions have no such attribute)
+    return run
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def outcome(call: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return (await call).data
+    except CallError as error:
+        return error.code
+
+
+@virtual
+@requirement("transport.leases.expiry")
+async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
+    items = caller.subscribe("work.items")
+    assert (await anext(items)).data == 1
+    await stage.began.wait()
+    stage.vanish(0)
+    began = now()
+    assert await call is ErrorCode.UNAVAILABLE
+    with pytest.raises(CallError, match="nothing was heard of it for 3 s"):
+        await anext(items)
+    assert 2 * BEAT < now() - began <= 4.1 * BEAT
+    assert caller.open_calls == 0
+
+
+@virtual
+@requirement("transport.leases.long-calls")
+async def test_a_call_may_take_many_beats_as_long_as_its_server_lives(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    assert (await caller.call("work.echo", {"value": 7, "seconds": 40}, timeout=100)).data == 7
+    assert stage.runs == {7: 1}
+
+
+@virtual
+@requirement("transport.leases.lost-messages")
+async def test_a_lost_answer_and_a_lost_request_fail_their_call_within_four_beats(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    for lost, runs in ((b'"call.requested"', 0), (b'"call.responded"', 1)):
+        stage.runs.clear()
+        stage.broker.loses = lambda message, lost=lost: lost in message
+        began = now()
+        assert await outcome(caller.call("work.echo", {"value": 1}, timeout=100)) is ErrorCode.UNAVAILABLE
+        assert now() - began <= 4.1 * BEAT
+        assert stage.runs[1] == runs
+    stage.broker.loses = lambda message: False
+    assert await outcome(caller.call("work.echo", {"value": 2})) == 2
+
+
+@virtual
+@requirement("transport.leases.lost-messages")
+async def test_a_handler_whose_abort_was_lost_is_stopped_by_the_next_beats(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    stage.broker.loses = lambda message: b'"call.aborted"' in message
+    call = asyncio.ensure_future(caller.call("work.hang", timeout=200))
+    await stage.began.wait()
+    began = now()
+    call.cancel()
+    await stage.stopped.wait()
+    assert now() - began <= 2.1 * BEAT
+    assert caller.open_calls == 0
+
+
+@virtual
+@requirement("transport.leases.caller-gone")
+async def test_the_handlers_of_a_caller_that_died_without_a_word_are_stopped(stage: Stage) -> None:
+    _, handler = await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
+    await stage.began.wait()
+    stage.vanish(1)
+    began = now()
+    await stage.stopped.wait()
+    assert now() - began <= 5.1 * BEAT
+    await asyncio.sleep(0)
+    assert len(handler) == 0
+    call.cancel()
+
+
+@virtual
+@requirement("transport.leases.abort-unknown")
+async def test_an_abort_reaches_a_server_that_was_not_heard_of_yet(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(caller.call("work.hang", timeout=200))
+    await stage.began.wait()
+    began = now()
+    call.cancel()
+    await stage.stopped.wait()
+    assert now() - began < 0.1
+
+
+@virtual
+@requirement("transport.leases.token")
+async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> None:
+    _, handler = await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 5, "seconds": 2}, timeout=50)))
+    await asyncio.sleep(0.1)
+    (request_id,) = handler._served
+    server, calling = (medium._address for medium in stage.mediums)
+    stranger = MemoryMedium(stage.broker)
+    nobody: Any = Probe(caller.transport)
+    await stranger.connect(calling, nobody)
+    stage.broker.ends[calling] = stage.mediums[1]  # it sends as the caller, and receives nothing
+    for token in ("", "guess"):
+        stranger.tell(server, token, encode_event(CallAborted(request_id=request_id)), control=True)
+        failed = CallFailed(request_id=request_id, code="INTERNAL", message="forged")
+        stranger.tell(calling, token, encode_event(failed), control=True)
+    assert await call == 5
+    transports: list[Any] = [handler._calls.transport, caller.transport]
+    assert sum(transport.foreign for transport in transports) == 4
+
+
+@virtual
+@requirement("transport.malformed")
+async def test_a_message_that_cannot_be_read_fails_its_own_call_and_nothing_else(stage: Stage) -> None:
+    server, _ = await stage.server()
+    caller = await stage.caller()
+    medium = stage.mediums[1]
+    asked = CallRequested(request_id="bad", operation_id="work.echo")
+    probe = Probe(stage.transport())
+    await probe.transport.start(probe)
+    probe.transport.request(asked)
+    await asyncio.sleep(0.1)
+    broken = json.dumps({"type": "call.requested", "requestId": "worse", "operationId": 7}).encode()
+    stage.mediums[2].ask("work.echo", "0123456789abcdef", broken)
+    medium.tell(stage.mediums[0]._address, "", b"\xff not JSON", control=True)
+    await asyncio.sleep(0.1)
+    refused = [event for event in probe.events if isinstance(event, CallFailed)]
+    assert [(event.request_id, event.code) for event in refused] == [("worse", "PROTOCOL_ERROR")]
+    transport: Any = server.transport
+    assert transport.malformed == 2
+    assert await outcome(caller.call("work.echo", {"value": 3})) == 3
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_a_broker_that_stops_ends_every_call_at_once_and_all_goes_on_when_it_is_back(stage: Stage) -> None:
+    server, handler = await stage.server()
+    caller = await stage.caller()
+    calls = [asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200))) for _ in range(5)]
+    await asyncio.sleep(0.1)
+    began = now()
+    stage.broker.stop()
+    assert await asyncio.gather(*calls) == [ErrorCode.UNAVAILABLE] * 5
+    await stage.stopped.wait()
+    assert now() - began < 0.1
+    with pytest.raises(CallError, match="not reachable at the moment"):
+        await caller.call("work.echo")
+    await asyncio.sleep(20)
+    stage.broker.running = True
+    await asyncio.sleep(6)
+    assert await outcome(caller.call("work.echo", {"value": 1})) == 1
+    assert (len(handler), server.open_calls, caller.open_calls) == (0, 0, 0)
+    assert stage.mediums[0].connections == 2
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_peers_of_an_end_that_was_away_are_told_at_once_that_their_calls_are_over(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
+    await stage.began.wait()
+    began = now()
+    stage.mediums[0].break_off("only this one")
+    assert await call is ErrorCode.UNAVAILABLE
+    assert now() - began < 0.5 * BEAT
+    assert await outcome(caller.call("work.echo", {"value": 1})) == 1
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_what_is_announced_while_the_broker_is_away_is_served_when_it_is_back(stage: Stage) -> None:
+    _, handler = await stage.server()
+    caller = await stage.caller()
+    stage.broker.stop()
+    stage.registry.query("work.late")(stage.echo)
+    await asyncio.sleep(1)
+    stage.broker.running = True
+    await asyncio.sleep(6)
+    assert await outcome(caller.call("work.late", {"value": 9})) == 9
+    assert len(handler) == 0
+
+
+@virtual
+async def test_what_the_broker_refuses_is_not_announced_again(stage: Stage) -> None:
+    transport = stage.transport()
+    await transport.start(Probe(transport))
+    medium, serve = stage.mediums[0], stage.mediums[0].serve
+
+    async def refuse(operation_ids: Iterable[str]) -> None:
+        if "secret.op" in (ids := list(operation_ids)):
+            raise CallError(ErrorCode.UNAVAILABLE, "not allowed")
+        await serve(ids)
+
+    medium.serve = refuse
+    with pytest.raises(CallError, match="not allowed"):
+        await transport.announce(["secret.op"])
+    await transport.announce(["work.open"])
+    medium.break_off("again")
+    await asyncio.sleep(6)
+    assert list(stage.broker.serving["work.open"])[-1:] == [medium._address]
+    await transport.close()
+
+
+@virtual
+async def test_closing_does_not_wait_for_a_broker_that_is_silent(stage: Stage) -> None:
+    server, handler = await stage.server()
+
+    async def never(_: Iterable[str]) -> None:
+        await asyncio.Event().wait()
+
+    stage.mediums[0].unserve = never
+    began = now()
+    await handler.close()
+    await server.close()
+    assert now() - began <= 11
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and not task.cancelling()]
+
+
+@virtual
+async def test_a_start_that_fails_leaves_nothing_behind_and_can_be_tried_again(stage: Stage) -> None:
+    stage.broker.running = False
+    transport = stage.transport()
+    with pytest.raises(CallError, match="the broker is not there"):
+        await transport.start(Probe(transport))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    with pytest.raises(CallError, match="closed"):
+        transport.request(CallRequested(request_id="r", operation_id="a.b"))
+    stage.broker.running = True
+    await transport.start(Probe(transport))
+    assert transport.connected
+    await transport.close()
+
+
+@virtual
+async def test_a_process_that_was_held_up_does_not_give_up_calls_that_live(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 1, "seconds": 30}, timeout=100)))
+    await asyncio.sleep(2.5)
+    loop: Any = asyncio.get_running_loop()
+    loop._selector.now += 10  # nothing ran for ten seconds: neither beats nor the reading of what arrived
+    assert await call == 1
+
+
+@virtual
+@requirement("transport.limit")
+async def test_beats_fit_into_the_messages_that_the_broker_lets_through(stage: Stage) -> None:
+    await stage.server()
+    stage.mediums[0].max_message = 500
+    caller = await stage.caller()
+    calls = [caller.call("work.echo", {"value": n, "seconds": 10}, timeout=100) for n in range(100)]
+    assert sorted(await asyncio.gather(*map(outcome, calls))) == list(range(100))
+    assert stage.mediums[0].largest <= 500
+
+
+@virtual
+async def test_a_plain_client_of_the_broker_gets_its_answer_and_no_beats(stage: Stage) -> None:
+    await stage.server()
+    plain = MemoryMedium(stage.broker)
+    heard: list[bytes] = []
+
+    class Listening(Probe):
+        def arrived(self, sender: str, token: str, message: bytes) -> None:
+            heard.append(message)
+
+    listening: Any = Listening(stage.transport())
+    await plain.connect("plain", listening)
+    request = CallRequested(request_id="r", operation_id="work.echo", input={"value": 4, "seconds": 5})
+    plain.ask("work.echo", "", encode_event(request))
+    await asyncio.sleep(10)
+    assert [json.loads(message)["output"]["data"] for message in heard] == [4]
+
+
+@virtual
+@requirement("call.one-outcome")
+async def test_thousands_of_calls_over_a_broker_that_loses_and_stops_end_once_each(stage: Stage) -> None:
+    dice = random.Random(5)
+    servers = [await stage.server() for _ in range(2)]
+    caller = await stage.caller()
+    stage.broker.loses = lambda message: dice.random() < 0.02
+
+    async def one(number: int) -> Any:
+        await asyncio.sleep(dice.random() * 60)
+        began = now()
+        result = await outcome(caller.call("work.echo", {"value": number, "seconds": dice.random() * 4}, timeout=8))
+        assert now() - began <= 8 + 0.02
+        return result
+
+    async def trouble() -> None:
+        for _ in range(4):
+            await asyncio.sleep(12)
+            stage.broker.stop()
+            await asyncio.sleep(1)
+            stage.broker.running = True
+
+    results, _ = await asyncio.gather(asyncio.gather(*map(one, range(2_000))), trouble())
+    counts = Counter("answered" if result == number else result for number, result in enumerate(results))
+    assert set(counts) <= {"answered", ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
+    assert counts["answered"] > 1_000
+    assert counts[ErrorCode.UNAVAILABLE] > 50
+    assert max(stage.runs.values()) == 1
+    stage.broker.loses = lambda message: False
+    await asyncio.sleep(20)
+    ends = [calls for calls, _ in servers] + [caller]
+    assert [end.open_calls for end in ends] == [0, 0, 0]
+    transports: list[Any] = [end.transport for end in ends]
+    assert [len(transport._leases) for transport in transports] == [0, 0, 0]

@@ -1,0 +1,180 @@
+"""The books of one end of a broker: who has which call, and for how long without a word."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallResponded
+from opwire.envelope import local_envelope
+from opwire.transports.leases import Leases, is_final
+from tests.requirements import requirement
+
+PATIENCE = 3.0
+
+
+def answer(id: str, seq: int | None = None) -> CallResponded:
+    return CallResponded(request_id=id, output=local_envelope(1, "math.add"), seq=seq)
+
+
+@requirement("transport.leases.token")
+def test_only_who_shows_the_token_is_believed() -> None:
+    leases = Leases(PATIENCE)
+    token = leases.ask("r", "math.add", 0.0, streams=False)
+    assert not leases.believe(answer("r"), "stranger", "", 1.0)
+    assert not leases.believe(answer("r"), "stranger", "guess", 1.0)
+    assert leases.believe(answer("r"), "server", token, 1.0)
+    assert len(leases) == 0
+    assert leases.believe(answer("r"), "anybody", "", 1.0)  # an answer to nothing: whoever gets it drops it
+
+
+def test_tokens_are_all_different() -> None:
+    leases = Leases(PATIENCE)
+    tokens = {leases.ask(f"{number}", "math.add", 0.0, streams=False) for number in range(1_000)}
+    assert len(tokens) == 1_000
+    assert {len(token) for token in tokens} == {16}
+
+
+@requirement("transport.leases.expiry")
+def test_a_call_that_nobody_names_is_lost_and_one_that_is_named_goes_on() -> None:
+    leases = Leases(PATIENCE)
+    tokens = [leases.ask(id, "math.add", 0.0, streams=False) for id in ("dead", "alive")]
+    assert leases.confirm("server", tokens[1:], 2.0) == []
+    assert [each.request_id for each in leases.expire(3.5).calls] == ["dead"]
+    assert [each.request_id for each in leases.expire(5.5).calls] == ["alive"]
+    assert leases.expire(99.0) == ([], [])
+
+
+@requirement("transport.leases.expiry")
+def test_a_caller_that_does_not_answer_beats_is_lost_with_all_that_it_asked() -> None:
+    leases = Leases(PATIENCE)
+    leases.hold("ann", "r1", "t1", 0.0)
+    leases.hold("ann", "r2", "t2", 0.0)
+    leases.hold("bob", "r1", "t3", 0.0)
+    assert leases.heard("bob", [], 2.0) == []
+    assert leases.expire(3.5).callers == ["ann"]
+    assert dict(leases.beats()) == {"bob": ["t3"]}
+
+
+def test_a_caller_says_in_its_answer_what_it_has_given_up() -> None:
+    leases = Leases(PATIENCE)
+    leases.hold("ann", "r1", "t1", 0.0)
+    leases.hold("ann", "r2", "t2", 0.0)
+    assert leases.heard("ann", ["t2", "unknown"], 1.0) == ["r2"]
+    assert leases.heard("nobody", ["t1"], 1.0) == []
+
+
+def test_a_server_is_told_what_nobody_waits_for() -> None:
+    leases = Leases(PATIENCE)
+    token = leases.ask("r", "math.add", 0.0, streams=False)
+    assert leases.confirm("server", [token, "old"], 1.0) == ["old"]
+
+
+def test_a_peer_that_left_takes_along_what_it_had_and_what_it_named() -> None:
+    leases = Leases(PATIENCE)
+    had = leases.ask("had", "math.add", 0.0, streams=False)
+    leases.confirm("server", [had], 1.0)
+    named = leases.ask("named", "math.add", 0.0, streams=False)
+    leases.ask("other", "math.add", 0.0, streams=False)
+    leases.hold("server", "r", "t", 0.0)
+    assert {each.request_id for each in leases.left("server", [named])} == {"had", "named"}
+    assert [each.request_id for each in leases.unanswered("math.add")] == ["other"]
+    assert len(leases) == 0
+
+
+def test_what_ends_a_call() -> None:
+    ends: list[CallEvent] = [answer("r"), CallCompleted(request_id="r"), CallAborted(request_id="r")]
+    ends.append(CallFailed(request_id="r", code="INTERNAL", message="no"))
+    assert all(map(is_final, ends))
+    assert not any(map(is_final, [answer("r", 1), CallCredit(request_id="r", n=1)]))
+    assert not is_final(answer("r"), streams=True)
+
+
+class Books(RuleBasedStateMachine):
+    """Whatever happens, in whatever order: each request of ours ends once, and no book keeps what is over."""
+
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases = Leases(PATIENCE)
+        self.now = 0.0
+        self.open: dict[str, str] = {}  # token -> request id
+        self.held: dict[tuple[str, str], str] = {}  # (caller, request id) -> token
+        self.number = 0
+
+    def over(self, asked: Any) -> None:
+        assert self.open.pop(asked.token) == asked.request_id
+
+    @rule(target=requests, streams=st.booleans())
+    def ask(self, streams: bool) -> str:
+        self.number += 1
+        token = self.leases.ask(f"r{self.number}", "math.add", self.now, streams=streams)
+        self.open[token] = f"r{self.number}"
+        return token
+
+    @rule(token=requests, honest=st.booleans(), seq=st.none() | st.just(1))
+    def answer(self, token: str, honest: bool, seq: int | None) -> None:
+        id, was_open = self.open.get(token), token in self.open
+        asked = self.leases.asked(id or "?")
+        event = answer(id or "?", seq)
+        believed = self.leases.believe(event, "server", token if honest else "guess", self.now)
+        assert believed is (honest or not was_open)
+        if asked is not None and believed and is_final(event, streams=asked.streams):
+            self.over(asked)
+
+    @rule(target=requests, token=consumes(requests))
+    def end(self, token: str) -> Any:
+        asked = self.leases.end(token)
+        assert (asked is not None) == (token in self.open)
+        if asked is not None:
+            self.over(asked)
+        return multiple()
+
+    @rule(token=requests)
+    def confirm(self, token: str) -> None:
+        assert self.leases.confirm("server", [token], self.now) == ([] if token in self.open else [token])
+
+    @rule(caller=st.sampled_from("ab"), id=st.sampled_from(["x", "y"]))
+    def hold(self, caller: str, id: str) -> None:
+        self.number += 1
+        self.leases.hold(caller, id, f"t{self.number}", self.now)
+        self.held[caller, id] = f"t{self.number}"
+
+    @rule(caller=st.sampled_from("ab"), id=st.sampled_from(["x", "y"]))
+    def release(self, caller: str, id: str) -> None:
+        self.leases.release(caller, id)
+        self.held.pop((caller, id), None)
+
+    @rule(seconds=st.floats(0, 4))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        calls, callers = self.leases.expire(self.now)
+        for asked in calls:
+            self.over(asked)
+        self.held = {key: token for key, token in self.held.items() if key[0] not in callers}
+
+    @rule(peer=st.sampled_from(["server", "a"]))
+    def leave(self, peer: str) -> None:
+        for asked in self.leases.left(peer):
+            self.over(asked)
+        self.held = {key: token for key, token in self.held.items() if key[0] != peer}
+
+    @rule()
+    def clear(self) -> None:
+        farewell = self.leases.clear()
+        assert {token for tokens in farewell.values() for token in tokens} >= set(self.held.values())
+        self.open, self.held = {}, {}
+
+    @invariant()
+    def the_books_hold_what_is_open_and_nothing_else(self) -> None:
+        assert len(self.leases) == len(self.open) + len(self.held)
+        shown = {token for _, tokens in self.leases.beats() for token in tokens}
+        assert shown == set(self.held.values())
+        assert {caller for caller, _ in self.held} == set(self.leases._heard) == set(self.leases._held)
+        assert set(self.leases._by_token) == set(self.open)
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

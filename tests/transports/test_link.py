@@ -1,0 +1,199 @@
+"""One connection, over a real socket: order, bounds, and an end that is told once."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.link import Link, back_off
+from tests.requirements import requirement
+
+
+class End:
+    """A link, and what it was told."""
+
+    def __init__(self, *, max_backlog: int = 16 * 2**20) -> None:
+        self.received = bytearray()
+        self.reasons: list[str] = []
+        self.news = asyncio.Event()
+        self.link = Link(self.receive, self.lose, max_backlog=max_backlog)
+
+    def receive(self, data: bytes) -> None:
+        if data.startswith(b"poison"):
+            raise ValueError("it does not taste")
+        self.received += data
+        self.news.set()
+
+    def lose(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.news.set()
+
+    async def until(self, size: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.received) < size:
+                self.news.clear()
+                await self.news.wait()
+
+    async def lost(self) -> str:
+        async with asyncio.timeout(5):
+            while not self.reasons:
+                self.news.clear()
+                await self.news.wait()
+        return self.reasons[0]
+
+
+@asynccontextmanager
+async def connected(*, max_backlog: int = 16 * 2**20) -> AsyncIterator[tuple[End, End]]:
+    here, there = End(max_backlog=max_backlog), End()
+    loop = asyncio.get_running_loop()
+    one, two = socket.socketpair()
+    for end, sock in ((here, one), (there, two)):
+        sock.setblocking(False)
+        await loop.create_connection(lambda end=end: end.link, sock=sock)
+    try:
+        yield here, there
+    finally:
+        await asyncio.gather(here.link.close(), there.link.close())
+
+
+@asynccontextmanager
+async def with_silent_peer(max_backlog: int) -> AsyncIterator[tuple[End, socket.socket]]:
+    """A peer that reads nothing, unless the test does it."""
+    here = End(max_backlog=max_backlog)
+    one, two = socket.socketpair()
+    one.setblocking(False)
+    two.setblocking(False)
+    await asyncio.get_running_loop().create_connection(lambda: here.link, sock=one)
+    try:
+        yield here, two
+    finally:
+        here.link.abort("the test is over")
+        two.close()
+        await here.lost()
+
+
+async def fill(write: Callable[[bytes], None]) -> int:
+    """Write until it is refused. How many bytes were taken."""
+    for number in range(10_000):
+        try:
+            write(b"x" * 1000)
+        except CallError as refused:
+            if refused.code is not ErrorCode.RATE_LIMITED:
+                raise
+            return number * 1000
+        await asyncio.sleep(0)
+    raise AssertionError("everything was taken")
+
+
+async def read(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    async with asyncio.timeout(5):
+        while len(data) < size:
+            data += await asyncio.get_running_loop().sock_recv(sock, 2**20)
+    return bytes(data)
+
+
+@requirement("transport.link.order")
+async def test_what_is_written_arrives_in_order_whatever_its_size() -> None:
+    async with connected() as (here, there):
+        sent = bytearray()
+        for number in range(2_000):
+            piece = f"{number},".encode() * (1 + number % 40)
+            (here.link.control if number % 3 else here.link.write)(piece)
+            sent += piece
+        await there.until(len(sent))
+        assert there.received == sent
+
+
+@requirement("transport.link.bound")
+async def test_a_peer_that_does_not_read_costs_no_more_than_the_bound() -> None:
+    async with with_silent_peer(200_000) as (here, peer):
+        sent = await fill(here.link.write)
+        assert here.link.backlog <= 200_000
+        here.link.control(b"y" * 1000)  # what ends or steers calls still has room
+        assert set((await read(peer, sent + 1000))[-1000:]) == {ord("y")}
+        here.link.write(b"z")  # and there is room again
+        assert await read(peer, 1) == b"z"
+
+
+@requirement("transport.link.bound")
+async def test_even_control_events_have_a_bound() -> None:
+    async with with_silent_peer(1_000) as (here, _):
+        assert await fill(here.link.control) < 3_000_000
+
+
+@requirement("transport.link.urgent")
+async def test_what_is_urgent_goes_past_what_waits() -> None:
+    async with with_silent_peer(4 * 2**20) as (here, peer):
+        for _ in range(3_000):
+            here.link.write(b"x" * 1000)
+            await asyncio.sleep(0)
+        here.link.urgent(b"!")
+        data = await read(peer, 3_000_001)
+        assert data.index(b"!") < 2_900_000
+
+
+@requirement("transport.link.end")
+async def test_a_connection_that_is_closed_has_sent_everything_and_both_sides_are_done() -> None:
+    async with connected() as (here, there):
+        here.link.write(b"x" * 3_000_000)
+        await here.link.close()
+        await there.until(3_000_000)
+        assert await there.lost() == "the peer closed the connection"
+        assert here.reasons == []
+        await here.link.close()
+
+
+@requirement("transport.link.end")
+async def test_closing_does_not_wait_for_a_peer_that_never_reads() -> None:
+    async with with_silent_peer(10 * 2**20) as (here, _):
+        here.link.write(b"x" * 9_000_000)
+        async with asyncio.timeout(5):
+            await here.link.close(grace=0.05)
+        assert not here.link.open
+        here.lose("so that the test ends")
+
+
+@requirement("transport.link.end")
+async def test_an_aborted_connection_is_lost_once_and_takes_nothing_more() -> None:
+    async with connected() as (here, there):
+        here.link.abort("enough")
+        assert await here.lost() == "enough"
+        here.link.abort("again")
+        await there.lost()
+        for write in (here.link.write, here.link.control):
+            with pytest.raises(CallError) as refused:
+                write(b"x")
+            assert refused.value.code is ErrorCode.UNAVAILABLE
+        here.link.urgent(b"x")
+        await here.link.drain()
+        assert here.reasons == ["enough"]
+
+
+@requirement("transport.link.protocol")
+async def test_what_the_receiver_cannot_bear_ends_this_connection_and_no_other() -> None:
+    async with connected() as (here, there), connected() as (other, far):
+        here.link.write(b"poison")
+        assert await there.lost() == "the peer broke the protocol: it does not taste"
+        other.link.write(b"fine")
+        await far.until(4)
+
+
+async def test_a_link_that_is_not_connected_refuses() -> None:
+    end = End()
+    assert not end.link.open
+    with pytest.raises(CallError) as refused:
+        end.link.write(b"x")
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    await end.link.close()
+
+
+@requirement("transport.reconnect")
+@given(st.integers(min_value=0, max_value=10**6))
+def test_the_first_attempt_comes_at_once_and_the_others_at_random_within_limits(attempt: int) -> None:
+    assert 0 <= back_off(attempt) <= (0 if attempt == 0 else min(5.0, 0.05 * 2 ** min(attempt, 16)))

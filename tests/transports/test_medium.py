@@ -1,0 +1,38 @@
+"""The interface between brokers and what they have in common: few methods, of which none that sends may wait."""
+
+import inspect
+
+from opwire.transports.broker import BrokerTransport
+from opwire.transports.medium import Listener, Medium
+from opwire.transports.nats.medium import NatsMedium
+from opwire.transports.redis.medium import RedisMedium
+from tests.requirements import requirement
+from tests.transports.broker_in_memory import MemoryMedium
+
+
+def methods(kind: type) -> dict[str, bool]:
+    return {name: inspect.iscoroutinefunction(method) for name, method in vars(kind).items() if name[0] != "_"}
+
+
+@requirement("transport.medium")
+def test_what_sends_never_waits_and_what_changes_who_serves_does() -> None:
+    assert methods(Medium) == {
+        "connect": True,
+        "serve": True,
+        "unserve": True,
+        "ask": False,
+        "tell": False,
+        "tell_all": False,
+        "beat": False,
+        "close": True,
+    }
+    assert not any(methods(Listener).values())
+
+
+@requirement("transport.medium")
+def test_every_medium_has_the_methods_of_the_interface_and_the_transport_listens() -> None:
+    for medium in (MemoryMedium, NatsMedium, RedisMedium):
+        for name in methods(Medium):
+            wanted, given = inspect.signature(getattr(Medium, name)), inspect.signature(getattr(medium, name))
+            assert list(given.parameters) == list(wanted.parameters), f"{medium.__name__}.{name}"
+    assert methods(Listener).keys() <= {name for name in dir(BrokerTransport) if name[0] != "_"}
