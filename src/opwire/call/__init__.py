@@ -1,6 +1,7 @@
 """The call protocol: events, their wire form, pending calls, the handler that answers, and the transport interface."""
 
-from opwire.call.about import Found, OperationInfo, ServerInfo, Statistics, discover
+from opwire.call.about import Found, discover
+from opwire.call.description import Describing, Description, OperationInfo, ServerInfo, Statistics
 from opwire.call.events import (
     CALL_EVENT_SCHEMA,
     CALL_EVENT_SCHEMAS,
@@ -32,6 +33,8 @@ __all__ = [
     "CallHandler",
     "CallRequested",
     "CallResponded",
+    "Describing",
+    "Description",
     "Found",
     "OperationInfo",
     "Overflow",

@@ -1,4 +1,4 @@
-"""What a serving end says about itself: who it is, what it serves and how that is doing; and asking all who serve.
+"""Discovery: what a serving end answers about itself, and asking all who serve.
 
 Each `CallHandler` answers two operations beside those of its registry, so that discovery is made of ordinary calls with
 ordinary limits, on every transport: `opwire.about`, and the subscription `opwire.operations`, which shows a caller what
@@ -9,15 +9,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from functools import cached_property
-from typing import Any, Literal
 
 from msgspec import Struct
 
 from opwire.access import may_access
+from opwire.call.description import Description, OperationInfo, ServerInfo, Statistics
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.errors import CallError
-from opwire.operation import AccessControl, Context, OperationSpec, OperationType
+from opwire.operation import AccessControl, Context
 from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.call")
@@ -26,60 +26,7 @@ ABOUT = "opwire.about"
 OPERATIONS = "opwire.operations"
 
 
-class Statistics(Struct, rename="camel"):
-    """How an operation has been doing since its server started. Of errors the latest code is kept, and no text."""
-
-    calls: int = 0
-    errors: int = 0
-    last_error: str | None = None
-    seconds: float = 0.0
-    """Time spent in handlers, altogether."""
-
-
 _NONE = Statistics()
-
-
-class ServerInfo(Struct, rename="camel", kw_only=True):
-    """A serving end. `id` is made anew at every start, `started` is in epoch milliseconds."""
-
-    id: str
-    name: str
-    version: str
-    started: int
-    status: Literal["serving", "draining"]
-    in_hand: int
-    """Calls that are being answered at the moment."""
-
-
-class OperationInfo(Struct, rename="camel", kw_only=True):
-    """An operation of a serving end. The schema `true` says that nothing is known."""
-
-    id: str
-    type: OperationType
-    title: str
-    description: str
-    tags: tuple[str, ...]
-    version: str
-    input_schema: dict[str, Any] | bool
-    output_schema: dict[str, Any] | bool
-    access: AccessControl | None
-    statistics: Statistics
-
-    @classmethod
-    def of(cls, spec: OperationSpec, statistics: Statistics) -> "OperationInfo":
-        """What there is to say about an operation."""
-        return cls(
-            id=spec.id,
-            type=spec.type,
-            title=spec.title,
-            description=spec.description,
-            tags=spec.tags,
-            version=spec.version,
-            input_schema=spec.input_schema.json,
-            output_schema=spec.output_schema.json,
-            access=spec.access,
-            statistics=statistics,
-        )
 
 
 class Found(Struct, frozen=True):
@@ -118,6 +65,11 @@ class SelfDescription:
         if error is not None:
             statistics.errors += 1
             statistics.last_error = error.code.value
+
+    def describe(self) -> Description:
+        """All that is served here."""
+        operations = [OperationInfo.of(spec, self._statistics.get(spec.id, _NONE)) for spec in self._registry.list()]
+        return Description(self._describe(), operations)
 
     async def _about(self) -> ServerInfo:
         """Who serves here."""

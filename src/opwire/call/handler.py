@@ -15,7 +15,8 @@ from typing import Any
 from msgspec import Struct
 
 from opwire.access import check_access
-from opwire.call.about import ABOUT, OPERATIONS, SelfDescription, ServerInfo
+from opwire.call.about import ABOUT, OPERATIONS, SelfDescription
+from opwire.call.description import Description, ServerInfo
 from opwire.call.events import CallAborted, CallCredit, CallRequested
 from opwire.call.inbox import Credits
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
@@ -130,6 +131,10 @@ class CallHandler:
         status = "draining" if self._draining else "serving"
         in_hand = len(self._served)
         return ServerInfo(id=id, name=name, version=version, started=started, status=status, in_hand=in_hand)
+
+    def describe(self) -> Description:
+        """Who serves here, and what."""
+        return self._about.describe()
 
     async def drain(self, timeout: float = 30.0) -> bool:
         """Take no more requests, and let those in hand finish, in so many seconds; False if some did not.

@@ -76,8 +76,8 @@ class Ledger(Generic[S]):
     def routed(self, request_id: str, peer: Address | None, move: int = 0) -> None:
         """The request went to this peer, or to one that its first event will name.
 
-        `move` is of the arrival that said to ask again. If that was not the last one, a faster word has come: within one
-        process a refusal arrives before `request` returns.
+        `move` is of the arrival that said to ask again. If that was not the last one, a faster word has come: within
+        one process a refusal arrives before `request` returns.
         """
         entry = self._open.get(request_id)
         if entry is not None and peer is not None and entry.move == move:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overlo
 
 from msgspec.structs import replace
 
+from opwire.call.description import Description
 from opwire.call.events import (
     CallAborted,
     CallCompleted,
@@ -74,6 +75,7 @@ class Server(Protocol):
     def credited(self, event: CallCredit, caller: Address) -> None: ...
     def aborted(self, event: CallAborted, caller: Address) -> None: ...
     def lost(self, caller: Address | None) -> None: ...
+    def describe(self) -> Description: ...
 
 
 class PendingRequestMap:
@@ -343,6 +345,10 @@ class PendingRequestMap:
     def serve_with(self, server: Server | None) -> None:
         """Hand requests that arrive to this server."""
         self._server = server
+
+    def describe(self) -> Description | None:
+        """What is served here; None if nothing is."""
+        return None if self._server is None else self._server.describe()
 
     def respond(self, request_id: str, output: Any, seq: int | None = None) -> bool:
         """Answer a request, or send item `seq` of a subscription. False if nobody waits for it any more.

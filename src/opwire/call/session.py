@@ -83,9 +83,9 @@ class Done(Session, frozen=True, tag="session.done"):
 class Refused(Session, frozen=True, tag="session.refused"):
     """What was asked for with this id will not happen; 0 is the hello."""
 
-    id: Natural = 0
     code: str
     message: str
+    id: Natural = 0
 
     def error(self) -> CallError:
         """The error that whoever asked raises."""

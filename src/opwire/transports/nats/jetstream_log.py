@@ -1,0 +1,318 @@
+"""What JetStream keeps for durable calls: one stream, in which every task has a log of its own.
+
+The entries of a log have the key of the task in their subjects, `<prefix>.durable.<key>.…`. The last one says how the
+task stands:
+
+    task.<operation>                        it was submitted
+    lease.<operation>                       it was claimed not for the first time, or a lease was renewed
+    later.<operation>                       it was released
+    ended.done|buried.<operation>.<time>    it has an outcome
+
+Whoever writes an entry says which one was the last until then, and JetStream stores it only if that is so: of two who
+submit, claim, renew, release or end the same task at the same time, one comes too late and knows it. The number of the
+entry `task` tells the lives of a key apart, before and after a replay.
+
+The stream is a work queue: a task leaves it when it is acknowledged, after its outcome was stored. Outcomes leave it
+when their time is over (`Nats-TTL`), and are published again when they are stored, under `<prefix>.ended.<key>`.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from hashlib import sha256
+from math import ceil
+from typing import Literal
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from opwire.durable.journal import Outcome, Task
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.nats.jetstream_session import Answer, Session
+from opwire.transports.nats.subjects import Subjects
+
+Kind = Literal["task", "lease", "later", "ended", "gone"]
+"""`gone`: the task was purged, or its outcome has expired, and something of its log is left."""
+
+_KINDS: dict[str, Kind] = {"task": "task", "lease": "lease", "later": "later", "ended": "ended"}
+_MAX_TOKEN = 200  # characters: the name of a consumer, and with it that of a folder, may have 255
+_HELD_FOR = 30 * 24 * 3600  # seconds for which attempts are remembered while nobody claims the task again
+_OLDEST = (2, 11)
+
+_NAME_IN_USE, _NOT_FOUND, _NOT_DELETED = 10058, 10037, 10057
+_CONFLICTS = (10071, 10164)  # 10164: another entry for the same key is being stored by the cluster
+
+
+class Body(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is in an entry. `birth` is the number of the task's first entry, which it cannot know of itself."""
+
+    fingerprint: str
+    task: Task | None = None
+    outcome: Outcome | None = None
+    birth: int = 0
+    holder: str = ""
+    attempt: int = 0
+    lease: float = 0.0
+
+
+class Entry(Struct, frozen=True):
+    """An entry of a log, and when it was stored."""
+
+    seq: int
+    kind: Kind
+    time: datetime
+    body: Body
+
+    @property
+    def birth(self) -> int:
+        """The number of the entry with which this life of the task began."""
+        return self.body.birth or self.seq
+
+
+class _Stored(Answer, frozen=True):
+    seq: int = 0
+
+
+class _Message(Struct, frozen=True):
+    subject: str
+    seq: int
+    time: datetime
+    data: bytes = b""
+
+
+class _Found(Answer, frozen=True):
+    message: _Message | None = None
+
+
+class _State(Struct, frozen=True):
+    subjects: dict[str, int] | None = None
+
+
+class _Stream(Answer, frozen=True):
+    config: Mapping[str, object] = {}
+    state: _State = _State()
+    ts: datetime | None = None
+    total: int = 0
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Body).decode
+
+
+class Names:
+    """The names of the stream and of its subjects. Journals with different prefixes do not meet.
+
+    Raises:
+        CallError: VALIDATION_ERROR, for a prefix that NATS cannot use.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.inboxes = Subjects(prefix)
+        self.stream = f"{prefix}_durable".replace(".", "%2E")
+        self._root = f"{prefix}.durable."
+        self._told = f"{prefix}.ended."
+
+    def log(self, key: str) -> str:
+        """Every entry of a key."""
+        return f"{self._root}{token(key)}.>"
+
+    def entry(self, key: str, kind: Kind, operation_id: str) -> str:
+        """The entry of an open task."""
+        return f"{self._root}{token(key)}.{kind}.{token(operation_id)}"
+
+    def ended(self, outcome: Outcome) -> str:
+        """The entry of an outcome."""
+        how = "buried" if outcome.buried else "done"
+        return f"{self._root}{token(outcome.key)}.ended.{how}.{token(outcome.operation_id)}.{outcome.recorded}"
+
+    def told(self, key: str) -> str:
+        """Where an outcome is published again."""
+        return f"{self._told}{token(key)}"
+
+    def every(self, what: str) -> str:
+        """Such entries of every key."""
+        return f"{self._root}*.{what}"
+
+    def kind(self, subject: str) -> Kind:
+        """What an entry is; `gone`, if it is nothing of ours."""
+        return _KINDS.get(subject[len(self._root) :].split(".")[1], "gone")
+
+    def stream_config(self, replicas: int) -> dict[str, object]:
+        """What the stream has to be."""
+        return {
+            "name": self.stream,
+            "subjects": [f"{self._root}>"],
+            "retention": "workqueue",
+            "storage": "file",
+            "max_msgs_per_subject": 1,
+            "allow_msg_ttl": True,
+            "republish": {"src": self.every("ended.*.*.*"), "dest": f"{self._told}{{{{wildcard(1)}}}}"},
+            "num_replicas": replicas,
+        }
+
+
+def token(name: str) -> str:
+    """A key or the id of an operation as one token of a subject: readable where it can be, and no two alike."""
+    quoted = quote(name, safe="", errors="surrogatepass").replace(".", "%2E")
+    if len(quoted) > _MAX_TOKEN:
+        return f"%{sha256(name.encode(errors='surrogatepass')).hexdigest()}"
+    return quoted or "%"
+
+
+class Log:
+    """The logs of all tasks. `names` says where they are."""
+
+    def __init__(self, session: Session, names: Names, replicas: int) -> None:
+        self.names = names
+        self._session = session
+        self._replicas = replicas
+
+    async def prepare(self) -> None:
+        """See that there is a stream, on a new connection.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        session, stream = self._session, self.names.stream
+        version = session.info.version
+        if _number(version) < _OLDEST:
+            old = f"{session.name} is nats-server {version}: durable calls need 2.11 or newer"
+            raise CallError(ErrorCode.UNAVAILABLE, old)
+        wanted = self.names.stream_config(self._replicas)
+        made = await session.api(_Stream, f"STREAM.CREATE.{stream}", wanted, unless=[_NAME_IN_USE], preparing=True)
+        if made.error is not None:
+            made = await session.api(_Stream, f"STREAM.INFO.{stream}", preparing=True)
+        wrong = [name for name, value in wanted.items() if name != "num_replicas" and made.config.get(name) != value]
+        if wrong:
+            other = f"the stream {stream} of {session.name} is not the journal's: its {', '.join(wrong)} differ"
+            raise CallError(ErrorCode.UNAVAILABLE, f"{other}; delete it, or give the journal another prefix")
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    async def add(self, key: str, subject: str, body: Body, after: int, *, ttl: float | None = None) -> int | None:
+        """Write an entry after the one with this number. Its own number; None if that was not the last one.
+
+        Raises:
+            CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
+        """
+        headers: dict[str, object] = {
+            "Nats-Expected-Last-Subject-Sequence": after,
+            "Nats-Expected-Last-Subject-Sequence-Subject": self.names.log(key),
+        }
+        if ttl is not None:
+            headers["Nats-TTL"] = max(1, ceil(ttl))
+        stored = await self._session.store(_Stored, subject, headers, _encode(body), unless=_CONFLICTS)
+        return stored.seq if stored.error is None else None
+
+    async def hold(self, kind: Kind, task: Task, body: Body, after: int) -> bool:
+        """Write who has a task, or that nobody has. False if the last entry was another one.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        subject = self.names.entry(task.key, kind, task.operation_id)
+        return await self.add(task.key, subject, body, after, ttl=_HELD_FOR) is not None
+
+    async def delete(self, seq: int) -> bool:
+        """Remove an entry. False if there is no such.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        what = f"STREAM.MSG.DELETE.{self.names.stream}"
+        answer = await self._session.api(Answer, what, _deletion(seq), unless=[_NOT_FOUND, _NOT_DELETED])
+        return answer.error is None
+
+    def drop(self, seq: int) -> None:
+        """Remove an entry that means nothing any more, without waiting for it: it does no harm."""
+        self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", _deletion(seq), "-")
+
+    def busy(self, key: str) -> CallError:
+        """The error for a task that others change all the time."""
+        return CallError(ErrorCode.UNAVAILABLE, f"{key!r:.80} is being changed by others at {self._session.name}")
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def last(self, key: str) -> Entry | None:
+        """The last entry of a key.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        entry = await self._find({"last_by_subj": self.names.log(key)})
+        if entry is None or entry.kind in ("task", "ended"):
+            return entry
+        if await self._find({"seq": entry.birth}) is None:
+            return msgspec.structs.replace(entry, kind="gone")
+        return entry
+
+    async def outcome(self, key: str) -> Outcome | None:
+        """What came of a task: does not fetch the task itself, which may be large.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        entry = await self._find({"last_by_subj": self.names.log(key).replace(".>", ".ended.>")})
+        if entry is not None and entry.body.outcome is not None and entry.body.outcome.buried:
+            entry = await self.last(key)  # it may have been replayed
+        return None if entry is None else entry.body.outcome
+
+    async def buried(self, subject: str) -> Outcome | None:
+        """The outcome with this subject, unless it is not the last entry of its key any more.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        entry = await self._find({"last_by_subj": f"{subject.rsplit('.', 4)[0]}.>"})
+        return None if entry is None else entry.body.outcome
+
+    async def _find(self, which: dict[str, object]) -> Entry | None:
+        found = await self._session.api(
+            _Found, f"STREAM.MSG.GET.{self.names.stream}", which, unless=[_NOT_FOUND, _NOT_DELETED]
+        )
+        if found.message is None:
+            return None
+        message = found.message
+        return Entry(message.seq, self.names.kind(message.subject), message.time, read(message.data))
+
+    async def subjects(self, what: str) -> list[str]:
+        """The subjects of such entries.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        found: list[str] = []
+        while True:
+            request = {"subjects_filter": self.names.every(what), "offset": len(found)}
+            page = await self._session.api(_Stream, f"STREAM.INFO.{self.names.stream}", request)
+            found += page.state.subjects or {}
+            if len(found) >= page.total or not page.state.subjects:
+                return found
+
+    async def now(self) -> datetime | None:
+        """What time it is where entries are stored.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        return (await self._session.api(_Stream, f"STREAM.INFO.{self.names.stream}")).ts
+
+
+def read(data: bytes) -> Body:
+    """What is in an entry.
+
+    Raises:
+        CallError: PROTOCOL_ERROR, if somebody else has put something else there.
+    """
+    try:
+        return _decode(data)
+    except msgspec.MsgspecError as error:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"an entry of the journal cannot be read: {error}") from error
+
+
+def _deletion(seq: int) -> dict[str, object]:
+    return {"seq": seq, "no_erase": True}
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])

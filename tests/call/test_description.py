@@ -1,0 +1,44 @@
+"""What a serving end says about itself is plain data, which travels as it is."""
+
+from opwire.call import CallHandler, Describing, PendingRequestMap, ServerInfo
+from opwire.operation import AccessControl, OperationType
+from opwire.registry import OperationRegistry
+from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire.typed import convert
+from opwire.typed.plain import to_plain
+from tests.requirements import requirement
+
+
+def registry() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.mutation("shop.close", access=AccessControl(required_scopes=("shop:admin",)))
+    async def close(reason: str = "") -> bool:
+        return True
+
+    return registry
+
+
+@requirement("call.discovery")
+async def test_an_end_describes_what_is_served_there_while_something_is() -> None:
+    calls = PendingRequestMap(MemoryTransport(MemoryBus()))
+    assert isinstance(calls, Describing)
+    async with calls:
+        assert calls.describe() is None
+        async with CallHandler(registry(), calls, name="shop", version="1.0.0") as handler:
+            described = calls.describe()
+            assert described is not None
+            assert described.server == handler.about()
+            (close,) = described.operations
+            assert (close.id, close.type) == ("shop.close", OperationType.MUTATION)
+        assert calls.describe() is None
+
+
+async def test_a_description_is_the_same_after_a_journey_as_plain_data() -> None:
+    async with PendingRequestMap(MemoryTransport(MemoryBus())) as calls, CallHandler(registry(), calls) as handler:
+        described = handler.describe()
+        plain = to_plain(described.server)
+        assert plain["inHand"] == 0
+        assert convert(plain, ServerInfo) == described.server
+        (close,) = described.operations
+        assert convert(to_plain(close), type(close)) == close

@@ -1,0 +1,71 @@
+"""Which servers are tried, and what their URLs say."""
+
+import pytest
+
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.nats.credentials import Credentials
+from opwire.transports.nats.servers import Server, Servers, parse_server
+from tests.requirements import requirement
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("nats://example", Server("example")),
+        ("nats://example:4333", Server("example", 4333)),
+        ("example:4333", Server("example", 4333)),
+        ("tls://example", Server("example", tls=True)),
+        ("nats://[::1]:4333", Server("::1", 4333)),
+        ("nats://ann:p%40ss%2F@example", Server("example", credentials=Credentials("ann", "p@ss/"))),
+        ("nats://ann:@example", Server("example", credentials=Credentials("ann", ""))),
+        ("nats://t0ken@example", Server("example", credentials=Credentials(token="t0ken"))),
+    ],
+)
+def test_a_url_says_where_the_server_is_and_who_we_are(url: str, server: Server) -> None:
+    assert parse_server(url) == server
+
+
+@requirement("transport.nats.secrets")
+@pytest.mark.parametrize(
+    "url", ["", "http://ann:s3cret@example", "nats://", "nats://ann:s3cret@example:port", "ws://x"]
+)
+def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(CallError, match="no URL of a NATS server") as failure:
+        parse_server(url)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+    assert "s3cret" not in str(failure.value)
+
+
+@requirement("transport.nats.secrets")
+def test_servers_are_shown_without_users_and_passwords() -> None:
+    servers = Servers(["nats://ann:s3cret@a:1", "tls://t0ken@[::1]"])
+    assert str(servers) == "nats://a:1, tls://[::1]:4222"
+    assert "s3cret" not in repr(parse_server("nats://ann:s3cret@a"))
+    assert "t0ken" not in repr(parse_server("nats://t0ken@a"))
+
+
+def test_there_has_to_be_a_server() -> None:
+    with pytest.raises(CallError, match="give at least one URL"):
+        Servers([])
+
+
+@requirement("transport.nats.cluster")
+def test_all_known_servers_are_tried_in_random_order() -> None:
+    servers = Servers([f"nats://s{number}" for number in range(8)])
+    orders = {tuple(map(str, servers.in_turn())) for _ in range(20)}
+    assert len(orders) > 1
+    assert {frozenset(order) for order in orders} == {frozenset(f"nats://s{number}:4222" for number in range(8))}
+
+
+@requirement("transport.nats.cluster")
+def test_servers_tell_of_others_which_are_reached_the_same_way() -> None:
+    servers = Servers("tls://ann:s3cret@cluster.example")
+    first = servers.in_turn()[0]
+    servers.learn(first, ["10.0.0.1:4222", "[::1]:4333", "cluster.example:4222", "what is this://"])
+    found = {(server.host, server.port): server for server in servers.in_turn()}
+    assert found.keys() == {("cluster.example", 4222), ("10.0.0.1", 4222), ("::1", 4333)}
+    assert all(server.tls and server.credentials == Credentials("ann", "s3cret") for server in found.values())
+    assert found["10.0.0.1", 4222].tls_name == "cluster.example"  # whom the certificates of a cluster are for
+    servers.learn(found["10.0.0.1", 4222], ["10.0.0.2:4222"])
+    names = {server.host: server.tls_name for server in servers.in_turn()}
+    assert names == {"cluster.example": None, "10.0.0.2": "cluster.example"}

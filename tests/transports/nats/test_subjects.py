@@ -1,0 +1,129 @@
+"""Subjects. That a real server takes them is in test_medium.py."""
+
+import re
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.nats.subjects import Subjects, encode_id, plain_token, receipt, receiver
+from tests.requirements import requirement
+
+OWN = Subjects("acme.opwire")
+ids = st.text(max_size=40) | st.text(st.sampled_from("a.*> %/\r\nà😀"), max_size=12)
+addresses = st.from_regex(r"[0-9a-f]{16}", fullmatch=True) | st.from_regex(r"@[!-~]{1,30}", fullmatch=True)
+
+
+def is_legal(subject: str) -> bool:
+    """Whether a subject is made of tokens that nobody takes for a wildcard, a separator or the end of a line."""
+    return all(re.fullmatch(r"[A-Za-z0-9_~%-]+", token) for token in subject.split("."))
+
+
+@requirement("transport.nats.subjects")
+@pytest.mark.parametrize(
+    ("operation_id", "subject"),
+    [
+        ("math.add", "math.add"),
+        ("github.repos/get-content", "github.repos%2Fget-content"),
+        ("a.b c*d>e", "a.b%20c%2Ad%3Ee"),
+        ("a.100%", "a.100%25"),
+        ("a..b", "a.%2Eb"),
+        (".a.", "%2Ea%2E"),
+        ("...", "%2E%2E%2E"),
+        ("a.ü", "a.%C3%BC"),
+        ("a.\r\nPUB x 0", "a.%0D%0APUB%20x%200"),
+        ("", "%"),
+    ],
+)
+def test_an_operations_subject_is_its_id_with_the_rest_escaped(operation_id: str, subject: str) -> None:
+    assert encode_id(operation_id) == subject
+    assert OWN.call(operation_id) == f"acme.opwire.call.{subject}"
+
+
+@requirement("transport.nats.subjects")
+@given(ids)
+def test_every_id_has_a_legal_subject_that_it_can_be_read_from_again(operation_id: str) -> None:
+    subject = encode_id(operation_id)
+    assert is_legal(subject)
+    assert unquote(subject) == (operation_id or "%")
+
+
+@requirement("transport.nats.subjects")
+@given(st.lists(ids | st.just("%"), min_size=2, max_size=20, unique=True))
+def test_no_two_ids_have_the_same_subject(operation_ids: list[str]) -> None:
+    assert len(set(map(encode_id, operation_ids))) == len(operation_ids)
+
+
+@requirement("transport.nats.subjects")
+def test_an_id_that_is_too_long_for_a_subject_has_one_made_of_its_hash() -> None:
+    long, longer = encode_id("a." + "x" * 5000), encode_id("a." + "x" * 5001)
+    assert long != longer
+    assert len(long) < 100
+    assert is_legal(long)
+    assert encode_id("a." + "x" * 1022) == "a." + "x" * 1022
+    assert is_legal(encode_id("a.\ud800"))
+
+
+@requirement("transport.nats.plain-clients")
+def test_a_request_says_who_asks_and_with_which_token() -> None:
+    assert OWN.asker("acme.opwire.in.12ab.t0ken") == ("12ab", "t0ken")
+    assert OWN.asker("acme.opwire.in.12ab.-") == ("12ab", "")
+    assert OWN.asker("_INBOX.abc.1") == ("@_INBOX.abc.1", "")
+    assert OWN.asker("answers") == ("@answers", "")
+
+
+@requirement("transport.nats.no-deputy")
+@pytest.mark.parametrize(
+    "reply", ["", "$JS.API.STREAM.DELETE.orders", "$SYS.x", "acme.opwire.all", "acme.opwire.call.a.b"]
+)
+def test_answers_are_not_sent_to_subjects_that_are_nobodys_inbox(reply: str) -> None:
+    assert OWN.asker(reply) is None
+
+
+def test_a_message_says_who_sent_it_and_a_plain_clients_may_not() -> None:
+    assert OWN.sender("acme.opwire.in.12ab.-34cd") == "12ab"
+    assert OWN.sender("_INBOX.abc.1") == "@_INBOX.abc.1"
+    assert OWN.sender("") == ""
+
+
+def test_a_message_goes_to_the_inbox_of_its_receiver() -> None:
+    assert OWN.to("12ab", "t0ken") == OWN.inbox("12ab") + "t0ken" == "acme.opwire.in.12ab.t0ken"
+    assert OWN.to("12ab", "") == "acme.opwire.in.12ab.-"
+    assert OWN.to("@_INBOX.abc.1", "ignored") == "_INBOX.abc.1"
+    with pytest.raises(CallError, match="not said where") as failure:
+        OWN.to("", "t0ken")
+    assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("transport.nats.gone")
+@given(addresses)
+def test_a_receipt_is_one_token_that_names_the_receiver(address: str) -> None:
+    token = receipt(address)
+    assert is_legal(token)
+    assert "." not in token
+    assert receiver(token) == address
+    assert plain_token(token) == ""
+
+
+def test_a_token_is_no_receipt() -> None:
+    assert receiver("t0ken") == ""
+    assert plain_token("t0ken") == "t0ken"
+    assert receiver("-") == plain_token("-") == plain_token("") == ""
+
+
+@requirement("transport.nats.permissions")
+def test_the_operation_that_may_not_be_asked_for_is_read_from_the_complaint() -> None:
+    complaint = 'Permissions Violation for Publish to "{}"'
+    assert OWN.forbidden(complaint.format("acme.opwire.call.github.repos%2Fget")) == "github.repos/get"
+    assert OWN.forbidden(complaint.format("acme.opwire.in.12ab.-")) is None
+    assert OWN.forbidden("Stale Connection") is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.", ".a", "a..b", "a.*", ">", "a\r\n", "ü", "x" * 257])
+def test_names_that_nats_cannot_use_are_refused(name: str) -> None:
+    for wrong in (lambda: Subjects(name), lambda: Subjects("opwire", name)):
+        with pytest.raises(CallError, match="for NATS: use letters") as failure:
+            wrong()
+        assert failure.value.code is ErrorCode.VALIDATION_ERROR
