@@ -495,6 +495,63 @@ NATS: dict[str, str] = {
     "transport.nats.discovery": "NATS' own tools are told what is served, where an end describes itself.",
 }
 
+REDIS: dict[str, str] = {
+    "transport.redis": "Calls run over a Redis server, 6.2 or newer, under the whole contract.",
+    "transport.redis.framing": "However the bytes of Redis are split, each reply goes to whoever asked, in order.",
+    "transport.redis.garbage": "Whatever strangers publish on our channels is ignored and counted.",
+    "transport.redis.secrets": "A password appears in no message, name or repr.",
+    "transport.redis.refusals": "What Redis refuses is UNAVAILABLE, fails alone, and says what to do about it.",
+    "transport.redis.leases": "A server that does not beat gets no more requests, and serves again with its next beat.",
+    "transport.redis.dead-servers": "A server that crashed costs nobody a call, and its entries are removed when met.",
+    "transport.redis.lost-data": "What Redis loses about who serves what comes back with the next beats.",
+    "transport.redis.scripts": "Emptying Redis' cache of scripts costs nobody a call.",
+    "transport.redis.no-memory": "Calls, leases and announcements go on while Redis has no memory left.",
+    "transport.redis.once": "A message whose reply is lost is not sent again.",
+    "transport.redis.one-connection": "A thousand calls in flight need one connection an end.",
+    "transport.redis.frozen": "A Redis server that is silent for two beats is given up, and found again.",
+    "transport.redis.replica": "A server that has become a read-only replica is left until it is primary again.",
+    "transport.redis.backlog": "What Redis does not take is refused above a bound; what ends or steers calls has room "
+    "of its own.",
+    "transport.redis.slow-reader": "An end that Redis closes for reading too slowly comes back; each call has one "
+    "outcome.",
+    "transport.redis.prefix": "Ends with another prefix or database do not meet.",
+    "transport.redis.tls": "Calls pass through TLS, and a server that cannot prove who it is is refused.",
+}
+
+WEBSOCKET: dict[str, str] = {
+    "transport.no-secrets": "Neither messages nor logs show passwords, tokens or payloads.",
+    "transport.directed": "A request can be directed at one server; if it is gone, the caller is told in its name.",
+    "transport.sticky": "Requests with one sticky key go to one server until it leaves.",
+    "transport.strangers": "Only the peer that has a request can answer it, and only its caller can steer it.",
+    "transport.reconnects": "After a loss an end comes back, serves what it served, and its calls have ended; it storms "
+    "nobody.",
+    "transport.websocket": "A WebSocket server and its clients are ends of one medium; the server relays.",
+    "transport.websocket.frames": "Messages arrive whole, however frames and bytes are cut.",
+    "transport.websocket.frames.refused": "What breaks the rules of WebSocket ends that connection with its code.",
+    "transport.websocket.stamps": "Who an event is from is written by the server and cannot be forged.",
+    "transport.websocket.opaque": "A relay passes payloads on unread and unchanged.",
+    "transport.websocket.routes": "A relay keeps a call exactly as long as it is open.",
+    "transport.websocket.duplicates": "A request that comes again while it is open goes nowhere.",
+    "transport.websocket.plain": "A client with hand-written JSON and no `peer` can call and serve.",
+    "transport.websocket.hello": "Hello comes first, in time and in our version, or the connection is closed.",
+    "transport.websocket.subprotocol": "Both sides speak opwire.v1 or do not connect.",
+    "transport.websocket.origin": "A web page connects only from an allowed origin.",
+    "transport.websocket.http": "What is no WebSocket handshake is refused or closed.",
+    "transport.websocket.tls": "Connections can be encrypted, and certificates are checked.",
+    "transport.websocket.unreachable": "A server that cannot be used is UNAVAILABLE in time, with the reason.",
+    "transport.websocket.unconfirmed": "What a server does not confirm is UNAVAILABLE.",
+    "transport.websocket.malformed": "A message that cannot be read fails its own call alone; too many close the "
+    "connection.",
+    "transport.websocket.heartbeat": "A silent peer is given up after two beats; one that sends anything is not.",
+    "transport.websocket.unread": "Messages that an application does not take kill no connection.",
+    "transport.websocket.loss": "Both sides of a call learn at once that the other is gone.",
+    "transport.websocket.slow-peer": "A peer that does not read costs bounded memory and delays nobody.",
+    "transport.websocket.goaway": "An end that goes away gets no new requests and finishes what it has.",
+    "transport.websocket.max-connections": "A server takes so many connections.",
+    "transport.websocket.max-calls": "A connection has so many relayed calls open.",
+    "transport.websocket.max-operations": "A connection serves so many operations.",
+}
+
 AUTH: dict[str, str] = {
     "auth.extra": "Signed tokens need the extra `auth`; without it the error names it, and nothing else loads PyJWT.",
     "auth.announce": "A grant allows announcements in its own namespaces alone, by default in none.",
@@ -549,6 +606,8 @@ SECTIONS = (
     TRANSPORT,
     CHAOS,
     NATS,
+    REDIS,
+    WEBSOCKET,
     AUTH,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}

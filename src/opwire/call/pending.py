@@ -8,7 +8,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from itertools import count
 from secrets import token_hex
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -516,9 +515,11 @@ class PendingRequestMap:
 
 
 def _ids() -> Iterator[str]:
-    """Request ids that no other process makes; a UUID for each would cost three times as much."""
-    prefix = token_hex(8)
-    return (f"{prefix}-{number:x}" for number in count(1))
+    """Request ids that nobody else makes or guesses; drawn by the hundred, since one by one they cost 1 µs."""
+    while True:
+        many = token_hex(12 * 128)
+        for start in range(0, len(many), 24):
+            yield many[start : start + 24]
 
 
 def _fail(sink: _Sink, error: CallError) -> None:

@@ -1,0 +1,6 @@
+"""Calls over WebSocket: a server that relays between its clients, and clients. Needs the extra `websocket`."""
+
+from opwire.transports.websocket.client import WebSocketTransport
+from opwire.transports.websocket.server import WebSocketServer
+
+__all__ = ["WebSocketServer", "WebSocketTransport"]

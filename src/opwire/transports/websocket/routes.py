@@ -1,0 +1,241 @@
+"""Who serves what, and which call goes from whom to whom, among the peers of one server.
+
+No I/O, no clock, no tasks: everything that opens or ends a route is in this file; it says where a message goes, and its
+user sends it.
+Rule 1: a call is known by its caller and its request id. The ids of two callers may be equal.
+Rule 2: only the peer that has the request can answer it, and only its caller can steer it.
+Rule 3: a call leaves the table in the step that ends it: its last event, or the loss of either side.
+Rule 4: what belongs to no open call goes to the peer that it names, as a stray; never to one that waits for another.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from msgspec import Struct, field
+
+from opwire.call import Address
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.websocket.stamps import MAX_ID, NOBODY, SERVER, Head, Requested
+
+Balance = Literal["round_robin", "least_busy"]
+"""Who of those who serve an operation gets the next call: the one whose turn it is, or who has the fewest open calls."""
+
+Dropped = Literal["duplicate", "foreign", "malformed", "unknown"]
+
+
+class Call(Struct, eq=False):
+    """A call from one peer to another."""
+
+    request_id: str
+    caller: Address
+    server: Address
+    streams: bool
+    identity: bytes = NOBODY  # whom it is made for, as JSON
+    open: bool = True
+
+
+class Way(NamedTuple):
+    """Where a message goes, and the call that it belongs to; None: it is a stray, or the server's own business.
+
+    `identity` is whom a request is made for, as JSON.
+    """
+
+    to: Address
+    call: Call | None
+    identity: bytes = NOBODY
+
+
+class _Peer(Struct, eq=False):
+    identity: bytes = NOBODY
+    load: int = 0  # calls that it has in hand
+    operations: dict[str, None] = field(default_factory=dict[str, None])
+    asked: dict[str, Call] = field(default_factory=dict[str, Call])  # by request id
+    held: dict[str, list[Call]] = field(default_factory=dict[str, list[Call]])  # by request id: one for each caller
+
+
+class Routes:
+    """The table. The server is one of its peers. What it serves itself needs no entry: its own books know the caller."""
+
+    def __init__(self, *, max_calls: int, max_operations: int, balance: Balance = "round_robin") -> None:
+        self._max_calls = max_calls
+        self._max_operations = max_operations
+        self._balance = balance
+        self._peers: dict[Address, _Peer] = {SERVER: _Peer()}
+        self._serving: dict[str, list[Address]] = {}  # by operation: whose turn it is goes first
+        self.dropped: Counter[Dropped] = Counter()
+
+    def __len__(self) -> int:
+        """How many calls are open."""
+        return sum(len(peer.asked) for peer in self._peers.values())
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    def join(self, address: Address, identity: bytes = NOBODY) -> None:
+        """A peer is there, and is this one."""
+        self._peers[address] = _Peer(identity=identity)
+
+    def leave(self, address: Address) -> list[Call]:
+        """A peer is gone. The calls that end with it, those that it made and those that it served."""
+        if address not in self._peers:
+            return []
+        self.withdraw(address, self.operations(address))
+        peer = self._peers[address]
+        calls = [*peer.asked.values(), *(call for held in peer.held.values() for call in held)]
+        ended = [call for call in calls if self.end(call)]
+        del self._peers[address]
+        return ended
+
+    def operations(self, address: Address) -> list[str]:
+        """What a peer serves."""
+        return list(self._peers[address].operations)
+
+    def check_room(self, address: Address, operation_ids: Iterable[str], waiting: int = 0) -> None:
+        """Whether a peer may announce these operations, while so many of its announcements wait.
+
+        Raises:
+            CallError: RATE_LIMITED, if they are too many or too long.
+        """
+        new = set(operation_ids).difference(self._peers[address].operations)
+        count = max(waiting, len(self._peers[address].operations)) + len(new)
+        if count > self._max_operations or any(len(each) > MAX_ID for each in new):
+            most = f"{self._max_operations:,} operations with ids of {MAX_ID:,} characters"
+            raise CallError(ErrorCode.RATE_LIMITED, f"at most {most} are taken from one peer")
+
+    def announce(self, address: Address, operation_ids: Iterable[str]) -> None:
+        """A peer serves these operations, too."""
+        operations = self._peers[address].operations
+        for operation_id in operation_ids:
+            if operation_id not in operations:
+                operations[operation_id] = None
+                self._serving.setdefault(operation_id, []).append(address)
+
+    def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
+        """A peer serves these operations no longer."""
+        operations = self._peers[address].operations
+        for operation_id in operation_ids:
+            if operation_id in operations:
+                del operations[operation_id]
+                serving = self._serving[operation_id]
+                serving.remove(address)
+                if not serving:
+                    del self._serving[operation_id]
+
+    def servers(self) -> list[Address]:
+        """Who serves anything."""
+        return [address for address, peer in self._peers.items() if peer.operations]
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def turn(self, operation_id: str, sticky_key: str | None = None) -> Address:
+        """Who is to serve an operation. If nobody does, the server knows best how to say so.
+
+        With the same `sticky_key` it is always the same one's turn, until that one leaves.
+
+        Raises:
+            CallError: UNAVAILABLE, if the server serves nothing at all.
+        """
+        serving = self._serving.get(operation_id)
+        if serving is None:
+            if self._peers[SERVER].operations:
+                return SERVER
+            raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id}")
+        if len(serving) > 1:
+            if sticky_key is not None:
+                return max(serving, key=lambda address: hash((sticky_key, address)))
+            busy = self._balance == "least_busy"
+            first = min(serving, key=lambda address: self._peers[address].load) if busy else serving[0]
+            serving.remove(first)
+            serving.append(first)
+        return serving[-1]
+
+    def request(self, caller: Address, head: Requested) -> Way | None:
+        """Where a request goes. None: it has come before, and is being answered.
+
+        Raises:
+            CallError: UNAVAILABLE if nobody serves it, RATE_LIMITED if the caller has too many calls open.
+        """
+        peer = self._peers[caller]
+        if head.request_id in peer.asked:
+            return self._drop("duplicate")
+        server = head.peer or self.turn(head.operation_id, head.sticky_key)
+        identity = self._speaks_for(peer, head.parent_request_id)
+        if server == SERVER:
+            return Way(SERVER, None, identity)
+        if server not in self._peers:
+            raise CallError(ErrorCode.UNAVAILABLE, f"there is no peer {server[:80]!r}: it may have left")
+        if len(peer.asked) >= self._max_calls:
+            raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
+        call = self.open(Call(head.request_id, caller, server, head.credits is not None, identity))
+        return Way(server, call, identity)
+
+    def open(self, call: Call) -> Call:
+        """A call begins."""
+        server = self._peers[call.server]
+        self._peers[call.caller].asked[call.request_id] = call
+        server.held.setdefault(call.request_id, []).append(call)
+        server.load += 1
+        return call
+
+    def asked(self, caller: Address, request_id: str) -> Call | None:
+        """The open call of a peer that has this id."""
+        return self._peers[caller].asked.get(request_id)
+
+    def _speaks_for(self, peer: _Peer, parent: str | None) -> bytes:
+        """Whom a request is made for: the caller of the call that its sender serves with it, or else the sender.
+
+        If two callers chose the same id, nobody can say which of them it is.
+        """
+        held = () if parent is None else peer.held.get(parent, ())
+        return held[0].identity if len(held) == 1 else peer.identity
+
+    def follow(self, sender: Address, head: Head) -> Way | None:
+        """Where any other event goes. None: nowhere (it is then counted)."""
+        call = self._call(sender, head)
+        if call is None:
+            return self._stray(head)
+        if head.ends(streams=call.streams):
+            self.end(call)
+        return Way(call.server if call.caller == sender else call.caller, call)
+
+    def waits(self, caller: Address, request_id: str) -> bool:
+        """Whether a peer waits for the answer of another."""
+        return request_id in self._peers[caller].asked
+
+    def end(self, call: Call) -> bool:
+        """End a call. False if it has ended before."""
+        if not call.open:
+            return False
+        call.open = False
+        del self._peers[call.caller].asked[call.request_id]
+        server = self._peers[call.server]
+        server.load -= 1
+        held = server.held
+        held[call.request_id].remove(call)
+        if not held[call.request_id]:
+            del held[call.request_id]
+        return True
+
+    def _call(self, sender: Address, head: Head) -> Call | None:
+        """The open call that an event is about, if its sender has the part in it that such an event comes from."""
+        peer = self._peers[sender]
+        if head.steers:
+            asked = peer.asked.get(head.request_id)
+            if asked is not None and head.peer in (None, asked.server):
+                return asked
+        if head.answers:
+            for held in peer.held.get(head.request_id, ()):
+                if head.peer in (None, held.caller):  # whoever names no peer answers the one who asked first
+                    return held
+        return None
+
+    def _stray(self, head: Head) -> Way | None:
+        to = head.peer or SERVER
+        if to not in self._peers:
+            return self._drop("unknown")
+        if self.waits(to, head.request_id):
+            return self._drop("foreign")
+        return Way(to, None)
+
+    def _drop(self, why: Dropped) -> None:
+        self.dropped[why] += 1

@@ -1,0 +1,384 @@
+"""`WebSocketServer`: the end that listens. It serves and calls like any other, and relays between its clients."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import count
+from secrets import token_hex
+from ssl import SSLContext
+
+from websockets.http11 import Request, Response
+from websockets.server import ServerProtocol
+from websockets.typing import Origin
+
+from opwire.auth import RateLimit
+from opwire.call import (
+    MAX_MESSAGE,
+    Address,
+    CallAborted,
+    CallCompleted,
+    CallEvent,
+    CallFailed,
+    CallRequested,
+    CallResponded,
+    Receiver,
+    decode_event,
+    encode_event,
+)
+from opwire.call.session import (
+    VERSION,
+    Announce,
+    GoAway,
+    Hello,
+    Here,
+    Welcome,
+    Who,
+    Withdraw,
+    decode_message,
+)
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.link import MAX_BACKLOG, Link
+from opwire.transports.websocket.connection import SUBPROTOCOL, Connection
+from opwire.transports.websocket.door import Door, Gate
+from opwire.transports.websocket.relay import Peer, Relay
+from opwire.transports.websocket.routes import Balance, Call, Dropped, Routes
+from opwire.transports.websocket.stamps import MARGIN, SERVER, Head, Requested, identity_json, read_head
+
+logger = logging.getLogger("opwire.transports")
+
+MALFORMED, UNEXPECTED, LATE = 4400, 4401, 4408
+"""Why a connection is closed: what came cannot be read, came before the welcome, or too late."""
+
+_GOING_AWAY = 1001
+_LOOK = 0.01  # seconds between two looks at whether calls are left
+_STRIKES = 100  # messages of a connection that cannot be read, after which it is closed
+_SHOWN = 200  # characters of an error that are told to whoever caused it
+_BULKY = (CallRequested, CallResponded)
+_ANSWERS = (CallResponded, CallCompleted, CallFailed)
+
+
+class WebSocketServer:
+    """Listens, and is one of the ends itself: a `Transport`. `url` is where others connect to.
+
+        server = WebSocketServer(port=8765)
+        async with PendingRequestMap(server) as calls, CallHandler(registry, calls):
+            ...
+
+    `heartbeat` is how often, in seconds, every connection is pinged; one that is silent for two beats is ended.
+    A client has at most `max_calls` calls to other clients open, makes at most `rate` a second (after `burst` at once),
+    and serves at most `max_operations`. `balance` says who of those who serve an operation gets the next call.
+    Web pages are refused unless their origin is among `origins`: any page that a user looks at could connect otherwise.
+
+    This is a building block: until it is given a `gate`, everybody may connect and announce whatever it likes, as
+    nobody. `Hub` is the whole. Identities can be believed, since it writes them itself.
+    """
+
+    local = False
+    trusted = True
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        heartbeat: float = 10.0,
+        limit: int = MAX_MESSAGE,
+        ssl: SSLContext | None = None,
+        origins: Sequence[str] = (),
+        max_connections: int = 1_000,
+        max_calls: int = 10_000,
+        max_operations: int = 20_000,
+        max_backlog: int = MAX_BACKLOG,
+        hello_timeout: float = 5.0,
+        balance: Balance = "round_robin",
+        rate: float | None = None,
+        burst: int = 1_000,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._heartbeat = heartbeat
+        self._limit = limit
+        self._ssl = ssl
+        self._origins = [None, *map(Origin, origins)]
+        self._max_connections = max_connections
+        self._max_calls = max_calls
+        self._max_operations = max_operations
+        self._max_backlog = max_backlog
+        self._hello_timeout = hello_timeout
+        self._balance: Balance = balance
+        self._rate = None if rate is None else (rate, burst)
+        self.gate: Gate | None = None  # asked from the next start on
+        self._receiver: Receiver | None = None
+        self._listener: asyncio.Server | None = None
+        self._connected: set[Peer] = set()  # all of them; those that have said hello are the relay's
+        self._open()
+
+    def _open(self) -> None:
+        self._routes = Routes(max_calls=self._max_calls, max_operations=self._max_operations, balance=self._balance)
+        self._relay = Relay(self._routes, self._deliver)
+        self._door = Door(self.gate, self._routes, self._welcome)
+        # Whoever remembers the peers of another server is not to take ours for them.
+        prefix = token_hex(4)
+        self._names = (f"{prefix}-{number}" for number in count(1))
+
+    @property
+    def url(self) -> str:
+        """Where clients connect to; known when it has been started."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'wss' if self._ssl else 'ws'}://{host}:{self._port}"
+
+    @property
+    def peers(self) -> list[Address]:
+        """The clients that are connected."""
+        return list(self._relay.peers)
+
+    @property
+    def dropped(self) -> Counter[Dropped]:
+        """What was passed on to nobody, and why, since the start."""
+        return self._routes.dropped
+
+    async def start(self, receiver: Receiver) -> None:
+        """Listen.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        self._receiver = receiver
+        self._open()
+        loop = asyncio.get_running_loop()
+        try:
+            self._listener = await loop.create_server(self._accept, self._host, self._port, ssl=self._ssl)
+        except OSError as error:
+            taken = f"{self._host}:{self._port} cannot be listened on: {error}"
+            raise CallError(ErrorCode.UNAVAILABLE, taken) from error
+        self._port = self._listener.sockets[0].getsockname()[1]
+
+    async def announce(self, operation_ids: Iterable[str]) -> None:
+        """Serve these operations.
+
+        Raises:
+            CallError: UNAVAILABLE, if this end is closed.
+        """
+        self._here()
+        self._routes.announce(SERVER, operation_ids)
+
+    async def withdraw(self, operation_ids: Iterable[str]) -> None:
+        """Serve these operations no longer."""
+        self._routes.withdraw(SERVER, operation_ids)
+
+    async def servers(self, wait: float = 0.5) -> list[Address]:
+        """Who serves anything; that is known at once.
+
+        Raises:
+            CallError: UNAVAILABLE, if this end is closed.
+        """
+        self._here()
+        return self._routes.servers()
+
+    def request(self, event: CallRequested) -> Address:
+        """Send a request to one of those who serve its operation.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
+        """
+        self._here()
+        address = self._routes.turn(event.operation_id, event.sticky_key)
+        self.send(event, address)
+        return address
+
+    def send(self, event: CallEvent, to: Address | None) -> None:
+        """Send an event to a peer.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
+        """
+        receiver = self._here()
+        if to == SERVER:  # to itself: through the wire format too, so that it is the same as for everyone
+            receiver.received(decode_event(encode_event(event, limit=self._limit), limit=self._limit), SERVER)
+            return
+        peer = None if to is None else self._relay.peers.get(to)
+        if peer is None:
+            raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
+        if isinstance(event, _ANSWERS) and self._routes.waits(peer.address, event.request_id):
+            raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
+        message = encode_event(event, limit=min(self._limit, peer.max_message))
+        if isinstance(event, CallRequested):
+            self._ask(peer, event, message)
+            return
+        call = self._routes.asked(SERVER, event.request_id)
+        if isinstance(event, CallAborted) and call is not None and call.server == to:
+            self._routes.end(call)
+        peer.send(message, control=not isinstance(event, _BULKY))
+
+    def _ask(self, peer: Peer, event: CallRequested, message: bytes) -> None:
+        """Send a request of the server's own, and remember for whom it is made: its server may call on in that name."""
+        before = self._routes.asked(SERVER, event.request_id)
+        if before is not None:
+            self._routes.end(before)
+        identity = identity_json(event.identity)
+        call = Call(event.request_id, SERVER, peer.address, event.credits is not None, identity)
+        self._routes.open(call)
+        try:
+            peer.send(message, control=False)
+        except CallError:
+            self._routes.end(call)
+            raise
+
+    def go_away(self, reason: str = "the server is about to leave") -> None:
+        """Accept no more connections, and let clients send no more requests. What is in hand goes on until `close`."""
+        if self._listener is not None:
+            self._listener.close()
+        for peer in self._relay.peers.values():
+            peer.tell(GoAway(reason=reason))
+
+    async def idle(self, timeout: float) -> bool:
+        """Wait until no call is passed on any more; False if some are, after so many seconds."""
+        until = time.monotonic() + timeout
+        while len(self._routes) and time.monotonic() < until:
+            await asyncio.sleep(_LOOK)
+        return not len(self._routes)
+
+    async def close(self) -> None:
+        """Leave: clients learn that this end is gone."""
+        if self._listener is None:
+            return
+        self.go_away()
+        self._listener = None
+        await self._door.close()
+        closing = [peer.connection.close(_GOING_AWAY, "the server leaves") for peer in self._connected]
+        await asyncio.gather(*closing)
+        self._connected.clear()
+        self._open()
+
+    def _here(self) -> Receiver:
+        if self._listener is None or self._receiver is None:
+            raise CallError(ErrorCode.UNAVAILABLE, "this end is closed")
+        return self._receiver
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> Link:
+        core = ServerProtocol(origins=self._origins, subprotocols=[SUBPROTOCOL], max_size=self._limit + MARGIN)
+        peer = Peer(next(self._names), None if self._rate is None else RateLimit(*self._rate))
+        peer.connection = Connection(
+            core,
+            greeted=partial(self._greeted, peer, core),
+            arrived=partial(self._arrived, peer),
+            lost=partial(self._lost, peer),
+            max_backlog=self._max_backlog,
+        )
+        peer.connection.expect("hello", self._hello_timeout, LATE)
+        self._connected.add(peer)
+        return peer.connection.link
+
+    def _greeted(self, peer: Peer, core: ServerProtocol, request: Request | Response) -> None:
+        if not isinstance(request, Request):
+            return  # which the core of a server does not read
+        if len(self._connected) > self._max_connections:
+            response = core.reject(503, f"There are {self._max_connections} connections already.\n")
+        else:
+            response = core.accept(request)
+        core.send_response(response)
+        peer.connection.reply()
+
+    def _lost(self, peer: Peer, reason: str) -> None:
+        self._connected.discard(peer)
+        if peer.welcomed:
+            self._door.leave(peer)
+            self._relay.leave(peer, reason)
+            if self._receiver is not None:
+                self._receiver.lost(peer.address, reason)
+
+    # --- what arrives -------------------------------------------------------------------------------------------------
+
+    def _arrived(self, peer: Peer, message: bytes) -> None:
+        if not peer.welcomed:
+            self._first(peer, message)
+            return
+        try:
+            head = read_head(message)
+        except CallError:
+            self._other(peer, message)
+        else:
+            self._relay.pass_on(peer, message, head)
+
+    def _first(self, peer: Peer, message: bytes) -> None:
+        try:
+            event = decode_message(message, limit=self._limit)
+        except CallError:
+            peer.connection.end(MALFORMED, "the first message cannot be read: it has to be session.hello")
+            return
+        match event:
+            case Hello(version=version) if version == VERSION and not peer.greeted:
+                peer.greeted = True
+                self._door.enter(peer, event)
+            case Hello() if peer.greeted:
+                peer.connection.end(UNEXPECTED, "session.hello comes once")
+            case Hello():
+                peer.connection.end(MALFORMED, f"version {VERSION} is spoken here, and not {event.version}")
+            case _:
+                first = "nothing comes before session.welcome" if peer.greeted else "session.hello comes first"
+                peer.connection.end(UNEXPECTED, first)
+
+    def _welcome(self, peer: Peer, hello: Hello) -> None:
+        peer.welcomed = True
+        peer.max_message = hello.max_message
+        self._relay.join(peer)
+        welcome = Welcome(
+            version=VERSION,
+            peer=peer.address,
+            max_message=self._limit,
+            heartbeat_ms=max(1, round(self._heartbeat * 1000)),
+        )
+        peer.tell(welcome)
+        peer.connection.beat(self._heartbeat)
+
+    def _other(self, peer: Peer, message: bytes) -> None:
+        """An event of the session arrived, or something that cannot be read."""
+        try:
+            event = decode_message(message, limit=self._limit + MARGIN)
+        except CallError as error:
+            self._malformed(peer, error)
+            return
+        match event:
+            case Announce() | Withdraw():
+                self._door.ask(peer, event)
+            case Who():
+                peer.tell(Here(id=event.id, peers=self._routes.servers()))
+            case GoAway():
+                self._door.withdraw_all(peer)
+            case _:
+                self._malformed(peer, CallError(ErrorCode.PROTOCOL_ERROR, f"{type(event).__name__} was not expected"))
+
+    def _deliver(self, peer: Peer, message: bytes, head: Head) -> None:
+        """An event for the server itself arrived."""
+        if self._receiver is None or self._listener is None:
+            return
+        try:
+            event = decode_event(message, limit=self._limit + MARGIN)
+        except CallError as error:
+            if isinstance(head, Requested):
+                self._malformed(peer, error)
+            else:  # whoever waits for the answer here is told
+                self._malformed(peer, CallError(error.code, error.message))
+                self._receiver.received(CallFailed.of(head.request_id, error), peer.address)
+        else:
+            self._receiver.received(event, peer.address)
+
+    def _malformed(self, peer: Peer, error: CallError) -> None:
+        """A message cannot be read: its sender is told which call that was, and the connection goes on for a while."""
+        self._routes.dropped["malformed"] += 1
+        peer.strikes += 1
+        shown = error.message[:_SHOWN]
+        logger.warning("a message from %s cannot be read: %s", peer.address, shown)
+        if peer.strikes > _STRIKES:
+            peer.connection.end(MALFORMED, f"{_STRIKES} messages could not be read")
+            return
+        match error.details:
+            case {"requestId": str(request_id)}:
+                peer.tell(CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, shown)))
+            case _:
+                pass

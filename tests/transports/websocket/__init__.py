@@ -1,0 +1,1 @@
+"""Calls over real WebSockets on the loopback interface."""

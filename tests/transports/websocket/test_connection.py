@@ -1,0 +1,184 @@
+"""Signs of life, and the end of connections. Real sockets, of a server and of what connects to it."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from websockets.frames import Frame, Opcode
+
+from opwire.call import CallRequested
+from opwire.testing.scene import item, soon
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from tests.requirements import requirement
+from tests.servers.brokers import HOST
+from tests.servers.faults import FaultProxy
+from tests.transports.websocket.ends import BEAT, Ends, Raw, until
+
+DEAD = 3 * BEAT + 0.5  # seconds within which a silent peer has to be noticed
+
+
+async def beats(raw: Raw, number: int) -> None:
+    """Wait for so many pings of the server, and answer each."""
+    while number > 0:
+        for frame in await raw.hear():
+            if frame.opcode is Opcode.PING:
+                number -= 1
+        for data in raw.core.data_to_send():
+            raw.write(data)
+
+
+@requirement("transport.websocket.heartbeat")
+async def test_a_client_that_is_silent_is_given_up(ends: Ends) -> None:
+    server, end = await ends.server(heartbeat=BEAT)
+    raw = await ends.raw(server.url)
+    began = time.monotonic()
+    await end.until("the loss is told", lambda: bool(end.losses))
+    assert 2 * BEAT * 0.9 < time.monotonic() - began < DEAD
+    assert "0.4 s" in end.losses[0][1]
+    await raw.end()
+
+
+@requirement("transport.websocket.heartbeat")
+async def test_a_server_that_is_silent_is_given_up(ends: Ends) -> None:
+    server, _ = await ends.server(heartbeat=BEAT)
+    async with FaultProxy(HOST, int(server.url.rpartition(":")[2])) as proxy:
+        client = await ends.client(f"ws://{HOST}:{proxy.port}")
+        began = time.monotonic()
+        proxy.stall()
+        await client.until("the loss is told", lambda: bool(client.losses))
+        assert time.monotonic() - began < DEAD
+        proxy.flow()
+        await until("it is back", lambda: client.transport.connected)  # pyright: ignore
+        await client.transport.close()
+
+
+@requirement("transport.websocket.heartbeat")
+async def test_a_client_may_want_to_hear_more_often_than_the_server(ends: Ends) -> None:
+    server, _ = await ends.server(heartbeat=60)
+    async with FaultProxy(HOST, int(server.url.rpartition(":")[2])) as proxy:
+        client = await ends.client(f"ws://{HOST}:{proxy.port}", heartbeat=BEAT)
+        proxy.stall("down")
+        await client.until("the loss is told", lambda: bool(client.losses))
+        await client.transport.close()
+
+
+@requirement("transport.websocket.heartbeat")
+async def test_whoever_answers_pings_is_alive_although_it_says_nothing(ends: Ends) -> None:
+    server, end = await ends.server(heartbeat=BEAT / 2)
+    raw = await ends.raw(server.url)
+    await beats(raw, 6)
+    assert len(server.peers) == 1
+    assert end.losses == []
+
+
+@requirement("transport.websocket.heartbeat")
+async def test_whoever_sends_anything_is_alive_although_it_answers_no_ping(ends: Ends) -> None:
+    server, end = await ends.server(heartbeat=BEAT)
+    raw, other = await ends.raw(server.url), await ends.raw(server.url)
+
+    async def drip() -> None:
+        for byte in Frame(Opcode.TEXT, b" " * 200).serialize(mask=True):
+            raw.write(bytes([byte]))
+            await asyncio.sleep(BEAT / 10)
+
+    dripping = asyncio.create_task(drip())
+    await beats(other, 5)
+    assert end.losses == []
+    dripping.cancel()
+
+
+@requirement("transport.websocket.heartbeat")
+async def test_a_process_that_was_held_up_does_not_take_others_for_dead(ends: Ends) -> None:
+    server, end = await ends.server("a.b", heartbeat=BEAT / 2)
+    client = await ends.client(server.url)
+    time.sleep(3 * BEAT)
+    client.ask("a.b")
+    await end.count(1)
+    assert (end.losses, client.losses) == ([], [])
+
+
+@requirement("transport.websocket.unread")
+async def test_messages_that_nobody_takes_do_not_kill_a_connection(ends: Ends) -> None:
+    """A hundred items of 1 kB wait for a consumer that does something else for a while."""
+
+    async def flood(*_: Any) -> Any:
+        for number in range(100):
+            yield f"{number}" + "x" * 1000
+
+    server = WebSocketServer(heartbeat=BEAT / 2)
+    await ends.calls(server, flood=flood)
+    transport = WebSocketTransport(server.url)
+    calls = await ends.calls(transport)
+    items = calls.subscribe("test.flood", overflow="block")
+    first = await anext(items)
+    await beats(await ends.raw(server.url), 6)
+    assert transport.connected
+    rest = [each.data async for each in items]
+    assert [first.data, *rest] == [f"{number}" + "x" * 1000 for number in range(100)]
+
+
+@requirement("transport.websocket.unread")
+async def test_a_message_is_handed_on_while_its_receiver_waits_for_another(ends: Ends) -> None:
+    """The reader never waits for a handler: a hundred of them hang, and the next call is answered."""
+
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def echo(input: Any, _: Any) -> Any:
+        return input
+
+    server = WebSocketServer(heartbeat=BEAT / 2)
+    await ends.calls(server, hang=hang, echo=echo)
+    calls = await ends.calls(WebSocketTransport(server.url))
+    hanging = [asyncio.create_task(calls.call("test.hang", "x" * 1000)) for _ in range(100)]
+    await beats(await ends.raw(server.url), 6)
+    assert (await soon("the call is answered", calls.call("test.echo", 1))).data == 1
+    for task in hanging:
+        task.cancel()
+    await asyncio.wait(hanging)
+
+
+@requirement("transport.websocket.slow-peer")
+async def test_pings_of_a_peer_that_reads_nothing_do_not_pile_up(ends: Ends) -> None:
+    server, _ = await ends.server(max_backlog=100_000)
+    raw, other = await ends.raw(server.url), await ends.plain(server.url)
+    (connection,) = [peer.connection for peer in server._connected if peer.address == server.peers[0]]
+    pings = Frame(Opcode.PING, b"x" * 125).serialize(mask=True) * 1000
+    for _ in range(150):  # 20 MB, more than both operating system buffers hold
+        raw.write(pings)
+        await soon("the pings are read", raw.writer.drain())
+        assert connection.link.backlog < 250_000
+    assert connection.link.backlog > 50_000, "the test did not fill the buffers"
+    await other.say("session.who", id=1)
+    assert (await other.hear())["type"] == "session.here"
+
+
+@requirement("transport.websocket.heartbeat")
+@pytest.mark.parametrize("size", [1, 100_000])
+async def test_pings_are_answered_with_what_they_carry(ends: Ends, size: int) -> None:
+    server, end = await ends.server()
+    raw = await ends.raw(server.url)
+    end.transport.send(CallRequested(request_id="r", operation_id="a.b", input="x" * size), server.peers[0])
+    raw.write(Frame(Opcode.PING, b"hello?").serialize(mask=True))
+    pongs: list[Frame] = []
+    while not pongs:
+        pongs = [frame for frame in await raw.hear() if frame.opcode is Opcode.PONG]
+    assert [bytes(pong.data) for pong in pongs] == [b"hello?"]
+
+
+@requirement("transport.websocket")
+async def test_messages_arrive_however_the_network_cuts_them(ends: Ends) -> None:
+    server, end = await ends.server("a.b")
+    async with FaultProxy(HOST, int(server.url.rpartition(":")[2])) as proxy:
+        proxy.halve()
+        client = await ends.client(f"ws://{HOST}:{proxy.port}")
+        for number in range(20):
+            client.ask("a.b", f"{number}", "x" * 997 * number)
+        await end.count(20)
+        for number, event in enumerate(end.events):
+            assert isinstance(event, CallRequested)
+            assert event.input == "x" * 997 * number
+            end.transport.send(item(event.request_id, event.input), end.senders[0])
+        await client.count(20)
+        await client.transport.close()

@@ -1,0 +1,317 @@
+"""What passes from one client to another: calls, losses, forgeries, and peers that do not read."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from websockets.frames import Opcode
+
+from opwire.call import CallAborted, CallFailed, CallRequested, CallResponded
+from opwire.call.session import Left
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import Context
+from opwire.testing.scene import item, soon
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from tests.requirements import requirement
+from tests.transports.websocket.ends import Ends, Raw, until
+
+AT_ONCE = 1.0  # seconds: it is a matter of milliseconds, but the machine may be busy
+
+
+class Waiting:
+    """A handler that never ends by itself."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+        self.stopped = asyncio.Event()
+
+    async def call(self, *_: Any) -> None:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+
+async def echo(input: Any, _: Context) -> Any:
+    return input
+
+
+async def events(raw: Raw, kind: str) -> list[dict[str, Any]]:
+    """Read what waits for a client, until there is an event of this kind."""
+    while True:
+        read = [json.loads(bytes(frame.data)) for frame in await raw.hear() if frame.opcode is Opcode.TEXT]
+        found = [event for event in read if event["type"] == kind]
+        if found:
+            return found
+
+
+# --- loss -------------------------------------------------------------------------------------------------------------
+
+
+@requirement("transport.websocket.loss")
+@pytest.mark.parametrize("way", ["FIN", "RST"])
+async def test_a_caller_is_told_at_once_that_the_server_of_its_call_is_gone(ends: Ends, way: str) -> None:
+    server, _ = await ends.server()
+    raw = await ends.raw(server.url)
+    raw.say("session.announce", id=1, operations=["far.op"])
+    await raw.hear()
+    calls = await ends.calls(WebSocketTransport(server.url))
+    call = asyncio.create_task(calls.call("far.op"))
+    await raw.hear()
+    began = time.monotonic()
+    raw.writer.close() if way == "FIN" else raw.writer.transport.abort()
+    with pytest.raises(CallError) as failure:
+        await soon("the call ends", call)
+    assert time.monotonic() - began < AT_ONCE
+    assert failure.value.code is ErrorCode.UNAVAILABLE
+    with pytest.raises(CallError) as failure:
+        await soon("the next call ends", calls.call("far.op"))
+    assert "nobody serves far.op" in failure.value.message
+
+
+@requirement("transport.websocket.loss")
+@pytest.mark.parametrize("way", ["FIN", "RST"])
+async def test_a_handler_is_stopped_at_once_when_its_caller_is_gone(ends: Ends, way: str) -> None:
+    server, _ = await ends.server()
+    waiting = Waiting()
+    await ends.calls(WebSocketTransport(server.url), wait=waiting.call)
+    raw = await ends.raw(server.url)
+    raw.say("call.requested", requestId="1", operationId="test.wait")
+    await soon("the handler begins", waiting.began.wait())
+    began = time.monotonic()
+    raw.writer.close() if way == "FIN" else raw.writer.transport.abort()
+    await soon("the handler is stopped", waiting.stopped.wait())
+    assert time.monotonic() - began < AT_ONCE
+
+
+@requirement("transport.websocket.loss")
+async def test_a_server_is_told_once_of_a_caller_with_many_calls(ends: Ends) -> None:
+    server, _ = await ends.server()
+    serving = await ends.client(server.url, "a.b")
+    caller, other = await ends.client(server.url), await ends.client(server.url)
+    for number in range(5):
+        caller.ask("a.b", f"{number}")
+    other.ask("a.b", "stays")
+    await serving.count(6)
+    gone = serving.senders[0]
+    await caller.transport.close()
+    await serving.until("the loss is told", lambda: bool(serving.losses))
+    assert [peer for peer, _ in serving.losses] == [gone]
+    assert serving.events[6:] == []
+    serving.transport.send(item("stays", 1), serving.senders[5])
+    assert isinstance(await other.event(), CallResponded)
+
+
+@requirement("transport.websocket.plain")
+async def test_a_plain_server_is_told_of_a_caller_that_is_gone(ends: Ends) -> None:
+    server, _ = await ends.server()
+    plain = await ends.plain(server.url)
+    await plain.say("session.announce", id=1, operations=["a.b"])
+    await plain.hear()
+    caller = await ends.client(server.url)
+    caller.ask("a.b")
+    request = await plain.hear()
+    await caller.transport.close()
+    left = await plain.hear()
+    assert left["type"] == Left.__struct_config__.tag
+    assert left["peer"] == request["peer"]
+
+
+# --- forgery ----------------------------------------------------------------------------------------------------------
+
+
+@requirement("transport.websocket.stamps", "call.transport.sender-is-stamped")
+@pytest.mark.parametrize(
+    "forged",
+    [
+        '{"type":"call.requested","requestId":"r","operationId":"a.b","peer":"%s"}',
+        '{"peer":"%s","type":"call.requested","requestId":"r","operationId":"a.b"}',
+        '{"type":"call.requested","peer":"%s","requestId":"r","operationId":"a.b"} ',
+        '{"type":"call.requested","requestId":"r","operationId":"a.b","\\u0070eer":"%s"}',
+        '{"peer":"x","type":"call.requested","requestId":"r","operationId":"a.b","peer":"%s"}',
+    ],
+)
+async def test_a_client_cannot_say_that_an_event_is_from_another(ends: Ends, forged: str) -> None:
+    """What it says is whom the event is for; who it is from is written by the server."""
+    server, _ = await ends.server()
+    serving, plain = await ends.client(server.url, "a.b"), await ends.plain(server.url)
+    to, sender = server.peers
+    await plain.connection.send(forged % to)
+    await serving.count(1)
+    assert serving.senders == [sender]
+
+
+@requirement("transport.strangers")
+@pytest.mark.parametrize("kind", ["call.responded", "call.error", "call.completed", "call.aborted", "call.credit"])
+async def test_a_stranger_who_knows_everything_cannot_touch_a_call(ends: Ends, kind: str) -> None:
+    server, _ = await ends.server()
+    serving, stranger = await ends.client(server.url, "a.b"), await ends.plain(server.url)
+    caller = await ends.client(server.url)
+    caller.ask("a.b", "known")
+    await serving.count(1)
+    output = {"data": "forged", "meta": {"source": "local", "operationId": "a.b", "timestamp": 1}}
+    extra = {"output": output, "code": "INTERNAL", "message": "forged", "n": 1}
+    await stranger.say(kind, requestId="known", peer=serving.senders[0], **extra)
+    await stranger.say("session.who", id=1)
+    await stranger.hear()  # the server has dealt with the forgery
+    serving.transport.send(item("known", "genuine"), serving.senders[0])
+    answer = await caller.event()
+    assert isinstance(answer, CallResponded)
+    assert answer.output.data == "genuine"
+    assert server.dropped == {"foreign": 1}
+
+
+@requirement("transport.websocket.duplicates")
+async def test_a_request_that_comes_twice_is_served_once(ends: Ends) -> None:
+    server, _ = await ends.server()
+    serving = await ends.client(server.url, "a.b")
+    plain = await ends.plain(server.url)
+    for _ in range(2):
+        await plain.say("call.requested", requestId="1", operationId="a.b")
+    await plain.say("call.requested", requestId="2", operationId="a.b")
+    await serving.count(2)
+    assert [event.request_id for event in serving.events] == ["1", "2"]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@requirement("transport.limit")
+async def test_a_request_that_is_too_large_for_its_server_fails_alone(ends: Ends) -> None:
+    server, _ = await ends.server()
+    await ends.calls(WebSocketTransport(server.url, limit=5_000), echo=echo)
+    calls = await ends.calls(WebSocketTransport(server.url))
+    with pytest.raises(CallError) as failure:
+        await soon("the call fails", calls.call("test.echo", "x" * 10_000))
+    assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+    assert (await soon("the next is answered", calls.call("test.echo", "x" * 4_000))).data == "x" * 4_000
+    assert len(server._routes) == 0
+
+
+@requirement("transport.limit")
+async def test_an_answer_that_is_too_large_for_its_caller_fails_alone_and_stops_its_stream(ends: Ends) -> None:
+    stopped = asyncio.Event()
+
+    async def stream(*_: Any) -> Any:
+        try:
+            while True:
+                yield "x" * 10_000
+        finally:
+            stopped.set()
+
+    async def large(*_: Any) -> Any:
+        return "x" * 10_000
+
+    server, _ = await ends.server()
+    await ends.calls(WebSocketTransport(server.url), echo=echo, large=large, stream=stream)
+    calls = await ends.calls(WebSocketTransport(server.url, limit=5_000))
+    for call in (calls.call("test.large"), anext(calls.subscribe("test.stream"))):
+        with pytest.raises(CallError) as failure:
+            await soon("the call fails", call)
+        assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+    await soon("the stream is stopped", stopped.wait())
+    assert (await soon("the next is answered", calls.call("test.echo", 1))).data == 1
+    assert len(server._routes) == 0
+
+
+# --- peers that do not read -------------------------------------------------------------------------------------------
+
+BACKLOG = 200_000
+ROOM = BACKLOG + 2_500_000  # with what is reserved for small events, and a message
+
+
+def backlogs(server: WebSocketServer) -> int:
+    return max(peer.connection.link.backlog for peer in server._connected)
+
+
+@requirement("transport.websocket.slow-peer")
+async def test_requests_to_a_peer_that_does_not_read_fail_alone(ends: Ends) -> None:
+    server, _ = await ends.server(max_backlog=BACKLOG)
+    raw = await ends.raw(server.url)
+    raw.say("session.announce", id=1, operations=["slow.op"])
+    await raw.hear()
+    await ends.calls(WebSocketTransport(server.url), echo=echo)
+    caller = await ends.client(server.url)
+    calls = await ends.calls(WebSocketTransport(server.url))
+    for number in range(200):
+        caller.ask("slow.op", f"{number}", "x" * 100_000)
+        answer = await soon("another is answered", calls.call("test.echo", number))
+        assert answer.data == number
+        assert backlogs(server) < ROOM
+    assert caller.events, "the test did not fill the buffers"
+    errors = [(event.code, event.not_started) for event in caller.events if isinstance(event, CallFailed)]
+    assert errors == [("RATE_LIMITED", True)] * len(caller.events)
+    assert len(server._routes) == 200 - len(errors)
+
+
+@requirement("transport.websocket.slow-peer")
+async def test_answers_for_a_peer_that_does_not_read_become_errors_and_stop_their_streams(ends: Ends) -> None:
+    server, _ = await ends.server(max_backlog=BACKLOG)
+    serving = await ends.client(server.url, "a.b")
+    raw = await ends.raw(server.url)
+    calls = await ends.calls(WebSocketTransport(server.url), echo=echo)
+    raw.say("call.requested", requestId="stream", operationId="a.b", credits=10_000)
+    await serving.count(1)
+    for seq in range(1, 201):
+        if len(serving.events) > 1:
+            break
+        serving.transport.send(item("stream", "x" * 100_000, seq), serving.senders[0])
+        assert (await soon("another is answered", calls.call("test.echo", seq))).data == seq
+        assert backlogs(server) < ROOM
+    stop = await serving.event(1)
+    assert isinstance(stop, CallAborted)
+    assert serving.senders[1] == serving.senders[0]
+    (error,) = await events(raw, "call.error")
+    assert (error["requestId"], error["code"]) == ("stream", "RATE_LIMITED")
+    assert len(server._routes) == 0
+
+
+@requirement("transport.websocket.slow-peer")
+async def test_a_peer_that_leaves_no_room_even_for_small_events_is_given_up(ends: Ends) -> None:
+    server, end = await ends.server(max_backlog=BACKLOG)
+    serving = await ends.client(server.url, "a.b")
+    raw = await ends.raw(server.url)
+    address = server.peers[1]
+    raw.say("call.requested", requestId="1", operationId="a.b")
+    await serving.count(1)
+    for _ in range(10_000):
+        if end.losses:
+            break
+        for _ in range(10):
+            serving.transport.send(CallAborted(request_id="stray", reason="x" * 3000), address)
+        await asyncio.sleep(0)
+    await end.until("it is given up", lambda: bool(end.losses))
+    assert end.losses[0][0] == address
+    assert "does not read" in end.losses[0][1]
+    await serving.until("its calls are over", lambda: bool(serving.losses))
+    await until("nothing is left of it", lambda: len(server._routes) == 0)
+
+
+@requirement("transport.websocket.slow-peer")
+async def test_a_client_does_not_wait_for_a_server_that_does_not_read(ends: Ends) -> None:
+    """A request above what may wait fails at once, where it is made."""
+    server, _ = await ends.server("a.b")
+    client = await ends.client(server.url, max_backlog=BACKLOG)
+
+    def flood() -> None:
+        for number in range(200):
+            client.ask("a.b", f"{number}", "x" * 100_000)
+
+    with pytest.raises(CallError) as failure:
+        flood()
+    assert failure.value.code is ErrorCode.RATE_LIMITED
+
+
+@requirement("transport.directed")
+async def test_a_directed_request_passes_and_its_answer_is_in_the_name_of_the_peer(ends: Ends) -> None:
+    server, _ = await ends.server()
+    serving, caller = await ends.client(server.url), await ends.client(server.url)
+    to = server.peers[0]
+    caller.transport.send(CallRequested(request_id="r", operation_id="not.announced"), to)
+    await serving.count(1)
+    serving.transport.send(item("r", 1), serving.senders[0])
+    await caller.count(1)
+    assert caller.senders == [to]

@@ -1,0 +1,374 @@
+"""The table of a relay, alone."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from opwire.errors import CallError, ErrorCode
+from opwire.transports.websocket.routes import Call, Routes, Way
+from opwire.transports.websocket.stamps import (
+    SERVER,
+    Aborted,
+    Completed,
+    Credit,
+    Failed,
+    Head,
+    Requested,
+    Responded,
+)
+from tests.requirements import requirement
+
+
+def routes(*addresses: str, max_calls: int = 100, max_operations: int = 100) -> Routes:
+    table = Routes(max_calls=max_calls, max_operations=max_operations)
+    for address in addresses:
+        table.join(address)
+    return table
+
+
+def ask(id: str = "r", operation: str = "a.b", **fields: Any) -> Requested:
+    return Requested(request_id=id, operation_id=operation, **fields)
+
+
+def opened(table: Routes, caller: str, head: Requested) -> Call:
+    way = table.request(caller, head)
+    assert way is not None
+    assert way.call is not None
+    return way.call
+
+
+def error(table: Routes, caller: str, head: Requested) -> CallError:
+    with pytest.raises(CallError) as failure:
+        table.request(caller, head)
+    return failure.value
+
+
+@requirement("transport.sharing")
+def test_those_who_serve_an_operation_take_turns() -> None:
+    table = routes("s1", "s2", "c")
+    for each in ("s1", "s2", SERVER):
+        table.announce(each, ["a.b", "a.b"])
+    turns = [table.turn("a.b") for _ in range(9)]
+    assert Counter(turns) == {"s1": 3, "s2": 3, SERVER: 3}
+    assert turns[:3] == turns[3:6] == turns[6:]
+
+
+@requirement("transport.sharing")
+def test_whoever_withdraws_or_leaves_has_no_more_turns() -> None:
+    table = routes("s1", "s2", "s3")
+    for each in ("s1", "s2", "s3"):
+        table.announce(each, ["a.b", "a.c"])
+    table.withdraw("s1", ["a.b", "a.unknown"])
+    table.leave("s2")
+    assert {table.turn("a.b") for _ in range(4)} == {"s3"}
+    assert {table.turn("a.c") for _ in range(4)} == {"s1", "s3"}
+    assert table.servers() == ["s1", "s3"]
+    assert table.operations("s1") == ["a.c"]
+
+
+@requirement("transport.sticky")
+def test_requests_with_one_key_go_to_one_server_until_it_leaves() -> None:
+    table = routes("s1", "s2", "s3", "c")
+    for each in ("s1", "s2", "s3"):
+        table.announce(each, ["a.b"])
+    before = {key: table.turn("a.b", key) for key in map(str, range(60))}
+    assert {key: table.turn("a.b", key) for key in before} == before
+    assert set(before.values()) == {"s1", "s2", "s3"}
+    table.leave("s2")
+    after = {key: table.turn("a.b", key) for key in before}
+    assert all(after[key] == server for key, server in before.items() if server != "s2")
+    assert set(after.values()) == {"s1", "s3"}
+
+
+@requirement("transport.nobody")
+def test_what_nobody_serves_is_unavailable_at_once() -> None:
+    table = routes("s", "c")
+    table.announce("s", ["a.other"])
+    failure = error(table, "c", ask())
+    assert failure.code is ErrorCode.UNAVAILABLE
+    assert "a.b" in failure.message
+    assert len(table) == 0
+
+
+@requirement("transport.nobody")
+def test_what_nobody_serves_goes_to_a_server_that_serves_something() -> None:
+    table = routes("c")
+    table.announce(SERVER, ["a.other"])
+    assert table.request("c", ask()) == Way(SERVER, None)
+
+
+@requirement("transport.directed")
+def test_a_request_that_names_a_peer_goes_there() -> None:
+    table = routes("s1", "s2", "c")
+    table.announce("s1", ["a.b"])
+    assert opened(table, "c", ask(peer="s2")).server == "s2"
+    assert table.request("c", ask("other", peer=SERVER)) == Way(SERVER, None)
+
+
+@requirement("transport.directed")
+def test_a_request_to_a_peer_that_is_not_there_is_unavailable() -> None:
+    assert error(routes("c"), "c", ask(peer="s" * 1000)).code is ErrorCode.UNAVAILABLE
+
+
+@requirement("transport.websocket.max-calls")
+def test_one_connection_has_so_many_calls_open_and_no_more() -> None:
+    table = routes("s", "c", "d", max_calls=2)
+    table.announce("s", ["a.b"])
+    call = opened(table, "c", ask("1"))
+    opened(table, "c", ask("2"))
+    assert error(table, "c", ask("3")).code is ErrorCode.RATE_LIMITED
+    opened(table, "d", ask("1"))
+    table.end(call)
+    opened(table, "c", ask("3"))
+
+
+@requirement("transport.websocket.max-operations")
+@pytest.mark.parametrize("operation", ["a.3", "a." + "x" * 999])
+def test_a_peer_serves_so_many_operations_and_no_more(operation: str) -> None:
+    table = routes("s", "t", max_operations=2)
+    table.announce("s", ["a.1", "a.1"])
+    table.announce("s", [] if len(operation) > 100 else ["a.2"])
+    with pytest.raises(CallError) as failure:
+        table.announce("s", [operation])
+    assert failure.value.code is ErrorCode.RATE_LIMITED
+    table.announce("t", ["a.1", "a.2"])
+    table.announce(SERVER, ["a.1", "a.2", "a.3"])
+
+
+@requirement("transport.websocket.duplicates")
+def test_the_same_request_again_goes_nowhere_while_it_is_answered() -> None:
+    table = routes("s", "c")
+    table.announce("s", ["a.b"])
+    call = opened(table, "c", ask())
+    assert table.request("c", ask()) is None
+    assert table.dropped == {"duplicate": 1}
+    table.end(call)
+    opened(table, "c", ask())
+
+
+ENDS = [
+    (Responded("r"), False),
+    (Completed("r"), False),
+    (Failed("r"), False),
+    (Aborted("r"), False),
+    (Completed("r"), True),
+    (Failed("r"), True),
+    (Aborted("r"), True),
+]
+
+
+@requirement("transport.websocket.routes")
+@pytest.mark.parametrize(("head", "streams"), ENDS)
+def test_a_call_is_over_with_its_last_event(head: Head, streams: bool) -> None:
+    table = routes("s", "c")
+    table.announce("s", ["a.b"])
+    call = opened(table, "c", ask(credits=3 if streams else None))
+    assert table.follow("s", head) == Way("c", call)
+    assert (call.open, len(table)) == (False, 0)
+    assert not table.end(call)
+
+
+@requirement("transport.websocket.routes")
+@pytest.mark.parametrize(("seq", "credits"), [(1, None), (1, 8), (None, 8)])
+def test_an_item_is_not_the_end(seq: int | None, credits: int | None) -> None:
+    table = routes("s", "c")
+    table.announce("s", ["a.b"])
+    call = opened(table, "c", ask(credits=credits))
+    assert table.follow("s", Responded("r", seq=seq)) == Way("c", call)
+    assert table.follow("c", Credit("r")) == Way("s", call)
+    assert call.open
+    assert table.follow("c", Aborted("r", peer="s")) == Way("s", call)
+    assert not call.open
+
+
+@requirement("transport.websocket.routes", "transport.addresses")
+def test_equal_ids_of_two_callers_do_not_meet() -> None:
+    table = routes("s", "c", "d")
+    table.announce("s", ["a.b"])
+    calls = {caller: opened(table, caller, ask()) for caller in ("c", "d")}
+    assert table.follow("s", Responded("r", peer="d")) == Way("d", calls["d"])
+    assert table.follow("s", Responded("r", peer="c")) == Way("c", calls["c"])
+    assert len(table) == 0
+
+
+@requirement("transport.websocket.plain")
+def test_a_server_that_names_nobody_answers_the_one_who_asked_first() -> None:
+    table = routes("s", "c", "d")
+    table.announce("s", ["a.b"])
+    calls = [opened(table, caller, ask()) for caller in ("c", "d")]
+    assert table.follow("s", Responded("r")) == Way("c", calls[0])
+    assert table.follow("s", Responded("r")) == Way("d", calls[1])
+
+
+@requirement("transport.websocket.routes")
+def test_a_peer_may_call_itself() -> None:
+    table = routes("s")
+    table.announce("s", ["a.b"])
+    call = opened(table, "s", ask(credits=1))
+    assert table.follow("s", Credit("r", peer="s")) == Way("s", call)
+    assert table.follow("s", Responded("r", peer="s", seq=1)) == Way("s", call)
+    assert table.follow("s", Completed("r", peer="s")) == Way("s", call)
+    assert len(table) == 0
+    call = opened(table, "s", ask())
+    assert table.leave("s") == [call]
+
+
+@requirement("transport.strangers")
+@pytest.mark.parametrize("head", [Responded("r"), Completed("r"), Failed("r"), Aborted("r"), Credit("r")])
+def test_a_stranger_can_neither_answer_nor_steer_a_call(head: Head) -> None:
+    table = routes("s", "c", "x")
+    table.announce("s", ["a.b"])
+    call = opened(table, "c", ask())
+    head.peer = "c"
+    assert table.follow("x", head) is None
+    assert table.dropped == {"foreign": 1}
+    head.peer = "s"
+    assert table.follow("x", head) == Way("s", None)  # a stray, from a peer that the server does not work for
+    head.peer = None
+    assert table.follow("x", head) == Way(SERVER, None)
+    assert call.open
+
+
+@requirement("transport.strangers")
+def test_a_caller_cannot_answer_nor_a_server_steer() -> None:
+    table = routes("s", "c")
+    table.announce("s", ["a.b"])
+    opened(table, "c", ask())
+    assert table.follow("c", Responded("r", peer="c")) is None
+    assert table.follow("s", Credit("r", peer="c")) is None
+    assert table.dropped == {"foreign": 2}
+    assert len(table) == 1
+
+
+@requirement("transport.websocket.routes")
+def test_what_belongs_to_no_call_goes_to_the_peer_that_it_names() -> None:
+    table = routes("s", "c")
+    assert table.follow("s", Responded("late", peer="c")) == Way("c", None)
+    assert table.follow("s", Responded("late")) == Way(SERVER, None)
+    assert table.follow("s", Responded("late", peer="gone")) is None
+    assert table.dropped == {"unknown": 1}
+
+
+@requirement("transport.websocket.routes")
+def test_whoever_leaves_ends_the_calls_it_made_and_those_it_served() -> None:
+    table = routes("s", "c", "d")
+    for each in ("s", "c"):
+        table.announce(each, [f"{each}.op"])
+    made = opened(table, "c", ask("1", "s.op"))
+    served = opened(table, "d", ask("2", "c.op"))
+    other = opened(table, "d", ask("3", "s.op"))
+    assert table.leave("c") == [made, served]
+    assert (made.open, served.open, other.open) == (False, False, True)
+    assert table.leave("c") == []
+
+
+class Table(RuleBasedStateMachine):
+    """Any sequence of steps, against a model that is nothing but a list of the open calls."""
+
+    peers = Bundle("peers")
+
+    @initialize()
+    def begin(self) -> None:
+        self.table = routes(max_calls=3)
+        self.here: list[str] = []
+        self.serving: dict[str, set[str]] = {"a.b": set(), "a.c": set()}
+        self.open: list[tuple[str, str, str]] = []  # caller, id, server
+        self.number = 0
+
+    @rule(target=peers)
+    def join(self) -> str:
+        self.number += 1
+        address = f"p{self.number}"
+        self.table.join(address)
+        self.here.append(address)
+        return address
+
+    @rule(peer=peers, operation=st.sampled_from(["a.b", "a.c"]))
+    def announce(self, peer: str, operation: str) -> None:
+        self.table.announce(peer, [operation])
+        self.serving[operation].add(peer)
+
+    @rule(peer=peers, operation=st.sampled_from(["a.b", "a.c"]))
+    def withdraw(self, peer: str, operation: str) -> None:
+        self.table.withdraw(peer, [operation])
+        self.serving[operation].discard(peer)
+
+    @rule(
+        caller=peers,
+        to=peers | st.none() | st.just("gone"),
+        id=st.sampled_from("123"),
+        operation=st.sampled_from(["a.b", "a.c"]),
+    )
+    def request(self, caller: str, to: str | None, id: str, operation: str) -> None:
+        mine = [call for call in self.open if call[0] == caller]
+        repeated = (caller, id) in [call[:2] for call in mine]
+        nobody = to not in self.here if to is not None else not self.serving[operation]
+        head = ask(id, operation, peer=to, credits=1)
+        if not repeated and (nobody or len(mine) == 3):
+            refused = error(self.table, caller, head)
+            assert refused.code is (ErrorCode.UNAVAILABLE if nobody else ErrorCode.RATE_LIMITED)
+            return
+        way = self.table.request(caller, head)
+        assert (way is None) is repeated
+        if way is not None:
+            assert way.call is not None
+            assert way.to in (self.serving[operation] if to is None else {to})
+            self.open.append((caller, id, way.to))
+
+    @rule(
+        sender=peers,
+        peer=peers | st.none(),
+        id=st.sampled_from("123"),
+        kind=st.sampled_from([Responded, Completed, Failed, Aborted, Credit]),
+        seq=st.none() | st.just(1),
+    )
+    def follow(self, sender: str, peer: str | None, id: str, kind: type[Head], seq: int | None) -> None:
+        head = kind(id, peer)
+        if isinstance(head, Responded):
+            head.seq = seq
+        way = self.table.follow(sender, head)
+        if way is None or way.call is None:
+            assert way is None or (peer or SERVER, False) == (way.to, (way.to, id) in [each[:2] for each in self.open])
+            return
+        call = (way.call.caller, way.call.request_id, way.call.server)
+        assert call in self.open
+        assert sender in (call[0], call[2])
+        assert way.to == (call[2] if sender == call[0] else call[0])
+        assert peer in (None, way.to)
+        if not way.call.open:
+            self.open.remove(call)
+
+    @rule(peer=consumes(peers))
+    def leave(self, peer: str) -> None:
+        ended = {(call.caller, call.request_id, call.server) for call in self.table.leave(peer)}
+        assert ended == {call for call in self.open if peer in (call[0], call[2])}
+        self.open = [call for call in self.open if call not in ended]
+        self.here.remove(peer)
+        for serving in self.serving.values():
+            serving.discard(peer)
+
+    @rule(target=peers)
+    def nothing(self) -> Any:
+        return multiple()
+
+    @invariant()
+    def the_table_holds_what_is_open_and_nothing_else(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        assert len(self.table) == len(self.open)
+        held = [
+            (call.caller, call.request_id, call.server)
+            for peer in self.table._peers.values()
+            for calls in peer.held.values()
+            for call in calls
+        ]
+        assert sorted(held) == sorted(self.open)
+        assert set(self.table.servers()) == set().union(*self.serving.values())
+
+
+TestTable = requirement("transport.websocket.routes")(Table.TestCase)
+TestTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
