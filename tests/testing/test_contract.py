@@ -122,7 +122,7 @@ CAUGHT: dict[type[MemoryTransport], set[str]] = {
     broken.AcceptsAfterClose: {CLOSED},
     broken.CannotBeClosedTwice: {CLOSED},
     broken.AnnouncesLater: {ANNOUNCED},
-    broken.NeverWithdraws: {WITHDRAWN, SHARE},
+    broken.NeverWithdraws: {WITHDRAWN},
     broken.WithdrawsAndForgetsWhatWasNotBegun: {DRAINING},
     broken.FindsNobody: {FOUND},
     broken.AsksEverybody: {SHARE},

@@ -192,8 +192,11 @@ class BrokerTransport:
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         await self.withdraw(list(self._operations))
         if self.connected:
             self._farewell = self._leases.clear()

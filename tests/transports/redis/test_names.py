@@ -1,0 +1,42 @@
+"""Names of channels and keys, and what is written in front of a message."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.transports.redis.names import Names, seal, unseal
+from tests.requirements import requirement
+
+printable = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
+tokens = st.text(st.characters(min_codepoint=32, max_codepoint=126))
+
+
+@given(printable, tokens, st.binary())
+def test_what_was_sealed_is_unsealed_as_it_was(sender: str, token: str, message: bytes) -> None:
+    assert unseal(seal(sender.encode(), token, message)) == (sender, token, message)
+
+
+@requirement("transport.redis.garbage")
+@given(st.binary())
+def test_anything_can_be_unsealed(published: bytes) -> None:
+    letter = unseal(published)
+    assert letter is None or letter[0]
+
+
+@pytest.mark.parametrize("published", [b"", b"hello", b"a b", b"\n{}", b" token\n{}", b"sender\n{}", b"\xff \n{}"])
+def test_what_is_not_ours_is_nothing(published: bytes) -> None:
+    assert unseal(published) is None
+
+
+def test_an_end_and_an_operation_have_readable_names_under_the_prefix() -> None:
+    names = Names("opwire", 3)
+    assert names.end("0a1b") == b"opwire:end:0a1b"
+    assert names.serving("github.repos/get") == b"opwire:serving:github.repos/get"
+    assert names.all == b"opwire:all:3"
+
+
+@given(st.text(st.characters()), st.text(st.characters()))
+def test_every_operation_has_a_key_of_its_own_even_one_without_utf8(one: str, other: str) -> None:
+    names = Names("opwire")
+    assert (names.serving(one) == names.serving(other)) is (one == other)
+    assert names.serving("\ud800") != names.serving("?")
