@@ -1,6 +1,6 @@
 # `make demo` and `make test` need Python 3.11; the rest they fetch into .venv*, whose stamps make a second run quick.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
-GROUPS = demo test check mutants bench bench-pydantic-ai bench-fastmcp
+GROUPS = demo test check mutants bench bench-pydantic-ai bench-fastmcp bench-faststream
 MODULE ?= opwire.*
 INSTALL = .venv/bin/uv pip install -q -e .
 
@@ -19,7 +19,7 @@ test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist, then
 	  if PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then $(MAKE) --no-print-directory test-3.$$v || exit 1; \
 	  else echo "python3.$$v is not on this machine: skipped"; fi; done
 	.venv/bin/pytest -n 2 --cov --ignore=tests/judges
-test-3.%: .venv3%/.done
+test-3.%: .venv/.test .venv3%/.done
 	.venv3$*/bin/pytest -q -n 2 --ignore=tests/judges
 
 chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
@@ -30,7 +30,7 @@ check: .venv/.check  ## format, lint, types, import layers
 	.venv/bin/pyright && .venv/bin/mypy tests/typing
 	.venv/bin/lint-imports --no-cache
 
-bench: .venv-bench/.done .venv-bench-pydantic-ai/.done .venv-bench-fastmcp/.done  ## measure against a control and the peers
+bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure against a control and the peers
 	.venv-bench/bin/python -m benchmarks
 
 judges: .venv/.test  ## let programs that are not ours judge what opwire produces

@@ -12,10 +12,12 @@ from time import perf_counter
 
 from benchmarks import call, execute, github, imports, schemas
 from benchmarks.measure import NotMeasuredError
+from benchmarks.transports import ladder as transports
 
 LADDERS = {
     "execute": execute.tables,
     "call": call.tables,
+    "transports": transports.tables,
     "import": imports.tables,
     "schema": schemas.tables,
     "github": github.tables,

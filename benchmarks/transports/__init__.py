@@ -1,0 +1,1 @@
+"""The transports between processes, against what their libraries can do."""

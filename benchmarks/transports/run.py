@@ -1,0 +1,175 @@
+"""Starts the ends of scenarios, and measures them in turn.
+
+All scenarios of a table are started together and measured in rounds, each for a fraction of a second, so that whatever
+else the machine does hits all of them alike; those that wait cost nothing. The order is reversed in every other round,
+and the median of the rounds counts. Processor time is that of all processes of a scenario, the broker included, over
+exactly the calls that are counted.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from statistics import median
+from tempfile import TemporaryFile
+from typing import IO, NamedTuple
+
+from benchmarks.measure import NotMeasuredError
+from benchmarks.peers import ROOT, python_of
+from benchmarks.transports.process import Measured
+from benchmarks.transports.scenario import Scenario
+
+ROUNDS = 5
+IN_FLIGHT = 64
+_SINGLE, _SETTLE, _MANY = 0.3, 0.1, 0.4  # seconds of a round: one call in flight; many, before and while they count
+_PATIENCE = 20  # seconds
+
+
+class Broker(NamedTuple):
+    """A server that all scenarios of a table share."""
+
+    url: str
+    pid: int
+
+
+class Figures(NamedTuple):
+    """What a scenario reached: seconds of a call when it is alone, calls per second and processor time with many."""
+
+    version: str
+    p50: float
+    p99: float
+    rate: float
+    processor: dict[str, float]  # seconds a call, by process
+
+
+class _Running(NamedTuple):
+    version: str
+    caller: "_Process"
+    pids: dict[str, int]
+
+
+class _Process:
+    """An end that is talked to by lines."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: IO[bytes]) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+        self._log = log
+
+    async def line(self) -> str:
+        """The next line that it prints.
+
+        Raises:
+            NotMeasuredError: there is none.
+        """
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise NotMeasuredError(f"{self.name} did not answer for {_PATIENCE} s") from None
+        if not line:
+            self._log.seek(0)
+            raise NotMeasuredError(f"{self.name} did not run: {self._log.read().decode(errors='replace')[-500:]}")
+        return line.decode().strip()
+
+    async def measure(self, in_flight: int, seconds: float) -> Measured:
+        """Have a caller measure.
+
+        Raises:
+            NotMeasuredError: it ended, or got wrong answers.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{in_flight} {seconds}\n".encode())
+        measured = Measured(*json.loads(await self.line()))
+        if measured.wrong:
+            raise NotMeasuredError(f"{self.name} got {measured.wrong} wrong answers of {measured.calls}")
+        return measured
+
+
+@asynccontextmanager
+async def _end(scenario: Scenario, end: str, loop: str, address: str) -> AsyncGenerator[_Process]:
+    """Start an end; it ends by itself when its standard input does."""
+    python = sys.executable if scenario.peer is None else python_of(scenario.peer)
+    command = [python, "-m", "benchmarks.transports.process", scenario.module, scenario.name, end, loop, address]
+    pipe = asyncio.subprocess.PIPE
+    with TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=log)
+        try:
+            yield _Process(f"{scenario.name} ({end}, {loop})", process, log)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(2):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+async def _start(stack: AsyncExitStack, scenario: Scenario, loop: str, broker: Broker | None) -> _Running:
+    address = "" if broker is None else broker.url
+    pids: dict[str, int] = {}
+    for end in ("responder",) if scenario.relay is None else ("relay", "responder"):
+        process = await stack.enter_async_context(_end(scenario, end, loop, address))
+        address = await process.line()
+        pids[end] = process.pid
+    caller = await stack.enter_async_context(_end(scenario, "caller", loop, address))
+    version = await caller.line()
+    if broker is not None:
+        pids["broker"] = broker.pid
+    return _Running(version, caller, {"caller": caller.pid, **pids})
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds that a process has used, in all its threads.
+
+    Raises:
+        NotMeasuredError: this is not Linux.
+    """
+    if sys.platform != "linux":
+        raise NotMeasuredError("the processor time of other processes is read in Linux' way")
+    # The number of its clock, as clock_getcpuclockid() of the C library makes it; /proc counts in steps of 10 ms.
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+async def _round(running: _Running) -> Figures:
+    alone = await running.caller.measure(1, _SINGLE)
+    await running.caller.measure(IN_FLIGHT, _SETTLE)
+    before = {end: _processor_time(pid) for end, pid in running.pids.items()}
+    many = await running.caller.measure(IN_FLIGHT, _MANY)
+    used = {end: (_processor_time(pid) - before[end]) / many.calls for end, pid in running.pids.items()}
+    return Figures(running.version, alone.p50, alone.p99, many.calls / many.seconds, used)
+
+
+async def measure(scenarios: Sequence[Scenario], loop: str, broker: Broker | None = None) -> list[Figures]:
+    """Measure scenarios on one event loop.
+
+    Raises:
+        NotMeasuredError: one of them did not run, or gave a wrong result.
+    """
+    async with AsyncExitStack() as stack:
+        running = [await _start(stack, each, loop, broker) for each in scenarios]
+        for each in running:
+            await each.caller.measure(IN_FLIGHT, _MANY)  # to warm up
+        figures: list[list[Figures]] = [[] for _ in running]
+        for number in range(ROUNDS):
+            turn = list(zip(running, figures, strict=True))
+            for each, taken in reversed(turn) if number % 2 else turn:
+                taken.append(await _round(each))
+    return [_usual(taken) for taken in figures]
+
+
+def _usual(rounds: Sequence[Figures]) -> Figures:
+    processor = {end: median(each.processor[end] for each in rounds) for end in rounds[0].processor}
+    return Figures(
+        rounds[0].version,
+        median(each.p50 for each in rounds),
+        median(each.p99 for each in rounds),
+        median(each.rate for each in rounds),
+        processor,
+    )

@@ -1,0 +1,28 @@
+"""What is measured, as data: how the two or three ends of a scenario are made. Each end has a process of its own."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
+
+Call = Callable[[int], Awaitable[int]]
+"""Asks for a + 1."""
+
+End = Callable[[str], AbstractAsyncContextManager[str]]
+"""Is given the address of what was started before it (a broker, a relay, or nothing), and gives that for the next."""
+
+
+class Scenario(NamedTuple):
+    """A way to call: a responder, a relay in between where there is one, and a caller."""
+
+    name: str  # begins with the library's, if it has one
+    module: str  # where it is found again by its name
+    responder: End
+    caller: Callable[[str], AbstractAsyncContextManager[Call]]
+    relay: End | None = None
+    library: str | None = None
+    peer: str | None = None  # whose environment it runs in
+    ahead: bool = False  # opwire must be ahead of it
+
+    def label(self, version: str) -> str:
+        """Its name, with the version of its library."""
+        return self.name if self.library is None else self.name.replace(self.library, f"{self.library} {version}", 1)
