@@ -272,6 +272,7 @@ OPERATIONS: dict[str, str] = {
     "access.resources": "Every resource rule has to be met by an action held on that type of resource.",
     "access.public": "A public operation needs no identity.",
     "access.unauthenticated": "Without an identity an operation that is not public is UNAUTHENTICATED.",
+    "examples.two-processes": "Two processes find and call each other over each broker, and stop cleanly.",
     "examples.demo": "The demo runs on opwire alone and prints an envelope for each kind of operation.",
 }
 
@@ -332,7 +333,8 @@ TRANSPORT: dict[str, str] = {
     "transport.leases.caller-gone": "The handlers of a caller that is gone are stopped.",
     "transport.leases.abort-unknown": "An abort reaches its handler at once, even before the server was heard of.",
     "transport.malformed": "A message that cannot be read fails its own call, is counted, and ends neither side.",
-    "transport.reconnect": "A lost connection ends its calls at once, is made again with back-off and jitter, and serves "
+    "transport.reconnect": "A lost connection ends its calls at once, is made again with back-off and jitter, and "
+    "serves "
     "what it served.",
     "transport.memory": "Events within one process travel by reference.",
     "transport.memory-codec": "With `codec=True` every event within one process passes through the wire format.",
@@ -381,7 +383,8 @@ CALL: dict[str, str] = {
     "call.request-ids": "No request id is used twice by one caller, even if a context is.",
     "call.request-ids.refused": "A request id that is in use is refused to other callers, and nobody gets the wrong "
     "answer.",
-    "call.moves-on": "A request that a server refused before anything was begun is asked of another one, in the time that "
+    "call.moves-on": "A request that a server refused before anything was begun is asked of another one, in the time "
+    "that "
     "is left; one that may have begun is not.",
     "call.session.schemas": "Every event of a session agrees with its published schema, and survives its journey.",
     "call.session.tolerant": "Session events with unknown fields or another order of fields are read.",
@@ -523,7 +526,8 @@ WEBSOCKET: dict[str, str] = {
     "transport.directed": "A request can be directed at one server; if it is gone, the caller is told in its name.",
     "transport.sticky": "Requests with one sticky key go to one server until it leaves.",
     "transport.strangers": "Only the peer that has a request can answer it, and only its caller can steer it.",
-    "transport.reconnects": "After a loss an end comes back, serves what it served, and its calls have ended; it storms "
+    "transport.reconnects": "After a loss an end comes back, serves what it served, and its calls have ended; it "
+    "storms "
     "nobody.",
     "transport.websocket": "A WebSocket server and its clients are ends of one medium; the server relays.",
     "transport.websocket.frames": "Messages arrive whole, however frames and bytes are cut.",
@@ -550,6 +554,50 @@ WEBSOCKET: dict[str, str] = {
     "transport.websocket.max-connections": "A server takes so many connections.",
     "transport.websocket.max-calls": "A connection has so many relayed calls open.",
     "transport.websocket.max-operations": "A connection serves so many operations.",
+}
+
+DURABLE: dict[str, str] = {
+    "durable.contract": "One public contract runs on every journal that is shipped, each promise under its name.",
+    "durable.contract-bites": "A journal that breaks a promise is caught by the check of that promise.",
+    "durable.memory": "The journal in memory keeps the whole contract, in virtual time too.",
+    "durable.redis": "The journal in Redis Streams keeps the whole contract on a real server.",
+    "durable.call": "A durable call gives the envelope that its handler answered with.",
+    "durable.submit": "A submission does not wait, and its outcome can be asked for later.",
+    "durable.duplicates": "A second call with the same key runs nothing and gets the recorded outcome.",
+    "durable.one-call-a-key": "A key stands for one operation, one input and one caller.",
+    "durable.timeout": "TIMEOUT limits the waiting alone: the mutation goes on, and the same key asks again.",
+    "durable.unavailable": "A journal that cannot be reached is UNAVAILABLE, and asking again with the same key is safe.",
+    "durable.inspection": "What was given up can be listed, replayed and purged, and everything is counted.",
+    "durable.keep": "Outcomes are forgotten after a set time, buried ones are not.",
+    "durable.at-least-once": "A submitted mutation is run at least once, whoever crashes.",
+    "durable.one-outcome": "A task has one recorded outcome, the first.",
+    "durable.outcome": "An envelope, or an error that is not retryable, is an outcome.",
+    "durable.retries": "What the error says is retryable is tried again.",
+    "durable.back-off": "Each retry comes later than the one before, up to a limit, and no earlier than the error asks.",
+    "durable.buried": "After the last allowed attempt a task is buried with its error.",
+    "durable.poison": "A task that kills its worker is buried after exactly the allowed runs.",
+    "durable.unreadable": "A task that cannot be read is buried at once.",
+    "durable.context": "A handler knows its key and its attempt.",
+    "durable.access": "Access is checked, with an identity that can be believed.",
+    "durable.mutations-only": "A worker claims the mutations of its registry, or those named, and nothing else.",
+    "durable.concurrency": "A worker never has more tasks in hand than allowed.",
+    "durable.lease": "A task has one owner at a time.",
+    "durable.lease.renewed": "A long job is run once while its worker lives.",
+    "durable.lease.lost": "A handler is stopped when its lease is lost, or before it could be.",
+    "durable.worker.outage": "A worker outlasts an outage of its journal, and its results are not lost.",
+    "durable.drain": "Draining finishes what is in hand and takes nothing new.",
+    "durable.close": "Closing stops what is in hand and gives it back at once.",
+    "durable.crash.worker": "A worker may be killed at any step.",
+    "durable.crash.caller": "A caller may be killed at any step and ask again.",
+    "durable.crash.redis": "With appendfsync always, nothing that Redis acknowledged is lost when it is killed.",
+    "durable.redis.no-growth": "A task that has ended leaves its outcome, which expires, and nothing in its stream.",
+    "durable.redis.consumers": "Consumers that are gone are removed, and never with a task.",
+    "durable.redis.fair": "Operations take turns.",
+    "durable.redis.foreign": "What is not a task is removed from a stream.",
+    "durable.redis.lost-news": "An outcome whose news got lost is found by asking again.",
+    "durable.redis.memory": "Without memory nothing is submitted by halves, and outcomes are still recorded.",
+    "durable.redis.reconnects": "A journal comes back when its server does.",
+    "durable.redis.settings": "Settings of Redis that endanger tasks are logged.",
 }
 
 AUTH: dict[str, str] = {
@@ -609,6 +657,7 @@ SECTIONS = (
     REDIS,
     WEBSOCKET,
     AUTH,
+    DURABLE,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

@@ -11,12 +11,13 @@ from opwire.call import MAX_MESSAGE
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.redis.medium import RedisMedium
+from opwire.transports.redis.streams import RedisJournal
 from opwire.transports.redis.url import parse_url
 
 if TYPE_CHECKING:  # it needs PyJWT, which an end that signs nothing does without
     from opwire.auth import SignedRequests
 
-__all__ = ["RedisTransport"]
+__all__ = ["RedisJournal", "RedisTransport"]
 
 
 class RedisTransport(BrokerTransport):

@@ -1,0 +1,305 @@
+"""`DurableWorker`: claims the tasks of a journal, runs them out of a registry, and records what came of them.
+
+A task in hand is a lease, which is renewed while its handler runs: as long as its worker lives, a long job is not run
+twice. A worker that cannot renew a lease stops the handler before the lease is over, since then another one may begin.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Self
+
+from msgspec import Struct
+
+from opwire.call import LOCAL_IDENTITY
+from opwire.durable.attempt import Again, Attempts, Patience
+from opwire.durable.journal import Claim, Journal, Outcome
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import Identity, OperationType
+from opwire.registry import OperationRegistry
+
+logger = logging.getLogger("opwire.durable")
+
+_WAIT = 0.5  # seconds for which a claim waits for a task; draining and closing may take as long
+_PAUSE = 5.0  # seconds, at most, between two attempts to reach a journal
+
+
+class _Held(Struct, eq=False):
+    """A task in hand."""
+
+    claim: Claim
+    renewed: float  # when its lease began
+    task: asyncio.Task[None] | None = None
+    running: bool = False  # its handler, that is
+    stopped: bool = False
+
+    def stop(self, reason: str) -> None:
+        """Cancel the handler, but not again, and not what comes after it: an outcome that is there is recorded."""
+        if self.task is not None and self.running and not self.stopped:
+            self.stopped = True
+            self.task.cancel(reason)
+
+
+class DurableWorker:
+    """Serves the mutations of a registry to durable calls.
+
+        async with RedisJournal(url) as journal, DurableWorker(registry, journal) as worker:
+            ...
+            await worker.drain()
+
+    `operations` are those that it claims, by default every mutation that the registry has, while it changes.
+    `concurrency` bounds the tasks in hand; `lease` is for how many seconds each is its own without a sign of life. What
+    failed and can be retried is tried again after `back_off` seconds, then twice as long each time up to
+    `max_back_off`, and buried after `max_attempts`. `identity` is whom callers count as: all of them, if the journal
+    cannot tell who has submitted a task; otherwise those who state none, and these are by default `LOCAL_IDENTITY`.
+
+    Raises:
+        CallError: VALIDATION_ERROR, if an operation is not a mutation of the registry, or a number makes no sense.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        journal: Journal,
+        *,
+        operations: Iterable[str] | None = None,
+        concurrency: int = 16,
+        lease: float = 30.0,
+        max_attempts: int = 5,
+        back_off: float = 1.0,
+        max_back_off: float = 300.0,
+        identity: Identity | None = None,
+    ) -> None:
+        if concurrency < 1 or max_attempts < 1 or not lease > 0:
+            wrong = "concurrency and max_attempts are at least 1, and a lease is longer than 0 s"
+            raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+        self._registry = registry
+        self._journal = journal
+        self._identity = LOCAL_IDENTITY if identity is None and journal.trusted else identity
+        self._wanted = None if operations is None else tuple(dict.fromkeys(operations))
+        self._check_wanted()
+        self._concurrency = concurrency
+        self._lease = lease
+        self._attempts = Attempts(
+            registry,
+            Patience(max_attempts=max_attempts, back_off=back_off, max_back_off=max_back_off),
+            identity=self._identity,
+            trusted=journal.trusted,
+        )
+        self._held: set[_Held] = set()
+        self._news = asyncio.Event()  # a task has left our hands, or the worker is to take no more
+        self._draining = False
+        self._closing = False
+        self._claiming: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    def _check_wanted(self) -> None:
+        strangers = set(self._wanted or ()).difference(self._served())
+        if strangers:
+            wrong = f"only mutations of the registry can be durable, and not {', '.join(sorted(strangers))}"
+            raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+
+    async def start(self) -> Self:
+        """Claim tasks from now on. The journal has been started.
+
+        Raises:
+            CallError: VALIDATION_ERROR, if there are operations that nobody could call.
+        """
+        self._check_access()
+        self._draining = self._closing = False
+        create = asyncio.get_running_loop().create_task
+        self._claiming = create(self._claim_tasks())
+        self._renewing = create(self._renew_leases())
+        return self
+
+    def _check_access(self) -> None:
+        """Without this, a worker that was not told who calls would record for each task that it was refused."""
+        if self._journal.trusted or self._identity is not None:
+            return
+        specs = map(self._registry.get_spec, self._served())
+        closed = [spec.id for spec in specs if spec is not None and not (spec.access and spec.access.public)]
+        if closed:
+            wrong = f"{self._journal.name} cannot tell who calls {', '.join(closed[:3])}, which not everybody may call"
+            help = "give the worker an identity, or name other operations"
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{wrong}: {help}")
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __len__(self) -> int:
+        """How many tasks are in hand."""
+        return len(self._held)
+
+    async def drain(self, timeout: float = 30.0) -> bool:
+        """Claim no more tasks, and let those in hand finish, in so many seconds; False if some did not."""
+        done = await self._finish(timeout)
+        if not done:
+            logger.warning("%d tasks were not finished after %g s of draining", len(self._held), timeout)
+        return done
+
+    async def close(self, *, grace: float = 5.0) -> None:
+        """Claim no more tasks, stop those in hand and give them back: another worker can have them at once."""
+        self._closing = True
+        for held in self._held:
+            held.stop("the worker is closing")
+        if not await self._finish(grace):
+            logger.warning("%d tasks are left behind; they come back when their leases run out", len(self._held))
+        loops = [task for task in (self._claiming, self._renewing) if task is not None]
+        for task in (*loops, *(held.task for held in self._held)):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+    async def _finish(self, timeout: float) -> bool:
+        """Claim no more, and wait until nothing is in hand."""
+        self._draining = True
+        self._news.set()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._end_of_claiming()
+                while self._held:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        return not self._held
+
+    async def _end_of_claiming(self) -> None:
+        if self._claiming is not None:
+            await asyncio.wait([self._claiming])
+
+    # --- claiming -----------------------------------------------------------------------------------------------------
+
+    async def _claim_tasks(self) -> None:
+        failures = 0
+        while not self._draining:
+            room = self._concurrency - len(self._held)
+            if room == 0:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            try:
+                claims = await self._claim(room)
+                failures = 0
+            except Exception as error:  # whatever a journal raises: a worker that stops claiming does so in silence
+                failures += 1
+                _report(failures, f"no tasks can be claimed from {self._journal.name}", error)
+                await asyncio.sleep(_pause(failures))
+                continue
+            for claim in claims:
+                self._begin(claim)
+
+    async def _claim(self, room: int) -> list[Claim]:
+        operations = self._served()
+        if operations:
+            return await self._journal.claim(operations, lease=self._lease, wait=_WAIT, limit=room)
+        await asyncio.sleep(_WAIT)
+        return []
+
+    def _served(self) -> list[str]:
+        registry = self._registry
+        known = (
+            registry.list(type=OperationType.MUTATION) if self._wanted is None else map(registry.get_spec, self._wanted)
+        )
+        return [
+            spec.id
+            for spec in known
+            if spec is not None and spec.type is OperationType.MUTATION and registry.get_handler(spec.id) is not None
+        ]
+
+    def _begin(self, claim: Claim) -> None:
+        held = _Held(claim, time.monotonic())
+        held.task = asyncio.get_running_loop().create_task(self._serve(held))
+        self._held.add(held)
+        held.task.add_done_callback(partial(self._ended, held))
+
+    def _ended(self, held: _Held, task: asyncio.Task[None]) -> None:
+        self._held.discard(held)
+        self._news.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            key = held.claim.task.key
+            logger.error("%s with the key %r goes on without us", held.claim.task.operation_id, key, exc_info=error)
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, held: _Held) -> None:
+        claim = held.claim
+        match result := await self._run(held):
+            case Outcome():
+                await self._insist(claim, lambda: self._journal.record(claim, result))
+            case Again():
+                logger.info("%s is tried again in %.3g s: %s", claim.task.operation_id, result.delay, result.error)
+                await self._insist(claim, lambda: self._journal.release(claim, result.delay))
+            case None if self._closing:
+                await self._end_of_claiming()  # or we would claim it ourselves
+                await self._journal.release(claim, 0)
+            case None:
+                logger.warning("%s was stopped: its lease is lost", claim.task.operation_id)
+
+    async def _run(self, held: _Held) -> Outcome | Again | None:
+        """What came of an attempt; None if it was stopped."""
+        if self._closing:
+            return None
+        held.running = True
+        try:
+            return await self._attempts.run(held.claim)
+        except asyncio.CancelledError:
+            if held.stopped and held.task is not None and held.task.uncancel() == 0:
+                return None
+            raise
+        finally:
+            held.running = False
+
+    async def _insist(self, claim: Claim, act: Callable[[], Awaitable[object]]) -> None:
+        """Tell the journal what came of an attempt, however long it cannot be reached: the work is done."""
+        failures = 0
+        while True:
+            try:
+                await act()
+                return
+            except CallError as error:
+                if not error.retryable:
+                    raise
+                failures += 1
+                _report(failures, f"the result of {claim.task.operation_id} cannot be told", error)
+            await asyncio.sleep(_pause(failures))
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    async def _renew_leases(self) -> None:
+        while True:
+            next_beat = time.monotonic() + self._lease / 3
+            await asyncio.gather(*(self._renew(held) for held in self._held))
+            await asyncio.sleep(max(0.0, next_beat - time.monotonic()))
+
+    async def _renew(self, held: _Held) -> None:
+        asked = time.monotonic()
+        try:
+            async with asyncio.timeout(self._lease / 3):
+                kept = await self._journal.renew(held.claim)
+        except Exception as error:  # whatever a journal raises: if this ended, every lease would be lost
+            logger.debug("the lease of %s was not renewed: %s", held.claim.task.operation_id, error)
+            # Unless the next beat comes in time, another worker may have the task before we know.
+            kept = time.monotonic() + self._lease / 3 < held.renewed + self._lease
+        else:
+            held.renewed = asked
+        if not kept:
+            held.stop("the lease was lost")
+
+
+def _report(failures: int, what: str, error: Exception) -> None:
+    """Say it once, and not again at every attempt."""
+    level = logging.WARNING if failures == 1 else logging.DEBUG
+    logger.log(level, "%s, and this is tried again: %s", what, error, exc_info=not isinstance(error, CallError))
+
+
+def _pause(failures: int) -> float:
+    """Seconds until a journal is tried again: longer each time, and not the same for all."""
+    longest = min(_PAUSE, 0.05 * 2 ** min(failures, 16))
+    return random.uniform(longest / 2, longest)  # noqa: S311

@@ -1,0 +1,230 @@
+"""Journals that break a promise each: what the contract has to notice."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from opwire.durable import Books, Claim, JournalInfo, MemoryJournal, Outcome, Task
+
+
+class ForgetsFields(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        claims = await super().claim(operation_ids, **options)
+        return [replace(claim, task=replace(claim.task, submitted=0)) for claim in claims]
+
+
+class SubmitsTwice(MemoryJournal):
+    async def submit(self, task: Task) -> Outcome | None:
+        known = await super().submit(task)
+        await super().submit(replace(task, key=task.key + "'"))
+        return known
+
+
+class IgnoresFingerprints(MemoryJournal):
+    async def submit(self, task: Task) -> Outcome | None:
+        return await super().submit(replace(task, fingerprint=""))
+
+
+class LendsToEverybody(MemoryJournal):
+    """A task that was claimed stays where it was."""
+
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        claims = await super().claim(operation_ids, **options)
+        for claim in claims:
+            self._books.release(claim, 0, time.monotonic())
+        return claims
+
+
+class TakesTooMany(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        return await super().claim(operation_ids, **options | {"limit": 100})
+
+
+class NewestFirst(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        for queue in self._books._queues.values():
+            for _, key in queue.ready:
+                entry = self._books._entries.get(key)
+                if entry is not None:
+                    entry.born = -abs(entry.born)
+            queue.ready = sorted((-abs(born), key) for born, key in queue.ready)
+        return await super().claim(operation_ids, **options)
+
+
+class ClaimsWhateverThereIs(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        return await super().claim(list(self._books._queues), **options)
+
+
+class SleepsBetweenLooks(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        if options["wait"]:
+            await asyncio.sleep(1.5)
+        return await super().claim(operation_ids, **options | {"wait": 0})
+
+
+class LendsForEver(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        options["lease"] = 1e9
+        return await super().claim(operation_ids, **options)
+
+
+class HasOneLeaseForAll(MemoryJournal):
+    """What counts is the lease of whoever claims next."""
+
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        for entry in self._books._entries.values():
+            if entry.lent:
+                self._books._put_off(entry, min(entry.due, time.monotonic() + options["lease"]))
+        return await super().claim(operation_ids, **options)
+
+
+class PretendsToRenew(MemoryJournal):
+    async def renew(self, claim: Claim) -> bool:
+        return True
+
+
+class CountsRenewals(MemoryJournal):
+    async def renew(self, claim: Claim) -> bool:
+        self._here()
+        entry = self._books._entries[claim.task.key]
+        entry.attempts += 1
+        self._books._put_off(entry, time.monotonic() + claim.lease)
+        return True
+
+
+class ReleasesAtOnce(MemoryJournal):
+    async def release(self, claim: Claim, delay: float) -> None:
+        await super().release(claim, 0)
+
+
+class ReleasesForAnybody(MemoryJournal):
+    async def release(self, claim: Claim, delay: float) -> None:
+        entry = self._here()._entries[claim.task.key]
+        if entry.outcome is None:
+            entry.lent = False
+            self._books._put_off(entry, time.monotonic() + delay)
+            self.claimable()
+
+
+class TakesItsTasksAlong(MemoryJournal):
+    """What an end submitted is gone with it."""
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self.submitted: list[str] = []
+
+    async def submit(self, task: Task) -> Outcome | None:
+        self.submitted.append(task.key)
+        return await super().submit(task)
+
+    async def close(self) -> None:
+        for key in self.submitted:
+            self._books._entries.pop(key, None)
+        await super().close()
+
+
+class AcceptsAfterClose(MemoryJournal):
+    def _here(self) -> Books:
+        return self._books
+
+
+class CannotBeClosedTwice(MemoryJournal):
+    async def close(self) -> None:
+        assert self._open
+        await super().close()
+
+
+class ForgetsWhoWaitsWhenItCloses(MemoryJournal):
+    async def close(self) -> None:
+        self._waiting = {}
+        await super().close()
+
+
+class ChangesEvents(MemoryJournal):
+    async def outcome(self, key: str) -> Outcome | None:
+        outcome = await super().outcome(key)
+        return None if outcome is None else replace(outcome, event=outcome.event.replace(b"\x00", b""))
+
+
+class TheLastOutcomeStands(MemoryJournal):
+    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+        await super().record(claim, outcome)
+        self._books._entries[claim.task.key].outcome = outcome
+        return outcome
+
+
+class RecordsForOwnersOnly(MemoryJournal):
+    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+        return await super().record(claim, outcome) if await self.renew(claim) else None
+
+
+class ForgetsThatTasksHaveEnded(MemoryJournal):
+    """Unless whoever ended one had its lease."""
+
+    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+        owned = await self.renew(claim)
+        stands = await super().record(claim, outcome)
+        if not owned and stands is not None:
+            self._books._entries[claim.task.key].outcome = None
+        return stands
+
+
+class TellsOne(MemoryJournal):
+    def ended(self, outcome: Outcome) -> None:
+        for future in self._waiting.get(outcome.key, ()):
+            if not future.done():
+                future.set_result(outcome)
+                return
+
+
+class WaitsForEver(MemoryJournal):
+    async def wait(self, key: str, timeout: float) -> Outcome | None:
+        return await super().wait(key, 1e6)
+
+
+class ListsTheNewestFirst(MemoryJournal):
+    async def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
+        for outcome in reversed([each async for each in super().buried(operation_id)]):
+            yield outcome
+
+
+class GoesOnCountingAfterAReplay(MemoryJournal):
+    async def replay(self, key: str) -> bool:
+        entry = self._here()._entries.get(key)
+        done = await super().replay(key)
+        if done and entry is not None:
+            self._books._entries[key].attempts = entry.attempts
+        return done
+
+
+class MixesUpLives(MemoryJournal):
+    """A replayed task keeps its number, so that old receipts are good again."""
+
+    async def replay(self, key: str) -> bool:
+        entry = self._here()._entries.get(key)
+        if entry is None or entry.outcome is None or not entry.outcome.buried:
+            return False
+        entry.outcome, entry.attempts, entry.lent = None, 0, False
+        self._books._put_off(entry, 0)
+        self.claimable()
+        return True
+
+
+class PurgesAnything(MemoryJournal):
+    async def purge(self, key: str) -> bool:
+        return self._here()._entries.pop(key, None) is not None
+
+
+class PurgesNothing(MemoryJournal):
+    async def purge(self, key: str) -> bool:
+        return await self.outcome(key) is not None
+
+
+class CountsWhatHasEnded(MemoryJournal):
+    async def info(self) -> list[JournalInfo]:
+        ended = sum(entry.outcome is not None for entry in self._here()._entries.values())
+        return [replace(info, waiting=info.waiting + ended) for info in await super().info()]

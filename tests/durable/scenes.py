@@ -1,0 +1,63 @@
+"""What the tests of durable calls are made with: tasks, outcomes, and operations that succeed and fail."""
+
+import asyncio
+from typing import Any
+
+from opwire import AccessControl, CallError, Context, OperationRegistry
+from opwire.call import CallRequested, CallResponded, encode_event
+from opwire.durable import Claim, Outcome, Task
+from opwire.envelope import LocalResponseMeta, ResponseEnvelope
+
+PUBLIC = AccessControl(public=True)
+
+
+def task(key: str = "k", operation_id: str = "shop.order", input: Any = None, fingerprint: str = "f") -> Task:
+    request = encode_event(CallRequested(request_id=key, operation_id=operation_id, input=input))
+    return Task(key=key, operation_id=operation_id, request=request, fingerprint=fingerprint, submitted=1)
+
+
+def claim(given: Task | None = None, attempt: int = 1) -> Claim:
+    return Claim(task=given or task(), attempt=attempt, lease=30, receipt="")
+
+
+def outcome(of: Claim, data: Any = "done", *, buried: bool = False, recorded: int = 1) -> Outcome:
+    output = ResponseEnvelope(data, LocalResponseMeta(operation_id=of.task.operation_id, timestamp=1))
+    event = encode_event(CallResponded(request_id=of.task.key, output=output))
+    return Outcome(
+        key=of.task.key,
+        operation_id=of.task.operation_id,
+        event=event,
+        attempts=of.attempt,
+        recorded=recorded,
+        buried=buried,
+    )
+
+
+class Shop:
+    """A registry whose mutations note what is done, and fail as they are told."""
+
+    def __init__(self) -> None:
+        self.registry = OperationRegistry()
+        self.runs: list[tuple[Any, int]] = []  # article and attempt
+        self.contexts: list[Context] = []
+        self.failures: list[CallError | Exception] = []  # what the next runs raise
+        self.gate: asyncio.Event | None = None  # what the runs wait for
+        self.stopped = 0
+        self.registry.mutation("shop.order", access=PUBLIC)(self.order)
+        self.registry.query("shop.look", access=PUBLIC)(self.look)
+
+    async def order(self, article: str, context: Context) -> str:
+        self.runs.append((article, context.metadata["attempt"]))
+        self.contexts.append(context)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        if self.failures:
+            raise self.failures.pop(0)
+        return f"{article} is ordered"
+
+    async def look(self) -> None:
+        """A query, which no worker serves."""

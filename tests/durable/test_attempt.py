@@ -1,0 +1,200 @@
+"""One attempt at a task: what is an outcome, what is tried again, what is given up."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from opwire import CallError, Context, Identity, OperationRegistry
+from opwire.call import LOCAL_IDENTITY, CallFailed, CallRequested, CallResponded, encode_event
+from opwire.durable import Outcome
+from opwire.durable.attempt import Again, Attempts, Patience
+from opwire.errors import ERROR_TABLE, ErrorCode
+from tests.durable.scenes import Shop, claim, task
+from tests.requirements import requirement
+
+TEA = task(input={"article": "tea"})
+ANN = Identity(id="ann")
+
+
+def attempts(shop: Shop, **options: Any) -> Attempts:
+    patience = Patience(max_attempts=3, back_off=2, max_back_off=60)
+    return Attempts(shop.registry, patience, **{"identity": LOCAL_IDENTITY, "trusted": True} | options)
+
+
+def failed(result: Outcome | Again) -> CallFailed:
+    assert isinstance(result, Outcome)
+    event = result.read()
+    assert isinstance(event, CallFailed)
+    return event
+
+
+@requirement("durable.outcome")
+async def test_an_envelope_is_an_outcome() -> None:
+    result = await attempts(Shop()).run(claim(TEA, attempt=2))
+    assert isinstance(result, Outcome)
+    assert (result.key, result.operation_id, result.attempts, result.buried) == ("k", "shop.order", 2, False)
+    event = result.read()
+    assert isinstance(event, CallResponded)
+    assert (event.request_id, event.output.data) == ("k", "tea is ordered")
+
+
+@requirement("durable.context")
+async def test_the_handler_knows_key_attempt_identity_and_parent() -> None:
+    shop = Shop()
+    event = CallRequested(
+        request_id="k", operation_id="shop.order", input={"article": "tea"}, parent_request_id="p", identity=ANN
+    )
+    await attempts(shop).run(claim(replace(TEA, request=encode_event(event)), attempt=2))
+    (context,) = shop.contexts
+    assert (context.request_id, context.parent_request_id, context.identity) == ("k", "p", ANN)
+    assert context.metadata == {"idempotency_key": "k", "attempt": 2}
+    assert context.deadline is None
+
+
+@requirement("durable.outcome", "durable.retries")
+@pytest.mark.parametrize("code", ErrorCode)
+async def test_the_error_table_says_what_is_tried_again(code: ErrorCode) -> None:
+    shop = Shop()
+    shop.failures = [CallError(code, "no")]
+    result = await attempts(shop).run(claim(TEA))
+    if ERROR_TABLE[code].retryable:
+        assert isinstance(result, Again)
+        assert result.error.code is code
+    else:
+        assert (failed(result).code, getattr(result, "buried", None)) == (code, False)
+
+
+@requirement("durable.retries")
+@pytest.mark.parametrize(("code", "retryable"), [("TIMEOUT", False), ("EXECUTION_ERROR", True)])
+async def test_an_error_may_say_otherwise(code: str, retryable: bool) -> None:
+    shop = Shop()
+    shop.failures = [CallError(code, "no", retryable=retryable)]
+    assert isinstance(await attempts(shop).run(claim(TEA)), Again) is retryable
+
+
+@requirement("durable.outcome")
+async def test_an_unforeseen_exception_is_an_outcome_that_tells_no_secret() -> None:
+    shop = Shop()
+    shop.failures = [ValueError("the password is 1234")]
+    event = failed(await attempts(shop).run(claim(TEA)))
+    assert event.code == "EXECUTION_ERROR"
+    assert "1234" not in event.message
+
+
+@requirement("durable.buried")
+async def test_the_last_attempt_buries_with_its_error_which_is_not_to_be_retried() -> None:
+    shop = Shop()
+    shop.failures = [CallError("UNAVAILABLE", "the warehouse is closed", {"until": 9})]
+    result = await attempts(shop).run(claim(TEA, attempt=3))
+    event = failed(result)
+    assert (event.code, event.message, event.details) == ("UNAVAILABLE", "the warehouse is closed", {"until": 9})
+    assert isinstance(result, Outcome)
+    assert (result.buried, result.attempts, event.retryable) == (True, 3, False)
+
+
+@requirement("durable.poison")
+async def test_a_task_that_was_tried_too_often_is_buried_without_running() -> None:
+    shop = Shop()
+    result = await attempts(shop).run(claim(TEA, attempt=4))
+    event = failed(result)
+    assert shop.runs == []
+    assert isinstance(result, Outcome)
+    assert (result.buried, result.attempts, event.code) == (True, 3, "EXECUTION_ERROR")
+    assert "its worker was lost in the last of 3 attempts" in event.message
+
+
+@requirement("durable.unreadable")
+@pytest.mark.parametrize("request_", [b"", b"\xff\x00", b'{"type": "call.aborted", "requestId": "k"}'])
+async def test_a_task_that_cannot_be_read_is_buried_at_once(request_: bytes) -> None:
+    shop = Shop()
+    result = await attempts(shop).run(claim(replace(TEA, request=request_)))
+    assert shop.runs == []
+    assert isinstance(result, Outcome)
+    assert (result.buried, failed(result).code) == (True, "PROTOCOL_ERROR")
+
+
+@requirement("durable.access")
+@pytest.mark.parametrize(
+    ("stated", "worker", "trusted", "code"),
+    [
+        (None, None, True, "UNAUTHENTICATED"),
+        (ANN, None, True, None),
+        (ANN, None, False, "UNAUTHENTICATED"),  # anybody could have written that
+        (ANN, LOCAL_IDENTITY, False, None),
+        (None, ANN, False, None),
+    ],
+)
+async def test_access_is_checked(
+    stated: Identity | None, worker: Identity | None, trusted: bool, code: str | None
+) -> None:
+    seen: list[Identity | None] = []
+    registry = OperationRegistry()
+
+    @registry.mutation("shop.order")
+    async def order(context: Context) -> None:
+        seen.append(context.identity)
+
+    request = encode_event(CallRequested(request_id="k", operation_id="shop.order", identity=stated))
+    runner = Attempts(registry, Patience(), identity=worker, trusted=trusted)
+    result = await runner.run(claim(replace(TEA, request=request)))
+    if code is None:
+        assert seen == [stated if trusted and stated else worker]
+    else:
+        assert (failed(result).code, seen) == (code, [])
+
+
+@requirement("durable.outcome")
+async def test_input_that_is_not_valid_is_an_outcome() -> None:
+    assert failed(await attempts(Shop()).run(claim(task(input={"article": 5})))).code == "VALIDATION_ERROR"
+
+
+@requirement("durable.retries")
+async def test_an_operation_that_has_left_the_registry_is_for_another_worker() -> None:
+    shop = Shop()
+    shop.registry.unregister("shop.order")
+    result = await attempts(shop).run(claim(TEA))
+    assert isinstance(result, Again)
+    assert "does not serve shop.order any more" in result.error.message
+
+
+async def test_answers_and_errors_that_are_too_large_are_outcomes_that_say_so() -> None:
+    shop = Shop()
+    large = "x" * 2_000_000
+    shop.failures = [CallError("ACCESS_DENIED", large, {"why": large})]
+    event = failed(await attempts(shop).run(claim(TEA)))
+    assert (event.code, len(event.message), event.details) == ("ACCESS_DENIED", 200, None)
+    registry = OperationRegistry()
+    registry.mutation("shop.order")(lambda: large)
+    runner = Attempts(registry, Patience(), identity=LOCAL_IDENTITY, trusted=True)
+    assert failed(await runner.run(claim(task(input={})))).code == "PAYLOAD_TOO_LARGE"
+
+
+async def test_whoever_cancels_an_attempt_is_obeyed() -> None:
+    shop = Shop()
+    shop.gate = asyncio.Event()
+    running = asyncio.create_task(attempts(shop).run(claim(TEA)))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert shop.stopped == 1
+
+
+@requirement("durable.back-off")
+@given(
+    attempt=st.integers(1, 2000),
+    first=st.floats(0.01, 10),
+    most=st.floats(10, 1000),
+    asked=st.none() | st.floats(0, 50),
+)
+def test_the_delay_grows_up_to_its_limit_and_is_no_less_than_the_error_asks_for(
+    attempt: int, first: float, most: float, asked: float | None
+) -> None:
+    patience = Patience(max_attempts=9, back_off=first, max_back_off=most)
+    delay = patience.delay(attempt, CallError("UNAVAILABLE", retry_after=asked))
+    longest = min(most, first * 2 ** min(attempt - 1, 40))
+    assert max(longest / 2, asked or 0) <= delay <= max(longest, asked or 0)

@@ -1,0 +1,193 @@
+"""The books of a journal, against a model: whatever happens, a task has one owner at a time and one outcome at most."""
+
+from dataclasses import dataclass, field
+from math import inf
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+
+from opwire import CallError
+from opwire.durable import Books, Claim, Outcome
+from tests.durable.scenes import claim as made_up
+from tests.durable.scenes import outcome, task
+from tests.requirements import requirement
+
+NAMES = ("a", "b", "c")
+KEYS = st.sampled_from(NAMES)
+OPERATIONS = ("shop.order", "shop.cancel")
+LEASE, KEEP = 10.0, 100.0
+
+
+@dataclass
+class Life:
+    """What the model knows of a key from its submission on, until it is purged, replayed or forgotten."""
+
+    due: float = 0.0
+    claims: list[Claim] = field(default_factory=list)
+    released: bool = False
+    outcome: Outcome | None = None
+    expires: float = inf
+
+    def owned_by(self, claim: Claim) -> bool:
+        return self.outcome is None and not self.released and self.claims[-1:] == [claim]
+
+
+class BooksMachine(RuleBasedStateMachine):
+    """Time passes, workers come back late, tasks are given up and replayed."""
+
+    claims = Bundle("claims")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books = Books(KEEP)
+        self.now = 1000.0
+        self.number = 0
+        self.lives: dict[str, Life] = {}
+
+    @rule(seconds=st.sampled_from([1.0, LEASE, KEEP]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.lives = {key: life for key, life in self.lives.items() if life.expires > self.now}
+
+    @rule(key=KEYS)
+    def submit(self, key: str) -> None:
+        life = self.lives.setdefault(key, Life())
+        assert self.books.submit(task(key, OPERATIONS[key == "c"]), self.now) == life.outcome
+
+    @rule(target=claims, limit=st.integers(1, 3), both=st.booleans())
+    def claim(self, limit: int, both: bool) -> object:
+        due = {
+            key
+            for key, life in self.lives.items()
+            if life.outcome is None and life.due <= self.now and (both or key != "c")
+        }
+        claims = self.books.claim(OPERATIONS if both else OPERATIONS[:1], LEASE, limit, self.now)
+        assert len(claims) == min(limit, len(due))
+        for claim in claims:
+            due.remove(claim.task.key)
+            life = self.lives[claim.task.key]
+            life.claims.append(claim)
+            assert claim.attempt == len(life.claims)
+            life.due, life.released = self.now + LEASE, False
+        return multiple(*claims)
+
+    @rule(claim=claims)
+    def renew(self, claim: Claim) -> None:
+        life = self.lives.get(claim.task.key, Life())
+        kept = self.books.renew(claim, self.now)
+        assert kept == life.owned_by(claim)
+        if kept:
+            life.due = self.now + LEASE
+
+    @rule(claim=claims, delay=st.sampled_from([0.0, 5.0]))
+    def release(self, claim: Claim, delay: float) -> None:
+        life = self.lives.get(claim.task.key, Life())
+        self.books.release(claim, delay, self.now)
+        if life.owned_by(claim):
+            life.due, life.released = self.now + delay, True
+
+    @rule(claim=claims, buried=st.booleans())
+    def record(self, claim: Claim, buried: bool) -> None:
+        self.number += 1
+        mine = outcome(claim, self.number, buried=buried, recorded=self.number)
+        life = self.lives.get(claim.task.key, Life())
+        if life.outcome is None and claim in life.claims:
+            life.outcome, life.expires = mine, inf if buried else self.now + KEEP
+        self.books.outcome("", self.now)  # forgets what has expired
+        assert self.books.record(claim, mine, self.now) == life.outcome
+
+    @rule(key=KEYS)
+    def replay(self, key: str) -> None:
+        life = self.lives.get(key, Life())
+        buried = life.outcome is not None and life.outcome.buried
+        assert self.books.replay(key) == buried
+        if buried:
+            self.lives[key] = Life()
+
+    @rule(key=KEYS)
+    def purge(self, key: str) -> None:
+        ended = self.lives.get(key, Life()).outcome is not None
+        self.books.outcome("", self.now)
+        assert self.books.purge(key) == ended
+        if ended:
+            del self.lives[key]
+
+    @invariant()
+    def what_is_told_is_true(self) -> None:
+        lives = self.lives.values()
+        for key in NAMES:
+            assert self.books.outcome(key, self.now) == self.lives.get(key, Life()).outcome
+        buried = sorted((life.outcome for life in lives if life.outcome and life.outcome.buried), key=_recorded)
+        assert list(self.books.buried(None)) == buried
+        counts = self.books.info()
+        assert sum(info.buried for info in counts) == len(buried)
+        open_ = [life for life in lives if life.outcome is None]
+        assert sum(info.claimed for info in counts) == sum(bool(life.claims) and not life.released for life in open_)
+        assert sum(info.waiting + info.claimed for info in counts) == len(open_)
+
+
+def _recorded(outcome: Outcome) -> int:
+    return outcome.recorded
+
+
+@requirement("durable.one-outcome", "durable.lease")
+class TestBooks(BooksMachine.TestCase):
+    settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def test_the_next_look_is_due_when_the_first_lease_or_delay_is_over() -> None:
+    books = Books()
+    assert books.due(["shop.order"]) is None
+    for key in ("a", "b"):
+        books.submit(task(key), 0)
+    books.claim(["shop.order"], 30, 1, 0)
+    (second,) = books.claim(["shop.order"], 20, 1, 0)
+    assert books.due(["shop.order"]) == 20
+    books.release(second, 5, 0)
+    assert books.due(["shop.order", "shop.unknown"]) == 5
+    assert books.due(["shop.unknown"]) is None
+
+
+def test_what_was_released_goes_before_what_came_later() -> None:
+    books = Books()
+    for key in ("old", "new"):
+        books.submit(task(key), 0)
+    (old,) = books.claim(["shop.order"], 30, 1, 0)
+    books.release(old, 1, 0)
+    assert [each.task.key for each in books.claim(["shop.order"], 30, 2, 1)] == ["old", "new"]
+
+
+def test_watchers_are_told_what_can_be_claimed_and_what_has_ended() -> None:
+    told: list[object] = []
+
+    class Watcher:
+        def claimable(self) -> None:
+            told.append("claimable")
+
+        def ended(self, outcome: Outcome) -> None:
+            told.append(outcome)
+
+    books = Books()
+    books.watchers.add(Watcher())
+    books.submit(task(), 0)
+    (claim,) = books.claim(["shop.order"], 30, 1, 0)
+    books.release(claim, 0, 0)
+    (claim,) = books.claim(["shop.order"], 30, 1, 0)
+    done = outcome(claim, buried=True)
+    books.record(claim, done, 0)
+    books.record(claim, outcome(claim), 0)
+    books.replay("k")
+    assert told == ["claimable", "claimable", done, "claimable"]
+
+
+def test_a_known_key_with_another_fingerprint_is_refused() -> None:
+    books = Books()
+    books.submit(task(), 0)
+    with pytest.raises(CallError, match="stands for another call"):
+        books.submit(task(fingerprint="other"), 0)
+
+
+def test_an_outcome_of_an_unknown_task_is_not_recorded() -> None:
+    assert Books().record(made_up(), outcome(made_up()), 0) is None

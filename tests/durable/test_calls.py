@@ -1,0 +1,259 @@
+"""The caller's side of durable calls: one key, one outcome, and errors that say how to ask again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire import CallError, Context, Identity, OperationRegistry
+from opwire.call import CallRequested
+from opwire.durable import Books, DurableCalls, DurableWorker, MemoryJournal
+from opwire.durable.calls import MAX_NAME, _fingerprint
+from opwire.testing import run_virtually
+from tests.durable.scenes import Shop
+from tests.requirements import requirement
+
+TEA = {"article": "tea"}
+
+
+def in_a_shop(run: Callable[[Shop, DurableCalls, MemoryJournal], Awaitable[None]], *, open_: bool = True) -> None:
+    """Run something in virtual time, with a worker if the shop is open."""
+
+    async def scene() -> None:
+        shop = Shop()
+        async with MemoryJournal() as journal:
+            if not open_:
+                await run(shop, DurableCalls(journal), journal)
+                return
+            async with DurableWorker(shop.registry, journal):
+                await run(shop, DurableCalls(journal), journal)
+
+    run_virtually(scene())
+
+
+@requirement("durable.call")
+def test_a_call_gives_the_envelope_of_its_handler() -> None:
+    async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
+        envelope = await durable.call("shop.order", TEA, key="order-17")
+        assert (envelope.data, envelope.meta.source) == ("tea is ordered", "local")
+        assert shop.contexts[0].metadata == {"idempotency_key": "order-17", "attempt": 1}
+
+    in_a_shop(run)
+
+
+@requirement("durable.duplicates")
+def test_a_second_call_with_the_same_key_runs_nothing_and_gets_the_same_outcome() -> None:
+    async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
+        first = await durable.call("shop.order", TEA, key="order-17")
+        assert await durable.call("shop.order", TEA, key="order-17") == first
+        answers = await asyncio.gather(*(durable.call("shop.order", {"article": "oat"}, key="o") for _ in range(50)))
+        assert answers == [answers[0]] * 50
+        assert shop.runs == [("tea", 1), ("oat", 1)]
+
+    in_a_shop(run)
+
+
+@requirement("durable.duplicates")
+def test_a_recorded_error_is_raised_to_duplicates_too() -> None:
+    async def run(shop: Shop, durable: DurableCalls, journal: MemoryJournal) -> None:
+        shop.failures = [CallError("ACCESS_DENIED", "not you", {"who": 1}, retry_after=3)]
+        for _ in range(2):
+            with pytest.raises(CallError) as caught:
+                await durable.call("shop.order", TEA, key="order-17")
+            error = caught.value
+            assert (error.code, error.message, error.details) == ("ACCESS_DENIED", "not you", {"who": 1})
+            assert error.retry_after == 3
+        assert len(shop.runs) == 1
+
+    in_a_shop(run)
+
+
+@requirement("durable.one-call-a-key")
+def test_a_key_stands_for_one_operation_one_input_and_one_caller() -> None:
+    async def run(_: Shop, durable: DurableCalls, __: MemoryJournal) -> None:
+        ann, bob = (Context(identity=Identity(id=name)) for name in ("ann", "bob"))
+        await durable.submit("shop.order", TEA, ann, key="order-17")
+        others = [("shop.cancel", TEA, ann), ("shop.order", {"article": "oat"}, ann), ("shop.order", TEA, bob)]
+        for operation_id, input, context in others:
+            for ask in (durable.call, durable.submit):
+                with pytest.raises(CallError, match="stands for another call") as caught:
+                    await ask(operation_id, input, context, key="order-17")
+                assert caught.value.code == "VALIDATION_ERROR"
+
+    in_a_shop(run)
+
+
+def fingerprint(input: Any) -> str:
+    return _fingerprint(CallRequested(request_id="k", operation_id="shop.order", input=input))
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+OBJECTS = st.dictionaries(st.text(max_size=3), LEAVES | st.lists(LEAVES, max_size=3), max_size=4)
+
+
+@requirement("durable.one-call-a-key")
+@given(OBJECTS, OBJECTS)
+def test_the_order_of_keys_does_not_make_another_call(outer: dict[str, Any], inner: dict[str, Any]) -> None:
+    one = {**outer, "inner": inner}
+    other = dict(reversed(({**outer, "inner": dict(reversed(inner.items()))}).items()))
+    assert fingerprint(one) == fingerprint(other)
+
+
+def test_what_is_the_same_on_the_wire_is_the_same_call() -> None:
+    @dataclass
+    class Line:
+        article: str
+
+    assert fingerprint(Line("tea")) == fingerprint(TEA)
+    assert fingerprint({1: "a", "b": 2}) == fingerprint({"b": 2, "1": "a"})
+    assert fingerprint({"tags": {"x", "y", "z"}}) == fingerprint({"tags": ["x", "y", "z"]})
+    assert fingerprint([1]) != fingerprint([1.0]) != fingerprint([True])
+
+
+@requirement("durable.timeout")
+def test_a_call_that_is_not_finished_in_time_goes_on_and_can_be_asked_for_again() -> None:
+    async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
+        shop.gate = asyncio.Event()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(CallError, match="goes on: ask again with the same key") as caught:
+            await durable.call("shop.order", TEA, timeout=3)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(3)
+        assert (caught.value.code, caught.value.retryable) == ("TIMEOUT", True)
+        shop.gate.set()
+        key = caught.value.details["key"]
+        assert (await durable.call("shop.order", TEA, key=key)).data == "tea is ordered"
+        assert len(shop.runs) == 1
+
+    in_a_shop(run)
+
+
+@requirement("durable.timeout")
+def test_the_deadline_of_the_context_limits_the_waiting() -> None:
+    async def run(_: Shop, durable: DurableCalls, __: MemoryJournal) -> None:
+        loop = asyncio.get_running_loop()
+        context = Context().within(2)
+        with pytest.raises(CallError, match="TIMEOUT"):
+            await durable.call("shop.order", TEA, context, timeout=30)
+        assert loop.time() == pytest.approx(context.deadline)
+        with pytest.raises(CallError, match="before it was submitted"):
+            await durable.call("shop.order", TEA, context, key="late")
+        assert [info.waiting for info in await durable.info()] == [1]
+
+    in_a_shop(run, open_=False)
+
+
+@requirement("durable.unavailable")
+def test_a_journal_that_cannot_be_reached_is_unavailable_and_the_key_is_told() -> None:
+    async def run(shop: Shop, durable: DurableCalls, journal: MemoryJournal) -> None:
+        shop.gate = asyncio.Event()
+        waiting = asyncio.create_task(durable.call("shop.order", TEA))
+        await asyncio.sleep(1)
+        await journal.close()
+        with pytest.raises(CallError) as caught:
+            await waiting
+        errors = [caught.value]
+        for ask in (durable.call, durable.submit):
+            with pytest.raises(CallError) as caught:
+                await ask("shop.order", TEA, key="mine")
+            errors.append(caught.value)
+        for error in errors:
+            assert (error.code, error.retryable) == ("UNAVAILABLE", True)
+            assert "submitting it again with the same key is safe" in error.message
+        assert [error.details["key"] for error in errors[1:]] == ["mine", "mine"]
+        await journal.start()
+        shop.gate.set()
+        again = await durable.call("shop.order", TEA, key=errors[0].details["key"])
+        assert again.data == "tea is ordered"
+        assert {key for key, _ in shop.runs} == {"tea"}
+
+    in_a_shop(run)
+
+
+def test_a_journal_that_does_not_answer_is_waited_for_no_longer_than_the_timeout() -> None:
+    class Silent(MemoryJournal):
+        async def submit(self, task: object) -> None:
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        with pytest.raises(CallError, match="TIMEOUT"):
+            await DurableCalls(Silent()).call("shop.order", TEA, timeout=2)
+
+    run_virtually(run())
+
+
+@requirement("durable.submit")
+def test_submit_does_not_wait_and_outcome_tells_later() -> None:
+    async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
+        shop.gate = asyncio.Event()
+        assert await durable.submit("shop.order", TEA, key="order-17") == "order-17"
+        made_up = await durable.submit("shop.order", TEA)
+        assert made_up not in ("", "order-17")
+        assert await durable.outcome("order-17") is None
+        assert await durable.outcome("order-17", timeout=1) is None
+        assert await durable.outcome("unknown") is None
+        shop.gate.set()
+        for key in ("order-17", made_up):
+            envelope = await durable.outcome(key, timeout=10)
+            assert envelope is not None
+            assert envelope.data == "tea is ordered"
+
+    in_a_shop(run)
+
+
+@requirement("durable.outcome")
+def test_the_data_of_an_outcome_is_of_the_type_that_is_asked_for() -> None:
+    @dataclass
+    class Receipt:
+        number: int
+
+    async def run() -> None:
+        registry = OperationRegistry()
+        registry.mutation("shop.order")(lambda: {"number": 17})
+        async with MemoryJournal() as journal, DurableWorker(registry, journal):
+            durable = DurableCalls(journal)
+            assert (await durable.call("shop.order", key="k", output_type=Receipt)).data == Receipt(17)
+            told = await durable.outcome("k", output_type=Receipt)
+            assert told is not None
+            assert told.data == Receipt(17)
+            with pytest.raises(CallError, match="does not fit int"):
+                await durable.call("shop.order", key="k", output_type=int)
+
+    asyncio.run(run())
+
+
+@requirement("durable.inspection")
+def test_what_was_given_up_can_be_looked_at_replayed_and_purged() -> None:
+    async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
+        shop.failures = [CallError("UNAVAILABLE", "closed") for _ in range(10)]
+        for key in ("one", "two"):
+            with pytest.raises(CallError, match="closed"):
+                await durable.call("shop.order", TEA, key=key, timeout=1000)
+        buried = [outcome async for outcome in durable.buried()]
+        assert sorted((each.key, each.attempts) for each in buried) == [("one", 5), ("two", 5)]
+        assert str(buried[0].read().error()) == "UNAVAILABLE: closed"  # pyright: ignore[reportAttributeAccessIssue]
+        assert [info.buried for info in await durable.info()] == [2]
+        assert await durable.replay("one")
+        assert (await durable.call("shop.order", TEA, key="one")).data == "tea is ordered"
+        assert await durable.purge("two")
+        assert await durable.outcome("two") is None
+        assert [each async for each in durable.buried("shop.order")] == []
+        assert not await durable.replay("two")
+        assert not await durable.purge("two")
+
+    in_a_shop(run)
+
+
+@pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1), "\ud800"])
+async def test_keys_and_operations_that_no_engine_can_carry_are_refused(name: str) -> None:
+    async with MemoryJournal(Books()) as journal:
+        durable = DurableCalls(journal)
+        for operation_id, key in (("shop.order", name), (name, "k")):
+            with pytest.raises(CallError, match="VALIDATION_ERROR"):
+                await durable.submit(operation_id, key=key)
+        with pytest.raises(CallError, match="VALIDATION_ERROR"):
+            await durable.submit("shop.order", object())
+        assert await durable.info() == []

@@ -1,0 +1,130 @@
+"""The contract of journals: what is shipped passes it, what is broken does not."""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+from opwire.durable import Books, Journal, MemoryJournal
+from opwire.durable.contract import JOURNAL_CONTRACT, check_journal
+from opwire.testing import run_virtually
+from opwire.transports.redis.streams import RedisJournal
+from tests.durable import broken
+from tests.requirements import requirement
+from tests.servers.brokers import RedisServer
+
+Connect = Callable[[], Journal]
+
+
+def memory(kind: type[MemoryJournal] = MemoryJournal) -> Connect:
+    books = Books()
+    return lambda: kind(books)
+
+
+@requirement("durable.contract", "durable.memory")
+@pytest.mark.parametrize("promise", JOURNAL_CONTRACT)
+def test_the_journal_in_memory_keeps_its_promise(promise: str) -> None:
+    run_virtually(JOURNAL_CONTRACT[promise](memory()))  # pyright: ignore[reportArgumentType]
+
+
+@requirement("durable.contract", "durable.redis")
+@pytest.mark.parametrize("promise", JOURNAL_CONTRACT)
+async def test_the_journal_in_redis_keeps_its_promise(promise: str, redis_server: RedisServer) -> None:
+    await JOURNAL_CONTRACT[promise](lambda: RedisJournal(redis_server.url))
+
+
+@requirement("durable.contract")
+def test_check_journal_runs_the_whole_contract_on_one_journal() -> None:
+    run_virtually(check_journal(memory()))
+
+
+AS_SUBMITTED = "tasks are claimed as they were submitted"
+SAME_TASK = "a key that is known is the same task"
+ONE_CALL = "a key that is known stands for one call"
+ONE_WORKER = "a task is claimed by one worker at a time"
+OLDEST = "the oldest task goes first"
+OTHERS = "tasks of other operations are not claimed"
+WAITS = "a claim waits for a task"
+RUN_OUT = "a task whose lease has run out is claimed again"
+LENGTH = "a lease is as long as its claim says"
+RENEWED = "a lease that is renewed is kept"
+LOST = "a lease that was lost cannot be renewed"
+RELEASED = "a released task comes back after its delay"
+NOT_RELEASED = "who has lost a lease releases nothing"
+OUTLIVE = "tasks outlive those who submitted them"
+CLOSED = "a closed end refuses, and can be closed again"
+KEPT = "an outcome is kept as it was recorded"
+FIRST = "the first outcome stands"
+ENDED = "a task that has ended stays ended"
+STILL_ENDS = "a task that was released can still end"
+TOLD = "everybody who waits for an outcome is told"
+IN_TIME = "waiting for an outcome ends in time"
+BURIED = "buried tasks are listed, the oldest first"
+REPLAYED = "a buried task can be replayed"
+FORMER = "who worked before a replay ends nothing"
+PURGED = "a key that was purged can be used anew"
+COUNTED = "everything is counted"
+NOT_LOOKED_AT = "a closed end cannot be looked at"
+
+CAUGHT: dict[type[MemoryJournal], set[str]] = {
+    broken.ForgetsFields: {AS_SUBMITTED},
+    broken.SubmitsTwice: {SAME_TASK, ONE_WORKER},
+    broken.IgnoresFingerprints: {AS_SUBMITTED, ONE_CALL},
+    broken.LendsToEverybody: {ONE_WORKER, RENEWED},
+    broken.TakesTooMany: {ONE_WORKER},
+    broken.NewestFirst: {OLDEST},
+    broken.ClaimsWhateverThereIs: {OTHERS},
+    broken.SleepsBetweenLooks: {WAITS},
+    broken.LendsForEver: {RUN_OUT, LOST, AS_SUBMITTED},
+    broken.HasOneLeaseForAll: {LENGTH},
+    broken.PretendsToRenew: {RENEWED, LOST, ENDED, CLOSED},
+    broken.CountsRenewals: {RENEWED, LOST, ENDED},
+    broken.ReleasesAtOnce: {RELEASED},
+    broken.ReleasesForAnybody: {NOT_RELEASED, FORMER},
+    broken.TakesItsTasksAlong: {OUTLIVE},
+    broken.AcceptsAfterClose: {CLOSED, NOT_LOOKED_AT},
+    broken.CannotBeClosedTwice: {CLOSED},
+    broken.ForgetsWhoWaitsWhenItCloses: {CLOSED},
+    broken.ChangesEvents: {KEPT},
+    broken.TheLastOutcomeStands: {FIRST},
+    broken.RecordsForOwnersOnly: {FIRST, STILL_ENDS},
+    broken.ForgetsThatTasksHaveEnded: {FIRST, ENDED, STILL_ENDS},
+    broken.TellsOne: {TOLD},
+    broken.WaitsForEver: {IN_TIME},
+    broken.ListsTheNewestFirst: {BURIED},
+    broken.GoesOnCountingAfterAReplay: {REPLAYED},
+    broken.MixesUpLives: {FORMER},
+    broken.PurgesAnything: {PURGED},
+    broken.PurgesNothing: {PURGED},
+    broken.CountsWhatHasEnded: {COUNTED},
+}
+
+
+@requirement("durable.contract-bites")
+@pytest.mark.parametrize(("kind", "expected"), CAUGHT.items(), ids=lambda each: getattr(each, "__name__", ""))
+def test_a_broken_journal_is_caught(kind: type[MemoryJournal], expected: set[str]) -> None:
+    complaints: dict[str, str] = {}
+    for promise, check in JOURNAL_CONTRACT.items():
+        try:
+            run_virtually(check(memory(kind)))  # pyright: ignore[reportArgumentType]
+        except AssertionError as error:
+            complaints[promise] = str(error)
+    assert expected <= complaints.keys()
+    for promise, complaint in complaints.items():
+        assert complaint.startswith(f"broken promise: {promise}: ")
+
+
+@requirement("durable.contract-bites")
+def test_every_promise_is_broken_by_some_journal() -> None:
+    assert set().union(*CAUGHT.values()) == set(JOURNAL_CONTRACT)
+
+
+def test_every_broken_journal_is_tried() -> None:
+    kinds = {each for each in vars(broken).values() if inspect.isclass(each) and issubclass(each, MemoryJournal)}
+    assert kinds - {MemoryJournal} == set(CAUGHT)
+
+
+@requirement("durable.contract")
+def test_check_journal_names_the_promise_that_is_broken() -> None:
+    with pytest.raises(AssertionError, match=f"broken promise: {COUNTED}"):
+        run_virtually(check_journal(memory(broken.CountsWhatHasEnded)))

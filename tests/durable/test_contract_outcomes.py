@@ -1,0 +1,31 @@
+"""What the checks of outcomes say when they fail, so that the author of a journal finds the place."""
+
+import pytest
+
+from opwire.durable import MemoryJournal
+from opwire.durable import contract_outcomes as outcomes
+from tests.durable import broken
+from tests.durable.test_contract_tasks import complaint
+from tests.requirements import requirement
+
+
+@requirement("durable.contract-bites")
+@pytest.mark.parametrize(
+    ("check", "kind", "said"),
+    [
+        (outcomes.an_outcome_is_kept_as_it_was_recorded, broken.ChangesEvents, "kept Outcome("),
+        (outcomes.the_first_outcome_stands, broken.RecordsForOwnersOnly, "the first outcome was not recorded"),
+        (outcomes.the_first_outcome_stands, broken.TheLastOutcomeStands, "the second was told"),
+        (outcomes.an_ended_task_stays_ended, broken.ForgetsThatTasksHaveEnded, "was renewed"),
+        (outcomes.everybody_who_waits_is_told, broken.TellsOne, "in vain: everybody who waits is told"),
+        (outcomes.waiting_ends_in_time, broken.WaitsForEver, "in vain: wait returns"),
+        (outcomes.buried_tasks_are_listed, broken.ListsTheNewestFirst, "are listed as"),
+        (outcomes.a_buried_task_can_be_replayed, broken.GoesOnCountingAfterAReplay, "is counted as 2"),
+        (outcomes.who_worked_before_a_replay_ends_nothing, broken.MixesUpLives, "from before a replay was recorded"),
+        (outcomes.a_purged_key_can_be_used_anew, broken.PurgesAnything, "has not ended was purged"),
+        (outcomes.everything_is_counted, broken.CountsWhatHasEnded, "waiting=6, claimed=1, buried=1"),
+        (outcomes.a_closed_end_cannot_be_looked_at, broken.AcceptsAfterClose, "was not refused"),
+    ],
+)
+def test_a_check_says_what_it_saw(check: object, kind: type[MemoryJournal], said: str) -> None:
+    assert said in complaint(check, kind)

@@ -1,0 +1,70 @@
+"""What the checks of the contract are made with."""
+
+import asyncio
+
+import pytest
+
+from opwire import CallError
+from opwire.durable import Books, MemoryJournal
+from opwire.durable.contract_stage import PATIENCE, Stage, expect, refused, soon
+from opwire.errors import ErrorCode
+from opwire.testing import run_virtually
+
+
+async def nothing() -> None:
+    """Something that raises nothing."""
+
+
+async def fail(code: str) -> None:
+    raise CallError(code)
+
+
+def complaint(checking: object) -> str:
+    with pytest.raises(AssertionError) as failure:
+        run_virtually(checking)  # pyright: ignore[reportArgumentType]
+    return str(failure.value)
+
+
+def test_expect_and_soon_and_refused_say_what_was_wrong() -> None:
+    expect(True, "not raised")
+    with pytest.raises(AssertionError, match="the sky is green"):
+        expect(False, "the sky is green")
+
+    async def hang() -> None:
+        await soon("the sun rises", asyncio.Event().wait())
+
+    assert complaint(hang()) == f"waited {PATIENCE:g} s in vain: the sun rises"
+    run_virtually(refused("it", fail("UNAVAILABLE"), ErrorCode.UNAVAILABLE))
+    assert "it raised TIMEOUT" in complaint(refused("it", fail("TIMEOUT"), ErrorCode.UNAVAILABLE))
+    assert complaint(refused("it", nothing(), ErrorCode.UNAVAILABLE)) == "it was not refused"
+
+
+async def test_a_stage_closes_its_ends() -> None:
+    books = Books()
+    async with Stage(lambda: MemoryJournal(books)) as stage:
+        await stage.end()
+        await stage.end()
+        assert len(books.watchers) == 2
+    assert not books.watchers
+
+
+def test_stages_on_the_same_engine_do_not_meet() -> None:
+    one, other = Stage(MemoryJournal), Stage(MemoryJournal)
+    assert one.id() != other.id()
+    assert one.task("k").key != other.task("k").key
+
+
+def test_a_claim_in_vain_and_a_claim_that_should_be_in_vain_are_noticed() -> None:
+    async def in_vain() -> None:
+        async with Stage(MemoryJournal) as stage:
+            await stage.claim(await stage.end())
+
+    async def not_in_vain() -> None:
+        async with Stage(MemoryJournal) as stage:
+            journal = await stage.end()
+            await stage.nothing(journal, wait=1)
+            await journal.submit(stage.task("k"))
+            await stage.nothing(journal)
+
+    assert "in vain for a task to claim" in complaint(in_vain())
+    assert "could be claimed, and should not" in complaint(not_in_vain())

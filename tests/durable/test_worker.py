@@ -1,0 +1,490 @@
+"""The worker's side of durable calls, in virtual time: leases, retries, draining, and a journal that fails."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from opwire import CallError, Identity, OperationRegistry
+from opwire.durable import Books, Claim, DurableCalls, DurableWorker, MemoryJournal, Outcome
+from opwire.testing import run_virtually
+from tests.durable.scenes import PUBLIC, Shop
+from tests.requirements import requirement
+
+TEA = {"article": "tea"}
+
+
+def unavailable() -> CallError:
+    return CallError("UNAVAILABLE", "the journal is away")
+
+
+class Flaky(MemoryJournal):
+    """A journal whose methods fail when they are told to: by raising, or by not answering."""
+
+    def __init__(self, books: Books | None = None) -> None:
+        super().__init__(books)
+        self.broken: set[str] = set()
+        self.silent: set[str] = set()
+        self.asked: list[tuple[str, float]] = []
+        self.raises: Callable[[], Exception] = unavailable
+
+    async def _fail(self, method: str) -> None:
+        self.asked.append((method, asyncio.get_running_loop().time()))
+        if method in self.silent:
+            await asyncio.Event().wait()
+        if method in self.broken:
+            raise self.raises()
+
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        await self._fail("claim")
+        return await super().claim(operation_ids, **options)
+
+    async def renew(self, claim: Claim) -> bool:
+        await self._fail("renew")
+        return await super().renew(claim)
+
+    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+        await self._fail("record")
+        return await super().record(claim, outcome)
+
+    async def release(self, claim: Claim, delay: float) -> None:
+        await self._fail("release")
+        await super().release(claim, delay)
+
+    def times(self, method: str) -> list[float]:
+        return [when for name, when in self.asked if name == method]
+
+
+def virtually(run: Callable[[Shop, Flaky, DurableCalls], Awaitable[None]]) -> None:
+    async def scene() -> None:
+        async with Flaky() as journal:
+            await run(Shop(), journal, DurableCalls(journal))
+
+    run_virtually(scene())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(1000):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# --- what is claimed --------------------------------------------------------------------------------------------------
+
+
+@requirement("durable.mutations-only")
+def test_a_worker_claims_the_mutations_of_its_registry_and_nothing_else() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        for operation_id in ("shop.look", "shop.unknown", "shop.order"):
+            await durable.submit(operation_id, TEA if operation_id == "shop.order" else {}, key=operation_id)
+        async with DurableWorker(shop.registry, journal):
+            assert await durable.outcome("shop.order", timeout=10) is not None
+            await asyncio.sleep(60)
+            assert {info.operation_id: info.waiting for info in await durable.info()} == {
+                "shop.look": 1,
+                "shop.unknown": 1,
+                "shop.order": 0,
+            }
+
+    virtually(run)
+
+
+@requirement("durable.mutations-only")
+def test_what_is_claimed_follows_the_registry() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        registry = OperationRegistry()
+        async with DurableWorker(registry, journal):
+            await durable.submit("shop.order", TEA, key="k")
+            await asyncio.sleep(10)
+            assert await durable.outcome("k") is None
+            registry.mutation("shop.order", access=PUBLIC)(shop.order)
+            assert await durable.outcome("k", timeout=10) is not None
+            registry.unregister("shop.order")
+            await asyncio.sleep(1)
+            await durable.submit("shop.order", TEA, key="later")
+            await asyncio.sleep(10)
+            assert [info.waiting for info in await durable.info()] == [1]
+
+    virtually(run)
+
+
+@requirement("durable.mutations-only")
+def test_a_worker_can_be_told_which_mutations_to_claim() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.registry.mutation("shop.cancel", access=PUBLIC)(shop.order)
+        async with DurableWorker(shop.registry, journal, operations=["shop.cancel"]):
+            for operation_id in ("shop.order", "shop.cancel"):
+                await durable.submit(operation_id, TEA, key=operation_id)
+            assert await durable.outcome("shop.cancel", timeout=10) is not None
+            assert await durable.outcome("shop.order", timeout=10) is None
+
+    virtually(run)
+
+
+@requirement("durable.mutations-only")
+@pytest.mark.parametrize("operation_id", ["shop.look", "shop.unknown"])
+def test_only_mutations_can_be_named(operation_id: str) -> None:
+    with pytest.raises(CallError, match=f"VALIDATION_ERROR.*not {operation_id}"):
+        DurableWorker(Shop().registry, MemoryJournal(), operations=["shop.order", operation_id])
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 0}, {"max_attempts": 0}, {"lease": 0}, {"lease": float("nan")}])
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match="VALIDATION_ERROR"):
+        DurableWorker(Shop().registry, MemoryJournal(), **options)
+
+
+class Untrusted(MemoryJournal):
+    """A journal to which anybody could have written."""
+
+    trusted = False
+
+
+@requirement("durable.access")
+async def test_a_worker_that_could_only_refuse_does_not_start() -> None:
+    shop = Shop()
+    shop.registry.mutation("shop.close")(shop.look)
+    options: dict[str, Any]
+    for options in ({}, {"operations": ["shop.close"]}):
+        with pytest.raises(CallError, match=r"VALIDATION_ERROR.*shop.close.*give the worker an identity"):
+            await DurableWorker(shop.registry, Untrusted(), **options).start()
+    async with Untrusted() as journal:
+        for options in ({"operations": ["shop.order"]}, {"identity": Identity(id="shop")}):
+            async with DurableWorker(shop.registry, journal, **options):
+                assert (await DurableCalls(journal).call("shop.order", TEA)).data == "tea is ordered"
+    async with DurableWorker(shop.registry, MemoryJournal()):
+        pass  # callers within this process are known
+
+
+@requirement("durable.concurrency")
+def test_no_more_tasks_are_in_hand_than_allowed_and_all_are_done() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.gate = asyncio.Event()
+        keys = [await durable.submit("shop.order", {"article": f"{number}"}) for number in range(10)]
+        async with DurableWorker(shop.registry, journal, concurrency=3) as worker:
+            await asyncio.sleep(5)
+            assert (len(shop.runs), len(worker)) == (3, 3)
+            assert [(info.waiting, info.claimed) for info in await durable.info()] == [(7, 3)]
+            shop.gate.set()
+            for key in keys:
+                assert await durable.outcome(key, timeout=10) is not None
+        assert sorted(shop.runs) == sorted((f"{number}", 1) for number in range(10))
+
+    virtually(run)
+
+
+# --- what comes of it -------------------------------------------------------------------------------------------------
+
+
+@requirement("durable.retries", "durable.back-off")
+def test_what_can_be_retried_is_tried_again_later_and_later() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.failures = [unavailable() for _ in range(4)]
+        async with DurableWorker(shop.registry, journal, back_off=8, max_back_off=20):
+            assert (await durable.call("shop.order", TEA, timeout=1000)).data == "tea is ordered"
+        assert shop.runs == [("tea", attempt) for attempt in (1, 2, 3, 4, 5)]
+        gaps = [after - before for before, after in zip(journal.times("release"), _runs(journal)[1:], strict=True)]
+        for gap, (least, most) in zip(gaps, [(4, 8), (8, 16), (10, 20), (10, 20)], strict=True):
+            assert least <= gap <= most + 0.6
+
+    virtually(run)
+
+
+def _runs(journal: Flaky) -> list[float]:
+    """When a task was released or recorded, which is when it was run: the handler takes no time."""
+    return sorted([*journal.times("release"), *journal.times("record")])
+
+
+@requirement("durable.buried")
+def test_what_fails_too_often_is_buried_after_as_many_attempts_as_are_allowed() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.failures = [CallError("RATE_LIMITED", "slow down", retry_after=40) for _ in range(9)]
+        began = now()
+        async with DurableWorker(shop.registry, journal, max_attempts=3):
+            with pytest.raises(CallError, match="slow down") as caught:
+                await durable.call("shop.order", TEA, key="k", timeout=1000)
+        assert not caught.value.retryable
+        assert [attempt for _, attempt in shop.runs] == [1, 2, 3]
+        assert now() - began >= 80
+        (buried,) = [each async for each in durable.buried()]
+        assert (buried.key, buried.attempts) == ("k", 3)
+
+    virtually(run)
+
+
+@requirement("durable.one-outcome")
+def test_the_outcome_of_a_worker_that_was_too_late_does_not_replace_the_first() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        await durable.submit("shop.order", TEA, key="k")
+        async with DurableWorker(shop.registry, journal, lease=3) as slow:
+            journal.broken = {"record"}
+            await until(lambda: shop.runs)
+            journal.broken = {"claim", "renew", "record"}
+            await asyncio.sleep(3)
+            async with MemoryJournal(journal._books) as healthy, DurableWorker(shop.registry, healthy, lease=3):
+                first = await healthy.wait("k", 10)
+                journal.broken = set()
+                await until(lambda: not len(slow))
+                assert await healthy.outcome("k") == first
+        assert [attempt for _, attempt in shop.runs] == [1, 2]
+
+    virtually(run)
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+@requirement("durable.lease.renewed")
+def test_a_long_job_is_run_once_while_its_worker_lives() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.gate = asyncio.Event()
+        worker, other = (DurableWorker(shop.registry, journal, lease=3) for _ in range(2))
+        async with worker, other:
+            await durable.submit("shop.order", TEA, key="k")
+            await asyncio.sleep(35 * 60)
+            assert shop.runs == [("tea", 1)]
+            beats = journal.times("renew")
+            assert max(after - before for before, after in pairwise(beats)) <= 1.01
+            shop.gate.set()
+            assert await durable.outcome("k", timeout=10) is not None
+        assert shop.runs == [("tea", 1)]
+
+    virtually(run)
+
+
+@requirement("durable.lease.lost")
+def test_a_handler_is_stopped_when_its_lease_is_lost_and_the_task_stays_with_its_new_owner() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.gate = asyncio.Event()
+        async with DurableWorker(shop.registry, journal, lease=30) as worker:
+            await durable.submit("shop.order", TEA, key="k")
+            await until(lambda: shop.runs)
+            entry = journal._books._entries["k"]
+            journal._books._put_off(entry, 0)  # as if the lease had run out while this process slept
+            (claim,) = journal._books.claim(["shop.order"], 1000, 1, now())
+            await until(lambda: not len(worker))
+            assert shop.stopped == 1
+            assert await journal.renew(claim)
+            assert len(shop.runs) == 1
+
+    virtually(run)
+
+
+@requirement("durable.lease.lost")
+@pytest.mark.parametrize("trouble", ["broken", "silent"])
+def test_a_worker_that_cannot_renew_stops_before_the_lease_is_over(trouble: str) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.gate = asyncio.Event()
+        async with DurableWorker(shop.registry, journal, lease=30):
+            for offset in range(12):
+                before = shop.stopped
+                await asyncio.sleep(5 * offset / 6)  # the beats are ten seconds apart: begin at each moment between two
+                setattr(journal, trouble, {"renew"})
+                await durable.submit("shop.order", TEA)
+                claimed = now()
+                await until(lambda before=before: shop.stopped > before)
+                assert 10 <= now() - claimed <= 30.1
+                setattr(journal, trouble, set())
+                await asyncio.sleep(31)
+                shop.gate.set()
+                await asyncio.sleep(1)
+                shop.gate.clear()
+
+    virtually(run)
+
+
+@requirement("durable.lease.renewed")
+def test_a_journal_that_fails_for_a_moment_costs_no_lease() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.gate = asyncio.Event()
+        async with DurableWorker(shop.registry, journal, lease=30):
+            await durable.submit("shop.order", TEA, key="k")
+            for _ in range(20):
+                journal.broken = {"renew", "claim"}
+                await asyncio.sleep(9)
+                journal.broken = set()
+                await asyncio.sleep(11)
+            shop.gate.set()
+            assert await durable.outcome("k", timeout=10) is not None
+        assert shop.runs == [("tea", 1)]
+        assert shop.stopped == 0
+
+    virtually(run)
+
+
+# --- a journal that fails ---------------------------------------------------------------------------------------------
+
+
+@requirement("durable.worker.outage")
+def test_an_outcome_is_recorded_when_the_journal_is_back_and_the_handler_has_run_once() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        journal.broken = {"record"}
+        async with DurableWorker(shop.registry, journal, lease=30):
+            await durable.submit("shop.order", TEA, key="k")
+            await asyncio.sleep(600)
+            journal.broken = set()
+            assert await durable.outcome("k", timeout=10) is not None
+        assert shop.runs == [("tea", 1)]
+
+    virtually(run)
+
+
+@requirement("durable.worker.outage")
+@pytest.mark.parametrize("error", [unavailable, lambda: OSError("not what a journal should raise")])
+def test_a_worker_goes_on_claiming_when_the_journal_is_back(
+    error: Callable[[], Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        journal.raises = error
+        journal.broken = {"claim"}
+        async with DurableWorker(shop.registry, journal):
+            await durable.submit("shop.order", TEA, key="k")
+            await asyncio.sleep(100)
+            assert 20 <= len(journal.asked) <= 60  # it waits between two attempts, and not too long
+            journal.broken = set()
+            assert await durable.outcome("k", timeout=10) is not None
+
+    virtually(run)
+    assert [record.levelname for record in caplog.records if "can be claimed" in record.message] == ["WARNING"]
+
+
+def test_a_result_that_a_journal_refuses_is_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        journal.raises = lambda: CallError("PAYLOAD_TOO_LARGE", "8 MB are too much")
+        journal.broken = {"record"}
+        async with DurableWorker(shop.registry, journal, lease=3):
+            await durable.submit("shop.order", TEA, key="k")
+            await asyncio.sleep(1)
+            journal.broken = set()
+            assert await durable.outcome("k", timeout=10) is not None
+        assert [attempt for _, attempt in shop.runs] == [1, 2]
+
+    virtually(run)
+    assert "shop.order with the key 'k' goes on without us" in caplog.text
+
+
+# --- leaving ----------------------------------------------------------------------------------------------------------
+
+
+@requirement("durable.drain")
+def test_draining_finishes_what_is_in_hand_and_takes_nothing_new() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.gate = asyncio.Event()
+        async with DurableWorker(shop.registry, journal) as worker:
+            await durable.submit("shop.order", TEA, key="k")
+            await until(lambda: shop.runs)
+            assert not await worker.drain(timeout=5)
+            draining = asyncio.create_task(worker.drain())
+            await asyncio.sleep(1)
+            await durable.submit("shop.order", TEA, key="later")
+            shop.gate.set()
+            assert await draining
+            assert await durable.outcome("k") is not None
+            await asyncio.sleep(10)
+            assert len(shop.runs) == 1
+
+    virtually(run)
+
+
+@requirement("durable.close")
+def test_closing_stops_what_is_in_hand_and_another_worker_has_it_at_once() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.gate = asyncio.Event()
+        async with DurableWorker(shop.registry, journal, lease=1000):
+            await durable.submit("shop.order", TEA, key="k")
+            await until(lambda: shop.runs)
+        assert shop.stopped == 1
+        shop.gate.set()
+        began = now()
+        async with DurableWorker(shop.registry, journal):
+            assert await durable.outcome("k", timeout=10) is not None
+        assert now() - began < 2
+        assert shop.runs == [("tea", 1), ("tea", 2)]
+
+    virtually(run)
+
+
+@requirement("durable.close")
+def test_what_was_claimed_while_the_worker_closes_is_given_back_without_running() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        worker = await DurableWorker(shop.registry, journal, lease=1000).start()
+        await asyncio.sleep(0.1)  # it waits for a task
+        closing = asyncio.create_task(worker.close())
+        await asyncio.sleep(0)
+        await durable.submit("shop.order", TEA, key="k")
+        await closing
+        assert shop.runs == []
+        assert [(info.waiting, info.claimed) for info in await durable.info()] == [(1, 0)]
+        await worker.close()
+        assert await worker.drain()
+
+    virtually(run)
+
+
+@requirement("durable.close")
+def test_a_handler_that_ignores_its_cancellation_blocks_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        hurry = asyncio.Event()
+
+        async def stubborn() -> str:
+            while not hurry.is_set():
+                try:
+                    await asyncio.sleep(1000)
+                except asyncio.CancelledError:
+                    hurry_up = asyncio.current_task()
+                    assert hurry_up is not None
+                    hurry_up.uncancel()
+            return "done"
+
+        shop.registry.mutation("shop.stubborn", access=PUBLIC)(stubborn)
+        worker = await DurableWorker(shop.registry, journal).start()
+        await durable.submit("shop.stubborn", key="k")
+        await until(lambda: len(worker))
+        began = now()
+        await worker.close(grace=2)
+        assert now() - began < 3
+        hurry.set()
+        await asyncio.sleep(2000)
+
+    virtually(run)
+    assert "1 tasks are left behind" in caplog.text
+
+
+def test_a_worker_can_be_started_again() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        worker = DurableWorker(shop.registry, journal)
+        for key in ("one", "two"):
+            async with worker:
+                assert (await durable.call("shop.order", TEA, key=key)).data == "tea is ordered"
+
+    virtually(run)
+
+
+def test_no_task_is_left_behind() -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        before = asyncio.all_tasks()
+        shop.gate = asyncio.Event()
+        async with DurableWorker(shop.registry, journal):
+            await durable.submit("shop.order", TEA)
+            await until(lambda: shop.runs)
+        assert asyncio.all_tasks() == before
+
+    virtually(run)
+
+
+def test_nothing_is_logged_when_nothing_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        async with DurableWorker(shop.registry, journal) as worker:
+            await durable.call("shop.order", TEA)
+            await worker.drain()
+
+    with caplog.at_level(logging.INFO):
+        virtually(run)
+    assert [record.message for record in caplog.records if record.name.startswith("opwire")] == []
