@@ -13,6 +13,7 @@ import pytest
 
 from opwire import RESPONSE_ENVELOPE_SCHEMA, Schema
 from tests.requirements import requirement
+from tests.servers.brokers import NatsServer, RedisServer
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "examples" / "demo.py"
@@ -65,7 +66,9 @@ def test_the_demo_needs_nothing_but_opwire() -> None:
     assert imported - sys.stdlib_module_names == {"opwire"}
 
 
-def test_the_code_of_the_readme_runs_and_says_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_the_readme_runs_and_says_what_the_readme_says(
+    capsys: pytest.CaptureFixture[str], redis_server: RedisServer
+) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     namespace: dict[str, Any] = {}
     for number, block in enumerate(blocks):
@@ -77,6 +80,32 @@ def test_the_code_of_the_readme_runs_and_says_what_the_readme_says(capsys: pytes
     assert asyncio.run(registry.execute("users.get", {"id": 1})).data == {"name": "Ada", "plan": "free"}
     asyncio.run(namespace["remote"]())
     assert capsys.readouterr().out == "3\n0\n"
+    asyncio.run(namespace["scale_out"](redis_server.url))
+    assert capsys.readouterr().out == "3\nshop 5\n"
     schema = namespace["schema"]
     assert schema.problems({"article": "tea"}) == [("", '"price" is a required property')]
     assert schema.fit({"article": "tea", "price": 3, "x": 1}).value == {"article": "tea", "price": 3, "quantity": 1}
+
+
+@requirement("examples.two-processes")
+@pytest.mark.parametrize("engine", ["redis", "nats"])
+def test_two_processes_find_and_call_each_other(
+    engine: str, redis_server: RedisServer, nats_server: NatsServer
+) -> None:
+    url = {"redis": redis_server, "nats": nats_server}[engine].url
+    serve = [sys.executable, ROOT / "examples" / "serve.py", url]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        assert serving.stdout.readline() == "serving math.add clock.ticks\n"
+        call = [sys.executable, ROOT / "examples" / "call.py", url]
+        called = subprocess.run(call, capture_output=True, text=True, timeout=30, check=False)
+        serving.terminate()
+        assert serving.wait(30) == 0
+    assert called.returncode == 0, called.stderr
+    assert called.stdout.splitlines() == [
+        "found example 1.0.0 math.add clock.ticks",
+        "math.add 3 by another process: True",
+        "clock.ticks 0",
+        "clock.ticks 1",
+        "clock.ticks 2",
+    ]
