@@ -7,9 +7,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from secrets import token_hex
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overload
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -26,6 +25,8 @@ from opwire.call.events import (
 from opwire.call.inbox import Inbox, Overflow
 from opwire.call.ledger import Ledger
 from opwire.call.observers import Observers
+from opwire.call.options import CallOptions, StreamOptions
+from opwire.call.tokens import random_ids
 from opwire.call.transport import Address, Transport
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
@@ -50,21 +51,6 @@ _SHORT = 200  # characters of an error's message that fit into any message
 
 _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
-
-
-class CallOptions(TypedDict, total=False):
-    """What `call` takes beside the call itself."""
-
-    timeout: float | None
-    to: Address | None
-    sticky_key: str | None
-
-
-class StreamOptions(CallOptions, total=False):
-    """What `subscribe` takes beside the call itself."""
-
-    idle_timeout: float | None
-    overflow: Overflow
 
 
 class Server(Protocol):
@@ -99,7 +85,7 @@ class PendingRequestMap:
         self._callers: dict[str, Address] = {}  # who is to be answered, by request id
         self._server: Server | None = None
         self._observers = Observers()
-        self._ids = _ids()
+        self._ids = random_ids(12)
         self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids that contexts brought
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -512,14 +498,6 @@ class PendingRequestMap:
         Observers are called after the step that they watch, and cannot fail it. They see a cause before its effect.
         """
         return self._observers.add(observer)
-
-
-def _ids() -> Iterator[str]:
-    """Request ids that nobody else makes or guesses; drawn by the hundred, since one by one they cost 1 µs."""
-    while True:
-        many = token_hex(12 * 128)
-        for start in range(0, len(many), 24):
-            yield many[start : start + 24]
 
 
 def _fail(sink: _Sink, error: CallError) -> None:

@@ -3,6 +3,7 @@
 So that remote operations are listed, described, checked and served outward like local ones.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
@@ -10,93 +11,146 @@ from msgspec import Struct, field
 
 from opwire.call import Address, OperationInfo, PendingRequestMap
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
 from opwire.operation import Context, Handler, OperationSpec, OperationType, split_id
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
 
 
-class _Shown(Struct):
+class _Shown(Struct, eq=False):
     info: OperationInfo
     peers: dict[Address, None] = field(default_factory=dict[Address, None])
 
 
 class Mirror:
-    """Operations of peers in a registry. An operation is shown as long as one of them serves it."""
+    """Operations of peers in a registry. An operation is shown as long as one of them serves it.
 
-    def __init__(self, registry: OperationRegistry, calls: PendingRequestMap) -> None:
+    Those of a peer that was lost stay for `linger` seconds, during which calls of them are UNAVAILABLE: it may be back
+    soon, and whoever has listed them is not to lose them for a moment.
+    """
+
+    def __init__(self, registry: OperationRegistry, calls: PendingRequestMap, *, linger: float = 30.0) -> None:
         self._registry = registry
         self._calls = calls
+        self._linger = linger
         self._shown: dict[str, _Shown] = {}
+        self._orphans: dict[str, asyncio.TimerHandle] = {}  # shown, while nobody serves them
 
     def __contains__(self, operation_id: str) -> bool:
-        """Whether an operation is served by others, and only shown here."""
+        """Whether an operation is one of others, and only shown here."""
         return operation_id in self._shown
 
     def show(self, peer: Address, operations: Iterable[OperationInfo]) -> None:
         """A peer serves these operations, too: all of them are shown, or none.
 
         Raises:
-            CallError: VALIDATION_ERROR, if one is served here with other schemas, or is an operation of this registry.
+            CallError: VALIDATION_ERROR, if one is served by others with other schemas, is an operation of this
+                registry, or could not be registered.
         """
-        operations = list(operations)
-        for info in operations:
-            self._check(info)
-        for info in operations:
-            shown = self._shown.get(info.id)
-            if shown is None:
-                shown = self._shown[info.id] = _Shown(info)
-                self._registry.register(_spec(info), self._handler(info))
-            shown.peers[peer] = None
+        specs = [(info, self._checked(info)) for info in operations]
+        for info, spec in specs:
+            orphan = self._orphans.pop(info.id, None)
+            if orphan is not None:
+                orphan.cancel()
+                if spec is not None:
+                    self._remove(info.id)
+            if info.id not in self._shown and spec is not None:
+                self._shown[info.id] = _Shown(info)
+                self._registry.register(spec, self._handler(info))
+            self._shown[info.id].peers[peer] = None
 
-    def hide(self, peer: Address, operation_ids: Iterable[str] | None = None) -> None:
-        """A peer serves these operations no longer, or (None) none at all."""
-        for operation_id in list(self._shown if operation_ids is None else operation_ids):
-            shown = self._shown.get(operation_id)
-            if shown is not None and shown.peers.pop(peer, self) is None and not shown.peers:
-                del self._shown[operation_id]
-                self._registry.unregister(operation_id)
+    def hide(self, peer: Address, operation_ids: Iterable[str]) -> None:
+        """A peer has withdrawn these operations."""
+        for operation_id in list(operation_ids):
+            if self._forget(peer, operation_id):
+                self._remove(operation_id)
 
-    def _check(self, info: OperationInfo) -> None:
+    def lost(self, peer: Address) -> None:
+        """A peer is gone, without a word."""
+        for operation_id in list(self._shown):
+            if self._forget(peer, operation_id):
+                loop = asyncio.get_running_loop()
+                self._orphans[operation_id] = loop.call_later(self._linger, self._remove, operation_id)
+
+    def clear(self) -> None:
+        """Show nothing any more."""
+        for operation_id in list(self._shown):
+            self._remove(operation_id)
+
+    def _forget(self, peer: Address, operation_id: str) -> bool:
+        """A peer does not serve an operation any more; whether nobody is left who does."""
+        shown = self._shown.get(operation_id)
+        if shown is None or peer not in shown.peers:
+            return False
+        del shown.peers[peer]
+        return not shown.peers
+
+    def _remove(self, operation_id: str) -> None:
+        orphan = self._orphans.pop(operation_id, None)
+        if orphan is not None:
+            orphan.cancel()
+        if operation_id in self._registry:
+            self._registry.unregister(operation_id)  # while it is in this mirror: it is not ours to withdraw
+        del self._shown[operation_id]
+
+    def _checked(self, info: OperationInfo) -> OperationSpec | None:
+        """What is to be registered for an operation; None: what is there already."""
         shown = self._shown.get(info.id)
         if shown is None:
-            if self._registry.get_spec(info.id) is not None:
+            if info.id in self._registry:
                 raise _disagreement(f"{info.id} is an operation of the hub itself: serve it under another name")
-            return
+            return _spec(info)
         for what in ("type", "input_schema", "output_schema"):
             if getattr(shown.info, what) != getattr(info, what):
+                if info.id in self._orphans:
+                    return _spec(info)  # nobody is left who would disagree
                 others = f"{info.id} is served by others with another {what.replace('_', ' ')}"
                 raise _disagreement(f"{others}: serve the same version, or another name")
+        return None
 
     def _handler(self, info: OperationInfo) -> Handler:
         calls, operation_id = self._calls, info.id
 
         async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
+            self._check_served(operation_id)
             return await calls.call(operation_id, input, context.child())
 
         async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-            async for item in calls.subscribe(operation_id, input, context.child()):
-                yield item
+            self._check_served(operation_id)
+            items = calls.subscribe(operation_id, input, context.child())
+            try:
+                async for item in items:
+                    yield item
+            finally:
+                await items.aclose()
 
         return stream if info.type is OperationType.SUBSCRIPTION else call
+
+    def _check_served(self, operation_id: str) -> None:
+        # Not left to the transport: it would hand the call to the hub, which knows best what is not served.
+        if operation_id in self._orphans:
+            raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id} at the moment")
 
 
 def _spec(info: OperationInfo) -> OperationSpec:
     """What the registry shows. Its results were normalised where they were made."""
-    namespace, name = split_id(info.id)
-    return OperationSpec(
-        namespace=namespace,
-        name=name,
-        type=info.type,
-        title=info.title,
-        description=info.description,
-        tags=info.tags,
-        version=info.version,
-        input_schema=Schema(info.input_schema),
-        output_schema=Schema(info.output_schema),
-        access=info.access,
-        normalize="off",
-    )
+    try:
+        namespace, name = split_id(info.id)
+        return OperationSpec(
+            namespace=namespace,
+            name=name,
+            type=info.type,
+            title=info.title,
+            description=info.description,
+            tags=info.tags,
+            version=info.version,
+            input_schema=Schema(info.input_schema),
+            output_schema=Schema(info.output_schema),
+            access=info.access,
+            normalize="off",
+        )
+    except (RegistrationError, SchemaError) as error:
+        raise _disagreement(f"{info.id} cannot be registered: {error}") from error
 
 
 def _disagreement(message: str) -> CallError:

@@ -1,10 +1,10 @@
 """A spoke: one end of whatever its URL says, which serves a registry and calls what others serve."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from opwire.call import CallHandler, Found, PendingRequestMap, Transport, discover
-from opwire.call.pending import CallOptions, StreamOptions
+from opwire.call.options import CallOptions, StreamOptions
 from opwire.envelope import ResponseEnvelope
 from opwire.hub.connect import connect
 from opwire.operation import Context, Identity
@@ -19,6 +19,9 @@ class Spoke:
         async with Spoke(registry, "ws://127.0.0.1:8700", token="…") as spoke:  # a hub
             envelope = await spoke.call("math.add", {"a": 1, "b": 2})
 
+        async with Spoke(registry, ["ws://a:8700", "ws://b:8700"], token="…") as spoke:  # one of several hubs
+            ...
+
         async with Spoke(registry, "redis://127.0.0.1:6379") as spoke:  # no hub: the broker is enough
             ...
 
@@ -29,7 +32,7 @@ class Spoke:
     def __init__(
         self,
         registry: OperationRegistry | None,
-        url: str | Transport,
+        url: str | Sequence[str] | Transport,
         *,
         name: str = "opwire",
         version: str = "0.0.0",
@@ -38,7 +41,7 @@ class Spoke:
         max_per_identity: int | None = None,
         **options: Any,
     ) -> None:
-        self.transport = connect(url, **options) if isinstance(url, str) else url
+        self.transport = connect(url, **options) if isinstance(url, str | Sequence) else url
         self.calls = PendingRequestMap(self.transport)
         self.handler = CallHandler(
             OperationRegistry() if registry is None else registry,
@@ -54,7 +57,8 @@ class Spoke:
         """Connect, and announce what is served.
 
         Raises:
-            CallError: UNAVAILABLE; UNAUTHENTICATED or ACCESS_DENIED, if the hub does not want this spoke.
+            CallError: UNAVAILABLE; UNAUTHENTICATED, if the token is not good; ACCESS_DENIED or VALIDATION_ERROR, if the
+                hub does not want what is served here.
         """
         await self.calls.start()
         try:
@@ -71,8 +75,10 @@ class Spoke:
         await self.close()
 
     async def drain(self, timeout: float = 30.0) -> bool:
-        """Take no more calls, and finish those in hand; others get the rest. False if some did not end in time."""
-        return await self.handler.drain(timeout)
+        """Take no more calls, finish those in hand, and leave. False if some did not end in time."""
+        finished = await self.handler.drain(timeout)
+        await self.close()
+        return finished
 
     async def close(self) -> None:
         """Leave. What is in hand is stopped: `drain` first to let it finish."""

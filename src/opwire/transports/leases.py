@@ -9,12 +9,12 @@ Rule 3: a caller answers each beat. One that does not, for as long, is gone, and
 """
 
 from collections.abc import Iterable, Iterator
-from secrets import token_hex
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from opwire.call import Address, CallAborted, CallCompleted, CallEvent, CallFailed, CallResponded
+from opwire.call.tokens import random_ids
 
 
 class Asked(Struct):
@@ -40,7 +40,7 @@ class Leases:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._tokens = _tokens()
+        self._tokens = random_ids(8)
         self._asked: dict[str, Asked] = {}  # by request id
         self._by_token: dict[str, Asked] = {}
         self._held: dict[Address, dict[str, str]] = {}  # tokens by caller and request id
@@ -181,11 +181,3 @@ def is_final(event: CallEvent, *, streams: bool = False) -> bool:
     if isinstance(event, CallResponded):
         return event.seq is None and not streams
     return isinstance(event, CallCompleted | CallFailed | CallAborted)
-
-
-def _tokens() -> Iterator[str]:
-    """Tokens that cannot be guessed, 64 bits each; made by the hundred, since one by one they cost 1 µs."""
-    while True:
-        many = token_hex(8 * 128)
-        for start in range(0, len(many), 16):
-            yield many[start : start + 16]

@@ -1,0 +1,143 @@
+"""A hub: where spokes meet. It lets them in, shows what they serve, passes calls on, and serves a registry itself.
+
+auth = StaticTokens({os.environ["BILLING"]: Grant(Identity(id="billing"), announces=("billing",))})
+
+async with Hub(registry, "ws://0.0.0.0:8700", auth=auth) as hub:
+    await hub.registry.execute("billing.charge", {"order": 17})  # served by a spoke
+
+async with Spoke(billing, "ws://hub.example:8700", token=os.environ["BILLING"]):  # elsewhere
+    ...
+"""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from opwire.auth import Authenticator
+from opwire.call import CallHandler, PendingRequestMap
+from opwire.errors import CallError, ErrorCode
+from opwire.hub.connect import connect
+from opwire.hub.keeper import Keeper
+from opwire.hub.lookout import Lookout
+from opwire.hub.mirror import Mirror
+from opwire.operation import Identity
+from opwire.registry import OperationRegistry
+
+if TYPE_CHECKING:  # its package may not be installed
+    from opwire.transports.websocket import WebSocketServer
+
+PORT = 8700
+"""Where a hub listens if its URL does not say."""
+
+
+class Hub:
+    """Shows what spokes serve in its registry, as long as they do, and passes calls on between them.
+
+        async with Hub(registry, "ws://127.0.0.1:8700", auth=auth) as hub:
+            print(hub.url, [spec.id for spec in hub.registry.list()])
+
+    `auth` says who a spoke is, and in which namespaces it may announce operations. Without it, whoever connects is
+    nobody: it may call what is public, and announce nothing. `auth=anybody(Grant(…, announces=("*",)))` opens the hub.
+    The hub writes the caller's identity on every request that it passes on; what a spoke says itself does not count.
+
+    With the URL of a broker there is nobody to let in: the hub shows whatever others serve there, and looks again every
+    `refresh` seconds. `linger` is how long operations stay in the registry when their last server was lost, `identity`
+    is whom callers count as that have none; `options` are those of `WebSocketServer` (`ssl`, `balance`, `rate`,
+    `max_calls`, …) or of the broker's transport.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry | None = None,
+        url: str = f"ws://127.0.0.1:{PORT}",
+        *,
+        auth: Authenticator | None = None,
+        name: str = "hub",
+        version: str = "0.0.0",
+        identity: Identity | None = None,
+        linger: float = 30.0,
+        refresh: float = 5.0,
+        **options: Any,
+    ) -> None:
+        self.registry = OperationRegistry() if registry is None else registry
+        self._url = url
+        self._server = _listening(url, options) if url.startswith(("ws://", "wss://")) else None
+        if self._server is None and auth is not None:
+            signed = "over a broker nobody shows a token: give signed=SignedRequests(…) instead of auth="
+            raise CallError(ErrorCode.VALIDATION_ERROR, signed)
+        self.transport = self._server or connect(url, **options)
+        self.calls = PendingRequestMap(self.transport)
+        self._mirror = Mirror(self.registry, self.calls, linger=linger)
+        self.handler = CallHandler(
+            self.registry,
+            self.calls,
+            identity=identity,
+            name=name,
+            version=version,
+            serves=lambda spec: spec.id not in self._mirror,
+        )
+        if self._server is not None:
+            self._server.gate = Keeper(auth, self.calls, self._mirror)
+        self._refresh = refresh
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where spokes connect to."""
+        return self._url if self._server is None else self._server.url
+
+    async def start(self) -> Self:
+        """Listen, or look around.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        await self.calls.start()
+        try:
+            await self.handler.start()
+            if self._server is None:
+                lookout = Lookout(self.calls, self._mirror, self.registry, self.handler.about().id)
+                await lookout.look()
+                self._looking = asyncio.create_task(lookout.keep_looking(self._refresh))
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def drain(self, timeout: float = 30.0) -> bool:
+        """Send the spokes away, let the calls in hand finish, and close. False if some did not end in time."""
+        until = time.monotonic() + timeout
+        if self._server is not None:
+            self._server.go_away("the hub is about to leave")
+        served = await self.handler.drain(timeout)
+        passed_on = self._server is None or await self._server.idle(until - time.monotonic())
+        await self.close()
+        return served and passed_on
+
+    async def close(self) -> None:
+        """Leave. What is in hand is stopped: `drain` lets it finish."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        await self.handler.close()
+        await self.calls.close()
+        self._mirror.clear()
+
+
+def _listening(url: str, options: dict[str, Any]) -> "WebSocketServer":
+    try:
+        from opwire.transports.websocket import WebSocketServer
+    except ModuleNotFoundError as error:
+        missing = f"a hub needs the package {error.name}: pip install 'opwire[websocket]'"
+        raise CallError(ErrorCode.UNAVAILABLE, missing) from error
+    parts = urlsplit(url)
+    if (parts.scheme == "wss") != (options.get("ssl") is not None):
+        raise CallError(ErrorCode.VALIDATION_ERROR, "wss:// needs ssl=, and ssl= needs wss://")
+    return WebSocketServer(parts.hostname or "127.0.0.1", PORT if parts.port is None else parts.port, **options)

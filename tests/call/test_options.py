@@ -1,0 +1,15 @@
+"""The options of calls and subscriptions are those that `PendingRequestMap` takes."""
+
+import inspect
+
+from opwire.call import PendingRequestMap
+from opwire.call.options import CallOptions, StreamOptions
+
+THE_CALL = {"self", "operation_id", "input", "context", "output_type"}
+
+
+def test_the_options_are_the_parameters_of_the_methods() -> None:
+    for options, method in ((CallOptions, PendingRequestMap.call), (StreamOptions, PendingRequestMap.subscribe)):
+        assert inspect.get_annotations(options).keys() | options.__optional_keys__ == (
+            inspect.signature(method).parameters.keys() - THE_CALL
+        )
