@@ -566,14 +566,16 @@ DURABLE: dict[str, str] = {
     "durable.duplicates": "A second call with the same key runs nothing and gets the recorded outcome.",
     "durable.one-call-a-key": "A key stands for one operation, one input and one caller.",
     "durable.timeout": "TIMEOUT limits the waiting alone: the mutation goes on, and the same key asks again.",
-    "durable.unavailable": "A journal that cannot be reached is UNAVAILABLE, and asking again with the same key is safe.",
+    "durable.unavailable": "A journal that cannot be reached is UNAVAILABLE, and asking again with the same key is "
+    "safe.",
     "durable.inspection": "What was given up can be listed, replayed and purged, and everything is counted.",
     "durable.keep": "Outcomes are forgotten after a set time, buried ones are not.",
     "durable.at-least-once": "A submitted mutation is run at least once, whoever crashes.",
     "durable.one-outcome": "A task has one recorded outcome, the first.",
     "durable.outcome": "An envelope, or an error that is not retryable, is an outcome.",
     "durable.retries": "What the error says is retryable is tried again.",
-    "durable.back-off": "Each retry comes later than the one before, up to a limit, and no earlier than the error asks.",
+    "durable.back-off": "Each retry comes later than the one before, up to a limit, and no earlier than the error "
+    "asks.",
     "durable.buried": "After the last allowed attempt a task is buried with its error.",
     "durable.poison": "A task that kills its worker is buried after exactly the allowed runs.",
     "durable.unreadable": "A task that cannot be read is buried at once.",

@@ -212,7 +212,8 @@ class BrokerTransport:
             raise CallError(ErrorCode.UNAVAILABLE, state)
 
     def _most(self) -> int:
-        return min(self._limit, self._medium.max_message)
+        most = self._medium.max_message
+        return self._limit if self._limit < most else most
 
     def _ask(self, event: CallRequested, to: Address | None) -> None:
         self._here()

@@ -83,17 +83,17 @@ def test_answers_are_not_sent_to_subjects_that_are_nobodys_inbox(reply: str) -> 
 
 
 def test_a_message_says_who_sent_it_and_a_plain_clients_may_not() -> None:
-    assert OWN.sender("acme.opwire.in.12ab.-34cd") == "12ab"
-    assert OWN.sender("_INBOX.abc.1") == "@_INBOX.abc.1"
-    assert OWN.sender("") == ""
+    assert OWN.sender("acme.opwire.in.12ab.-34cd") == ("12ab", "")
+    assert OWN.sender("acme.opwire.in.12ab.t0ken-34cd") == ("12ab", "t0ken")
+    assert OWN.sender("_INBOX.abc.1") == ("@_INBOX.abc.1", "")
+    assert OWN.sender("") == ("", "")
 
 
 def test_a_message_goes_to_the_inbox_of_its_receiver() -> None:
-    assert OWN.to("12ab", "t0ken") == OWN.inbox("12ab") + "t0ken" == "acme.opwire.in.12ab.t0ken"
-    assert OWN.to("12ab", "") == "acme.opwire.in.12ab.-"
-    assert OWN.to("@_INBOX.abc.1", "ignored") == "_INBOX.abc.1"
+    assert OWN.to("12ab") == OWN.inbox("12ab") + "-" == "acme.opwire.in.12ab.-"
+    assert OWN.to("@_INBOX.abc.1") == "_INBOX.abc.1"
     with pytest.raises(CallError, match="not said where") as failure:
-        OWN.to("", "t0ken")
+        OWN.to("")
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 

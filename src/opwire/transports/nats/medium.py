@@ -13,7 +13,7 @@ from opwire.transports.nats import service
 from opwire.transports.nats.connection import Connection, Security
 from opwire.transports.nats.protocol import Info, Message, publish, subscribe, unsubscribe
 from opwire.transports.nats.servers import Servers
-from opwire.transports.nats.subjects import ABSENT, Subjects, plain_token, receipt, receiver
+from opwire.transports.nats.subjects import ABSENT, Subjects, receipt, receiver
 
 logger = logging.getLogger("opwire.transports.nats")
 
@@ -151,7 +151,8 @@ class NatsMedium:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        self._publish(self._subjects.to(to, token), receipt(to), message, control=control)
+        # One subject for all that goes to an end: NATS remembers who listens where, and each new subject costs it 1 µs.
+        self._publish(self._subjects.to(to), token + receipt(to), message, control=control)
 
     def tell_all(self, token: str, message: bytes) -> None:
         """Publish to every end.
@@ -183,7 +184,8 @@ class NatsMedium:
             if message.status:
                 self._bounced(token, message.status)
             else:
-                self._listener.arrived(self._subjects.sender(message.reply), plain_token(token), message.payload)
+                sender, shown = self._subjects.sender(message.reply)
+                self._listener.arrived(sender, shown if token == ABSENT else token, message.payload)
         elif (asker := self._subjects.asker(message.reply)) is None:
             self.ignored += 1
         elif message.sid == _ALL:

@@ -1,12 +1,13 @@
 """Which subjects stand for what. No I/O.
 
     <prefix>.call.math.add          requests for math.add; those who serve it are a queue group
-    <prefix>.in.<address>.<token>   messages for one end: answers, and whatever steers a call
+    <prefix>.in.<address>.-         messages for one end: answers, and whatever steers a call
     <prefix>.all                    messages for every end
 
-The reply of a message says who sent it, so that its payload stays a plain event. That of a request is where its
-answer goes, token included. Other messages give `<prefix>.in.<address>.-<receiver>`: if the receiver is gone, the
-server says so there.
+The reply of a message, `<prefix>.in.<address>.<token>`, says who sent it and shows the token of its call, so that its
+payload stays a plain event. If nobody listens, the server says so there. What is for one end has its name behind the
+token, `<token>-<receiver>`, so that the server's word names it. Whoever knows nothing of this answers a request where
+its reply says.
 
 A plain NATS client asks with a reply of its own, such as `_INBOX.…`. Its address here is that subject behind an `@`.
 """
@@ -20,6 +21,7 @@ from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
 
 ABSENT = "-"
+FOREIGN = "@"  # what the address of a plain NATS client begins with
 
 _MAX_OPERATION = 1024  # bytes: a line may have 4,096, with two subjects in it
 _MAX_NAME = 256
@@ -53,7 +55,7 @@ class Subjects:
         """What the subjects for one end begin with; a token follows."""
         return f"{self._inboxes}{address}."
 
-    def to(self, address: Address, token: str) -> str:
+    def to(self, address: Address) -> str:
         """Where a message for one end goes.
 
         Raises:
@@ -61,13 +63,14 @@ class Subjects:
         """
         if not address:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer has not said where it can be reached")
-        return address[1:] if address[0] == "@" else f"{self._inboxes}{address}.{token or ABSENT}"
+        return address[1:] if address[0] == FOREIGN else f"{self._inboxes}{address}.{ABSENT}"
 
-    def sender(self, reply: str) -> Address:
-        """Who sent a message with this reply; empty where it says nothing."""
+    def sender(self, reply: str) -> tuple[Address, str]:
+        """Who sent a message with this reply, and the token that it shows; empty where it says nothing."""
         if reply.startswith(self._inboxes):
-            return reply[len(self._inboxes) :].partition(".")[0]
-        return f"@{reply}" if reply else ""
+            address, _, token = reply[len(self._inboxes) :].partition(".")
+            return address, plain_token(token)
+        return (FOREIGN + reply if reply else ""), ""
 
     def asker(self, reply: str) -> tuple[Address, str] | None:
         """Who sent a request with this reply, and its token; None where it must not be answered.
@@ -80,7 +83,7 @@ class Subjects:
             return address, plain_token(token)
         if not reply or reply[0] == "$" or reply.startswith(self._own):
             return None
-        return f"@{reply}", ""
+        return FOREIGN + reply, ""
 
     def forbidden(self, complaint: str) -> str | None:
         """The operation that we may not ask for, if that is what the server complains about."""
@@ -91,18 +94,18 @@ class Subjects:
 
 
 def plain_token(token: str) -> str:
-    """The token at the end of a subject; empty where there is none."""
-    return "" if token[:1] == ABSENT else token
+    """The token at the end of a subject, without the receiver behind it; empty where there is none."""
+    return token.partition(ABSENT)[0]
 
 
 def receipt(address: Address) -> str:
-    """What stands in the place of a token, so that the server's word about a lost receiver names it."""
-    return ABSENT + (quote(address, safe="").replace(".", "%2E") if address[0] == "@" else address)
+    """What follows a token, so that the server's word about a lost receiver names it."""
+    return ABSENT + (quote(address, safe="").replace(".", "%2E") if address[0] == FOREIGN else address)
 
 
 def receiver(token: str) -> Address:
     """Whom a receipt names; empty where it is none."""
-    return unquote(token[1:]) if token[:1] == ABSENT else ""
+    return unquote(token.partition(ABSENT)[2])
 
 
 @lru_cache(maxsize=4096)
