@@ -1,0 +1,39 @@
+"""Fixtures: the engines one after the other, and the leak check that every fault ends with."""
+
+import gc
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.servers.brokers import Server
+from tests.servers.leaks import Leaks
+from tests.transports.engines import ENGINES, Engine
+
+
+@pytest.fixture(scope="session", params=ENGINES.values(), ids=list(ENGINES))
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine in turn."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def server(engine: Engine) -> Iterator[Server]:
+    """A server of the engine, for every test that leaves it as it was."""
+    with engine.start() as server:
+        yield server
+
+
+@pytest.fixture
+def own_server(engine: Engine) -> Iterator[Server]:
+    """A server of the engine that this test may kill and freeze."""
+    with engine.start() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_left_behind(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """No task, no socket, no process; and no exception that nobody has seen."""
+    async with Leaks():
+        yield
+    gc.collect()
+    assert [each.getMessage() for each in caplog.get_records("call") if each.name == "asyncio"] == []

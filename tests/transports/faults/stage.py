@@ -1,0 +1,75 @@
+"""What the faults happen to: ends in this process, each behind a proxy of its own, or processes that can be killed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from opwire.call import CallHandler, PendingRequestMap
+from opwire.testing.scene import soon
+from tests.servers.brokers import HOST, Server
+from tests.servers.faults import FaultProxy
+from tests.servers.processes import Worker
+from tests.transports.engines import Engine, through
+from tests.transports.faults.actor import operations
+
+Side = Literal["caller", "server"]
+
+
+class Notes:
+    """What the handlers in this process say."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._news = asyncio.Event()
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self._news.set()
+
+    async def until(self, line: str, times: int = 1) -> None:
+        """Wait until a line was said so many times."""
+
+        async def wait() -> None:
+            while self.lines.count(line) < times:
+                self._news.clear()
+                await self._news.wait()
+
+        await soon(f"{line!r}, {times} times", wait())
+
+
+@dataclass
+class Stage:
+    """A caller, what is noted by the handlers of a server, and the proxies that both reach the engine through."""
+
+    calls: PendingRequestMap
+    proxies: dict[Side, FaultProxy]
+    notes: Notes = field(default_factory=Notes)
+
+
+@asynccontextmanager
+async def staged(engine: Engine, server: Server, **options: Any) -> AsyncIterator[Stage]:
+    """A caller and a server in this process."""
+    async with FaultProxy(HOST, server.port) as near, FaultProxy(HOST, server.port) as far:
+        serving = PendingRequestMap(engine.connect(through(far, server.url), **options))
+        calling = PendingRequestMap(engine.connect(through(near, server.url), **options))
+        stage = Stage(calling, {"caller": near, "server": far})
+        async with serving, CallHandler(operations(stage.notes.add), serving), calling:
+            yield stage
+
+
+def process(role: Literal["serve", "call"], engine: Engine, server: Server) -> Worker:
+    """A process that serves, or calls what never ends."""
+    return Worker("tests.transports.faults.actor", role, engine.name, server.url)
+
+
+@asynccontextmanager
+async def processes(engine: Engine, server: Server) -> AsyncIterator[tuple[PendingRequestMap, Worker, Worker]]:
+    """A caller in this process, and two that serve."""
+    async with (
+        process("serve", engine, server) as one,
+        process("serve", engine, server) as other,
+        PendingRequestMap(engine.connect(server.url)) as calls,
+    ):
+        yield calls, one, other

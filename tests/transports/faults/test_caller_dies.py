@@ -1,0 +1,34 @@
+"""A process that waits for answers is killed or frozen."""
+
+from collections.abc import Callable
+
+import pytest
+
+from opwire.call import CallHandler, PendingRequestMap
+from tests.requirements import requirement
+from tests.servers.brokers import Server
+from tests.servers.processes import Worker
+from tests.transports.engines import Engine
+from tests.transports.faults.actor import operations
+from tests.transports.faults.stage import Notes, process
+
+
+@requirement("transport.faults.caller-gone")
+@pytest.mark.parametrize("fault", [Worker.kill, Worker.freeze], ids=["killed", "frozen"])
+async def test_handlers_are_stopped_when_their_caller_is_gone(
+    engine: Engine, server: Server, fault: Callable[[Worker], None]
+) -> None:
+    notes = Notes()
+    async with (
+        PendingRequestMap(engine.connect(server.url)) as serving,
+        CallHandler(operations(notes.add), serving) as handler,
+        process("call", engine, server) as caller,
+    ):
+        await notes.until("waiting", 20)
+        await notes.until("counting")
+        fault(caller)
+        await notes.until("stopped", 20)
+        await notes.until("counted")
+        caller.kill()
+        assert len(handler) == 0
+        assert serving.open_calls == 0

@@ -1,0 +1,46 @@
+"""The connections of both ends break again and again."""
+
+import asyncio
+import gc
+from asyncio import TimerHandle
+from collections import Counter
+
+from tests.requirements import requirement
+from tests.servers.brokers import Server
+from tests.transports.engines import Engine
+from tests.transports.faults.load import Load
+from tests.transports.faults.stage import Stage, staged
+
+CUTS, EVERY = 12, 0.2  # seconds
+OURS = {"opwire", "asyncio", "_asyncio", "functools"}
+
+
+@requirement("transport.faults.flapping")
+async def test_connections_that_break_again_and_again_lose_no_call_and_leave_nothing_behind(
+    engine: Engine, server: Server
+) -> None:
+    async with staged(engine, server) as stage:
+        await flap(stage)
+        before = objects()
+        await flap(stage)
+        grown = objects() - before
+        assert {kind: number for kind, number in grown.items() if number >= CUTS / 2} == {}
+
+
+async def flap(stage: Stage) -> None:
+    async with Load(stage.calls) as load:
+        for number in range(CUTS):
+            stage.proxies["server" if number % 2 else "caller"].cut()
+            await asyncio.sleep(EVERY)
+        await load.until(answers=200, streams=1, patience=15)  # whoever was dropped so often takes its time
+    load.check(stage.notes.lines)
+    stage.notes.lines.clear()
+
+
+def objects() -> Counter[str]:
+    """What is in memory of ours and of asyncio, by kind. Without timers: those of deadlines stay until they are due."""
+    gc.collect()
+    kinds = (type(each) for each in gc.get_objects())
+    return Counter(
+        kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] in OURS and kind is not TimerHandle
+    )

@@ -1,0 +1,88 @@
+"""Messages that are too large for the engine, and a Redis server without memory."""
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from opwire import CallError, ErrorCode
+from opwire.call import CallHandler, PendingRequestMap
+from opwire.testing.scene import soon
+from tests.requirements import requirement
+from tests.servers.brokers import HOST, RedisServer
+from tests.transports.engines import ENGINES
+from tests.transports.faults.actor import operations
+from tests.transports.faults.load import Load
+from tests.transports.faults.stage import staged
+
+KIB, MIB = 1024, 1024 * 1024
+
+SMALL: list[Any] = [
+    pytest.param("nats", {"max_payload": 64 * KIB}, 64 * KIB, id="nats"),
+    pytest.param("redis", {"proto_max_bulk_len": "1mb"}, MIB, id="redis-bulk"),
+    pytest.param("redis", {"client_query_buffer_limit": "1mb"}, MIB, id="redis-query-buffer"),
+    pytest.param("websocket", {"limit": 64 * KIB}, 64 * KIB, id="websocket"),
+]
+
+
+@requirement("transport.faults.payload")
+@pytest.mark.parametrize(("name", "settings", "limit"), SMALL)
+async def test_a_message_above_the_limit_of_the_engine_fails_its_own_call_alone(
+    name: str, settings: dict[str, Any], limit: int
+) -> None:
+    engine = ENGINES[name]
+    with engine.start(**settings) as server:
+        async with staged(engine, server, limit=4 * MIB) as stage, Load(stage.calls, callers=8) as load:
+            await load.until(answers=20)
+            for size in (limit // 2, limit, 2 * limit, 3 * limit):
+                await one_of_this_size(stage.calls, size, fits=size < limit)
+            await load.until(answers=20, streams=1)
+        load.check(stage.notes.lines)
+        assert not load.failed
+        assert all(end is None for _, end in load.streams)
+        assert [proxy.accepted for proxy in stage.proxies.values()] == [1, 1], "a connection was lost"
+
+
+async def one_of_this_size(calls: PendingRequestMap, size: int, *, fits: bool) -> None:
+    ballast = "x" * size
+    if fits:
+        assert (await soon("a large call is answered", calls.call("fault.run", {"ballast": ballast}))).data[
+            2
+        ] == ballast
+        return
+    for input in ({"ballast": ballast}, {"grow": size}):  # too large on the way there, and on the way back
+        with pytest.raises(CallError) as caught:
+            await soon("a call that is too large fails", calls.call("fault.run", input))
+        assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+@requirement("transport.faults.redis-memory")
+async def test_calls_go_on_while_redis_has_no_memory_left(own_redis: Callable[..., RedisServer]) -> None:
+    server, engine = own_redis(policy="noeviction"), ENGINES["redis"]
+    async with staged(engine, server) as stage, Load(stage.calls) as load:
+        await load.until(answers=200)
+        redis(server, "SET", "ballast", "x" * 4 * MIB)
+        redis(server, "CONFIG", "SET", "maxmemory", "3mb")
+        assert redis(server, "SET", "more", "x").startswith("-OOM")
+        await load.until(answers=200, streams=1)
+        assert not load.failed
+        async with (
+            PendingRequestMap(engine.connect(server.url)) as newcomer,
+            CallHandler(operations(stage.notes.add), newcomer) as handler,
+        ):
+            stage.proxies["server"].cut()  # whoever comes back is taken in, as is whoever is new
+            await load.wait("another connection", lambda: stage.proxies["server"].accepted == 2)
+            await load.until_none_fails()
+            assert await handler.drain()
+        redis(server, "DEL", "ballast")
+        await load.until(answers=200, streams=1)
+    load.check(stage.notes.lines)
+
+
+def redis(server: RedisServer, *command: str) -> str:
+    """What Redis answers to a command."""
+    with socket.create_connection((HOST, server.port), timeout=5) as connection:
+        parts = "".join(f"${len(part)}\r\n{part}\r\n" for part in command)
+        connection.sendall(f"*{len(command)}\r\n{parts}".encode())
+        return connection.recv(1000).decode()

@@ -1,0 +1,40 @@
+"""One of two serving processes is killed or frozen in the middle of the calls."""
+
+from tests.requirements import requirement
+from tests.servers.brokers import Server
+from tests.transports.engines import Engine
+from tests.transports.faults.load import Load, runs_in
+from tests.transports.faults.stage import processes
+
+CALLERS = 64
+
+
+@requirement("transport.faults.server-killed")
+async def test_a_killed_server_fails_the_calls_in_its_hands_and_no_others(engine: Engine, server: Server) -> None:
+    async with processes(engine, server) as (calls, doomed, other), Load(calls, callers=CALLERS) as load:
+        await load.until(answers=400)
+        doomed.kill()
+        later = await load.until_none_fails(server=other.pid)
+        await load.until(answers=600)
+    load.check(doomed.lines + other.lines)
+    assert len(load.answered) >= 1000
+    assert 1 <= len(load.failed) <= CALLERS
+    assert not load.failed & runs_in(other.lines).keys(), "what may have begun was asked again"
+    assert load.made_since(later) == {other.pid}
+
+
+@requirement("transport.faults.server-frozen")
+async def test_a_frozen_server_fails_its_calls_and_serves_again_when_it_wakes(engine: Engine, server: Server) -> None:
+    async with processes(engine, server) as (calls, sleeper, other), Load(calls, callers=CALLERS) as load:
+        await load.until(answers=400)
+        sleeper.freeze()
+        asleep = await load.until_none_fails(server=other.pid)
+        await load.until(answers=400)
+        assert load.made_since(asleep) == {other.pid}
+        sleeper.thaw()
+        await load.until_served_by(sleeper.pid)
+        await load.until(answers=400, streams=1)
+    load.check(sleeper.lines + other.lines)
+    assert len(load.answered) >= 1000
+    assert len(load.failed) >= 1
+    assert not load.failed & runs_in(other.lines).keys(), "what may have begun was asked again"
