@@ -34,8 +34,8 @@ async def ticks(count: int = 3, seconds: float = 0.1) -> AsyncIterator[int]:
 
 
 async def main(url: str) -> None:
-    # Nobody proves who they are here: whoever reaches the broker may call. docs/howto/scale-out.md says how to close the
-    # door.
+    # Nobody proves who they are here: whoever reaches the broker may call. docs/howto/scale-out.md says how to close
+    # the door.
     everybody = Identity(id="everybody", scopes=("*",))
     token = {"token": os.environ["OPWIRE_TOKEN"]} if url.startswith("ws") else {}
     stop = asyncio.Event()
