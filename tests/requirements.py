@@ -388,6 +388,7 @@ CALL: dict[str, str] = {
     "is left; one that may have begun is not.",
     "call.session.schemas": "Every event of a session agrees with its published schema, and survives its journey.",
     "call.session.tolerant": "Session events with unknown fields or another order of fields are read.",
+    "call.session.refused": "A refusal is raised as the error that it names; an unknown code is UNAVAILABLE.",
     "call.session.malformed": "What is no session event is a PROTOCOL_ERROR, and nothing else.",
     "call.discovery": "All who serve can be found, with schemas, health and version, whatever the size of their "
     "registries.",
@@ -556,6 +557,41 @@ WEBSOCKET: dict[str, str] = {
     "transport.websocket.max-operations": "A connection serves so many operations.",
 }
 
+HUB: dict[str, str] = {
+    "transport.websocket.gate": "A gate decides who comes in and what it announces; each peer's wishes keep their "
+    "order, and others do not wait.",
+    "hub.relays": "Spokes call each other's operations through the hub.",
+    "hub.serves": "A hub serves its own registry; what was never there is OPERATION_NOT_FOUND.",
+    "hub.shows": "The operations of spokes are in the hub's registry, with their schemas, as long as they are served.",
+    "hub.many-operations": "A registry of 1,500 operations is announced and shown.",
+    "hub.payload": "A request's payload is passed on byte by byte.",
+    "hub.shares": "Spokes that serve the same operation take turns.",
+    "hub.least-busy": "With least_busy, the one with the fewest calls in hand gets the next.",
+    "hub.sticky": "Calls with one key go to one spoke while it serves.",
+    "hub.spoke-lost": "The calls of a spoke that is killed end at once with UNAVAILABLE.",
+    "hub.linger": "Operations of a lost spoke stay shown for a while, and are UNAVAILABLE.",
+    "hub.keep-alive": "A spoke that is frozen is dropped after two beats.",
+    "hub.caller-lost": "A handler is cancelled when its caller is gone or gives up.",
+    "hub.drain-spoke": "A spoke that drains finishes what it has; a rolling restart fails no call.",
+    "hub.drain-hub": "A hub that drains sends spokes away, lets calls finish in the time given, and closes.",
+    "hub.restart": "When a hub goes, every call has one outcome, and its spokes come back to the next one.",
+    "hub.failover": "A spoke with several URLs goes to the next hub.",
+    "hub.tls": "A hub may be encrypted.",
+    "hub.broker": "Over a broker a hub shows what others serve there, and looks again.",
+    "hub.same-api": "A spoke is used in the same way over a hub and over a broker.",
+    "hub.connect": "The scheme of a URL tells the engine; a missing package is named.",
+    "hub.token": "A spoke without a good token is refused with UNAUTHENTICATED, and does not hammer.",
+    "hub.expiry": "A connection ends when its token expires, and the same token opens no other.",
+    "hub.identity": "The hub writes who calls on every request; no claim of a spoke counts.",
+    "hub.nobody": "Without auth, whoever connects is nobody: it calls what is public, and announces nothing.",
+    "hub.delegation": "A call made for a live call that the hub routed to its sender is made as that call's caller.",
+    "hub.replies": "Only the spoke that has a call can answer it.",
+    "hub.announce-rights": "A spoke announces only in the namespaces of its grant, all or nothing.",
+    "hub.schemas": "Spokes that serve the same operation agree on its schemas; the hub's own cannot be taken over.",
+    "hub.rate": "A connection calls so often and no more: RATE_LIMITED, with when to try again.",
+    "hub.limits": "Open calls to other spokes, announcements and the time for a handshake are bounded per connection.",
+}
+
 DURABLE: dict[str, str] = {
     "durable.contract": "One public contract runs on every journal that is shipped, each promise under its name.",
     "durable.contract-bites": "A journal that breaks a promise is caught by the check of that promise.",
@@ -600,6 +636,27 @@ DURABLE: dict[str, str] = {
     "durable.redis.memory": "Without memory nothing is submitted by halves, and outcomes are still recorded.",
     "durable.redis.reconnects": "A journal comes back when its server does.",
     "durable.redis.settings": "Settings of Redis that endanger tasks are logged.",
+}
+
+FAULTS: dict[str, str] = {
+    "transport.faults.engine-killed": "When the server of an engine is killed and started again, each call has one "
+    "outcome, and calls succeed again by themselves.",
+    "transport.faults.engine-frozen": "While the server of an engine is frozen, calls fail within a few beats; when "
+    "it wakes, they succeed again.",
+    "transport.faults.back-off": "While an engine is away, ends try to reach it ever more rarely.",
+    "transport.faults.server-killed": "Calls in the hands of a serving process that is killed fail with UNAVAILABLE; "
+    "all others, and all later ones, are answered by another.",
+    "transport.faults.server-frozen": "A frozen serving process fails its calls, gets no more, and serves again when "
+    "it wakes; its late answers do no harm.",
+    "transport.faults.caller-gone": "Handlers are stopped when the process that called is killed or frozen.",
+    "transport.faults.network": "However a connection breaks, stalls or delivers in pieces, each call has one "
+    "outcome, streams have no gap and no repetition, and later calls succeed.",
+    "transport.faults.mute": "A server whose answers do not get through gets no more calls.",
+    "transport.faults.payload": "A message above the engine's own limit fails its own call alone, with "
+    "PAYLOAD_TOO_LARGE.",
+    "transport.faults.redis-memory": "Calls go on while Redis has no memory left.",
+    "transport.faults.flapping": "Connections that break again and again lose no call, repeat none and leave nothing "
+    "behind.",
 }
 
 AUTH: dict[str, str] = {
@@ -658,7 +715,9 @@ SECTIONS = (
     NATS,
     REDIS,
     WEBSOCKET,
+    FAULTS,
     AUTH,
+    HUB,
     DURABLE,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}

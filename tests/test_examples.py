@@ -3,9 +3,12 @@
 import ast
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,25 +90,42 @@ def test_the_code_of_the_readme_runs_and_says_what_the_readme_says(
     assert schema.fit({"article": "tea", "price": 3, "x": 1}).value == {"article": "tea", "price": 3, "quantity": 1}
 
 
+TOKEN = {**os.environ, "OPWIRE_TOKEN": "a-long-random-secret"}
+
+
+def example(name: str, url: str) -> list[str | Path]:
+    return [sys.executable, ROOT / "examples" / f"{name}.py", url]
+
+
+@contextmanager
+def running(name: str, url: str, says: str) -> Iterator[str]:
+    """An example that goes on until it is asked to stop; what it says when it is ready."""
+    with subprocess.Popen(example(name, url), stdout=subprocess.PIPE, text=True, env=TOKEN) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(says)
+        try:
+            yield line.removeprefix(says).strip()
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+
+
 @requirement("examples.two-processes")
-@pytest.mark.parametrize("engine", ["redis", "nats"])
+@pytest.mark.parametrize("engine", ["redis", "nats", "hub"])
 def test_two_processes_find_and_call_each_other(
     engine: str, redis_server: RedisServer, nats_server: NatsServer
 ) -> None:
-    url = {"redis": redis_server, "nats": nats_server}[engine].url
-    serve = [sys.executable, ROOT / "examples" / "serve.py", url]
-    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as serving:
-        assert serving.stdout is not None
-        assert serving.stdout.readline() == "serving math.add clock.ticks\n"
-        call = [sys.executable, ROOT / "examples" / "call.py", url]
-        called = subprocess.run(call, capture_output=True, text=True, timeout=30, check=False)
-        serving.terminate()
-        assert serving.wait(30) == 0
+    with ExitStack() as stack:
+        if engine == "hub":
+            url = stack.enter_context(running("hub", "ws://127.0.0.1:0", "listening"))
+        else:
+            url = {"redis": redis_server, "nats": nats_server}[engine].url
+        assert stack.enter_context(running("serve", url, "serving")) == "math.add clock.ticks"
+        called = subprocess.run(
+            example("call", url), capture_output=True, text=True, timeout=30, check=False, env=TOKEN
+        )
     assert called.returncode == 0, called.stderr
-    assert called.stdout.splitlines() == [
-        "found example 1.0.0 math.add clock.ticks",
-        "math.add 3 by another process: True",
-        "clock.ticks 0",
-        "clock.ticks 1",
-        "clock.ticks 2",
-    ]
+    found, *calls = called.stdout.splitlines()
+    assert found == "found example 1.0.0 math.add clock.ticks"
+    assert calls == ["math.add 3 by another process: True", "clock.ticks 0", "clock.ticks 1", "clock.ticks 2"]

@@ -137,6 +137,18 @@ def test_details_become_plain_data_and_those_without_a_json_form_are_left_out() 
     assert CallFailed.of("r", CallError("INTERNAL", "x", object())).details is None
 
 
+@requirement("call.moves-on")
+def test_an_error_says_on_the_wire_that_nothing_was_begun_and_else_nothing_about_it() -> None:
+    error = CallError("UNAVAILABLE", "leaving")
+    assert "notStarted" not in msgspec.to_builtins(CallFailed.of("r", error))
+    refusal = CallFailed(request_id="r", code="UNAVAILABLE", message="leaving", not_started=True)
+    document = msgspec.to_builtins(refusal)
+    assert document["notStarted"] is True
+    assert jsonschema_rs.is_valid(CALL_EVENT_SCHEMAS["call.error"], document)
+    assert not jsonschema_rs.is_valid(CALL_EVENT_SCHEMAS["call.error"], {**document, "notStarted": "yes"})
+    assert msgspec.convert(document, CallFailed) == refusal
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 

@@ -799,6 +799,50 @@ async def test_a_handler_that_ignores_its_cancellation_blocks_neither_the_close_
         assert here.client._ledger.dropped == {}, "what it answers in the end is not even sent"
 
 
+# --- draining ---------------------------------------------------------------------------------------------------------
+
+
+@requirement("call.drain")
+async def test_what_reaches_a_draining_server_is_handed_on_even_if_it_has_no_room_anyway(handlers: Handlers) -> None:
+    async with scene(handlers.registry, max_calls=1) as here:
+        caller, seen = await peer(here.bus)
+        address = caller.request(CallRequested(request_id="first", operation_id="is.hanging"))
+        await until(lambda: handlers.log == ["began"])
+        caller.send(CallRequested(request_id="above", operation_id="math.add"), address)
+        draining = asyncio.ensure_future(here.handler.drain())
+        await settled()
+        caller.send(CallRequested(request_id="late", operation_id="math.add"), address)
+        refusals = [(event.request_id, event.code, event.not_started) for event in seen.events]
+        assert refusals == [("above", "RATE_LIMITED", None), ("late", "UNAVAILABLE", True)]
+        handlers.release.set()
+        assert await within(draining)
+        assert handlers.log == ["began"]
+
+
+@requirement("call.drain")
+async def test_a_stream_that_outlasts_the_draining_is_stopped_by_the_close(handlers: Handlers) -> None:
+    async with scene(handlers.registry) as here:
+        stream = here.client.subscribe("is.endless")
+        await within(anext(stream))
+        assert not await within(here.handler.drain(SHORT))
+        assert handlers.log == ["began"]
+        await within(here.handler.close())
+        assert (await call_error(exhausted(stream))).code is ErrorCode.ABORTED
+        assert handlers.log == ["began", "closed"]
+
+
+@requirement("call.drain")
+async def test_what_is_registered_while_a_server_drains_is_announced_when_it_serves_again(handlers: Handlers) -> None:
+    async with scene(handlers.registry) as here:
+        assert await within(here.handler.drain())
+        handlers.registry.query("late.comer")(handlers.context)
+        await settled()
+        assert here.bus._serving == {}
+        await within(here.handler.start())
+        assert await here.call("late.comer") == "yes"
+        assert await here.call("math.add", {"a": 1, "b": 2}) == 3
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 

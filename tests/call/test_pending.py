@@ -572,6 +572,48 @@ async def test_a_stream_with_a_deadline_ends_at_it_however_busy_it_is(wire: Wire
     assert len(wire.told(CallAborted)) == 1
 
 
+# --- one server of several --------------------------------------------------------------------------------------------
+
+
+@requirement("call.directed")
+async def test_a_directed_call_and_its_stream_go_to_one_server_and_never_to_another(wire: Wire) -> None:
+    other, seen = await peer(wire.bus, "a.b")
+    (_, address) = await wire.calls.transport.servers()
+    call = asyncio.ensure_future(wire.calls.call("a.b", to=address))
+    stream = wire.calls.subscribe("a.b", to=address)
+    item = asyncio.ensure_future(anext(stream))
+    await until(lambda: len(seen.events) == 2)
+    request, streamed = seen.events
+    refusal = CallFailed(request_id=request.request_id, code="UNAVAILABLE", message="leaving", not_started=True)
+    other.send(refusal, seen.senders[0])
+    assert (await call_error(call)).message == "leaving"
+    other.send(items(streamed, 1)[0], seen.senders[0])
+    assert (await within(item)).data == 1
+    await stream.aclose()
+    assert wire.seen.events == []
+    await other.close()
+    assert (await call_error(wire.calls.call("a.b", to=address))).code is ErrorCode.UNAVAILABLE
+
+
+@requirement("call.moves-on")
+async def test_a_subscription_that_was_not_begun_is_asked_of_another_server_with_all_its_credits(wire: Wire) -> None:
+    other, seen = await peer(wire.bus, "a.b")
+    stream = wire.calls.subscribe("a.b", timeout=60)
+    item = asyncio.ensure_future(anext(stream))
+    first = await wire.request()
+    wire.says(CallFailed(request_id=first.request_id, code="UNAVAILABLE", message="leaving", not_started=True))
+    (again,) = seen.events
+    assert (again.request_id, again.credits, again.deadline) == (first.request_id, 4, first.deadline)
+    assert first.timeout_ms is not None
+    assert 0 < again.timeout_ms <= first.timeout_ms + 1
+    wire.says(items(first, 1)[0])  # whoever refused it has no more say
+    assert not item.done()
+    other.send(items(again, 1)[0], seen.senders[0])
+    assert (await within(item)).data == 1
+    await stream.aclose()
+    assert [type(event) for event in seen.events[1:]] == [CallAborted]
+
+
 # --- answering --------------------------------------------------------------------------------------------------------
 
 NOT_ENVELOPES = [

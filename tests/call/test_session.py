@@ -1,8 +1,9 @@
 """The events of a session: what is written can be read, and agrees with the published schemas."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +91,43 @@ def test_what_is_no_event_is_a_protocol_error(message: bytes) -> None:
     with pytest.raises(CallError) as failure:
         decode_message(message)
     assert failure.value.code is ErrorCode.PROTOCOL_ERROR
+
+
+@requirement("call.wire.malformed-id")
+def test_a_bad_call_is_not_mistaken_for_a_session_event_by_what_it_says() -> None:
+    with pytest.raises(CallError) as failure:
+        decode_message(b'{"type":"call.requested","requestId":"r","operationId":5,"input":"session.done"}')
+    assert failure.value.details == {"requestId": "r"}
+
+
+DOCUMENT_FIELDS = {
+    field.encode_name: FIELDS[field.name]
+    for kind in KINDS
+    for field in msgspec.structs.fields(kind)
+    if field.name in FIELDS
+}
+
+
+def documents(type: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Whatever the schema of an event allows, with fields of a newer protocol, in any order."""
+    schema = SESSION_EVENT_SCHEMAS[type]
+    required = {name: DOCUMENT_FIELDS[name] for name in schema["required"] if name != "type"}
+    optional = {name: DOCUMENT_FIELDS[name] for name in schema["properties"] if name not in schema["required"]}
+    fields = st.fixed_dictionaries({"type": st.just(type), **required}, optional={**optional, "newer": st.text()})
+    return fields.flatmap(lambda each: st.permutations(list(each.items())).map(dict))
+
+
+@requirement("call.session.schemas", "call.session.tolerant")
+@given(st.sampled_from(sorted(SESSION_EVENT_SCHEMAS)).flatmap(documents))
+def test_every_document_that_its_schema_allows_is_read_as_what_it_says(document: dict[str, Any]) -> None:
+    assert Schema(SESSION_EVENT_SCHEMA).is_valid(document)
+    event = decode_message(json.dumps(document).encode(), limit=10**9)
+    written = json.loads(encode_session(cast("SessionEvent", event)))
+    assert written["type"] == document["type"]
+    read = {field.encode_name: getattr(event, field.name) for field in msgspec.structs.fields(event)}
+    assert {name: read[name] for name in document if name not in ("type", "newer")} == {
+        name: value for name, value in document.items() if name not in ("type", "newer")
+    }
 
 
 @given(st.binary(max_size=300))

@@ -7,7 +7,7 @@ it may call.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 
 from msgspec import Struct
@@ -17,7 +17,7 @@ from opwire.call.description import Description, OperationInfo, ServerInfo, Stat
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.errors import CallError
-from opwire.operation import AccessControl, Context
+from opwire.operation import AccessControl, Context, OperationSpec
 from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.call")
@@ -40,8 +40,14 @@ class Found(Struct, frozen=True):
 class SelfDescription:
     """The two operations with which a serving end answers questions about itself."""
 
-    def __init__(self, registry: OperationRegistry, about: Callable[[], ServerInfo]) -> None:
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        about: Callable[[], ServerInfo],
+        serves: Callable[[OperationSpec], bool] | None = None,
+    ) -> None:
         self._registry = registry
+        self._serves = serves
         self._describe = about
         self._statistics: dict[str, Statistics] = {}
 
@@ -68,8 +74,13 @@ class SelfDescription:
 
     def describe(self) -> Description:
         """All that is served here."""
-        operations = [OperationInfo.of(spec, self._statistics.get(spec.id, _NONE)) for spec in self._registry.list()]
-        return Description(self._describe(), operations)
+        return Description(self._describe(), [self._info(spec) for spec in self._specs()])
+
+    def _specs(self) -> Iterator[OperationSpec]:
+        return filter(self._serves, self._registry.list())
+
+    def _info(self, spec: OperationSpec) -> OperationInfo:
+        return OperationInfo.of(spec, self._statistics.get(spec.id, _NONE))
 
     async def _about(self) -> ServerInfo:
         """Who serves here."""
@@ -77,9 +88,9 @@ class SelfDescription:
 
     async def _operations(self, context: Context) -> AsyncIterator[OperationInfo]:
         """What is served here, with schemas and statistics."""
-        for spec in self._registry.list():
+        for spec in list(self._specs()):
             if may_access(spec, context.identity):
-                yield OperationInfo.of(spec, self._statistics.get(spec.id, _NONE))
+                yield self._info(spec)
 
 
 async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: float = 5.0) -> list[Found]:

@@ -100,7 +100,7 @@ class CallHandler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when nothing is in hand, once somebody waits for that
         self._instance = (token_hex(8), name, version, round(time.time() * 1000))
-        self._about = SelfDescription(registry, self.about)
+        self._about = SelfDescription(registry, self.about, serves)
 
     async def start(self) -> "CallHandler":
         """Take requests from now on, and announce the registry's operations.

@@ -15,22 +15,23 @@ class Observers:
     __slots__ = ("_observers",)
 
     def __init__(self) -> None:
-        self._observers: list[Callable[[CallEvent], None]] = []
+        self._observers: dict[object, Callable[[CallEvent], None]] = {}  # one may be added twice, and leave once
 
     def __bool__(self) -> bool:
         return bool(self._observers)
 
     def add(self, observer: Callable[[CallEvent], None]) -> Callable[[], None]:
         """Show events to an observer; the function that is returned ends it."""
-        self._observers.append(observer)
-        return lambda: self._observers.remove(observer) if observer in self._observers else None
+        place = object()
+        self._observers[place] = observer
+        return lambda: self._observers.pop(place, None) and None
 
     def show(self, event: CallEvent) -> asyncio.Handle:
         """Show an event, in a moment. The handle takes it back: what could not be sent has not happened."""
         return asyncio.get_running_loop().call_soon(self._show, event)
 
     def _show(self, event: CallEvent) -> None:
-        for observer in tuple(self._observers):
+        for observer in tuple(self._observers.values()):
             try:
                 observer(event)
             except Exception:

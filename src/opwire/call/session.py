@@ -113,7 +113,7 @@ class GoAway(Session, frozen=True, tag="session.goaway"):
 
 
 class Left(Session, frozen=True, tag="session.left"):
-    """A peer is gone: over a connection the one that is named, over a broker the sender with the calls it had."""
+    """A peer is gone: over a connection the one that is named, over a broker whoever shares these calls with us."""
 
     peer: str | None = None
     tokens: list[str] = []
@@ -159,8 +159,9 @@ def decode_message(message: bytes, *, limit: int = MAX_MESSAGE) -> CallEvent | S
         return _decode_session(message, limit)
     try:
         return decode_event(message, limit=limit)
-    except CallError:
-        if b'"session.' not in message:  # another peer may write its fields in another order
+    except CallError as error:
+        # Another peer may write its fields in another order. What names a request is about a call.
+        if error.details is not None or b'"session.' not in message:
             raise
         return _decode_session(message, limit)
 

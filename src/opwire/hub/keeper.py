@@ -4,11 +4,8 @@ from opwire.auth import Authenticator, Grant
 from opwire.call import Address, OperationInfo, PendingRequestMap
 from opwire.call.about import OPERATIONS
 from opwire.errors import CallError, ErrorCode
-from opwire.hub.mirror import Mirror
-from opwire.operation import Context, Identity
-
-HUB = Identity(id="hub", scopes=("*",))
-"""Who asks spokes what they serve: somebody who may see all of it."""
+from opwire.hub.mirror import HUB, Mirror
+from opwire.operation import Context
 
 _PATIENCE = 4.0  # seconds: a spoke waits a little longer for its announcement to be confirmed
 _NAMED = 5  # operations that a refusal names

@@ -8,13 +8,17 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from opwire.call import Address, OperationInfo, PendingRequestMap
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
-from opwire.operation import Context, Handler, OperationSpec, OperationType, split_id
+from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType, split_id
 from opwire.registry import OperationRegistry
 from opwire.schema import Schema
+
+HUB = Identity(id="hub", scopes=("*",))
+"""Who calls when it is the hub itself: somebody who may do everything."""
 
 
 class _Shown(Struct, eq=False):
@@ -113,11 +117,11 @@ class Mirror:
 
         async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
             self._check_served(operation_id)
-            return await calls.call(operation_id, input, context.child())
+            return await calls.call(operation_id, input, _passed_on(context))
 
         async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
             self._check_served(operation_id)
-            items = calls.subscribe(operation_id, input, context.child())
+            items = calls.subscribe(operation_id, input, _passed_on(context))
             try:
                 async for item in items:
                     yield item
@@ -130,6 +134,16 @@ class Mirror:
         # Not left to the transport: it would hand the call to the hub, which knows best what is not served.
         if operation_id in self._orphans:
             raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id} at the moment")
+
+
+def _passed_on(context: Context) -> Context:
+    """The context of the call over there. `execute()` without a context is a call of the hub itself, and trusted.
+
+    What belongs to a request has its request id: if nobody made that, nobody makes this one.
+    """
+    if context.identity is None and context.request_id is None:
+        context = replace(context, identity=HUB)
+    return context.child()
 
 
 def _spec(info: OperationInfo) -> OperationSpec:

@@ -133,10 +133,75 @@ def test_a_peer_serves_so_many_operations_and_no_more(operation: str) -> None:
     table.announce("s", ["a.1", "a.1"])
     table.announce("s", [] if len(operation) > 100 else ["a.2"])
     with pytest.raises(CallError) as failure:
-        table.announce("s", [operation])
+        table.check_room("s", [operation])
     assert failure.value.code is ErrorCode.RATE_LIMITED
-    table.announce("t", ["a.1", "a.2"])
-    table.announce(SERVER, ["a.1", "a.2", "a.3"])
+    table.check_room("s", ["a.1"])
+    table.check_room("t", ["a.1", "a.2"])
+    with pytest.raises(CallError):
+        table.check_room("t", ["a.1"], waiting=2)
+
+
+@requirement("hub.least-busy")
+def test_the_least_busy_one_gets_the_next_call() -> None:
+    table = Routes(max_calls=100, max_operations=100, balance="least_busy")
+    for each in ("s1", "s2", "s3", "c"):
+        table.join(each)
+    for each in ("s1", "s2", "s3"):
+        table.announce(each, ["a.b"])
+    calls = [opened(table, "c", ask(str(number))) for number in range(6)]
+    assert Counter(call.server for call in calls) == {"s1": 2, "s2": 2, "s3": 2}
+    for call in calls:
+        if call.server == "s2":
+            table.end(call)
+    assert [opened(table, "c", ask(f"again-{number}")).server for number in range(2)] == ["s2", "s2"]
+    assert table.turn("a.b", "key") == table.turn("a.b", "key")
+
+
+@requirement("hub.delegation")
+def test_a_request_is_made_for_the_caller_of_the_call_that_it_belongs_to() -> None:
+    table = routes("c", "d", "s", "t")
+    for address, identity in (("alice", b'{"id":"alice"}'), ("service", b'{"id":"service"}')):
+        table.join(address, identity)
+    table.announce("service", ["a.b"])
+    table.announce("t", ["a.c"])
+    call = opened(table, "alice", ask("parent"))
+    assert call.identity == b'{"id":"alice"}'
+    nested = ask("child", "a.c", parent_request_id="parent")
+    assert opened(table, "service", nested).identity == b'{"id":"alice"}'
+    assert opened(table, "s", nested).identity == b"null"  # that call was not routed there
+    table.end(call)
+    late = ask("late", "a.c", parent_request_id="parent")
+    assert opened(table, "service", late).identity == b'{"id":"service"}'
+
+
+@requirement("hub.delegation")
+def test_nobody_is_spoken_for_when_two_callers_chose_the_same_id() -> None:
+    table = routes("t")
+    for address in ("alice", "mallory", "service"):
+        table.join(address, address.encode())
+    table.announce("service", ["a.b"])
+    table.announce("t", ["a.c"])
+    for caller in ("alice", "mallory"):
+        opened(table, caller, ask("parent"))
+    nested = ask("child", "a.c", parent_request_id="parent")
+    assert opened(table, "service", nested).identity == b"service"
+
+
+def test_a_call_of_the_server_is_in_the_table_until_it_ends() -> None:
+    table = routes("s", "t")
+    for server in ("s", "t"):  # the same id again: its caller has forgotten the first one
+        table.open(Call("r", SERVER, server, streams=False))
+    assert len(table) == 1
+    assert table.follow("s", Responded(request_id="r", peer=SERVER)) is None
+    table.give_up(SERVER, "r", "s")
+    assert len(table) == 1
+    table.give_up(SERVER, "r", "t")
+    assert len(table) == 0
+    call = table.open(Call("r", SERVER, "t", streams=False))
+    assert table.follow("t", Responded(request_id="r", peer=SERVER)) == Way(SERVER, call)
+    assert len(table) == 0
+    table.open(Call("r", SERVER, "t", streams=True))
+    assert [call.caller for call in table.leave("t")] == [SERVER]
 
 
 @requirement("transport.websocket.duplicates")

@@ -342,7 +342,7 @@ async def test_what_breaks_the_rules_of_frames_ends_its_own_connection_alone(end
         Frame(Opcode.BINARY, b"{}").serialize(mask=True),
         Frame(Opcode.TEXT, b"\xff").serialize(mask=True),
         Frame(Opcode.TEXT, b"{}").serialize(mask=False),
-        Frame(Opcode.TEXT, b" " * 2000).serialize(mask=True),
+        Frame(Opcode.TEXT, b" " * 20_000).serialize(mask=True),
     ):
         raw = await ends.raw(server.url)
         raw.write(data)
@@ -578,3 +578,34 @@ async def test_a_request_to_a_peer_that_is_gone_is_answered_in_its_name(ends: En
     error = await client.event()
     assert (error.code, error.not_started) == ("UNAVAILABLE", True)
     assert client.senders == ['gone "for" ever']
+
+
+# --- the server's own calls -------------------------------------------------------------------------------------------
+
+
+@requirement("transport.websocket.loss")
+async def test_a_request_of_the_server_that_cannot_be_sent_leaves_nothing_behind(ends: Ends) -> None:
+    server, _ = await ends.server(max_backlog=100_000)
+    await ends.raw(server.url)  # which does not read
+
+    async def flood() -> None:
+        for number in range(1_000):
+            server.send(CallRequested(request_id=str(number), operation_id="a.b", input="x" * 50_000), server.peers[0])
+            server.send(CallAborted(request_id=str(number)), server.peers[0])
+            await asyncio.sleep(0)
+
+    with pytest.raises(CallError) as failure:
+        await flood()
+    assert failure.value.code is ErrorCode.RATE_LIMITED
+    assert await server.idle(0)
+
+
+async def test_a_server_is_idle_when_no_call_is_left(ends: Ends) -> None:
+    server, _ = await ends.server()
+    serving = await ends.client(server.url, "a.b")
+    caller = await ends.client(server.url)
+    caller.ask("a.b")
+    await serving.count(1)
+    assert not await server.idle(0.01)
+    serving.transport.send(item("r", "done"), serving.senders[0])
+    assert await server.idle(5)

@@ -8,11 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallRequested, encode_event
+from opwire.call import (
+    CallAborted,
+    CallCompleted,
+    CallCredit,
+    CallEvent,
+    CallFailed,
+    CallRequested,
+    decode_event,
+    encode_event,
+)
 from opwire.errors import CallError, ErrorCode
+from opwire.operation import Identity
 from opwire.testing.scene import item
 from opwire.transports.websocket import stamps
-from opwire.transports.websocket.stamps import MARGIN, SERVER, origin, read_head, stamp, stamped
+from opwire.transports.websocket.stamps import (
+    MARGIN,
+    MAX_IDENTITY,
+    SERVER,
+    identity_json,
+    origin,
+    read_head,
+    request_stamp,
+    stamp,
+    stamped,
+)
 from tests.requirements import requirement
 
 EVENTS: list[tuple[CallEvent, type[stamps.Head]]] = [
@@ -134,6 +154,47 @@ def test_of_two_fields_with_one_name_the_last_counts_for_every_reader(message: b
 )
 def test_other_writers_may_put_the_stamp_where_they_like(message: bytes, sender: tuple[str, bool]) -> None:
     assert origin(message) == sender
+
+
+identities = st.builds(
+    Identity,
+    id=names,
+    scopes=st.lists(names, max_size=3).map(tuple),
+    resources=st.dictionaries(names, st.lists(names, max_size=2).map(tuple), max_size=2),
+)
+
+
+@requirement("hub.identity")
+@given(
+    identity=identities | st.none(),
+    claimed=identities | st.none(),
+    payload=json_values,
+    order=st.permutations(range(7)),
+    indent=st.sampled_from([None, 0, 1]),
+)
+def test_whatever_a_request_claims_it_is_from_whom_the_stamp_says(
+    identity: Identity | None, claimed: Identity | None, payload: Any, order: list[int], indent: int | None
+) -> None:
+    fields: list[tuple[str, Any]] = [
+        ("type", "call.requested"),
+        ("requestId", "r"),
+        ("operationId", "a.b"),
+        ("input", payload),
+        ("identity", msgspec.to_builtins(claimed)),
+        ("credential", "forged"),
+        ("peer", "somebody"),
+    ]
+    message = json.dumps(dict(fields[place] for place in order), indent=indent).encode()
+    passed_on = stamped(message, request_stamp("c7", identity_json(identity)))
+    event = decode_event(passed_on)
+    assert isinstance(event, CallRequested)
+    assert (event.identity, event.credential, event.input) == (identity, None, payload)
+    assert json.loads(passed_on)["identity"] == json.loads(identity_json(identity))
+    assert origin(passed_on) == ("c7", False)
+
+
+def test_the_largest_stamp_fits_into_the_margin() -> None:
+    assert len(request_stamp("c" * 20, b"x" * MAX_IDENTITY)) <= MARGIN
 
 
 @requirement("transport.websocket.stamps")

@@ -182,13 +182,15 @@ class WebSocketTransport:
         Raises:
             CallError: what the last one said, if none can.
         """
-        for _ in self._uris[1:]:
+        for left in reversed(range(len(self._uris))):
             try:
-                return await self._connect(receiver)
+                await self._connect(receiver)
+                break
             except CallError as error:
+                if not left:
+                    raise
                 logger.info("%s", error)
                 self._uris.append(self._uris.pop(0))
-        await self._connect(receiver)
 
     async def _connect(self, receiver: Receiver) -> None:
         """Connect, and serve what was announced.

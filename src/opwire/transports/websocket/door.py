@@ -6,7 +6,7 @@ Nobody waits for a gate but the peer that it decides about, whose announcements 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -61,8 +61,11 @@ class Door:
         self._welcome = welcome
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def close(self) -> None:
-        """Decide nothing more."""
+    async def close(self, peers: Iterable[Peer]) -> None:
+        """Decide nothing more, and let no grant of these peers expire."""
+        for peer in peers:
+            if peer.expiry is not None:
+                peer.expiry.cancel()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -118,7 +121,7 @@ class Door:
     def ask(self, peer: Peer, wish: Announce | Withdraw) -> None:
         """A peer wants to serve more, or less."""
         try:
-            self._routes.check_room(peer.address, wish.operations, len(peer.wishes))
+            self._routes.check_room(peer.address, wish.operations, peer.wished)
         except CallError as error:
             peer.connection.end(TOO_MUCH, error.message)
             return
@@ -126,6 +129,7 @@ class Door:
             self._settle(peer, wish)
             return
         peer.wishes.append(wish)
+        peer.wished += _size(wish)
         if len(peer.wishes) == 1:  # else those before it are being decided
             self._start(self._decide(peer, self._gate))
 
@@ -141,6 +145,7 @@ class Door:
             else:
                 self._settle(peer, together[0])
             del peer.wishes[: len(together)]
+            peer.wished -= sum(map(_size, together))
 
     async def _announced(self, peer: Peer, gate: Gate, wishes: list[Announce | Withdraw]) -> None:
         """Announcements that came together are decided together: a gate that asks the peer back asks once."""
@@ -176,6 +181,10 @@ class Door:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _size(wish: Announce | Withdraw) -> int:
+    return max(1, len(wish.operations))
 
 
 def _leading(wishes: list[Announce | Withdraw]) -> list[Announce | Withdraw]:

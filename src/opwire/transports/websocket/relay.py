@@ -45,6 +45,7 @@ class Peer:
         self.identity = NOBODY  # as JSON
         self.expiry: asyncio.TimerHandle | None = None  # the end of its grant
         self.wishes: list[Announce | Withdraw] = []  # that are not decided yet
+        self.wished = 0  # operations in these
         self.strikes = 0  # messages of it that could not be read
         self.max_message = MAX_MESSAGE
         self.stamps = {stray: stamp(address, stray=stray) for stray in (False, True)}

@@ -19,7 +19,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.transports.websocket.stamps import MAX_ID, NOBODY, SERVER, Head, Requested
 
 Balance = Literal["round_robin", "least_busy"]
-"""Who of those who serve an operation gets the next call: the one whose turn it is, or who has the fewest open calls."""
+"""Who of those who serve an operation gets a call: the one whose turn it is, or the one with the fewest in hand."""
 
 Dropped = Literal["duplicate", "foreign", "malformed", "unknown"]
 
@@ -55,12 +55,15 @@ class _Peer(Struct, eq=False):
 
 
 class Routes:
-    """The table. The server is one of its peers. What it serves itself needs no entry: its own books know the caller."""
+    """The table. The server is one of its peers. What it serves itself needs no entry: its books know the caller."""
 
-    def __init__(self, *, max_calls: int, max_operations: int, balance: Balance = "round_robin") -> None:
+    def __init__(
+        self, *, max_calls: int, max_operations: int, balance: Balance = "round_robin", answers: bool = False
+    ) -> None:
         self._max_calls = max_calls
         self._max_operations = max_operations
         self._balance = balance
+        self._answers = answers  # the server does so even if it serves nothing
         self._peers: dict[Address, _Peer] = {SERVER: _Peer()}
         self._serving: dict[str, list[Address]] = {}  # by operation: whose turn it is goes first
         self.dropped: Counter[Dropped] = Counter()
@@ -91,14 +94,14 @@ class Routes:
         return list(self._peers[address].operations)
 
     def check_room(self, address: Address, operation_ids: Iterable[str], waiting: int = 0) -> None:
-        """Whether a peer may announce these operations, while so many of its announcements wait.
+        """Whether a peer may announce these operations, while so many others wait for a decision.
 
         Raises:
             CallError: RATE_LIMITED, if they are too many or too long.
         """
-        new = set(operation_ids).difference(self._peers[address].operations)
-        count = max(waiting, len(self._peers[address].operations)) + len(new)
-        if count > self._max_operations or any(len(each) > MAX_ID for each in new):
+        operations = self._peers[address].operations
+        new = set(operation_ids).difference(operations)
+        if len(operations) + waiting + len(new) > self._max_operations or any(len(each) > MAX_ID for each in new):
             most = f"{self._max_operations:,} operations with ids of {MAX_ID:,} characters"
             raise CallError(ErrorCode.RATE_LIMITED, f"at most {most} are taken from one peer")
 
@@ -133,11 +136,11 @@ class Routes:
         With the same `sticky_key` it is always the same one's turn, until that one leaves.
 
         Raises:
-            CallError: UNAVAILABLE, if the server serves nothing at all.
+            CallError: UNAVAILABLE, if the server does not answer.
         """
         serving = self._serving.get(operation_id)
         if serving is None:
-            if self._peers[SERVER].operations:
+            if self._answers or self._peers[SERVER].operations:
                 return SERVER
             raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id}")
         if len(serving) > 1:
@@ -170,16 +173,19 @@ class Routes:
         return Way(server, call, identity)
 
     def open(self, call: Call) -> Call:
-        """A call begins."""
+        """A call begins, in the place of one that its caller has forgotten."""
+        self.give_up(call.caller, call.request_id)
         server = self._peers[call.server]
         self._peers[call.caller].asked[call.request_id] = call
         server.held.setdefault(call.request_id, []).append(call)
         server.load += 1
         return call
 
-    def asked(self, caller: Address, request_id: str) -> Call | None:
-        """The open call of a peer that has this id."""
-        return self._peers[caller].asked.get(request_id)
+    def give_up(self, caller: Address, request_id: str, server: Address | None = None) -> None:
+        """A caller waits no longer for a call, if it is one that this server (None: any) has."""
+        call = self._peers[caller].asked.get(request_id)
+        if call is not None and server in (None, call.server):
+            self.end(call)
 
     def _speaks_for(self, peer: _Peer, parent: str | None) -> bytes:
         """Whom a request is made for: the caller of the call that its sender serves with it, or else the sender.

@@ -109,7 +109,9 @@ class WebSocketServer:
         self._max_backlog = max_backlog
         self._hello_timeout = hello_timeout
         self._balance: Balance = balance
-        self._rate = None if rate is None else (rate, burst)
+        self._rate = None if rate is None else partial(RateLimit, rate, burst)
+        if self._rate is not None:
+            self._rate()  # raises here what it would raise for each connection
         self.gate: Gate | None = None  # asked from the next start on
         self._receiver: Receiver | None = None
         self._listener: asyncio.Server | None = None
@@ -117,7 +119,12 @@ class WebSocketServer:
         self._open()
 
     def _open(self) -> None:
-        self._routes = Routes(max_calls=self._max_calls, max_operations=self._max_operations, balance=self._balance)
+        self._routes = Routes(
+            max_calls=self._max_calls,
+            max_operations=self._max_operations,
+            balance=self._balance,
+            answers=self.gate is not None,
+        )
         self._relay = Relay(self._routes, self._deliver)
         self._door = Door(self.gate, self._routes, self._welcome)
         # Whoever remembers the peers of another server is not to take ours for them.
@@ -208,16 +215,12 @@ class WebSocketServer:
         if isinstance(event, CallRequested):
             self._ask(peer, event, message)
             return
-        call = self._routes.asked(SERVER, event.request_id)
-        if isinstance(event, CallAborted) and call is not None and call.server == to:
-            self._routes.end(call)
+        if isinstance(event, CallAborted):
+            self._routes.give_up(SERVER, event.request_id, peer.address)
         peer.send(message, control=not isinstance(event, _BULKY))
 
     def _ask(self, peer: Peer, event: CallRequested, message: bytes) -> None:
         """Send a request of the server's own, and remember for whom it is made: its server may call on in that name."""
-        before = self._routes.asked(SERVER, event.request_id)
-        if before is not None:
-            self._routes.end(before)
         identity = identity_json(event.identity)
         call = Call(event.request_id, SERVER, peer.address, event.credits is not None, identity)
         self._routes.open(call)
@@ -237,7 +240,7 @@ class WebSocketServer:
     async def idle(self, timeout: float) -> bool:
         """Wait until no call is passed on any more; False if some are, after so many seconds."""
         until = time.monotonic() + timeout
-        while len(self._routes) and time.monotonic() < until:
+        while len(self._routes) and time.monotonic() < until:  # noqa: ASYNC110  the table is pure, and tells nobody
             await asyncio.sleep(_LOOK)
         return not len(self._routes)
 
@@ -247,7 +250,7 @@ class WebSocketServer:
             return
         self.go_away()
         self._listener = None
-        await self._door.close()
+        await self._door.close(self._connected)
         closing = [peer.connection.close(_GOING_AWAY, "the server leaves") for peer in self._connected]
         await asyncio.gather(*closing)
         self._connected.clear()
@@ -262,7 +265,7 @@ class WebSocketServer:
 
     def _accept(self) -> Link:
         core = ServerProtocol(origins=self._origins, subprotocols=[SUBPROTOCOL], max_size=self._limit + MARGIN)
-        peer = Peer(next(self._names), None if self._rate is None else RateLimit(*self._rate))
+        peer = Peer(next(self._names), None if self._rate is None else self._rate())
         peer.connection = Connection(
             core,
             greeted=partial(self._greeted, peer, core),

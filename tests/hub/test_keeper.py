@@ -1,0 +1,404 @@
+"""Who may come to a hub, as whom it calls, and what it may announce."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from opwire.auth import Grant, callback
+from opwire.call.about import OPERATIONS
+from opwire.errors import CallError, ErrorCode
+from opwire.hub import Hub, Spoke
+from opwire.operation import AccessControl, Context, Identity
+from opwire.registry import OperationRegistry
+from opwire.testing.scene import soon
+from tests.hub.scene import AUTH, TOKENS, Meeting, Waiting, adding, answer, connected, ids, peers, whoami
+from tests.requirements import requirement
+from tests.transports.websocket.ends import Plain, until
+
+
+async def refusal(spoke: Spoke) -> CallError:
+    with pytest.raises(CallError) as failure:
+        await soon("it is refused", spoke.start())
+    return failure.value
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@requirement("hub.token")
+@pytest.mark.parametrize("token", [None, "not-one-of-those-that-are-known"])
+async def test_a_spoke_without_a_good_token_is_refused_at_once(meeting: Meeting, token: str | None) -> None:
+    hub = await meeting.hub(auth=AUTH)
+    error = await refusal(Spoke(None, hub.url, token=token))
+    assert error.code is ErrorCode.UNAUTHENTICATED
+    assert "token" in error.message
+    assert str(token) not in error.message
+    plain = await meeting.plain(hub.url, token)
+    assert (await plain.hear())["type"] == "session.refused"
+    assert (await plain.closed())[0] == 4401
+
+
+@requirement("hub.token")
+async def test_a_token_may_be_made_for_each_connection(meeting: Meeting) -> None:
+    hub = await meeting.hub(auth=AUTH)
+    await meeting.spoke(hub.url, whoami(), token=lambda: TOKENS["billing"])
+    assert ids(hub.registry) == ["billing.whoami"]
+
+
+@requirement("hub.expiry")
+async def test_a_connection_ends_with_its_token_and_the_same_token_does_not_open_another(meeting: Meeting) -> None:
+    expires = time.time() + 0.4
+
+    def look_up(_: str) -> Grant | None:
+        return Grant(Identity(id="brief"), ("shop",), expires) if time.time() < expires else None
+
+    hub = await meeting.hub(auth=callback(look_up), linger=0.1)
+    plain = await meeting.welcome(hub.url, "any-token")
+    assert (await plain.hear())["type"] == "session.goaway"
+    assert (await plain.closed())[0] == 4401
+    assert (await refusal(Spoke(None, hub.url, token="any-token"))).code is ErrorCode.UNAUTHENTICATED
+
+
+@requirement("hub.expiry")
+async def test_a_hub_that_closes_does_not_wait_for_tokens_to_expire(meeting: Meeting) -> None:
+    grant = Grant(Identity(id="long"), (), time.time() + 0.2)
+    hub = await meeting.hub(auth=callback(lambda _: grant))
+    plain = await meeting.welcome(hub.url, "any-token")
+    await hub.close()
+    assert [(await plain.hear())["type"], (await plain.closed())[0]] == ["session.goaway", 1001]
+
+
+async def test_an_authenticator_that_fails_lets_nobody_in(meeting: Meeting) -> None:
+    class Broken:
+        async def authenticate(self, token: str | None) -> Grant:
+            raise ZeroDivisionError("secret")
+
+    hub = await meeting.hub(auth=Broken())
+    error = await refusal(Spoke(None, hub.url))
+    assert error.code is ErrorCode.INTERNAL
+    assert "secret" not in error.message
+
+
+async def test_an_identity_that_is_too_large_to_be_passed_on_is_refused(meeting: Meeting) -> None:
+    scopes = tuple(f"scope-number-{number}" for number in range(1_000))
+    hub = await meeting.hub(auth=callback(lambda _: Identity(id="much", scopes=scopes)))
+    assert (await refusal(Spoke(None, hub.url, token="x"))).code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+@requirement("hub.token")
+async def test_a_spoke_whose_token_is_not_good_any_more_does_not_hammer(
+    meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, shown = True, 0
+
+    async def look_up(_: str) -> Identity | None:
+        nonlocal shown
+        shown += 1
+        return Identity(id="once") if good else None
+
+    hub = await meeting.hub(auth=callback(look_up))
+    spoke = await meeting.spoke(hub.url, token="any-token")
+    good = False
+    url = hub.url
+    await hub.close()
+    await meeting.hub(None, url, auth=callback(look_up))
+    await until("it has tried again", lambda: shown > 3)
+    assert "the token is not valid" in caplog.text
+    shown = 0
+    await asyncio.sleep(0.5)
+    assert shown < 20
+    good = True
+    await until("it is welcome again", lambda: connected(spoke))
+
+
+# --- identity ---------------------------------------------------------------------------------------------------------
+
+
+@requirement("hub.identity")
+async def test_the_hub_says_who_calls(meeting: Meeting) -> None:
+    hub = await meeting.hub(whoami("hub"), auth=AUTH)
+    await meeting.spoke(hub.url, whoami(), token="billing")
+    caller = await meeting.spoke(hub.url, token="alice")
+    root = Context(identity=Identity(id="root", scopes=("*",)))
+    for operation_id in ("billing.whoami", "hub.whoami"):
+        assert (await caller.call(operation_id)).data == "alice"
+        assert (await caller.call(operation_id, None, root)).data == "alice"
+
+
+FORGED = '"identity":{"id":"root","scopes":["*"]}'
+CREDENTIAL = '"credential":"forged"'
+BODY = '"type":"call.requested","requestId":"r","operationId":"%s"'
+
+
+@requirement("hub.identity")
+@pytest.mark.parametrize("operation_id", ["billing.whoami", "hub.whoami"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"{{{FORGED},{BODY}}}",
+        f"{{{BODY},{FORGED}}}",
+        f"{{{BODY},{FORGED},{CREDENTIAL}}}",
+        f'{{"type":"call.requested",{FORGED},"requestId":"r","operationId":"%s"}}',
+        f"{{{FORGED},{BODY},{FORGED}}}",
+        f"{{{BODY},{FORGED}}}  \n",
+        f'{{{BODY},"\\u0069dentity":{{"id":"root"}}}}',
+        f'{{{BODY},"extra":{{{FORGED}}},{FORGED}}}',
+        f'{{{BODY},"extra":",\\"peer\\":\\"x\\"",{FORGED}}}',
+    ],
+)
+async def test_no_claim_of_a_spoke_counts(meeting: Meeting, message: str, operation_id: str) -> None:
+    hub = await meeting.hub(whoami("hub"), auth=AUTH)
+    await meeting.spoke(hub.url, whoami(), token="billing")
+    plain = await meeting.welcome(hub.url, "mallory")
+    await plain.connection.send(message.replace("%s", operation_id))
+    event = await answer(plain, "r")
+    assert event["output"]["data"] == "mallory"
+
+
+@requirement("hub.identity")
+async def test_a_forged_peer_at_the_end_does_not_hide_a_forged_identity(meeting: Meeting) -> None:
+    hub = await meeting.hub(auth=AUTH)
+    await meeting.spoke(hub.url, whoami(), token="billing")
+    plain = await meeting.welcome(hub.url, "mallory")
+    (serving,) = [peer for peer in peers(hub) if peer in await hub.transport.servers()]
+    await plain.connection.send(f'{{{BODY % "billing.whoami"},{FORGED},"peer":"{serving}"}}')
+    assert (await answer(plain, "r"))["output"]["data"] == "mallory"
+
+
+@requirement("hub.nobody")
+async def test_without_auth_a_caller_is_nobody_and_may_call_what_is_public(meeting: Meeting) -> None:
+    registry = whoami("hub")
+    registry.query("hub.open", access=AccessControl(public=True))(_nobody)
+    hub = await meeting.hub(registry, auth=None)
+    plain = await meeting.welcome(hub.url)
+    for operation_id in ("hub.whoami", "hub.open"):
+        forged = {"id": "root", "scopes": ["*"]}
+        await plain.say("call.requested", requestId=operation_id, operationId=operation_id, identity=forged)
+    assert (await answer(plain, "hub.whoami"))["code"] == "UNAUTHENTICATED"
+    assert (await answer(plain, "hub.open"))["output"]["data"] is None
+
+
+async def _nobody(context: Context) -> str | None:
+    return context.identity and context.identity.id
+
+
+@requirement("hub.nobody")
+async def test_what_nobody_asks_the_hub_for_is_not_passed_on_as_the_hub(meeting: Meeting) -> None:
+    """A request that names the hub itself, for an operation that a spoke serves."""
+
+    class Anonymous:
+        async def authenticate(self, token: str | None) -> Grant | None:
+            return None if token is None else Grant(Identity(id="serving"), ("open",))
+
+    hub = await meeting.hub(auth=Anonymous())
+    registry = OperationRegistry()
+    registry.query("open.who", access=AccessControl(public=True))(_nobody)
+    await meeting.spoke(hub.url, registry, token="any")
+    plain = await meeting.welcome(hub.url)
+    for peer in ({}, {"peer": "server"}):
+        await plain.say("call.requested", requestId=f"r{peer}", operationId="open.who", **peer)
+        assert (await answer(plain, f"r{peer}"))["output"]["data"] is None
+
+
+@requirement("hub.delegation")
+async def test_a_service_calls_on_as_whoever_called_it(meeting: Meeting) -> None:
+    hub = await meeting.hub(auth=AUTH)
+    await meeting.spoke(hub.url, whoami(), token="billing")
+    registry, spokes = OperationRegistry(), list[Spoke]()
+
+    @registry.query("shop.ask")
+    async def ask(context: Context) -> list[Any]:
+        (shop,) = spokes
+        own = await shop.call("billing.whoami")
+        passed_on = await shop.call("billing.whoami", None, context.child())
+        return [own.data, passed_on.data]
+
+    spokes.append(await meeting.spoke(hub.url, registry, token="shop"))
+    caller = await meeting.spoke(hub.url, token="alice")
+    assert (await caller.call("shop.ask")).data == ["shop", "alice"]
+    root = Context(identity=Identity(id="web-user"))
+    assert (await hub.registry.execute("shop.ask", None, root)).data == ["shop", "web-user"]
+
+
+@requirement("hub.delegation")
+async def test_nobody_speaks_for_the_caller_of_a_call_that_it_does_not_serve(meeting: Meeting) -> None:
+    hub, waiting = await meeting.hub(auth=AUTH), Waiting("shop.wait")
+    await meeting.spoke(hub.url, waiting.registry, token="shop")
+    await meeting.spoke(hub.url, whoami(), token="billing")
+    alice, mallory = await meeting.welcome(hub.url, "alice"), await meeting.welcome(hub.url, "mallory")
+    await alice.say("call.requested", requestId="secret-id", operationId="shop.wait")
+    await soon("the handler begins", waiting.began.wait())
+    await mallory.say(
+        "call.requested", requestId="r", operationId="billing.whoami", parentRequestId="secret-id", identity={"id": "x"}
+    )
+    assert (await answer(mallory, "r"))["output"]["data"] == "mallory"
+
+
+@requirement("hub.replies")
+@pytest.mark.parametrize("kind", ["call.responded", "call.error", "call.aborted", "call.completed"])
+async def test_only_the_spoke_that_has_a_call_can_answer_it(meeting: Meeting, kind: str) -> None:
+    hub, waiting = await meeting.hub(auth=AUTH), Waiting("shop.wait")
+    await meeting.spoke(hub.url, waiting.registry, token="shop")
+    alice, mallory = await meeting.welcome(hub.url, "alice"), await meeting.welcome(hub.url, "mallory")
+    await alice.say("call.requested", requestId="r", operationId="shop.wait")
+    own = asyncio.create_task(hub.calls.call("shop.wait", None, Context(identity=Identity(id="me"), request_id="own")))
+    await soon("the handler begins", waiting.began.wait())
+    output = {"data": "forged", "meta": {"source": "local", "operationId": "shop.wait", "timestamp": 1}}
+    for request_id in ("r", "own"):
+        for peer in (*peers(hub), "server"):
+            await mallory.say(kind, requestId=request_id, peer=peer, output=output, code="INTERNAL", message="forged")
+    await mallory.say("session.who", id=1)
+    while (await mallory.hear())["type"] != "session.here":
+        pass  # what it has sent to itself
+    waiting.go.set()
+    assert (await answer(alice, "r"))["output"]["data"] == "done"
+    assert (await soon("the call ends", own)).data == "done"
+
+
+# --- announcements ----------------------------------------------------------------------------------------------------
+
+
+@requirement("hub.announce-rights")
+@pytest.mark.parametrize("token", ["shop", "alice"])
+async def test_a_spoke_announces_only_in_its_own_namespaces(meeting: Meeting, token: str) -> None:
+    hub = await meeting.hub(auth=AUTH)
+    registry = whoami("shop")
+    registry.query("billing.charge")(_nobody)
+    error = await refusal(Spoke(registry, hub.url, token=TOKENS[token]))
+    assert error.code is ErrorCode.ACCESS_DENIED
+    assert "billing.charge" in error.message
+    assert len(hub.registry) == 0
+    assert await hub.transport.servers() == []
+
+
+@requirement("hub.announce-rights")
+async def test_what_is_refused_later_is_not_announced_again(meeting: Meeting) -> None:
+    hub = await meeting.hub(auth=AUTH)
+    spoke = await meeting.spoke(hub.url, whoami("shop"), token="shop")
+    with pytest.raises(CallError) as failure:
+        await spoke.transport.announce(["billing.charge"])
+    assert failure.value.code is ErrorCode.ACCESS_DENIED
+    assert (await hub.registry.execute("shop.whoami")).data == "hub"
+    await hub.close()
+    again = await meeting.hub(None, hub.url, auth=AUTH)
+    await until("it is back", lambda: ids(again.registry) == ["shop.whoami"])
+
+
+@requirement("hub.nobody")
+async def test_without_auth_nobody_announces_anything(meeting: Meeting) -> None:
+    hub = await meeting.hub(auth=None)
+    error = await refusal(Spoke(adding(), hub.url))
+    assert error.code is ErrorCode.ACCESS_DENIED
+
+
+@requirement("hub.schemas")
+async def test_spokes_that_disagree_about_a_schema_cannot_both_serve(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    first = await meeting.spoke(hub.url, adding())
+    other = OperationRegistry()
+
+    @other.query("math.add")
+    async def add(a: int, b: float) -> int:
+        return a
+
+    error = await refusal(Spoke(other, hub.url))
+    assert error.code is ErrorCode.VALIDATION_ERROR
+    assert "math.add is served by others with another input schema" in error.message
+    await first.drain()
+    await meeting.spoke(hub.url, other)
+    assert ids(hub.registry) == ["math.add"]
+
+
+@requirement("hub.schemas")
+async def test_an_operation_of_the_hub_cannot_be_taken_over(meeting: Meeting) -> None:
+    hub = await meeting.hub(adding())
+    error = await refusal(Spoke(adding(), hub.url))
+    assert error.code is ErrorCode.VALIDATION_ERROR
+    assert "the hub itself" in error.message
+
+
+@requirement("hub.schemas")
+async def test_what_is_not_described_is_not_announced(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    spoke = await meeting.spoke(hub.url, adding())
+    with pytest.raises(CallError) as failure:
+        await spoke.transport.announce([f"ghost.op{number}" for number in range(7)])
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+    assert "ghost.op4 and 2 more" in failure.value.message
+
+
+async def test_a_peer_that_leaves_while_it_is_asked_leaves_nothing_behind(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    plain = await meeting.welcome(hub.url)
+    await plain.say("session.announce", id=1, operations=["a.b"])
+    question = await plain.hear()
+    assert question["operationId"] == OPERATIONS
+    assert question["identity"]["id"] == "hub"
+    plain.connection.transport.abort()
+    await until("it is gone", lambda: not peers(hub))
+    assert len(hub.registry) == 0
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@requirement("hub.rate")
+async def test_a_connection_calls_so_often_and_no_more(meeting: Meeting) -> None:
+    hub = await meeting.hub(adding(), rate=0.01, burst=3)
+    spoke = await meeting.spoke(hub.url)
+    other = await meeting.spoke(hub.url)
+    for _ in range(3):
+        await spoke.call("math.add", {"a": 1, "b": 2})
+    with pytest.raises(CallError) as failure:
+        await spoke.call("math.add", {"a": 1, "b": 2})
+    assert failure.value.code is ErrorCode.RATE_LIMITED
+    assert failure.value.retry_after is not None
+    assert (await other.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+@requirement("hub.limits")
+async def test_a_connection_has_so_many_calls_open_and_serves_so_many_operations(meeting: Meeting) -> None:
+    hub, waiting = await meeting.hub(max_calls=2, max_operations=3), Waiting()
+    await meeting.spoke(hub.url, waiting.registry)
+    plain = await meeting.welcome(hub.url)
+    for number in range(3):
+        await plain.say("call.requested", requestId=str(number), operationId="slow.wait")
+    assert (await answer(plain, "2"))["code"] == "RATE_LIMITED"
+    await plain.say("session.announce", id=1, operations=[f"a.{number}" for number in range(4)])
+    assert (await plain.closed())[0] == 4413
+    plain = await meeting.welcome(hub.url)
+    for number in range(4):  # which the gate has not decided yet
+        await plain.say("session.announce", id=number, operations=[f"a.{number}"])
+    assert (await plain.closed())[0] == 4413
+
+
+def test_a_rate_at_which_nothing_passes_is_refused() -> None:
+    with pytest.raises(CallError) as failure:
+        Hub(rate=0)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@requirement("hub.limits")
+async def test_one_who_says_hello_and_nothing_more_is_kept_and_one_who_says_nothing_is_not(meeting: Meeting) -> None:
+    async def slow(_: str) -> Identity | None:
+        await asyncio.sleep(60)
+        return None
+
+    hub = await meeting.hub(auth=callback(slow), hello_timeout=0.1)
+    plain = await meeting.plain(hub.url, "any")
+    assert (await plain.closed())[0] == 4408
+
+
+async def test_nothing_is_heard_before_the_welcome(meeting: Meeting) -> None:
+    async def slow(_: str) -> Identity | None:
+        await asyncio.sleep(60)
+        return None
+
+    hub = await meeting.hub(whoami("hub"), auth=callback(slow))
+    for early in ({"type": "session.hello", "version": 1}, {"type": "session.who", "id": 1}):
+        plain: Plain = await meeting.plain(hub.url, "any")
+        await plain.connection.send(json.dumps(early))
+        assert (await plain.closed())[0] == 4401

@@ -1,0 +1,142 @@
+"""What others serve, in a registry: shown, hidden, and lost for a while."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from opwire.call import OperationInfo, PendingRequestMap, Statistics
+from opwire.errors import CallError, ErrorCode
+from opwire.hub.mirror import Mirror
+from opwire.operation import AccessControl, OperationType
+from opwire.registry import OperationRegistry
+from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.hub.scene import adding, ids
+from tests.requirements import requirement
+from tests.transports.websocket.ends import until
+
+
+def info(id: str = "math.add", **fields: Any) -> OperationInfo:
+    about: dict[str, Any] = {
+        "type": OperationType.QUERY,
+        "title": "Add",
+        "description": "",
+        "tags": ("sums",),
+        "version": "1",
+        "input_schema": {"type": "object"},
+        "output_schema": True,
+        "access": AccessControl(required_scopes=("add",)),
+        "statistics": Statistics(),
+    }
+    return OperationInfo(id=id, **{**about, **fields})
+
+
+@pytest.fixture
+async def calls() -> AsyncIterator[PendingRequestMap]:
+    async with PendingRequestMap(MemoryTransport(MemoryBus())) as calls:
+        yield calls
+
+
+@requirement("hub.shows")
+async def test_an_operation_is_shown_as_it_was_described(calls: PendingRequestMap) -> None:
+    registry = OperationRegistry()
+    mirror = Mirror(registry, calls)
+    mirror.show("a", [info(), info("math.add/2")])
+    spec = registry.get_spec("math.add")
+    assert spec is not None
+    assert (spec.title, spec.tags, spec.version, spec.normalize) == ("Add", ("sums",), "1", "off")
+    assert spec.access == AccessControl(required_scopes=("add",))
+    assert spec.input_schema.json == {"type": "object"}
+    assert "math.add/2" in mirror
+    assert "math.other" not in mirror
+    mirror.clear()
+    assert len(registry) == 0
+
+
+@requirement("hub.shows")
+async def test_an_operation_is_shown_until_the_last_peer_withdraws_it(calls: PendingRequestMap) -> None:
+    registry = OperationRegistry()
+    mirror = Mirror(registry, calls)
+    for peer in ("a", "b"):
+        mirror.show(peer, [info()])
+    mirror.hide("a", ["math.add", "math.unknown"])
+    mirror.hide("a", ["math.add"])
+    assert ids(registry) == ["math.add"]
+    mirror.hide("b", ["math.add"])
+    assert ids(registry) == []
+
+
+@requirement("hub.schemas")
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"type": OperationType.MUTATION}, "type"),
+        ({"input_schema": {"type": "array"}}, "input schema"),
+        ({"output_schema": {"type": "array"}}, "output schema"),
+    ],
+)
+async def test_all_of_it_is_shown_or_nothing(calls: PendingRequestMap, other: dict[str, Any], what: str) -> None:
+    registry = OperationRegistry()
+    mirror = Mirror(registry, calls)
+    mirror.show("a", [info()])
+    with pytest.raises(CallError, match=f"another {what}") as failure:
+        mirror.show("b", [info("math.new"), replace(info(), **other)])
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+    assert ids(registry) == ["math.add"]
+    mirror.show("b", [replace(info(), description="other words")])
+
+
+@requirement("hub.schemas")
+@pytest.mark.parametrize("id", ["local.add", "nodot", "bad\x00space.op", "a."])
+async def test_what_cannot_be_registered_is_refused(calls: PendingRequestMap, id: str) -> None:
+    registry = adding("local")
+    mirror = Mirror(registry, calls)
+    with pytest.raises(CallError) as failure:
+        mirror.show("a", [info(), info(id)])
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+    assert ids(registry) == ["local.add"]
+
+
+@requirement("hub.linger")
+async def test_what_was_lost_is_unavailable_and_may_come_back(calls: PendingRequestMap) -> None:
+    registry = OperationRegistry()
+    mirror = Mirror(registry, calls, linger=60)
+    mirror.show("a", [info(), info("clock.ticks", type=OperationType.SUBSCRIPTION)])
+    mirror.lost("a")
+    mirror.lost("a")
+    assert ids(registry) == ["clock.ticks", "math.add"]
+    for call in (registry.execute("math.add", {}), anext(registry.subscribe("clock.ticks", {}))):
+        with pytest.raises(CallError, match="at the moment") as failure:
+            await call
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+    mirror.show("b", [info()])
+    with pytest.raises(CallError) as failure:
+        await registry.execute("math.add", {})
+    assert "at the moment" not in failure.value.message  # it was asked for, on a bus where nobody is
+    mirror.clear()
+
+
+@requirement("hub.linger")
+async def test_when_the_last_one_was_lost_another_version_may_come(calls: PendingRequestMap) -> None:
+    registry = OperationRegistry()
+    mirror = Mirror(registry, calls, linger=60)
+    mirror.show("a", [info()])
+    mirror.lost("a")
+    mirror.show("b", [info(input_schema={"type": "array"})])
+    spec = registry.get_spec("math.add")
+    assert spec is not None
+    assert spec.input_schema.json == {"type": "array"}
+    mirror.clear()
+
+
+@requirement("hub.linger")
+async def test_what_stays_lost_is_forgotten(calls: PendingRequestMap) -> None:
+    registry = OperationRegistry()
+    mirror = Mirror(registry, calls, linger=0.02)
+    mirror.show("a", [info()])
+    mirror.lost("a")
+    await until("it is forgotten", lambda: len(registry) == 0)
+    assert "math.add" not in mirror
+    await asyncio.sleep(0)

@@ -1,0 +1,83 @@
+"""A spoke: serves and calls, over a hub or over a broker, with the same words."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from opwire.errors import CallError, ErrorCode
+from opwire.hub import Spoke
+from opwire.operation import Identity
+from opwire.registry import OperationRegistry
+from opwire.testing.scene import soon
+from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.hub.scene import BEAT, Meeting, Waiting, adding
+from tests.requirements import requirement
+
+EVERYBODY = Identity(id="everybody", scopes=("*",))
+
+
+@requirement("hub.same-api")
+async def test_over_a_broker_spokes_need_no_hub(broker: str, meeting: Meeting) -> None:
+    options = {"heartbeat": BEAT, "prefix": "spoketest", "identity": EVERYBODY}
+    await meeting.spoke(broker, adding(), name="adder", version="1.2", **options)
+    caller = await meeting.spoke(broker, **options)
+    assert (await caller.call("math.add", {"a": 1, "b": 2}, output_type=int)).data == 3
+    (found,) = await caller.discover()
+    assert (found.server.name, found.server.version) == ("adder", "1.2")
+    assert [info.id for info in found.operations] == ["math.add"]
+
+
+@requirement("hub.same-api")
+async def test_the_items_of_a_subscription_arrive(meeting: Meeting) -> None:
+    registry = OperationRegistry()
+
+    @registry.subscription("clock.ticks")
+    async def ticks(end: int) -> AsyncIterator[int]:
+        for number in range(end):
+            yield number
+
+    hub = await meeting.hub()
+    await meeting.spoke(hub.url, registry)
+    caller = await meeting.spoke(hub.url)
+    assert [item.data async for item in caller.subscribe("clock.ticks", {"end": 3})] == [0, 1, 2]
+
+
+@requirement("hub.drain-spoke")
+async def test_a_spoke_that_drains_finishes_what_it_has_and_leaves(meeting: Meeting) -> None:
+    hub, waiting = await meeting.hub(), Waiting()
+    spoke = await meeting.spoke(hub.url, waiting.registry)
+    caller = await meeting.spoke(hub.url)
+    call = asyncio.create_task(caller.call("slow.wait"))
+    await soon("the handler begins", waiting.began.wait())
+    draining = asyncio.create_task(spoke.drain(5))
+    while "slow.wait" in hub.registry:
+        await asyncio.sleep(0.005)
+    waiting.go.set()
+    assert (await soon("the call ends", call)).data == "done"
+    assert await soon("it is drained", draining)
+
+
+@requirement("hub.drain-spoke")
+async def test_a_spoke_does_not_drain_for_ever(meeting: Meeting) -> None:
+    hub, waiting = await meeting.hub(), Waiting()
+    spoke = await meeting.spoke(hub.url, waiting.registry)
+    caller = await meeting.spoke(hub.url)
+    call = asyncio.create_task(caller.call("slow.wait"))
+    await soon("the handler begins", waiting.began.wait())
+    assert not await spoke.drain(0.05)
+    with pytest.raises(CallError):
+        await soon("the call ends", call)
+    await soon("the handler is stopped", waiting.stopped.wait())
+
+
+async def test_a_transport_may_be_given_in_place_of_a_url() -> None:
+    bus = MemoryBus()
+    async with Spoke(adding(), MemoryTransport(bus)), Spoke(None, MemoryTransport(bus)) as caller:
+        assert (await caller.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+async def test_a_hub_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(CallError) as failure:
+        await Spoke(None, "ws://127.0.0.1:1").start()
+    assert failure.value.code is ErrorCode.UNAVAILABLE
