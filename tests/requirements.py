@@ -332,6 +332,11 @@ TRANSPORT: dict[str, str] = {
     "transport.leases.lost-messages": "A request, answer or abort that a broker lost is noticed within four beats.",
     "transport.leases.caller-gone": "The handlers of a caller that is gone are stopped.",
     "transport.leases.abort-unknown": "An abort reaches its handler at once, even before the server was heard of.",
+    "transport.leases.refused": "A call whose abort or last word found no room to be sent ends all the same, within "
+    "four "
+    "beats.",
+    "transport.leases.farewell": "An end that leaves tells whoever shares calls with it by their tokens, even servers "
+    "that it has not heard of yet.",
     "transport.malformed": "A message that cannot be read fails its own call, is counted, and ends neither side.",
     "transport.reconnect": "A lost connection ends its calls at once, is made again with back-off and jitter, and "
     "serves "

@@ -820,6 +820,33 @@ async def test_what_reaches_a_draining_server_is_handed_on_even_if_it_has_no_roo
 
 
 @requirement("call.drain")
+async def test_two_who_drain_the_same_server_are_both_told_when_it_is_done(handlers: Handlers) -> None:
+    async with scene(handlers.registry) as here:
+        call = asyncio.ensure_future(here.call("is.hanging"))
+        await until(lambda: handlers.log == ["began"])
+        drains = [asyncio.ensure_future(here.handler.drain(600)) for _ in range(2)]
+        await settled()
+        handlers.release.set()
+        assert await within(asyncio.gather(*drains)) == [True, True]
+        assert await call == "released"
+
+
+@requirement("call.drain", "call.discovery")
+async def test_a_draining_server_still_says_who_it_is(handlers: Handlers) -> None:
+    async with scene(handlers.registry) as here:
+        (address,) = await here.client.transport.servers()
+        call = asyncio.ensure_future(here.call("is.hanging"))
+        await until(lambda: handlers.log == ["began"])
+        draining = asyncio.ensure_future(here.handler.drain())
+        await settled()
+        about = await within(here.client.call("opwire.about", to=address))
+        assert (about.data["status"], about.data["inHand"]) == ("draining", 2)
+        handlers.release.set()
+        assert await within(draining)
+        await call
+
+
+@requirement("call.drain")
 async def test_a_stream_that_outlasts_the_draining_is_stopped_by_the_close(handlers: Handlers) -> None:
     async with scene(handlers.registry) as here:
         stream = here.client.subscribe("is.endless")

@@ -601,9 +601,13 @@ async def test_a_subscription_that_was_not_begun_is_asked_of_another_server_with
     stream = wire.calls.subscribe("a.b", timeout=60)
     item = asyncio.ensure_future(anext(stream))
     first = await wire.request()
+    watched: list[CallEvent] = []
+    wire.calls.observe(watched.append)
     wire.says(CallFailed(request_id=first.request_id, code="UNAVAILABLE", message="leaving", not_started=True))
     (again,) = seen.events
     assert (again.request_id, again.credits, again.deadline) == (first.request_id, 4, first.deadline)
+    await settled()
+    assert names(watched) == ["call.error", "call.requested"]
     assert first.timeout_ms is not None
     assert 0 < again.timeout_ms <= first.timeout_ms + 1
     wire.says(items(first, 1)[0])  # whoever refused it has no more say

@@ -4,6 +4,7 @@ Runs in virtual time. It can be stopped, and loses messages when told to.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from opwire.call import Address
@@ -20,6 +21,7 @@ class MemoryBroker:
         self.running = True
         self.ends: dict[Address, MemoryMedium] = {}
         self.serving: dict[str, list[Address]] = {}
+        self._on_the_way: deque[Callable[[], None]] = deque()  # timers of the same moment have no order of their own
 
     def stop(self) -> None:
         """Every connection breaks."""
@@ -29,7 +31,11 @@ class MemoryBroker:
 
     def pass_on(self, act: Callable[[], None], message: bytes = b"") -> None:
         if not self.loses(message):
-            asyncio.get_running_loop().call_later(self.latency, act)
+            self._on_the_way.append(act)
+            asyncio.get_running_loop().call_later(self.latency, self._arrive)
+
+    def _arrive(self) -> None:
+        self._on_the_way.popleft()()
 
 
 class MemoryMedium:

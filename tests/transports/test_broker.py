@@ -6,7 +6,7 @@ What holds for every transport is in the contract, tests/testing/test_contract.p
 import asyncio
 import json
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any
 
@@ -14,13 +14,17 @@ import pytest
 
 from opwire.call import (
     LOCAL_IDENTITY,
+    MAX_MESSAGE,
     CallAborted,
+    CallCredit,
     CallFailed,
     CallHandler,
     CallRequested,
     PendingRequestMap,
+    discover,
     encode_event,
 )
+from opwire.call.session import Hello, Left, Who, encode_session
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from opwire.registry import OperationRegistry
@@ -33,11 +37,40 @@ from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
 BEAT = 1.0
 
 
+class Discreet(MemoryMedium):
+    """A connection to a broker that does not say when nobody listens at an address."""
+
+    def _deliver(self, to: str, sender: str, token: str, message: bytes) -> None:
+        if to in self._broker.ends:
+            super()._deliver(to, sender, token, message)
+
+
+class Orderly(MemoryBroker):
+    """Messages keep their order, whether each takes the same time or (`longest`) a time of its own."""
+
+    def __init__(self, dice: random.Random | None = None, *, longest: float = 0.05) -> None:
+        super().__init__()
+        self._dice, self._longest = dice, longest
+        self._arrives = 0.0
+        self._on_the_way: deque[Callable[[], None]] = deque()  # timers of the same moment have no order of their own
+
+    def pass_on(self, act: Callable[[], None], message: bytes = b"") -> None:
+        if not self.loses(message):
+            takes = self.latency if self._dice is None else self._dice.random() * self._longest
+            self._arrives = max(self._arrives, now() + takes)
+            self._on_the_way.append(act)
+            asyncio.get_running_loop().call_at(self._arrives, self._arrive)
+
+    def _arrive(self) -> None:
+        self._on_the_way.popleft()()
+
+
 class Stage:
     """A broker, a server with a few operations, and a caller."""
 
     def __init__(self) -> None:
-        self.broker = MemoryBroker()
+        self.broker: MemoryBroker = Orderly()
+        self.medium = MemoryMedium
         self.mediums: list[Any] = []  # `MemoryMedium`, which some tests break
         self.runs: Counter[Any] = Counter()
         self.stopped = asyncio.Event()
@@ -64,7 +97,7 @@ class Stage:
         await self.hang()
 
     def transport(self, **options: Any) -> BrokerTransport:
-        self.mediums.append(MemoryMedium(self.broker, **options))
+        self.mediums.append(self.medium(self.broker, **options))
         return BrokerTransport(self.mediums[-1], heartbeat=BEAT)
 
     async def server(self) -> tuple[PendingRequestMap, CallHandler]:
@@ -98,6 +131,18 @@ def virtual(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     setattr(run, "pytestmark", getattr(test, "pytestmark", []))  # noqa: B010 (functions have no such attribute)
     return run
+
+
+def refusing(medium: Any, word: bytes) -> None:
+    """From now on this end has no room for messages with that word."""
+    tell = medium.tell
+
+    def full(to: str, token: str, message: bytes, *, control: bool) -> None:
+        if word in message:
+            raise CallError(ErrorCode.RATE_LIMITED, "the broker does not keep up")
+        tell(to, token, message, control=control)
+
+    medium.tell = full
 
 
 def now() -> float:
@@ -417,3 +462,413 @@ async def test_thousands_of_calls_over_a_broker_that_loses_and_stops_end_once_ea
     assert [end.open_calls for end in ends] == [0, 0, 0]
     transports: list[Any] = [end.transport for end in ends]
     assert [len(transport._leases) for transport in transports] == [0, 0, 0]
+
+
+# --- who may end or answer a call -------------------------------------------------------------------------------------
+
+
+@virtual
+@requirement("transport.leases.token")
+async def test_who_asks_under_the_id_of_a_call_of_ours_does_not_learn_its_token(stage: Stage) -> None:
+    server, _ = await stage.server()
+    await stage.server()
+    call = asyncio.ensure_future(outcome(server.call("work.hang", timeout=50)))
+    await asyncio.sleep(0.1)
+    (request_id,) = server._ledger._open
+    learned: list[str] = []
+
+    class Thief(Probe):
+        def arrived(self, sender: str, token: str, message: bytes) -> None:
+            learned.append(token)
+
+    medium, thief = MemoryMedium(stage.broker), Thief(stage.transport())
+    await medium.connect("thief", thief)  # pyright: ignore[reportArgumentType]
+    stolen = CallRequested(request_id=request_id, operation_id="work.echo")
+    medium.tell(stage.mediums[0]._address, "", encode_event(stolen), control=False)
+    await asyncio.sleep(0.1)
+    assert learned == [""]
+    assert not call.done()
+    call.cancel()
+
+
+@virtual
+@requirement("transport.leases.token")
+async def test_the_token_of_a_call_that_goes_on_is_not_told_to_all(stage: Stage) -> None:
+    await stage.server()
+    transport = stage.transport()
+    probe = Probe(transport)
+    await transport.start(probe)
+    transport.request(CallRequested(request_id="r", operation_id="work.hang", credits=1))
+    with pytest.raises(CallError, match="UNAVAILABLE"):
+        transport.send(CallCredit(request_id="r", n=1), None)
+    transport.send(CallAborted(request_id="r"), None)
+    assert len(transport._leases) == 0
+
+
+@virtual
+@requirement("transport.leases.token")
+async def test_a_request_that_takes_the_id_of_one_in_hand_is_refused_and_the_first_is_answered(stage: Stage) -> None:
+    server, handler = await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 5, "seconds": 1}, timeout=50)))
+    await asyncio.sleep(0.1)
+    (request_id,) = handler._served
+    transport: Any = server.transport
+    forged = encode_event(CallRequested(request_id=request_id, operation_id="work.echo", input={"value": 6}))
+    transport.arrived(stage.mediums[1]._address, "guess", forged)
+    assert await call == 5
+    assert (transport.foreign, stage.runs) == (1, {5: 1})
+
+
+@virtual
+@requirement("transport.leases.token")
+async def test_a_farewell_without_the_tokens_of_calls_ends_none_of_them(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 5, "seconds": 4}, timeout=50)))
+    await asyncio.sleep(1.5 * BEAT)
+    server, calling = stage.mediums
+    for forged in (Left(), Left(tokens=["guess"])):
+        server._listener.arrived(calling._address, "", encode_session(forged))
+        calling._listener.arrived(server._address, "", encode_session(forged))
+    assert await call == 5
+
+
+# --- what cannot be sent ----------------------------------------------------------------------------------------------
+
+
+@virtual
+@requirement("transport.leases.refused")
+async def test_a_handler_is_stopped_by_the_next_beats_if_there_was_no_room_for_its_abort(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    items = caller.subscribe("work.items")
+    await anext(items)
+    await stage.began.wait()
+    refusing(stage.mediums[1], b'"call.aborted"')
+    began = now()
+    await items.aclose()
+    await stage.stopped.wait()
+    assert now() - began <= 2.1 * BEAT
+
+
+@virtual
+@requirement("transport.leases.refused")
+async def test_an_abort_whose_reason_is_too_large_to_be_sent_stops_the_handler_all_the_same(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
+    await stage.began.wait()
+    (request_id,) = caller._ledger._open
+    began = now()
+    assert caller.abort(request_id, "x" * MAX_MESSAGE)
+    assert await call is ErrorCode.ABORTED
+    await stage.stopped.wait()
+    assert now() - began <= 2.1 * BEAT
+
+
+@virtual
+@requirement("transport.leases.refused")
+async def test_a_call_whose_last_word_found_no_room_fails_within_four_beats(stage: Stage) -> None:
+    server, _ = await stage.server()
+    caller = await stage.caller()
+    items = caller.subscribe("work.items")
+    await anext(items)
+    await stage.began.wait()
+    refusing(stage.mediums[0], b'"call.error"')
+    began = now()
+    (request_id,) = server._callers
+    assert not server.fail(request_id, CallError(ErrorCode.EXECUTION_ERROR, "no"))
+    with pytest.raises(CallError, match="nothing was heard of it"):
+        await anext(items)
+    assert now() - began <= 4.1 * BEAT
+    transports: list[Any] = [server.transport, caller.transport]
+    assert [len(transport._leases) for transport in transports] == [0, 0]
+
+
+@virtual
+@requirement("transport.malformed")
+async def test_a_bad_message_whose_sender_cannot_be_told_ends_nothing(stage: Stage) -> None:
+    server, _ = await stage.server()
+    caller = await stage.caller()
+    long = b'{"type":"call.requested","requestId":"' + b"x" * (MAX_MESSAGE - 60) + b'"}'
+    transport: Any = server.transport
+    transport.arrived("somebody", "token", long)
+    transport.arrived("somebody", "token", encode_session(Hello(version=1)))
+    transport.overheard("somebody", "token", b"{")
+    assert transport.malformed == 3
+    assert await outcome(caller.call("work.echo", {"value": 3})) == 3
+
+
+# --- coming back, and leaving -----------------------------------------------------------------------------------------
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_the_handlers_of_a_caller_that_was_away_are_stopped_when_it_is_back(stage: Stage) -> None:
+    stage.medium = Discreet
+    await stage.server()
+    caller = await stage.caller()
+    for beats in (0.5, 1.5):  # before its server is heard of, and after
+        stage.began.clear()
+        stage.stopped.clear()
+        call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
+        await stage.began.wait()
+        await asyncio.sleep(beats * BEAT)
+        began = now()
+        stage.mediums[1].break_off("only this one")
+        assert await call is ErrorCode.UNAVAILABLE
+        await stage.stopped.wait()
+        assert now() - began < BEAT
+
+
+@virtual
+@requirement("transport.leases.farewell")
+async def test_a_caller_that_leaves_before_its_server_is_heard_of_has_its_handlers_stopped_at_once(
+    stage: Stage,
+) -> None:
+    stage.medium = Discreet
+    _, handler = await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
+    await stage.began.wait()
+    began = now()
+    await caller.close()
+    assert await call is ErrorCode.UNAVAILABLE
+    await stage.stopped.wait()
+    assert now() - began < 0.1
+    await asyncio.sleep(0)
+    assert len(handler) == 0
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_calls_over_a_connection_on_which_nothing_could_be_announced_end_with_it(stage: Stage) -> None:
+    server, _ = await stage.server()
+    await stage.server()
+    medium = stage.mediums[0]
+
+    async def never(_: Iterable[str]) -> None:
+        await asyncio.Event().wait()
+
+    medium.serve = never
+    medium.break_off("only this one")
+    began = now()
+    await asyncio.sleep(1)
+    transport: Any = server.transport
+    assert transport.connected
+    call = asyncio.ensure_future(outcome(server.call("work.hang", timeout=200)))
+    assert await call is ErrorCode.UNAVAILABLE
+    assert now() - began <= 5.2  # which is how long the broker had to confirm the announcement
+    assert len(transport._leases) == 0
+    await server.close()
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_a_fault_of_the_medium_does_not_keep_an_end_away(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    medium, connect = stage.mediums[0], stage.mediums[0].connect
+
+    async def faulty(address: str, listener: Any) -> None:
+        medium.connect = connect
+        raise OSError("nobody has mapped this")
+
+    medium.connect = faulty
+    medium.break_off("only this one")
+    await asyncio.sleep(6)
+    assert await outcome(caller.call("work.echo", {"value": 5})) == 5
+
+
+@virtual
+@requirement("transport.leases.long-calls")
+async def test_a_beat_that_fails_is_not_the_last_one(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+
+    def full(_: float) -> None:
+        raise CallError(ErrorCode.RATE_LIMITED, "the broker does not keep up")
+
+    stage.mediums[0].beat = full
+    assert await outcome(caller.call("work.echo", {"value": 5, "seconds": 20}, timeout=50)) == 5
+
+
+@virtual
+@requirement("transport.closed")
+async def test_a_close_that_is_cancelled_has_left_all_the_same(stage: Stage) -> None:
+    server, _ = await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
+    await stage.began.wait()
+    await asyncio.sleep(1.5 * BEAT)
+
+    async def never(_: Iterable[str]) -> None:
+        await asyncio.Event().wait()
+
+    stage.mediums[0].unserve = never
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await server.transport.close()
+    began = now()
+    assert await call is ErrorCode.UNAVAILABLE
+    assert now() - began < 0.1
+    assert list(stage.broker.ends) == [stage.mediums[1]._address]
+
+
+@requirement("transport.closed")
+def test_an_end_can_be_started_again_in_another_event_loop() -> None:
+    broker = MemoryBroker()
+    transport = BrokerTransport(MemoryMedium(broker))
+
+    async def visit() -> None:
+        await transport.start(Probe(transport))
+        await asyncio.sleep(1)
+        broker.stop()
+        broker.running = True
+        await asyncio.sleep(6)
+        assert transport.connected
+        await transport.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtually(visit())
+    run_virtually(visit())
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_what_two_lost_connections_leave_unsaid_is_said_after_the_third(stage: Stage) -> None:
+    server, _ = await stage.server()
+    caller = await stage.caller()
+    transport: Any = server.transport
+    said: list[str] = []
+    for token in ("1" * 16, "2" * 16):
+        transport._leases.hold("peer", token, token, now())
+        transport._address = "here"
+        transport.disconnected("again")
+    stage.mediums[0].tell = lambda to, _, message, **__: said.extend(json.loads(message).get("tokens", ()))
+    transport._say_farewell()
+    assert said == ["1" * 16, "2" * 16]
+    await caller.close()
+    await server.close()
+
+
+# --- who serves -------------------------------------------------------------------------------------------------------
+
+
+@virtual
+@requirement("call.discovery")
+async def test_servers_with_different_operations_are_found_each_with_its_own(stage: Stage) -> None:
+    first, first_handler = await stage.server()
+    shop = OperationRegistry()
+    shop.query("shop.price")(stage.echo)
+    second = await PendingRequestMap(stage.transport()).start()
+    handler = await CallHandler(shop, second, identity=LOCAL_IDENTITY, name="shop").start()
+    caller = await stage.caller()
+    found = {each.server.id: each for each in await discover(caller)}
+    assert found.keys() == {first_handler.about().id, handler.about().id}
+    assert [each.id for each in found[handler.about().id].operations] == ["shop.price"]
+    assert found[handler.about().id].server.name == "shop"
+    assert len(await first.transport.servers()) == 2, "an end finds itself, too"
+    assert await handler.drain(5)
+    assert await caller.transport.servers() == [found[first_handler.about().id].address]
+    ends: list[Any] = [first.transport, second.transport, caller.transport]
+    assert [len(end._leases) for end in ends] == [0, 0, 0]
+
+
+@virtual
+@requirement("call.discovery")
+async def test_whoever_loses_the_broker_while_asking_does_not_learn_that_nobody_serves(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    asking = asyncio.ensure_future(caller.transport.servers(0.5))
+    await asyncio.sleep(0)
+    stage.mediums[1].break_off("only this one")  # it is back before the answers were to be counted
+    with pytest.raises(CallError, match="UNAVAILABLE"):
+        await asking
+    transport: Any = caller.transport
+    transport.arrived("somebody", "", b'{"type":"session.here","id":1,"peers":[]}')
+    assert transport._found == {}
+    transport.overheard("somebody", "", encode_session(Who(id=1)))  # who serves nothing says nothing
+
+
+@virtual
+@requirement("call.drain")
+async def test_a_server_that_drains_finishes_what_takes_many_beats_and_others_get_the_rest(stage: Stage) -> None:
+    leaving = [await stage.server() for _ in range(2)]
+    await stage.server()
+    caller = await stage.caller()
+    calls = [caller.call("work.echo", {"value": n, "seconds": 8}, timeout=60) for n in range(30)]
+    begun = asyncio.gather(*map(outcome, calls))
+    await asyncio.sleep(1)
+    drained = asyncio.gather(*(handler.drain(30) for _, handler in leaving))
+    later = [caller.call("work.echo", {"value": n}, timeout=60) for n in range(30, 60)]
+    answers = await asyncio.gather(*map(outcome, later))
+    assert answers + await begun == [*range(30, 60), *range(30)]
+    assert await drained == [True, True]
+    assert max(stage.runs.values()) == 1
+
+
+# --- everything at once -----------------------------------------------------------------------------------------------
+
+
+@requirement("call.one-outcome", "transport.leases.expiry")
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_and_subscriptions_of_many_ends_over_a_rough_broker_end_once_each_and_leave_nothing(seed: int) -> None:
+    async def storm() -> None:
+        dice = random.Random(seed)
+        stage = Stage()
+        stage.broker = Orderly(dice)
+        stage.registry.subscription("work.count")(count_to)
+        ends = [await stage.server() for _ in range(3)]
+        stage.broker.loses = lambda message: dice.random() < 0.01
+
+        async def one(number: int) -> Any:
+            await asyncio.sleep(dice.random() * 60)
+            calls, began = dice.choice(ends)[0], now()
+            if number % 3:
+                seconds = dice.random() * 4
+                result = await outcome(calls.call("work.echo", {"value": number, "seconds": seconds}, timeout=8))
+                assert now() - began <= 8.02
+            else:
+                result = await followed(calls.subscribe("work.count", {"to": 200}))
+                assert now() - began <= 200 * 0.05 + 5 * BEAT, "it has no deadline, and ends all the same"
+                result = number if result == list(range(200)) else result
+            return "answered" if result == number else result
+
+        async def trouble() -> None:
+            for _ in range(12):
+                await asyncio.sleep(dice.random() * 8)
+                dice.choice(stage.mediums).break_off("at random")
+
+        results, _ = await asyncio.gather(asyncio.gather(*map(one, range(1_000))), trouble())
+        counts = Counter(results)
+        assert set(counts) <= {"answered", ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT, ErrorCode.ABORTED}
+        assert counts["answered"] > 400
+        assert counts[ErrorCode.UNAVAILABLE] > 20
+        assert max(stage.runs.values()) == 1
+        stage.broker.loses = lambda message: False
+        await asyncio.sleep(20)
+        assert [(len(handler), calls.open_calls) for calls, handler in ends] == [(0, 0)] * 3
+        transports: list[Any] = [calls.transport for calls, _ in ends]
+        assert [len(transport._leases) for transport in transports] == [0, 0, 0]
+        for calls, handler in ends:
+            await handler.close()
+            await calls.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtually(storm())
+
+
+async def count_to(to: int) -> AsyncGenerator[int]:
+    for number in range(to):
+        if number % 20 == 0:
+            await asyncio.sleep(0.2)
+        yield number
+
+
+async def followed(stream: AsyncGenerator[Any]) -> Any:
+    try:
+        return [item.data async for item in stream]
+    except CallError as error:
+        return error.code

@@ -71,16 +71,58 @@ def test_a_server_is_told_what_nobody_waits_for() -> None:
     assert leases.confirm("server", [token, "old"], 1.0) == ["old"]
 
 
-def test_a_peer_that_left_takes_along_what_it_had_and_what_it_named() -> None:
+def test_a_peer_that_left_takes_along_what_it_had_and_what_it_asked() -> None:
     leases = Leases(PATIENCE)
     had = leases.ask("had", "math.add", 0.0, streams=False)
     leases.confirm("server", [had], 1.0)
-    named = leases.ask("named", "math.add", 0.0, streams=False)
     leases.ask("other", "math.add", 0.0, streams=False)
     leases.hold("server", "r", "t", 0.0)
-    assert {each.request_id for each in leases.left("server", [named])} == {"had", "named"}
+    assert [each.request_id for each in leases.left("server")] == ["had"]
     assert [each.request_id for each in leases.unanswered("math.add")] == ["other"]
     assert len(leases) == 0
+
+
+@requirement("transport.leases.farewell")
+def test_who_names_a_token_is_gone_as_a_server_and_as_a_caller_whatever_its_address_is_now() -> None:
+    leases = Leases(PATIENCE)
+    named = leases.ask("named", "math.add", 0.0, streams=False)
+    leases.ask("other", "math.add", 0.0, streams=False)
+    leases.hold("ann", "r1", "t1", 0.0)
+    leases.hold("ann", "r2", "t2", 0.0)
+    leases.hold("bob", "r1", "t3", 0.0)
+    calls, callers = leases.over([named, "t2", "unknown"])
+    assert ([each.request_id for each in calls], callers) == (["named"], ["ann"])
+    assert dict(leases.beats()) == {"bob": ["t3"]}
+    assert leases.over([]) == ([], [])
+
+
+@requirement("transport.leases.farewell")
+def test_whose_server_is_not_known_is_told_by_its_tokens_alone() -> None:
+    leases = Leases(PATIENCE)
+    known, unknown = (leases.ask(id, "math.add", 0.0, streams=False) for id in ("known", "unknown"))
+    leases.confirm("server", [known], 1.0)
+    leases.hold("server", "r", "t", 0.0)
+    assert leases.clear() == {"server": ["t", known], "": [unknown]}
+    assert len(leases) == 0
+
+
+def test_a_request_that_is_asked_again_under_its_id_has_one_lease() -> None:
+    leases = Leases(PATIENCE)
+    first, second = (leases.ask("r", "math.add", 0.0, streams=False) for _ in range(2))
+    assert leases.confirm("server", [first, second], 1.0) == [first]
+    assert leases.end(second) is not None
+    assert (leases.end(first), len(leases), leases._by_token) == (None, 0, {})
+
+
+@requirement("transport.leases.token")
+def test_a_request_in_hand_keeps_its_token_until_it_is_released() -> None:
+    leases = Leases(PATIENCE)
+    assert leases.hold("ann", "r", "t1", 0.0)
+    assert leases.hold("ann", "r", "t1", 0.0), "the same request again"
+    assert not leases.hold("ann", "r", "t2", 0.0)
+    assert leases.held("ann", "r") == "t1"
+    leases.release("ann", "r")
+    assert leases.hold("ann", "r", "t2", 0.0)
 
 
 def test_what_ends_a_call() -> None:
@@ -107,11 +149,13 @@ class Books(RuleBasedStateMachine):
     def over(self, asked: Any) -> None:
         assert self.open.pop(asked.token) == asked.request_id
 
-    @rule(target=requests, streams=st.booleans())
-    def ask(self, streams: bool) -> str:
+    @rule(target=requests, streams=st.booleans(), again=st.booleans())
+    def ask(self, streams: bool, again: bool) -> str:
         self.number += 1
-        token = self.leases.ask(f"r{self.number}", "math.add", self.now, streams=streams)
-        self.open[token] = f"r{self.number}"
+        id = next(iter(self.open.values()), "r") if again else f"r{self.number}"
+        token = self.leases.ask(id, "math.add", self.now, streams=streams)
+        self.open = {old: other for old, other in self.open.items() if other != id}
+        self.open[token] = id
         return token
 
     @rule(token=requests, honest=st.booleans(), seq=st.none() | st.just(1))
@@ -139,8 +183,9 @@ class Books(RuleBasedStateMachine):
     @rule(caller=st.sampled_from("ab"), id=st.sampled_from(["x", "y"]))
     def hold(self, caller: str, id: str) -> None:
         self.number += 1
-        self.leases.hold(caller, id, f"t{self.number}", self.now)
-        self.held[caller, id] = f"t{self.number}"
+        new = (caller, id) not in self.held
+        assert self.leases.hold(caller, id, f"t{self.number}", self.now) is new
+        self.held.setdefault((caller, id), f"t{self.number}")
 
     @rule(caller=st.sampled_from("ab"), id=st.sampled_from(["x", "y"]))
     def release(self, caller: str, id: str) -> None:
@@ -161,10 +206,21 @@ class Books(RuleBasedStateMachine):
             self.over(asked)
         self.held = {key: token for key, token in self.held.items() if key[0] != peer}
 
+    @rule(data=st.data())
+    def farewell(self, data: st.DataObject) -> None:
+        tokens = data.draw(st.sets(st.sampled_from(["guess", *self.open, *self.held.values()])))
+        calls, callers = self.leases.over(tokens)
+        assert {asked.token for asked in calls} == tokens & set(self.open)
+        assert set(callers) == {caller for (caller, _), token in self.held.items() if token in tokens}
+        for asked in calls:
+            self.over(asked)
+        self.held = {key: token for key, token in self.held.items() if key[0] not in callers}
+
     @rule()
     def clear(self) -> None:
         farewell = self.leases.clear()
-        assert {token for tokens in farewell.values() for token in tokens} >= set(self.held.values())
+        told = [token for tokens in farewell.values() for token in tokens]
+        assert sorted(told) == sorted([*self.held.values(), *self.open]), "each is told once, and nothing else"
         self.open, self.held = {}, {}
 
     @invariant()

@@ -1,6 +1,7 @@
 """One connection, over a real socket: order, bounds, and an end that is told once."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.link import Link, back_off
 from tests.requirements import requirement
+from tests.servers.leaks import Leaks
 
 
 class End:
@@ -26,6 +28,8 @@ class End:
     def receive(self, data: bytes) -> None:
         if data.startswith(b"poison"):
             raise ValueError("it does not taste")
+        if data.startswith(b"bug"):
+            raise KeyError("ours")
         self.received += data
         self.news.set()
 
@@ -138,6 +142,76 @@ async def test_what_is_urgent_goes_past_what_waits() -> None:
         assert data.index(b"!") < 2_900_000
 
 
+@requirement("transport.link.urgent")
+async def test_a_peer_that_reads_nothing_cannot_make_us_answer_for_ever() -> None:
+    async with with_silent_peer(100_000) as (here, _):
+        await fill(here.link.control)
+        for _ in range(4_000):
+            here.link.urgent(b"!" * 1000)
+        assert here.link.backlog <= 100_000 + 2 * 2**20
+        assert here.link.open
+
+
+@requirement("transport.link.order")
+async def test_what_is_written_in_one_turn_leaves_in_few_pieces() -> None:
+    async with connected() as (here, there):
+        transport = here.link._transport
+        assert transport is not None
+        pieces, write = list[int](), transport.write
+        transport.write = lambda data: (pieces.append(len(data)), write(data))[1]
+        for _ in range(100):
+            here.link.write(b"x" * 30)
+        assert pieces == []
+        await there.until(3_000)
+        assert pieces == [3_000]
+
+
+@requirement("transport.link.end")
+async def test_draining_waits_for_a_peer_that_reads_late_and_no_longer_than_the_connection_lasts() -> None:
+    async with with_silent_peer(4 * 2**20) as (here, peer):
+        here.link.write(b"x" * 2_000_000)
+        drained = asyncio.ensure_future(here.link.drain())
+        await asyncio.sleep(0)
+        assert not drained.done()
+        await read(peer, 2_000_000)
+        await asyncio.wait_for(drained, 5)
+        here.link.write(b"x" * 2_000_000)
+        drained = asyncio.ensure_future(here.link.drain())
+        await asyncio.sleep(0)
+        here.link.abort("enough")
+        await asyncio.wait_for(drained, 5)
+
+
+@requirement("transport.link.end")
+async def test_a_close_that_is_cancelled_ends_the_connection_all_the_same() -> None:
+    async with Leaks(), with_silent_peer(10 * 2**20) as (here, _):
+        here.link.write(b"x" * 9_000_000)
+        closings = [asyncio.ensure_future(here.link.close(grace=60)) for _ in range(2)]
+        await asyncio.sleep(0)
+        closings[0].cancel()
+        await asyncio.wait_for(asyncio.wait(closings), 5)
+        assert (closings[0].cancelled(), closings[1].exception()) == (True, None)
+        assert not here.link.open
+        here.lose("so that the test ends")
+
+
+@requirement("transport.link.end")
+async def test_nothing_goes_out_and_nothing_comes_in_after_the_close() -> None:
+    async with Leaks(), connected() as (here, there):
+        here.link.write(b"last")
+        closing = asyncio.ensure_future(here.link.close())
+        await asyncio.sleep(0)
+        here.link.data_received(b"late")
+        for write in (here.link.write, here.link.control):
+            with pytest.raises(CallError) as refused:
+                write(b"late")
+            assert refused.value.code is ErrorCode.UNAVAILABLE
+        here.link.urgent(b"late")
+        await closing
+        await there.lost()
+        assert (here.received, there.received, here.reasons) == (b"", b"last", [])
+
+
 @requirement("transport.link.end")
 async def test_a_connection_that_is_closed_has_sent_everything_and_both_sides_are_done() -> None:
     async with connected() as (here, there):
@@ -182,6 +256,17 @@ async def test_what_the_receiver_cannot_bear_ends_this_connection_and_no_other()
         assert await there.lost() == "the peer broke the protocol: it does not taste"
         other.link.write(b"fine")
         await far.until(4)
+
+
+@requirement("transport.link.protocol")
+async def test_a_fault_of_ours_ends_the_connection_and_is_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connected() as (here, there):
+        with caplog.at_level(logging.ERROR, "opwire.transports"):
+            here.link.write(b"bug")
+            assert await there.lost() == "what the peer sent could not be dealt with"
+        assert "KeyError: 'ours'" in caplog.text
 
 
 async def test_a_link_that_is_not_connected_refuses() -> None:

@@ -181,6 +181,34 @@ async def test_an_end_that_is_started_again_after_closing_has_another_address() 
     assert len(log.events) == 2
 
 
+@requirement("call.discovery")
+async def test_the_servers_of_a_bus_are_those_who_serve_anything_each_once() -> None:
+    bus = MemoryBus()
+    one, _ = await end(bus, "a.b", "a.c")
+    two, _ = await end(bus, "a.b")
+    caller, _ = await end(bus)
+    assert await caller.servers() == ["memory-1", "memory-2"]
+    await one.withdraw(["a.b"])
+    assert set(await caller.servers()) == {"memory-1", "memory-2"}
+    await one.withdraw(["a.c"])
+    await two.close()
+    assert await caller.servers() == []
+    await caller.close()
+    with pytest.raises(CallError) as failure:
+        await caller.servers()
+    assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("call.directed")
+async def test_a_request_with_an_address_goes_there_whoever_serves_it() -> None:
+    bus = MemoryBus()
+    _, served = await end(bus, "a.b")
+    _, directed = await end(bus)
+    caller, _ = await end(bus)
+    caller.send(request(), "memory-2")
+    assert (served.events, directed.events) == ([], [request()])
+
+
 async def test_an_event_without_an_address_has_nowhere_to_go() -> None:
     caller, _ = await end(MemoryBus())
     with pytest.raises(CallError) as failure:

@@ -142,7 +142,8 @@ class CallHandler:
         What still arrives is handed on: its caller asks another server. `close` stops what is left.
         """
         await self._withdraw(timeout)
-        self._idle = asyncio.Event()
+        self._idle = self._idle or asyncio.Event()  # two may wait for it
+        self._idle.clear()
         if not self._served:
             return True
         try:
@@ -184,7 +185,7 @@ class CallHandler:
         if event.request_id in self._served:  # a call of this id was given up, and its handler is still ending
             self._calls.fail(event.request_id, CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use"))
             return
-        if self._draining:
+        if self._draining and event.operation_id not in (ABOUT, OPERATIONS):
             leaving = CallError(ErrorCode.UNAVAILABLE, "the server is about to leave, and takes no new calls")
             self._calls.fail(event.request_id, leaving, not_started=True)
             return

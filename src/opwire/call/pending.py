@@ -475,9 +475,12 @@ class PendingRequestMap:
         """A server refused a request that it has not begun: ask another one, in the time that is left."""
         if event.deadline is not None:
             event = replace(event, timeout_ms=event.deadline - time.time() * 1000)
+        shown = self._observers.show(event) if self._observers else None
         try:
             self._ledger.routed(event.request_id, self.transport.request(event), move)
         except CallError as error:
+            if shown is not None:
+                shown.cancel()
             self._ledger.settle(event.request_id)
             _fail(sink, error)
 

@@ -105,6 +105,7 @@ class BrokerTransport:
         """
         self._receiver, self._closed = receiver, False
         self._operations.clear()
+        self._broken = asyncio.Event()  # of this event loop, which may be another one than last time
         try:
             await self._connect()
         except BaseException:
@@ -124,11 +125,11 @@ class BrokerTransport:
             raise CallError(ErrorCode.UNAVAILABLE, "this end is closed")
         new = [each for each in dict.fromkeys(operation_ids) if each not in self._operations]
         self._operations.update(dict.fromkeys(new))
-        self._here()
+        here = self._here()
         try:
             await self._in_time("the announcement", self._medium.serve(new))
         except CallError:
-            if self.connected:  # the broker refuses them; had the connection been lost, they would be announced later
+            if self._address == here:  # the broker refuses them; after a lost connection they are announced again
                 for each in new:
                     self._operations.pop(each, None)
             raise
@@ -150,7 +151,7 @@ class BrokerTransport:
         Raises:
             CallError: UNAVAILABLE.
         """
-        self._here()
+        here = self._here()
         number = next(self._questions)
         found = self._found[number] = {}
         try:
@@ -158,6 +159,8 @@ class BrokerTransport:
             await asyncio.sleep(wait)
         finally:
             del self._found[number]
+        if self._address != here:
+            raise CallError(ErrorCode.UNAVAILABLE, f"the connection to {self._medium.name} was lost meanwhile")
         return list(found)
 
     def request(self, event: CallRequested) -> None:
@@ -178,12 +181,17 @@ class BrokerTransport:
             self._ask(event, to)
             return
         self._here()
-        message = encode_event(event, limit=self._most())
         token = None if to is None else self._leases.held(to, event.request_id)
         if to is None or token is None:
-            self._tell_server(event, message, to)
+            self._tell_without_lease(event, to)
             return
-        self._medium.tell(to, token, message, control=not isinstance(event, CallResponded))
+        message, control = encode_event(event, limit=self._most()), not isinstance(event, CallResponded)
+        try:
+            self._medium.tell(to, token, message, control=control)
+        except CallError:
+            if control:  # there is no smaller word to end it with: the caller learns it from our silence about it
+                self._leases.release(to, event.request_id)
+            raise
         if is_final(event):
             self._leases.release(to, event.request_id)
 
@@ -195,21 +203,24 @@ class BrokerTransport:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        await self.withdraw(list(self._operations))
-        if self.connected:
-            self._farewell = self._leases.clear()
-            self._say_farewell()
-        self._address = None
-        await self._medium.close()
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+            await self.withdraw(list(self._operations))
+        finally:  # whoever loses patience with a silent broker leaves it, too
+            if self.connected:
+                self._farewell = self._leases.clear()
+                self._say_farewell()
+            self._address = None
+            await self._medium.close()
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    def _here(self) -> None:
+    def _here(self) -> Address:
         if self._address is None:
             state = "this end is closed" if self._closed else f"{self._medium.name} is not reachable at the moment"
             raise CallError(ErrorCode.UNAVAILABLE, state)
+        return self._address
 
     def _most(self) -> int:
         most = self._medium.max_message
@@ -231,27 +242,37 @@ class BrokerTransport:
             self._leases.end(token)
             raise
 
-    def _tell_server(self, event: CallEvent, message: bytes, to: Address | None) -> None:
-        """Steer a call of ours. Where its server is not known yet, all are told: the token says whose it is."""
+    def _tell_without_lease(self, event: CallEvent, to: Address | None) -> None:
+        """Steer a call of ours, or answer a plain client of the broker.
+
+        Where the server of a call is not known yet, all are told that it is over: the token says whose it is.
+        """
         asked = self._leases.asked(event.request_id)
-        server = to or (None if asked is None else asked.server)
-        token = "" if asked is None else asked.token
+        if asked is not None and to not in (None, asked.server):
+            asked = None  # somebody's request has the id of one of ours, whose token is not for him
+        server, token = (to, "") if asked is None else (asked.server, asked.token)
+        over = isinstance(event, CallAborted)
+        if over:
+            self._leases.end(token)  # even if it cannot be sent: the next beat tells the server
+        message = encode_event(event, limit=self._most())
         if server is not None:
             self._medium.tell(server, token, message, control=not isinstance(event, CallResponded))
-        elif asked is not None:
+        elif asked is not None and over:  # nothing else: the token of a call that goes on is not for all
             self._medium.tell_all(token, message)
         else:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
-        if isinstance(event, CallAborted):
-            self._leases.end(token)
 
     def _tell(self, to: Address, event: SessionEvent | CallFailed, token: str = "") -> None:
-        """Tell a peer something that it can do without."""
-        message = encode_event(event) if isinstance(event, CallFailed) else encode_session(event)
+        """Tell a peer, or all (""), something that they can do without."""
         try:
-            self._medium.tell(to, token, message, control=True)
+            session = isinstance(event, Session)
+            message = encode_session(event) if session else encode_event(event, limit=self._most())
+            if to:
+                self._medium.tell(to, token, message, control=True)
+            else:
+                self._medium.tell_all(token, message)
         except CallError as error:
-            logger.debug("%s could not be told: %s", to, error)
+            logger.debug("%s could not be told: %s", to or "nobody", error)
 
     def _say_farewell(self) -> None:
         for peer, tokens in self._farewell.items():
@@ -291,9 +312,11 @@ class BrokerTransport:
             except CallError as refused:
                 self._tell(sender, CallFailed.of(event.request_id, refused), token)
                 return
-        if token:  # a plain client of the broker has none: it gets its answer, but holds no lease
-            self._leases.hold(sender, event.request_id, token, time.monotonic())
-        self._deliver(event, sender)
+        # A plain client of the broker has no token: it gets its answer, but holds no lease.
+        if token and not self._leases.hold(sender, event.request_id, token, time.monotonic()):
+            self.foreign += 1
+        else:
+            self._deliver(event, sender)
 
     def _accepts(self, event: CallEvent, sender: Address, token: str) -> bool:
         """Whether an event comes from the one who has to do with its call."""
@@ -307,7 +330,7 @@ class BrokerTransport:
                 return self._leases.believe(event, sender, token, now)
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
-        """A message for all arrived; called by the medium. It is about a call that we hold, or a question."""
+        """A message for all arrived; called by the medium. It is a question, or about calls that we may hold."""
         if self._receiver is None or self._address is None:
             return
         try:
@@ -318,6 +341,8 @@ class BrokerTransport:
         if isinstance(event, Who):
             if self._operations:
                 self._tell(sender, Here(id=event.id, peers=[self._address]))
+        elif isinstance(event, Left):
+            self._session(event, sender)
         elif isinstance(event, CallAborted | CallCredit) and self._leases.held(sender, event.request_id) is not None:
             self.arrived(sender, token, message)
 
@@ -325,14 +350,15 @@ class BrokerTransport:
         """Whoever waits for the call is told, here or there; the connection goes on."""
         self.malformed += 1
         logger.warning("a message from %s cannot be read: %s", sender, error.message)
-        request_id = _request_id(error)
-        if self._receiver is None or request_id is None:
-            return
-        failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
-        if self._leases.asked(request_id) is None:
-            self._tell(sender, failed, token)
-        elif self._leases.believe(failed, sender, token, time.monotonic()):
-            self._receiver.received(failed, sender)
+        match error.details:
+            case {"requestId": str(request_id)}:
+                failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
+                if self._leases.asked(request_id) is None:
+                    self._tell(sender, failed, token)
+                elif self._leases.believe(failed, sender, token, time.monotonic()):
+                    self._deliver(failed, sender)
+            case _:
+                pass  # nobody can say whose it was
 
     def _session(self, event: SessionEvent, sender: Address) -> None:
         now = time.monotonic()
@@ -343,8 +369,9 @@ class BrokerTransport:
                 for request_id in self._leases.heard(sender, event.gone, now):
                     self._leases.release(sender, request_id)
                     self._deliver(CallAborted(request_id=request_id, reason="the caller waits no longer"), sender)
-            case Left():
-                self._lose(sender, self._leases.left(sender, event.tokens), event.reason)
+            case Left():  # by its tokens, and not by its address, which anybody could write
+                calls, callers = self._leases.over(event.tokens)
+                self._lose(callers, calls, event.reason)
             case Here():
                 if event.id in self._found:
                     self._found[event.id][sender] = None
@@ -364,13 +391,14 @@ class BrokerTransport:
 
     def unreachable(self, peer: Address) -> None:
         """Nobody listens at an address any more; called by the medium."""
-        self._lose(peer, self._leases.left(peer), "the peer is gone")
+        self._lose([peer], self._leases.left(peer), "the peer is gone")
 
-    def _lose(self, peer: Address, calls: list[Asked], reason: str) -> None:
+    def _lose(self, peers: list[Address], calls: list[Asked], reason: str) -> None:
         for asked in calls:
             self._fail(asked, f"{reason} before {asked.operation_id} was answered")
-        if self._receiver is not None:
-            self._receiver.lost(peer, reason)
+        for peer in peers:
+            if self._receiver is not None:
+                self._receiver.lost(peer, reason)
 
     def _fail(self, asked: Asked, reason: str) -> None:
         failed = CallFailed(request_id=asked.request_id, code=ErrorCode.UNAVAILABLE, message=reason)
@@ -387,24 +415,29 @@ class BrokerTransport:
         while True:
             due += self._heartbeat
             await asyncio.sleep(due - time.monotonic())
-            if self.connected:
-                self._medium.beat(self._heartbeat)
-                for caller, tokens in list(self._leases.beats()):
-                    for portion in self._portions(tokens):
-                        self._tell(caller, Serving(tokens=portion))
+            try:
+                self._say_what_is_in_hand()
+            except Exception:  # the next one has to come all the same
+                logger.exception("a beat failed")
             late = time.monotonic() - due
             if late < self._heartbeat:
                 self._expire()
             else:  # this very process was held up, and there may be news that it has not read yet
                 due += late
 
+    def _say_what_is_in_hand(self) -> None:
+        if self.connected:
+            for caller, tokens in list(self._leases.beats()):
+                for portion in self._portions(tokens):
+                    self._tell(caller, Serving(tokens=portion))
+            self._medium.beat(self._heartbeat)
+
     def _expire(self) -> None:
         expired = self._leases.expire(time.monotonic())
         silence = f"nothing was heard of it for {3 * self._heartbeat:g} s"
         for asked in expired.calls:
             self._fail(asked, f"the server of {asked.operation_id} is gone: {silence}")
-        for caller in expired.callers:
-            self._lose(caller, [], silence)
+        self._lose(expired.callers, [], silence)
 
     def disconnected(self, reason: str) -> None:
         """The connection is gone; called by the medium. Every call over it ends at once."""
@@ -412,7 +445,8 @@ class BrokerTransport:
         if self._address is None or self._receiver is None:
             return
         self._address = None
-        self._farewell.update(self._leases.clear())
+        for peer, tokens in self._leases.clear().items():
+            self._farewell.setdefault(peer, []).extend(tokens)
         logger.warning("the connection to %s was lost: %s", self._medium.name, reason)
         self._receiver.lost(None, f"the connection to {self._medium.name} was lost ({reason})")
 
@@ -441,10 +475,11 @@ class BrokerTransport:
             attempt += 1
             try:
                 await self._connect()
-            except CallError as error:
-                logger.debug("%s cannot be reached yet: %s", self._medium.name, error)
-                self._address = None
-                self._broken.set()
+            except Exception as error:
+                # Not even a fault of ours may keep this end away for good.
+                tell = logger.debug if isinstance(error, CallError) else logger.exception
+                tell("%s cannot be reached yet: %s", self._medium.name, error)
+                self.disconnected(str(error))
                 await self._medium.close()
             else:
                 logger.info("connected to %s again", self._medium.name)
@@ -472,12 +507,3 @@ class BrokerTransport:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a task of the transport failed", exc_info=error)
-
-
-def _request_id(error: CallError) -> str | None:
-    """Which request a message was about that could not be read, if that much was readable."""
-    match error.details:
-        case {"requestId": str(request_id)}:
-            return request_id
-        case _:
-            return None

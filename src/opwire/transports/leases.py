@@ -28,8 +28,8 @@ class Asked(Struct):
     server: Address | None = None
 
 
-class Expired(NamedTuple):
-    """What was not heard of for too long."""
+class Ended(NamedTuple):
+    """What is over: calls of ours, and callers with all that they asked of us."""
 
     calls: list[Asked]
     callers: list[Address]
@@ -56,6 +56,8 @@ class Leases:
     ) -> str:
         """A request is about to leave; the token that goes with it."""
         token = next(self._tokens)
+        if (before := self._asked.get(request_id)) is not None:
+            self._forget(before)
         asked = Asked(request_id, operation_id, token, streams, now, server)
         self._asked[request_id] = self._by_token[token] = asked
         return token
@@ -106,10 +108,11 @@ class Leases:
 
     # --- what we were asked -------------------------------------------------------------------------------------------
 
-    def hold(self, caller: Address, request_id: str, token: str, now: float) -> None:
-        """A request arrived."""
-        self._held.setdefault(caller, {})[request_id] = token
+    def hold(self, caller: Address, request_id: str, token: str, now: float) -> bool:
+        """A request arrived. False: one of that id, with another token, is in hand already, and goes on."""
+        first = self._held.setdefault(caller, {}).setdefault(request_id, token)
         self._heard[caller] = now
+        return first == token
 
     def held(self, caller: Address, request_id: str) -> str | None:
         """The token of a request that we have in hand."""
@@ -138,37 +141,37 @@ class Leases:
 
     # --- the end of leases --------------------------------------------------------------------------------------------
 
-    def expire(self, now: float) -> Expired:
+    def expire(self, now: float) -> Ended:
         """End what was not heard of for too long."""
         since = now - self._patience
         calls = [asked for asked in self._asked.values() if asked.heard < since]
         callers = [caller for caller, heard in self._heard.items() if heard < since]
+        return self._end(calls, callers)
+
+    def left(self, peer: Address) -> list[Asked]:
+        """A peer is gone: what it had of ours. What we hold of its own is dropped, too."""
+        return self._end([asked for asked in self._asked.values() if asked.server == peer], [peer]).calls
+
+    def over(self, tokens: Iterable[str]) -> Ended:
+        """Whoever shares these tokens with us is gone: the calls that it had, and the callers that it was."""
+        named = set(tokens)
+        calls = [asked for token in named if (asked := self._by_token.get(token)) is not None]
+        callers = [caller for caller, held in self._held.items() if not named.isdisjoint(held.values())]
+        return self._end(calls, callers)
+
+    def _end(self, calls: list[Asked], callers: list[Address]) -> Ended:
         for asked in calls:
             self._forget(asked)
         for caller in callers:
-            self.drop(caller)
-        return Expired(calls, callers)
-
-    def left(self, peer: Address, tokens: Iterable[str] = ()) -> list[Asked]:
-        """A peer is gone: what it had of ours, and what it named. What we hold of its own is dropped, too."""
-        named = set(tokens)
-        lost = [asked for asked in self._asked.values() if asked.server == peer or asked.token in named]
-        for asked in lost:
-            self._forget(asked)
-        self.drop(peer)
-        return lost
-
-    def drop(self, caller: Address) -> None:
-        """Drop whatever a caller asked."""
-        self._held.pop(caller, None)
-        self._heard.pop(caller, None)
+            self._held.pop(caller, None)
+            self._heard.pop(caller, None)
+        return Ended(calls, callers)
 
     def clear(self) -> dict[Address, list[str]]:
-        """End everything. Whom to tell, and what they need not wait for."""
+        """End everything. Whom to tell ("": whoever has it), and what they need not wait for."""
         farewell: dict[Address, list[str]] = dict(self.beats())
         for asked in self._asked.values():
-            if asked.server is not None:
-                farewell.setdefault(asked.server, []).append(asked.token)
+            farewell.setdefault(asked.server or "", []).append(asked.token)
         self._asked.clear()
         self._by_token.clear()
         self._held.clear()

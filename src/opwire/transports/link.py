@@ -7,12 +7,15 @@ or steer calls have room of their own above it (`control`), and what keeps the c
 """
 
 import asyncio
+import logging
 import random
 from collections import deque
 from collections.abc import Callable
 from typing import cast
 
 from opwire.errors import CallError, ErrorCode
+
+logger = logging.getLogger("opwire.transports")
 
 MAX_BACKLOG = 16 * 1024 * 1024
 """Bytes that may wait for a peer that does not read."""
@@ -27,7 +30,8 @@ _PIECE = 64 * 1024  # bytes that are joined into one write
 class Link(asyncio.Protocol):
     """An asyncio protocol. `receive` gets the bytes that arrive, `lost` the reason, once, when the connection is gone.
 
-    What `receive` raises ends the connection: a transport that can go on after a bad message does not raise.
+    What `receive` raises ends the connection: a transport that can go on after a bad message does not raise. CallError
+    and ValueError say that the peer broke the protocol; anything else is a fault of ours, and is logged.
     """
 
     def __init__(
@@ -78,8 +82,12 @@ class Link(asyncio.Protocol):
         self._put(data, self._max_backlog + _RESERVE)
 
     def urgent(self, data: bytes) -> None:
-        """Send something that has no order with anything else, before what is waiting."""
-        if self._transport is not None and self._reason is None:
+        """Send something that has no order with anything else, before what is waiting.
+
+        It is dropped if a peer that reads nothing has had more of that than fits: it cannot make us answer for ever.
+        """
+        room = self._max_backlog + 2 * _RESERVE
+        if self._transport is not None and self._reason is None and self.backlog + len(data) <= room:
             self._transport.write(data)
 
     def _put(self, data: bytes, limit: int) -> None:
@@ -116,7 +124,7 @@ class Link(asyncio.Protocol):
             self._drained = None
 
     async def drain(self) -> None:
-        """Wait until all that was written has been handed to the operating system, or the connection is gone."""
+        """Wait until nothing waits here any more, but in asyncio's own small buffer; or the connection is gone."""
         self._flush()
         while self.open and (self._waiting or self._paused):
             if self._drained is None:
@@ -140,11 +148,15 @@ class Link(asyncio.Protocol):
         try:
             async with asyncio.timeout(grace):
                 await self.drain()
+                self._reason = self._reason or "it was closed"  # nothing more goes out, and nothing comes in
                 transport.close()
                 await asyncio.shield(gone)
         except TimeoutError:
-            self.abort("it took too long to close")
-            await gone
+            pass  # it ends without what is left
+        finally:  # whoever waits for it may be cancelled
+            self._reason = self._reason or "it was closed"
+            transport.abort()
+        await asyncio.shield(gone)
 
     # --- what asyncio calls -------------------------------------------------------------------------------------------
 
@@ -159,8 +171,11 @@ class Link(asyncio.Protocol):
             return
         try:
             self._receive(data)
-        except Exception as error:  # whatever a peer sends: this connection ends, and no other
+        except (CallError, ValueError) as error:  # whatever a peer sends: this connection ends, and no other
             self.abort(f"the peer broke the protocol: {error}")
+        except Exception:
+            logger.exception("what a peer sent could not be dealt with")
+            self.abort("what the peer sent could not be dealt with")
 
     def pause_writing(self) -> None:
         """The peer does not read as fast as we write."""

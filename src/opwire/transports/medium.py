@@ -101,5 +101,5 @@ class Medium(Protocol):
         ...
 
     async def close(self) -> None:
-        """Send what is waiting, and leave. Closing again does nothing."""
+        """Send what is waiting, and leave, within a second or two. Closing again does nothing. Raises nothing."""
         ...

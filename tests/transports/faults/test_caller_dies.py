@@ -1,5 +1,6 @@
 """A process that waits for answers is killed or frozen."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -30,5 +31,6 @@ async def test_handlers_are_stopped_when_their_caller_is_gone(
         await notes.until("stopped", 20)
         await notes.until("counted")
         caller.kill()
-        assert len(handler) == 0
-        assert serving.open_calls == 0
+        async with asyncio.timeout(5):
+            while len(handler) or serving.open_calls:  # the last of them is about to leave the books
+                await asyncio.sleep(0.01)

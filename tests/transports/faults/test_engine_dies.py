@@ -7,6 +7,7 @@ import pytest
 from opwire import CallError
 from opwire.call import CallRequested
 from opwire.transports import broker
+from opwire.transports.websocket import client
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
@@ -49,8 +50,9 @@ async def test_calls_fail_soon_while_the_engine_is_frozen_and_succeed_again_afte
 @requirement("transport.faults.back-off")
 async def test_an_outage_is_no_busy_loop(engine: Engine, own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "PATIENCE", 0.2)
+    monkeypatch.setattr(client, "_STEADY", 0.2)
     async with staged(engine, own_server) as stage:
-        await asyncio.sleep(0.3)  # the connections are older than any patience
+        await asyncio.sleep(0.3)  # both connections have lasted
         own_server.kill()
         await asyncio.sleep(1)
         attempts = [proxy.accepted - 1 for proxy in stage.proxies.values()]

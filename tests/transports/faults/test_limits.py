@@ -47,9 +47,8 @@ async def test_a_message_above_the_limit_of_the_engine_fails_its_own_call_alone(
 async def one_of_this_size(calls: PendingRequestMap, size: int, *, fits: bool) -> None:
     ballast = "x" * size
     if fits:
-        assert (await soon("a large call is answered", calls.call("fault.run", {"ballast": ballast}))).data[
-            2
-        ] == ballast
+        answer = await soon("a large call is answered", calls.call("fault.run", {"ballast": ballast}))
+        assert answer.data[2] == ballast
         return
     for input in ({"ballast": ballast}, {"grow": size}):  # too large on the way there, and on the way back
         with pytest.raises(CallError) as caught:
