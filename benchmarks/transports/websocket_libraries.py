@@ -184,8 +184,8 @@ async def _picows_connect(url: str, arrived: Arrived) -> AsyncGenerator[Send]:
 
 
 LIBRARIES = (
+    Library("websockets, its sans-I/O core", "websockets", _core_listen, _core_connect),
     Library("websockets, its asyncio API", "websockets", _websockets_listen, _websockets_connect),
-    Library("websockets, its sans-I/O core by hand", "websockets", _core_listen, _core_connect),
     Library("aiohttp", "aiohttp", _aiohttp_listen, _aiohttp_connect),
     Library("picows", "picows", _picows_listen, _picows_connect),
 )
