@@ -3,12 +3,13 @@
 import asyncio
 import os
 import sys
+from typing import Any
 
 from opwire.hub import Spoke
 
 
 async def main(url: str) -> None:
-    token = {"token": os.environ["OPWIRE_TOKEN"]} if url.startswith("ws") else {}
+    token: dict[str, Any] = {"token": os.environ["OPWIRE_TOKEN"]} if url.startswith("ws") else {}
     async with Spoke(None, url, **token) as spoke:
         for found in await spoke.discover():
             print("found", found.server.name, found.server.version, *(each.id for each in found.operations))

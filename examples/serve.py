@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 from opwire import Identity, OperationRegistry
 from opwire.hub import Spoke
@@ -37,7 +38,7 @@ async def main(url: str) -> None:
     # Nobody proves who they are here: whoever reaches the broker may call. docs/howto/scale-out.md says how to close
     # the door.
     everybody = Identity(id="everybody", scopes=("*",))
-    token = {"token": os.environ["OPWIRE_TOKEN"]} if url.startswith("ws") else {}
+    token: dict[str, Any] = {"token": os.environ["OPWIRE_TOKEN"]} if url.startswith("ws") else {}
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -5,8 +5,8 @@ that was recorded stands. What JetStream acknowledges, it has handed to the oper
 dies, even by kill -9, nothing of it is lost. When the machine dies, `sync_interval` decides:
 
     always    nothing is lost that was acknowledged
-    2m        the default: with one replica, submissions and outcomes of the last two minutes may be lost; with three,
-              only if most of the machines die at the same time, or one of those that are left had to catch up
+    2m        the default: submissions and outcomes of the last two minutes may be lost. With three replicas it takes
+              more than one machine: another that dies at the same time, or that was behind and helps the first up
 
 After the loss of an outcome its task is run again; after the loss of a submission it has to be submitted again, which
 the same key makes safe.
@@ -26,13 +26,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from secrets import token_hex
 from ssl import SSLContext
 from typing import Self
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, key_in_use
@@ -40,9 +40,8 @@ from opwire.errors import CallError, ErrorCode
 from opwire.transports.nats.connection import Security
 from opwire.transports.nats.credentials import Credentials
 from opwire.transports.nats.jetstream_claims import Claims, Receipt
-from opwire.transports.nats.jetstream_log import Body, Log, Names, read, token
-from opwire.transports.nats.jetstream_session import Answer, Session
-from opwire.transports.nats.protocol import Message
+from opwire.transports.nats.jetstream_log import TRIES, Body, Log, Names, read, token
+from opwire.transports.nats.jetstream_session import Listener, Session
 from opwire.transports.nats.servers import Servers
 
 logger = logging.getLogger("opwire.durable")
@@ -50,22 +49,77 @@ logger = logging.getLogger("opwire.durable")
 _ASK_AGAIN = 5.0  # seconds; what is published again is lost if the leader of the stream dies in that moment
 _GRACE = 1.0  # seconds to say goodbye
 _PAGE = 50  # outcomes that are fetched at once
-_TRIES = 5  # to write an entry before somebody else does
 
 
-class _Config(Struct, frozen=True):
-    metadata: dict[str, str] = {}
+class _Waiting(Listener):
+    """Those who wait for outcomes."""
 
+    def __init__(self, session: Session, log: Log) -> None:
+        self._session = session
+        self._log = log
+        self._told: dict[str, set[asyncio.Future[Outcome]]] = {}  # by subject
+        session.listeners.append(self)
 
-class _Consumer(Struct, frozen=True):
-    config: _Config = _Config()
-    num_pending: int = 0
-    num_ack_pending: int = 0
+    async def wait(self, key: str, timeout: float) -> Outcome | None:
+        """The outcome of a task; None if there is none in time.
 
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        end = time.monotonic() + timeout
+        await self._session.connect()
+        with self._listening(key) as told:
+            while True:
+                known = await self._log.outcome(key)
+                if known is not None:
+                    return known
+                left = max(0.0, end - time.monotonic())
+                await asyncio.wait([told], timeout=min(left, _ASK_AGAIN))
+                if told.done():
+                    return told.result()
+                if left <= _ASK_AGAIN:
+                    return None
 
-class _Consumers(Answer, frozen=True):
-    total: int = 0
-    consumers: list[_Consumer] | None = None
+    @contextmanager
+    def _listening(self, key: str) -> Generator[asyncio.Future[Outcome], None, None]:
+        """What is published when the task ends."""
+        subject = self._log.names.told(key)
+        if subject not in self._told:
+            self._session.listen(subject)
+        waiting = self._told.setdefault(subject, set())
+        told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        waiting.add(told)
+        try:
+            yield told
+        finally:
+            if not told.cancel() and not told.cancelled():
+                told.exception()  # or else asyncio complains that nobody has looked at it
+            waiting.discard(told)
+            if not waiting and self._told.get(subject) is waiting:
+                del self._told[subject]
+                self._session.forget(subject)
+
+    def heard(self, subject: str, payload: bytes) -> None:
+        """An outcome was published."""
+        try:
+            outcome = read(payload).outcome
+        except CallError as error:  # anybody can publish anything
+            logger.warning("what was published for %s is no outcome: %s", self._session.name, error.message)
+            return
+        for told in self._told.get(subject, ()):
+            if outcome is not None and not told.done():
+                told.set_result(outcome)
+
+    def refused(self, subject: str, error: CallError) -> None:
+        """The server does not let us listen to this."""
+        for told in self._told.get(subject, ()):
+            if not told.done():
+                told.set_exception(error)
+
+    def lost(self, error: CallError) -> None:
+        """The connection is gone."""
+        for subject in self._told:
+            self.refused(subject, error)
 
 
 class NatsJournal:
@@ -108,13 +162,11 @@ class NatsJournal:
             found,
             Security(Credentials(user, password, token, credentials), ssl, tls_first),
             self._names.inboxes.inbox(token_hex(8)),
-            listener=self,
-            prepare=self._prepare,
-            api=f"$JS.{domain}.API" if domain else "$JS.API",
+            domain,
         )
         self._log = Log(self._session, self._names, replicas)
-        self._claims = Claims(self._log, self._session)
-        self._waiting: dict[str, set[asyncio.Future[Outcome]]] = {}  # by the name of the subscription
+        self._claims = Claims(self._session, self._log)
+        self._waiting = _Waiting(self._session, self._log)
         self._closed = False
 
     # --- connecting ---------------------------------------------------------------------------------------------------
@@ -126,9 +178,6 @@ class NatsJournal:
             CallError: UNAVAILABLE.
         """
         await self._session.connect()
-
-    async def _prepare(self) -> None:
-        await self._log.prepare()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -142,10 +191,9 @@ class NatsJournal:
         if self._closed:
             return
         self._closed = True
-        self.lost(CallError(ErrorCode.UNAVAILABLE, f"the journal at {self.name} was closed"))
         try:
             async with asyncio.timeout(_GRACE):
-                await self._claims.leave()
+                await self._claims.consumers.leave()
         except TimeoutError:
             logger.debug("%s heard no goodbye", self.name)
         await self._session.close()
@@ -158,10 +206,10 @@ class NatsJournal:
         Raises:
             CallError: VALIDATION_ERROR, if it is known with another fingerprint; UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
-        await self._claims.serve([task.operation_id])
-        subject = self._names.entry(task.key, "task", task.operation_id)
+        await self._claims.consumers.create([task.operation_id])
+        subject = self._names.task(task.key, task.operation_id)
         after = 0
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             if await self._log.add(task.key, subject, Body(fingerprint=task.fingerprint, task=task), after):
                 return None
             last = await self._log.last(task.key)
@@ -207,7 +255,7 @@ class NatsJournal:
         """
         receipt = Receipt.of(claim)
         after = receipt.birth
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             if await self._end(claim.task, receipt.birth, outcome, after):
                 self._claims.done(receipt.ack)
                 if after != receipt.birth:
@@ -248,66 +296,7 @@ class NatsJournal:
         Raises:
             CallError: UNAVAILABLE.
         """
-        end = time.monotonic() + timeout
-        await self._session.connect()
-        sid = f"={token(key)}"
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        if sid not in self._waiting:
-            self._session.listen(self._names.told(key), sid)
-        waiting = self._waiting.setdefault(sid, set())
-        waiting.add(future)
-        try:
-            while True:
-                known = await self._log.outcome(key)
-                if known is not None:
-                    return known
-                left = max(0.0, end - time.monotonic())
-                await asyncio.wait([future], timeout=min(left, _ASK_AGAIN))
-                if future.done():
-                    return future.result()
-                if left <= _ASK_AGAIN:
-                    return None
-        finally:
-            future.cancel()
-            waiting.discard(future)
-            if not waiting and self._waiting.get(sid) is waiting:
-                del self._waiting[sid]
-                self._session.forget(sid)
-
-    # --- what the session calls ---------------------------------------------------------------------------------------
-
-    def arrived(self, token: str, message: Message) -> None:
-        """A message has come to our inbox."""
-        self._claims.arrived(token, message)
-
-    def heard(self, sid: str, payload: bytes) -> None:
-        """An outcome was published."""
-        try:
-            outcome = read(payload).outcome
-        except CallError as error:  # anybody can publish anything
-            logger.warning("what was published for %s is no outcome: %s", self.name, error.message)
-            return
-        for future in self._waiting.get(sid, ()):
-            if outcome is not None and not future.done():
-                future.set_result(outcome)
-
-    def refused(self, subject: str, error: CallError) -> None:
-        """The server does not let us publish to a subject, or listen to it."""
-        self._claims.refused(subject, error)
-        sid = f"={subject.rpartition('.')[2]}"
-        if subject.startswith(self._names.told("")[:-1]):
-            self._fail(self._waiting.get(sid, set()), error)
-
-    def lost(self, error: CallError) -> None:
-        """The connection is gone."""
-        self._claims.lost(error)
-        for waiting in self._waiting.values():
-            self._fail(waiting, error)
-
-    def _fail(self, waiting: set[asyncio.Future[Outcome]], error: CallError) -> None:
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
+        return await self._waiting.wait(key, timeout)
 
     # --- looking after it ---------------------------------------------------------------------------------------------
 
@@ -317,7 +306,7 @@ class NatsJournal:
         Raises:
             CallError: UNAVAILABLE.
         """
-        subjects = await self._log.subjects(f"ended.buried.{'*' if operation_id is None else token(operation_id)}.*")
+        subjects = await self._log.subjects(f"since.buried.{'*' if operation_id is None else token(operation_id)}.*")
         subjects.sort(key=lambda subject: int(subject.rpartition(".")[2]))
         for start in range(0, len(subjects), _PAGE):
             page = subjects[start : start + _PAGE]
@@ -331,12 +320,12 @@ class NatsJournal:
         Raises:
             CallError: UNAVAILABLE.
         """
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             last = await self._log.last(key)
             if last is None or last.body.outcome is None or last.body.task is None:
                 return False
             task = last.body.task
-            subject = self._names.entry(key, "task", task.operation_id)
+            subject = self._names.task(key, task.operation_id)
             body = Body(fingerprint=task.fingerprint, task=task)
             if await self._log.add(key, subject, body, last.seq):
                 await self._log.delete(last.seq)
@@ -361,27 +350,14 @@ class NatsJournal:
         Raises:
             CallError: UNAVAILABLE.
         """
-        later = Counter(subject.split(".")[-1] for subject in await self._log.subjects("later.*"))
-        buried = Counter(subject.split(".")[-2] for subject in await self._log.subjects("ended.buried.*.*"))
-        found: list[JournalInfo] = []
-        for consumer in await self._consumers():
-            operation_id = consumer.config.metadata["operation"]
-            released = later[token(operation_id)]
-            found.append(
-                JournalInfo(
-                    operation_id=operation_id,
-                    waiting=consumer.num_pending + released,
-                    claimed=max(0, consumer.num_ack_pending - released),
-                    buried=buried[token(operation_id)],
-                )
+        later = Counter(subject.split(".")[-1] for subject in await self._log.subjects("since.later.*"))
+        buried = Counter(subject.split(".")[-2] for subject in await self._log.subjects("since.buried.*.*"))
+        return [
+            JournalInfo(
+                operation_id=each.operation_id,
+                waiting=each.num_pending + later[token(each.operation_id)],
+                claimed=max(0, each.num_ack_pending - later[token(each.operation_id)]),
+                buried=buried[token(each.operation_id)],
             )
-        return found
-
-    async def _consumers(self) -> list[_Consumer]:
-        found: list[_Consumer] = []
-        while True:
-            what = f"CONSUMER.LIST.{self._names.stream}"
-            page = await self._session.api(_Consumers, what, {"offset": len(found)})
-            found += page.consumers or []
-            if not page.consumers or len(found) >= page.total:
-                return [each for each in found if "operation" in each.config.metadata]
+            for each in await self._claims.consumers.every()
+        ]

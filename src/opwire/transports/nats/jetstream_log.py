@@ -4,9 +4,9 @@ The entries of a log have the key of the task in their subjects, `<prefix>.durab
 task stands:
 
     task.<operation>                        it was submitted
-    lease.<operation>                       it was claimed not for the first time, or a lease was renewed
-    later.<operation>                       it was released
-    ended.done|buried.<operation>.<time>    it has an outcome
+    since.lease.<operation>                 it was claimed not for the first time, or a lease was renewed
+    since.later.<operation>                 it was released
+    since.done|buried.<operation>.<time>    it has an outcome
 
 Whoever writes an entry says which one was the last until then, and JetStream stores it only if that is so: of two who
 submit, claim, renew, release or end the same task at the same time, one comes too late and knows it. The number of the
@@ -28,18 +28,21 @@ from msgspec import Struct
 
 from opwire.durable.journal import Outcome, Task
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats.jetstream_session import Answer, Session
+from opwire.transports.nats.jetstream_session import NO_STREAM, Answer, Listener, Session
 from opwire.transports.nats.subjects import Subjects
 
-Kind = Literal["task", "lease", "later", "ended", "gone"]
+Kind = Literal["task", "lease", "later", "done", "buried", "gone"]
 """`gone`: the task was purged, or its outcome has expired, and something of its log is left."""
 
-_KINDS: dict[str, Kind] = {"task": "task", "lease": "lease", "later": "later", "ended": "ended"}
+TRIES = 5
+"""How often an entry is written before somebody else has done it. In a cluster that may seem so without reason."""
+
+_KINDS: dict[str, Kind] = {"task": "task", "lease": "lease", "later": "later", "done": "done", "buried": "buried"}
 _MAX_TOKEN = 200  # characters: the name of a consumer, and with it that of a folder, may have 255
 _HELD_FOR = 30 * 24 * 3600  # seconds for which attempts are remembered while nobody claims the task again
 _OLDEST = (2, 11)
 
-_NAME_IN_USE, _NOT_FOUND, _NOT_DELETED = 10058, 10037, 10057
+_NOT_FOUND = (10037, 10043, 10057)
 _CONFLICTS = (10071, 10164)  # 10164: another entry for the same key is being stored by the cluster
 
 
@@ -108,22 +111,26 @@ class Names:
 
     def __init__(self, prefix: str) -> None:
         self.inboxes = Subjects(prefix)
-        self.stream = f"{prefix}_durable".replace(".", "%2E")
+        self.stream = f"{prefix}_durable".replace(".", "=2E")
         self._root = f"{prefix}.durable."
         self._told = f"{prefix}.ended."
 
-    def log(self, key: str) -> str:
-        """Every entry of a key."""
-        return f"{self._root}{token(key)}.>"
+    def log(self, key: str, what: str = ">") -> str:
+        """Every entry of a key, or every such entry."""
+        return f"{self._root}{token(key)}.{what}"
 
-    def entry(self, key: str, kind: Kind, operation_id: str) -> str:
-        """The entry of an open task."""
-        return f"{self._root}{token(key)}.{kind}.{token(operation_id)}"
+    def task(self, key: str, operation_id: str) -> str:
+        """The entry of a task."""
+        return self.log(key, f"task.{token(operation_id)}")
+
+    def since(self, key: str, kind: Kind, operation_id: str) -> str:
+        """The entry of who has a task."""
+        return self.log(key, f"since.{kind}.{token(operation_id)}")
 
     def ended(self, outcome: Outcome) -> str:
         """The entry of an outcome."""
-        how = "buried" if outcome.buried else "done"
-        return f"{self._root}{token(outcome.key)}.ended.{how}.{token(outcome.operation_id)}.{outcome.recorded}"
+        kind = "buried" if outcome.buried else "done"
+        return f"{self.since(outcome.key, kind, outcome.operation_id)}.{outcome.recorded}"
 
     def told(self, key: str) -> str:
         """Where an outcome is published again."""
@@ -135,7 +142,8 @@ class Names:
 
     def kind(self, subject: str) -> Kind:
         """What an entry is; `gone`, if it is nothing of ours."""
-        return _KINDS.get(subject[len(self._root) :].split(".")[1], "gone")
+        parts = subject[len(self._root) :].split(".")
+        return _KINDS.get(parts[2] if parts[1] == "since" else parts[1], "gone")
 
     def stream_config(self, replicas: int) -> dict[str, object]:
         """What the stream has to be."""
@@ -145,27 +153,33 @@ class Names:
             "retention": "workqueue",
             "storage": "file",
             "max_msgs_per_subject": 1,
+            "deny_delete": False,
             "allow_msg_ttl": True,
-            "republish": {"src": self.every("ended.*.*.*"), "dest": f"{self._told}{{{{wildcard(1)}}}}"},
+            "republish": {"src": self.every("since.*.*.*"), "dest": f"{self._told}{{{{wildcard(1)}}}}"},
             "num_replicas": replicas,
         }
 
 
 def token(name: str) -> str:
-    """A key or the id of an operation as one token of a subject: readable where it can be, and no two alike."""
-    quoted = quote(name, safe="", errors="surrogatepass").replace(".", "%2E")
+    """A key or the id of an operation as one token of a subject, or the name of a consumer: no two are alike.
+
+    Escaped as in URLs, but with `=`: a `%` in the name of a consumer makes nats-server 2.11 and 2.12 ignore all
+    acknowledgements.
+    """
+    quoted = quote(name, safe="", errors="surrogatepass").replace(".", "%2E").replace("%", "=")
     if len(quoted) > _MAX_TOKEN:
-        return f"%{sha256(name.encode(errors='surrogatepass')).hexdigest()}"
-    return quoted or "%"
+        return f"=sha256-{sha256(name.encode(errors='surrogatepass')).hexdigest()}"
+    return quoted or "="
 
 
-class Log:
+class Log(Listener):
     """The logs of all tasks. `names` says where they are."""
 
     def __init__(self, session: Session, names: Names, replicas: int) -> None:
         self.names = names
         self._session = session
         self._replicas = replicas
+        session.listeners.append(self)
 
     async def prepare(self) -> None:
         """See that there is a stream, on a new connection.
@@ -179,10 +193,10 @@ class Log:
             old = f"{session.name} is nats-server {version}: durable calls need 2.11 or newer"
             raise CallError(ErrorCode.UNAVAILABLE, old)
         wanted = self.names.stream_config(self._replicas)
-        made = await session.api(_Stream, f"STREAM.CREATE.{stream}", wanted, unless=[_NAME_IN_USE], preparing=True)
-        if made.error is not None:
-            made = await session.api(_Stream, f"STREAM.INFO.{stream}", preparing=True)
-        wrong = [name for name, value in wanted.items() if name != "num_replicas" and made.config.get(name) != value]
+        found = await session.api(_Stream, f"STREAM.INFO.{stream}", unless=[NO_STREAM], preparing=True)
+        if found.error is not None:
+            found = await session.api(_Stream, f"STREAM.CREATE.{stream}", wanted, preparing=True)
+        wrong = [name for name, value in wanted.items() if name != "num_replicas" and found.config.get(name) != value]
         if wrong:
             other = f"the stream {stream} of {session.name} is not the journal's: its {', '.join(wrong)} differ"
             raise CallError(ErrorCode.UNAVAILABLE, f"{other}; delete it, or give the journal another prefix")
@@ -210,7 +224,7 @@ class Log:
         Raises:
             CallError: UNAVAILABLE.
         """
-        subject = self.names.entry(task.key, kind, task.operation_id)
+        subject = self.names.since(task.key, kind, task.operation_id)
         return await self.add(task.key, subject, body, after, ttl=_HELD_FOR) is not None
 
     async def delete(self, seq: int) -> bool:
@@ -220,12 +234,12 @@ class Log:
             CallError: UNAVAILABLE.
         """
         what = f"STREAM.MSG.DELETE.{self.names.stream}"
-        answer = await self._session.api(Answer, what, _deletion(seq), unless=[_NOT_FOUND, _NOT_DELETED])
+        answer = await self._session.api(Answer, what, _deletion(seq), unless=_NOT_FOUND)
         return answer.error is None
 
     def drop(self, seq: int) -> None:
         """Remove an entry that means nothing any more, without waiting for it: it does no harm."""
-        self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", _deletion(seq), "-")
+        self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", _deletion(seq))
 
     def busy(self, key: str) -> CallError:
         """The error for a task that others change all the time."""
@@ -240,36 +254,42 @@ class Log:
             CallError: UNAVAILABLE.
         """
         entry = await self._find({"last_by_subj": self.names.log(key)})
-        if entry is None or entry.kind in ("task", "ended"):
+        if entry is None or entry.kind == "task" or entry.body.outcome is not None:
             return entry
         if await self._find({"seq": entry.birth}) is None:
             return msgspec.structs.replace(entry, kind="gone")
         return entry
 
-    async def outcome(self, key: str) -> Outcome | None:
-        """What came of a task: does not fetch the task itself, which may be large.
+    async def since(self, key: str) -> Entry | None:
+        """The last entry of a key that is not the task itself, which may be large. Perhaps it is older than the task.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        entry = await self._find({"last_by_subj": self.names.log(key).replace(".>", ".ended.>")})
-        if entry is not None and entry.body.outcome is not None and entry.body.outcome.buried:
+        return await self._find({"last_by_subj": self.names.log(key, "since.>")})
+
+    async def outcome(self, key: str) -> Outcome | None:
+        """What came of a task.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        entry = await self.since(key)
+        if entry is not None and entry.kind == "buried":
             entry = await self.last(key)  # it may have been replayed
         return None if entry is None else entry.body.outcome
 
     async def buried(self, subject: str) -> Outcome | None:
-        """The outcome with this subject, unless it is not the last entry of its key any more.
+        """The outcome with this subject, unless the task was purged or replayed.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        entry = await self._find({"last_by_subj": f"{subject.rsplit('.', 4)[0]}.>"})
-        return None if entry is None else entry.body.outcome
+        last = await self._find({"last_by_subj": f"{subject.rsplit('.', 4)[0]}.>"})
+        return last.body.outcome if last is not None and last.kind == "buried" else None
 
     async def _find(self, which: dict[str, object]) -> Entry | None:
-        found = await self._session.api(
-            _Found, f"STREAM.MSG.GET.{self.names.stream}", which, unless=[_NOT_FOUND, _NOT_DELETED]
-        )
+        found = await self._session.api(_Found, f"STREAM.MSG.GET.{self.names.stream}", which, unless=_NOT_FOUND)
         if found.message is None:
             return None
         message = found.message

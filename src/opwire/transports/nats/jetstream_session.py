@@ -7,10 +7,10 @@ stream is answered there, too: with the number of the message that was stored, o
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,9 @@ logger = logging.getLogger("opwire.durable")
 
 PATIENCE = 5.0
 """Seconds without an answer, after which something counts as not done."""
+
+NO_STREAM = 10059
+"""What JetStream says when there is no such stream."""
 
 _TRY = 2.0  # seconds for one server, so that there is time for another
 _BEAT = 2.0  # seconds between two signs of life; a server without them is given up after three
@@ -57,24 +60,30 @@ class Answer(Struct, frozen=True):
 A = TypeVar("A", bound=Answer)
 
 
-class Listener(Protocol):
-    """Whoever uses a session. Its methods return at once and raise nothing."""
+class Listener:
+    """Whoever uses a session, and wants to know some of this. All but `prepare` return at once and raise nothing."""
+
+    async def prepare(self) -> None:
+        """There is a new connection, which is not used for anything else yet.
+
+        Raises:
+            CallError: UNAVAILABLE: it cannot be used.
+        """
 
     def arrived(self, token: str, message: Message) -> None:
-        """A message has come to our inbox that is no answer; `token` is the end of its subject."""
-        ...
+        """A message has come to our inbox that is no answer.
 
-    def heard(self, sid: str, payload: bytes) -> None:
+        `token` is the end of its subject; empty for an entry of a stream, which keeps the subject that it has there.
+        """
+
+    def heard(self, subject: str, payload: bytes) -> None:
         """A message has come on a subject that we listen to."""
-        ...
 
     def refused(self, subject: str, error: CallError) -> None:
         """The server does not let us publish to this subject, or listen to it."""
-        ...
 
     def lost(self, error: CallError) -> None:
         """The connection is gone, and with it whatever we listened to or waited for."""
-        ...
 
 
 class _Asked(NamedTuple):
@@ -83,28 +92,15 @@ class _Asked(NamedTuple):
 
 
 class Session:
-    """`inbox` is what the subjects of answers begin with. `prepare` is awaited before a new connection is used.
+    """`inbox` is what the subjects of answers begin with; `domain` is that of JetStream, if it has one."""
 
-    `api` is where JetStream is asked: `$JS.<domain>.API` reaches that of another domain.
-    """
-
-    def __init__(
-        self,
-        servers: Servers,
-        security: Security,
-        inbox: str,
-        *,
-        listener: Listener,
-        prepare: Callable[[], Awaitable[None]],
-        api: str = "$JS.API",
-    ) -> None:
+    def __init__(self, servers: Servers, security: Security, inbox: str, domain: str | None = None) -> None:
         self.name = str(servers)
         self.inbox = inbox
+        self.listeners: list[Listener] = []
         self._servers = servers
         self._security = security
-        self._listener = listener
-        self._prepare = prepare
-        self._api = api
+        self._api = f"$JS.{domain}.API" if domain else "$JS.API"
         self._connection: Connection | None = None
         self._prepared = False
         self._connecting = asyncio.Lock()
@@ -130,7 +126,12 @@ class Session:
                 self._prepared = False
                 await self._open()
             if not self._prepared:
-                await self._prepare()
+                try:
+                    for listener in self.listeners:
+                        await listener.prepare()
+                except BaseException:
+                    await self._disconnect()
+                    raise
                 self._prepared = True
 
     async def _open(self) -> None:
@@ -164,12 +165,15 @@ class Session:
     async def close(self) -> None:
         """End it. Closing again does nothing."""
         self._closed = True
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if self._timer is not None:
             self._timer.cancel()
         if connection is not None:
             await connection.close()
-            self._fail(self._unavailable(f"the journal at {self.name} was closed"))
+            self._fail(self._unavailable(f"the connection to {self.name} was closed"))
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -208,7 +212,7 @@ class Session:
             async with asyncio.timeout(PATIENCE):
                 return await asked.answer
         except TimeoutError:
-            raise self._unavailable(f"JetStream does not answer at {self.name}: see whether it has a leader") from None
+            raise self.silent() from None
         finally:
             del self._asked[token]
 
@@ -221,18 +225,26 @@ class Session:
         except msgspec.MsgspecError as error:
             raise self._unavailable(f"{self.name} gave an answer that cannot be read: {error}") from error
         refusal = answer.error
+        if refusal is not None and refusal.err_code == NO_STREAM:
+            self._prepared = False
         if refusal is not None and refusal.err_code not in unless:
             advice = f" ({_ADVICE[refusal.err_code]})" if refusal.err_code in _ADVICE else ""
             raise self._unavailable(f"{self.name} refused: {refusal.description}{advice}")
         return answer
+
+    def silent(self) -> CallError:
+        """The error for something that JetStream does not answer, although it is there."""
+        return self._unavailable(f"JetStream does not answer at {self.name}: see whether its stream has a leader")
 
     def _unavailable(self, message: str) -> CallError:
         return CallError(ErrorCode.UNAVAILABLE, message)
 
     # --- sending and listening ----------------------------------------------------------------------------------------
 
-    def request(self, what: str, request: object, token: str) -> str:
-        """Ask JetStream for something that arrives later, with this token. The subject that was asked.
+    def request(self, what: str, request: object, token: str = "") -> str:
+        """Ask JetStream for something, without waiting for it: what comes of it arrives with this token, if any.
+
+        The subject that was asked.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
@@ -258,7 +270,7 @@ class Session:
         frame = publish_with(subject, reply, block, payload) if block else publish(subject, reply, payload)
         self._connection.link.write(frame)
 
-    def listen(self, subject: str, sid: str) -> None:
+    def listen(self, subject: str) -> None:
         """Hear what is published on a subject, from before anything that is sent or asked afterwards.
 
         Raises:
@@ -266,25 +278,27 @@ class Session:
         """
         if self._connection is None:
             raise self._unavailable(f"there is no connection to {self.name}")
-        self._connection.link.control(subscribe(subject, sid))
+        self._connection.link.control(subscribe(subject, subject))
 
-    def forget(self, sid: str) -> None:
+    def forget(self, subject: str) -> None:
         """Listen no more."""
         if self._connection is not None:
             with suppress(CallError):  # it is gone, or does not read; a message that nobody waits for does no harm
-                self._connection.link.control(unsubscribe([sid]))
+                self._connection.link.control(unsubscribe([subject]))
 
     # --- what the connection calls ------------------------------------------------------------------------------------
 
     def delivered(self, message: Message) -> None:
         """A message arrived."""
         if message.sid != _INBOX:
-            self._listener.heard(message.sid, message.payload)
+            for listener in self.listeners:
+                listener.heard(message.subject, message.payload)
             return
-        token = message.subject[len(self.inbox) :]
+        token = message.subject[len(self.inbox) :] if message.subject.startswith(self.inbox) else ""
         asked = self._asked.get(token)
         if asked is None:
-            self._listener.arrived(token, message)
+            for listener in self.listeners:
+                listener.arrived(token, message)
         elif not asked.answer.done():
             asked.answer.set_result(message)
 
@@ -295,15 +309,16 @@ class Session:
 
     def complained(self, text: str) -> None:
         """The server did not do something."""
-        logger.warning("%s complains: %s", self.name, text)
         match = _FORBIDDEN.search(text)
         if match is None:
+            logger.warning("%s complains: %s", self.name, text)
             return
         error = self._unavailable(f"{self.name} refused: {text} (allow it in the permissions of this user)")
         for asked in self._asked.values():
             if asked.subject == match[1] and not asked.answer.done():
                 asked.answer.set_exception(error)
-        self._listener.refused(match[1], error)
+        for listener in self.listeners:
+            listener.refused(match[1], error)
 
     def dropped(self, reason: str) -> None:
         """The connection is gone."""
@@ -314,7 +329,8 @@ class Session:
         for asked in self._asked.values():
             if not asked.answer.done():
                 asked.answer.set_exception(error)
-        self._listener.lost(error)
+        for listener in self.listeners:
+            listener.lost(error)
 
 
 def _block(headers: Mapping[str, object]) -> bytes:

@@ -1,0 +1,290 @@
+"""kill -9 of workers, callers and nats-server at every step: each task is run at least once, and has one outcome."""
+
+import asyncio
+import json
+import random
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import pytest
+
+from opwire import CallError
+from opwire.durable import DurableCalls, DurableWorker
+from opwire.transports.nats.jetstream import NatsJournal
+from tests.durable.process import operations
+from tests.requirements import requirement
+from tests.servers.brokers import HOST, PORTS, NatsServer
+from tests.servers.processes import Worker
+from tests.transports.nats.ends import plain_client
+
+OwnNats = Callable[..., NatsServer]
+
+LEASE = 0.5
+PATIENCE = 20.0
+
+WORKER_STEPS = [
+    *(f"{when} {step}" for step in ("claim", "renew", "record", "release") for when in ("before", "amid", "after")),
+    "in handler",
+]
+CALLER_STEPS = [f"{when} {step}" for step in ("submit", "wait") for when in ("before", "amid", "after")]
+
+
+class Place:
+    """A journal of its own in a NATS server, and the file with the traces of the runs."""
+
+    def __init__(self, urls: list[str], file: Path, replicas: int = 1) -> None:
+        self.urls = urls
+        self.file = file
+        self.replicas = replicas
+        self.prefix = token_hex(4)
+
+    def process(self, role: str = "work", **options: Any) -> Worker:
+        arguments = (role, self.urls[0], self.prefix, str(self.file), json.dumps({"lease": LEASE, **options}))
+        return Worker("tests.transports.nats.jetstream_process", *arguments)
+
+    @property
+    def runs(self) -> Counter[str]:
+        """How often each key was run."""
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        return Counter(line.split()[0] for line in lines)
+
+    @asynccontextmanager
+    async def journal(self) -> AsyncIterator[NatsJournal]:
+        async with NatsJournal(self.urls, prefix=self.prefix, replicas=self.replicas) as journal:
+            yield journal
+
+    @asynccontextmanager
+    async def worker(self, journal: NatsJournal, **options: Any) -> AsyncIterator[DurableWorker]:
+        """A worker in this process."""
+        settings = {"lease": LEASE, "back_off": 0.05, "concurrency": 8, **options}
+        async with DurableWorker(operations(self.file), journal, **settings) as worker:
+            yield worker
+
+    async def nothing_is_left(self, journal: NatsJournal) -> None:
+        """Only outcomes. What is removed without waiting for it, or forgotten by a server that died, takes a moment."""
+        async with asyncio.timeout(PATIENCE):
+            while await self._rest(journal) != ([], 0, 0, 0):
+                await asyncio.sleep(0.05)
+
+    async def _rest(self, journal: NatsJournal) -> tuple[list[str], int, int, int] | None:
+        try:
+            assert await journal.claim(["job.run"], lease=LEASE, wait=0) == []
+            subjects = await journal._log.subjects(">")
+            (info,) = await journal.info()
+        except CallError:  # a cluster that has lost a server is not back yet
+            return None
+        left = [subject for subject in subjects if ".since.done." not in subject]
+        return left, info.waiting, info.claimed, info.buried
+
+
+@pytest.fixture
+def place(jetstream_server: NatsServer, tmp_path: Path) -> Place:
+    return Place([jetstream_server.url], tmp_path / "runs")
+
+
+async def death(process: Worker) -> None:
+    """Wait until a process has killed itself."""
+    async with asyncio.timeout(PATIENCE):
+        await process._process.wait()
+    assert process._process.returncode == -9, "\n".join(process.lines)
+    process._killed = True  # it need not be stopped
+
+
+@requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
+@pytest.mark.parametrize("step", WORKER_STEPS)
+async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place) -> None:
+    fail, take = int("release" in step), LEASE if "renew" in step else 0
+    async with place.journal() as journal:
+        durable = DurableCalls(journal)
+        calling = asyncio.create_task(durable.call("job.run", {}, key="job", timeout=PATIENCE))
+        async with place.process(die=step, fail=fail, take=take) as process:
+            await death(process)
+        async with place.worker(journal):
+            assert (await calling).data == "job is done"
+        first = await journal.outcome("job")
+        assert (await durable.call("job.run", {}, key="job")).data == "job is done"
+        assert await journal.outcome("job") == first
+        await place.nothing_is_left(journal)
+    most = {"before claim": 1, "amid claim": 1, "after claim": 1, "after record": 1}.get(step, 2)
+    assert 1 <= place.runs["job"] <= most
+
+
+@requirement("durable.crash.caller", "durable.one-outcome")
+@pytest.mark.parametrize("step", CALLER_STEPS)
+async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, place: Place) -> None:
+    async with place.journal() as journal:
+        if step == "after wait":
+            async with place.worker(journal), place.process("call", die=step) as process:
+                await death(process)
+        else:
+            async with place.process("call", die=step) as process:
+                await death(process)
+        async with place.worker(journal):
+            envelope = await DurableCalls(journal).call("job.run", {}, key="job", timeout=PATIENCE)
+        assert envelope.data == "job is done"
+        await place.nothing_is_left(journal)
+    assert place.runs == {"job": 1}
+
+
+@requirement("durable.poison")
+async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_are_allowed(place: Place) -> None:
+    async with place.journal() as journal:
+        durable = DurableCalls(journal)
+        calling = asyncio.create_task(durable.call("job.run", {}, key="job", timeout=3 * PATIENCE))
+        for _ in range(3):
+            async with place.process(die="in handler", max_attempts=3) as process:
+                await death(process)
+        assert place.runs == {"job": 3}
+        async with place.worker(journal, max_attempts=3):
+            with pytest.raises(CallError, match="its worker was lost in the last of 3 attempts"):
+                await calling
+            (buried,) = [each async for each in durable.buried()]
+            assert (buried.key, buried.attempts) == ("job", 3)
+            assert place.runs == {"job": 3}
+            assert await durable.replay("job")
+            assert (await durable.call("job.run", {}, key="job", timeout=PATIENCE)).data == "job is done"
+        await place.nothing_is_left(journal)
+
+
+@requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
+async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Place) -> None:
+    dice = random.Random(5)
+    keys = [f"job-{number}" for number in range(200)]
+    async with place.journal() as journal:
+        durable = DurableCalls(journal)
+
+        async def answer(key: str) -> str:
+            return (await durable.call("job.run", {}, key=key, timeout=90)).data
+
+        answers = [asyncio.create_task(answer(key)) for key in keys]
+
+        async def live_and_die(lives: int) -> None:
+            for life in range(lives):
+                async with place.process(take=0.03, max_attempts=50, lease=1.5) as process:
+                    if life == lives - 1:
+                        await asyncio.wait(answers)
+                        return
+                    await asyncio.sleep(dice.uniform(0.05, 0.4))  # when it is killed does not decide the result
+                    process.kill()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(live_and_die(4))
+        assert [task.result() for task in answers] == [f"{key} is done" for key in keys]
+        outcomes = [await journal.outcome(key) for key in keys]
+        assert [outcome.key for outcome in outcomes if outcome is not None and not outcome.buried] == keys
+        await place.nothing_is_left(journal)
+    runs = place.runs
+    assert set(runs) == set(keys)
+    assert sum(runs.values()) - len(keys) <= 6 * 4  # only what was in hand when a worker died is run again
+
+
+@requirement("durable.crash.worker")
+async def test_a_worker_that_freezes_loses_its_task_and_cannot_spoil_it_when_it_wakes(place: Place) -> None:
+    async with place.journal() as journal:
+        durable = DurableCalls(journal)
+        calling = asyncio.create_task(durable.call("job.run", {}, key="job", timeout=PATIENCE))
+        async with place.process(take=1) as process:
+            async with asyncio.timeout(PATIENCE):
+                while not place.runs:
+                    await asyncio.sleep(0.01)
+            process.freeze()
+            async with place.worker(journal):
+                assert (await calling).data == "job is done"
+            first = await journal.outcome("job")
+            process.thaw()
+            await process.stop()
+        assert await journal.outcome("job") == first
+        assert first is not None
+
+
+# --- the server dies --------------------------------------------------------------------------------------------------
+
+
+async def survive(place: Place, disasters: list[Callable[[], None]]) -> None:
+    """Call 150 times while the disasters happen: what was acknowledged is there after each, and all is done."""
+    acknowledged: set[str] = set()
+    keys = [f"job-{number}" for number in range(150)]
+    async with place.journal() as journal, place.journal() as other:
+        durable = DurableCalls(journal)
+
+        async def call(key: str) -> str:
+            """Ask until there is an answer, always with the same key."""
+            while True:
+                try:
+                    await durable.submit("job.run", {}, key=key)
+                    acknowledged.add(key)
+                    return (await durable.call("job.run", {}, key=key, timeout=PATIENCE)).data
+                except CallError as error:
+                    if error.code not in ("UNAVAILABLE", "TIMEOUT"):
+                        raise
+                    await asyncio.sleep(0.02)
+
+        async with place.worker(other, max_attempts=50):
+            early = {key: await call(key) for key in keys[:20]}
+            recorded = {key: await journal.outcome(key) for key in early}
+            calls = [asyncio.create_task(call(key)) for key in keys[20:]]
+            for disaster in disasters:
+                known = len(acknowledged)
+                while len(acknowledged) < min(known + 20, len(keys)):
+                    await asyncio.sleep(0.001)
+                before = set(acknowledged)
+                disaster()
+                assert {key for key in before if not await is_known(journal, key)} == set()
+            async with asyncio.timeout(3 * PATIENCE):
+                assert await asyncio.gather(*calls) == [f"{key} is done" for key in keys[20:]]
+        assert {key: await journal.outcome(key) for key in early} == recorded
+        await place.nothing_is_left(journal)
+    assert set(place.runs) == set(keys)
+
+
+async def is_known(journal: NatsJournal, key: str) -> bool:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                return await journal._log.last(key) is not None
+            except CallError:  # the server, or its leader, is not there yet
+                await asyncio.sleep(0.02)
+
+
+@requirement("durable.crash.nats")
+async def test_what_jetstream_has_acknowledged_survives_its_crash(own_nats: OwnNats, tmp_path: Path) -> None:
+    server = own_nats(jetstream=True)
+
+    def crash() -> None:
+        server.kill()
+        server.start()
+
+    await survive(Place([server.url], tmp_path / "runs"), [crash] * 3)
+
+
+@requirement("durable.crash.nats")
+async def test_what_a_cluster_has_acknowledged_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
+    ports = secrets.SystemRandom().sample(PORTS, 3)
+    routes = [f"nats://{HOST}:{port}" for port in ports]
+    with ExitStack() as stack:
+        clusters = [{"name": "three", "host": HOST, "port": port, "routes": routes} for port in ports]
+        servers = [stack.enter_context(NatsServer(jetstream=True, cluster=cluster)) for cluster in clusters]
+        place = Place([server.url for server in servers], tmp_path / "runs", replicas=3)
+        await formed(place)
+        async with plain_client(servers[0].url) as client:
+            info = await client.jetstream().stream_info(f"{place.prefix}_durable")
+        assert info.cluster is not None
+        (leader,) = [server for server in servers if server._folder.name == info.cluster.leader]
+        await survive(place, [leader.kill])
+
+
+async def formed(place: Place) -> None:
+    """Wait until a cluster has found together."""
+    async with asyncio.timeout(2 * PATIENCE):
+        while True:
+            try:
+                async with place.journal():
+                    return
+            except CallError:
+                await asyncio.sleep(0.1)
