@@ -4,7 +4,7 @@ GROUPS = demo test check mutants bench bench-pydantic-ai bench-fastmcp bench-fas
 MODULE ?= opwire.*
 INSTALL = .venv/bin/uv pip install -q -e .
 
-.PHONY: help demo test chaos check bench judges mutants lock clean
+.PHONY: help demo test chaos soak check bench judges mutants lock clean
 .PRECIOUS: .venv3%/.done .venv-%/.done
 
 help:  ## list the commands
@@ -25,6 +25,9 @@ test-3.%: .venv/.test .venv3%/.done
 chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
 	.venv/bin/python -m opwire.testing --calls 100000 --seed $(or $(SEED),1)
 
+soak: .venv/.test  ## ten minutes of calls and random kills over each engine in turn; another length with MINUTES=3
+	.venv/bin/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+
 check: .venv/.check  ## format, lint, types, import layers
 	.venv/bin/ruff format --check . && .venv/bin/ruff check .
 	.venv/bin/pyright && .venv/bin/mypy tests/typing
@@ -42,10 +45,8 @@ mutants: .venv-mutants/.done  ## mutation testing; one module with MODULE='opwir
 lock: .venv/bin/uv  ## rewrite requirements/*.txt with the newest versions that pyproject.toml allows
 	@for group in $(GROUPS); do .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 \
 	  --no-annotate --no-header --group $$group pyproject.toml -o requirements/$$group.txt || exit 1; done
-
 clean:  ## remove environments, caches and reports
 	rm -rf .venv* .coverage* .hypothesis .*_cache mutants dist build && find . -name __pycache__ -prune -exec rm -rf {} +
-
 .venv/bin/uv:
 	$(or $(PYTHON),$(error opwire needs Python 3.11 or newer; `make PYTHON=...` names one)) -m venv .venv
 	.venv/bin/pip install -q uv==0.13.7
@@ -54,7 +55,6 @@ clean:  ## remove environments, caches and reports
 .venv3%/.done: requirements/test.txt pyproject.toml | .venv/bin/uv
 	PYENV_VERSION=3.$* .venv/bin/uv venv -q --clear --no-python-downloads --python python3.$* .venv3$*
 	$(INSTALL) --python .venv3$* -r $< && touch $@
-
 .venv-%/.done: requirements/%.txt pyproject.toml | .venv/bin/uv
 	.venv/bin/uv venv -q --clear --python .venv/bin/python .venv-$*
 	$(INSTALL) --python .venv-$* -r $< && touch $@

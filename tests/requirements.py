@@ -273,6 +273,8 @@ OPERATIONS: dict[str, str] = {
     "access.public": "A public operation needs no identity.",
     "access.unauthenticated": "Without an identity an operation that is not public is UNAUTHENTICATED.",
     "examples.two-processes": "Two processes find and call each other over each broker, and stop cleanly.",
+    "soak.history": "Calls, subscriptions and durable mutations keep their promises while processes, brokers and "
+    "connections are killed at random.",
     "examples.demo": "The demo runs on opwire alone and prints an envelope for each kind of operation.",
 }
 
@@ -648,7 +650,7 @@ DURABLE: dict[str, str] = {
     "durable.nats.fair": "Operations take turns in NATS.",
     "durable.nats.room": "What an end in NATS has no room for is soon given to others, and costs no attempt.",
     "durable.nats.lost-on-the-way": "A task that NATS loses on its way to an end is handed out again.",
-    "durable.nats.forgotten": "What JetStream forgets of the tasks that it handed out is known to the log, and one owner keeps each.",
+    "durable.nats.forgotten": "What JetStream forgets of tasks that it handed out is in the log; one owner keeps each.",
     "durable.nats.foreign": "What is not a task is removed from the stream in NATS.",
     "durable.redis.no-growth": "A task that has ended leaves its outcome, which expires, and nothing in its stream.",
     "durable.redis.consumers": "Consumers that are gone are removed, and never with a task.",

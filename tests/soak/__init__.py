@@ -1,0 +1,7 @@
+"""The soak: calls for minutes over each engine, while processes are killed at random, and a history of what came of
+each call, which is checked afterwards.
+
+    python -m tests.soak --minutes 10 [--engine hub|redis|nats] [--seed N] [--folder DIR]
+
+`run` starts, torments and ends the processes, `serving` and `calling` are what they do, `history` judges.
+"""

@@ -1,0 +1,191 @@
+"""A process that calls: `python -m tests.soak.calling URL FOLDER NAME`. It leaves when its stdin is closed, after
+its last calls have ended."""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from opwire import CallError, ErrorCode
+from opwire.durable import DurableCalls
+from opwire.hub import Spoke
+from tests.servers.worker import wait_for_the_end
+from tests.soak.history import Diary
+from tests.soak.serving import connected, opened
+
+CALLERS = 16
+DURABLE_CALLERS = 3
+
+_NEVER = 30.0  # the deadline of most calls: one that ends by it was forgotten by everybody
+_PAUSE = 0.1  # seconds between two calls of a caller, at most
+_BREATH = 0.1  # seconds after a failure
+_RECOVERY = 15.0  # seconds after the last fault in which a call is answered again
+_ITEMS = 40
+
+
+async def told(outcome: Awaitable[Any]) -> str | None:
+    """What came of a durable mutation, as its run has noted it; None if it is not known."""
+    try:
+        envelope = await outcome
+    except CallError as error:
+        if error.retryable:
+            return None
+        return error.message
+    return None if envelope is None else envelope.data
+
+
+class Caller:
+    """Makes calls of all kinds, and notes how each has ended."""
+
+    def __init__(self, spoke: Spoke, diary: Diary, name: str, *, hub: bool) -> None:
+        # A hub that was killed has forgotten everything, and knows no operations until the spokes are back.
+        self._outage = ("UNAVAILABLE", "OPERATION_NOT_FOUND") if hub else ("UNAVAILABLE",)
+        self._spoke = spoke
+        self._diary = diary
+        self._name = name
+        self._ids = (f"{name}-{number}" for number in count(1))
+        self.over = False
+
+    async def go_on(self) -> None:
+        kinds = [self._short, self._short, self._slow, self._fail, self._cancel, self._hurry, self._count, self._leave]
+        while not self.over:
+            await random.choice(kinds)()
+            await asyncio.sleep(random.uniform(0, _PAUSE))
+        calm = time.monotonic()
+        while await self._short() != "ok":
+            if time.monotonic() > calm + _RECOVERY:
+                self._diary.note("broken", self._name, code=f"got no answer in {_RECOVERY:g} s without faults")
+                return
+
+    async def _short(self) -> str:
+        return await self._call("soak.run", "ok", delay=random.uniform(0, 0.02))
+
+    async def _slow(self) -> None:
+        await self._call("soak.run", "ok", delay=random.uniform(0.1, 1.0))
+
+    async def _fail(self) -> None:
+        await self._call("soak.fail", "VALIDATION_ERROR")
+
+    async def _hurry(self) -> None:
+        await self._call("soak.run", "TIMEOUT", timeout=random.uniform(0.01, 0.3), delay=5)
+
+    async def _cancel(self) -> None:
+        calling = asyncio.create_task(self._call("soak.run", "cancelled", delay=5))
+        await asyncio.sleep(random.uniform(0, 0.2))
+        calling.cancel()
+        await asyncio.wait([calling])
+
+    async def _call(self, operation_id: str, end: str, timeout: float = _NEVER, **input: Any) -> str:
+        async def answer(id: str, items: list[int]) -> str:
+            envelope = await self._spoke.call(operation_id, {"id": id, **input}, timeout=timeout)
+            return "ok" if envelope.data == id else "the answer of another call"
+
+        return await self._noted(answer, end, timeout)
+
+    async def _count(self) -> None:
+        await self._follow("ok", _ITEMS)
+
+    async def _leave(self) -> None:
+        await self._follow("left", random.randrange(_ITEMS))
+
+    async def _follow(self, end: str, wanted: int) -> None:
+        async def answer(id: str, items: list[int]) -> str:
+            input = {"id": id, "end": _ITEMS, "delay": random.uniform(0, 0.01)}
+            async with aclosing(self._spoke.subscribe("soak.count", input, timeout=_NEVER)) as stream:
+                async for item in stream:
+                    items.append(item.data)
+                    if len(items) > wanted:
+                        return "left"
+            return "ok"
+
+        await self._noted(answer, end, _NEVER, list(range(_ITEMS)))
+
+    async def _noted(
+        self,
+        answer: Callable[[str, list[int]], Awaitable[str]],
+        end: str,
+        timeout: float,
+        whole: list[int] | None = None,
+    ) -> str:
+        id, items = next(self._ids), list[int]()
+        self._diary.note("begin", id, deadline=time.monotonic() + timeout, may=(end, *self._outage), items=whole)
+        code = "an error that is none of ours"
+        try:
+            code = await answer(id, items)
+        except CallError as error:
+            code = error.code.value
+        except asyncio.CancelledError:
+            code = "cancelled"
+            raise
+        finally:
+            self._diary.note("end", id, code=code, items=None if whole is None else items)
+        if code in self._outage:
+            await asyncio.sleep(_BREATH)  # so that an outage is no busy loop
+        return code
+
+
+class DurableCaller:
+    """Has mutations done that must not be lost: each until it is accepted, some of them twice."""
+
+    def __init__(self, durable: DurableCalls, diary: Diary, name: str) -> None:
+        self._durable = durable
+        self._diary = diary
+        self._keys = (f"{name}-job-{number}" for number in count(1))
+        self.over = False
+
+    async def go_on(self) -> None:
+        while not self.over:
+            key, kind = next(self._keys), random.random()
+            delay = random.uniform(0, 0.1 if kind < 0.9 else 3)
+            input = {"delay": delay, "fail": int(kind < 0.2), "refuse": kind > 0.8}
+            await random.choice([self._submit, self._call])(key, input)
+            await asyncio.sleep(random.uniform(0, _PAUSE))
+
+    async def _submit(self, key: str, input: dict[str, Any]) -> None:
+        while not self.over:
+            try:
+                await self._durable.submit("soak.job", input, key=key)
+            except CallError as error:
+                if error.code is not ErrorCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(_BREATH)
+            else:
+                self._diary.note("accepted", key)
+                return
+
+    async def _call(self, key: str, input: dict[str, Any]) -> None:
+        for _ in range(random.randint(1, 3)):
+            code = await told(self._durable.call("soak.job", input, key=key, timeout=random.uniform(0.1, 5)))
+            if code is None:
+                await asyncio.sleep(_BREATH)
+            else:
+                self._diary.note("accepted", key)
+                self._diary.note("seen", key, code=code)
+
+
+async def main(url: str, folder: str, name: str) -> None:
+    diary = Diary(Path(folder), name)
+    async with AsyncExitStack() as stack:
+        spoke = await connected(url)
+        stack.push_async_callback(spoke.close)
+        found = await opened(url, stack)
+        hub = found is None
+        callers: list[Caller | DurableCaller] = [Caller(spoke, diary, f"{name}-{n}", hub=hub) for n in range(CALLERS)]
+        if found is not None:
+            durable = DurableCalls(found)
+            callers += [DurableCaller(durable, diary, f"{name}-{n}") for n in range(DURABLE_CALLERS)]
+        async with asyncio.TaskGroup() as group:
+            for each in callers:
+                group.create_task(each.go_on())
+            await wait_for_the_end()
+            for each in callers:
+                each.over = True
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""One soak over one engine: starts the processes, makes trouble, ends them, and has the history checked."""
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Literal
+
+from opwire.durable import DurableCalls
+from tests.servers.brokers import HOST, PORTS, NatsServer, RedisServer
+from tests.servers.faults import FaultProxy
+from tests.servers.processes import Worker
+from tests.soak.calling import told
+from tests.soak.history import Diary, Report, check_history, read_history
+from tests.soak.serving import journal
+
+EngineName = Literal["hub", "redis", "nats"]
+ENGINES: tuple[EngineName, ...] = ("hub", "redis", "nats")
+
+_SPARE = 90.0  # seconds to start, to let the last calls end, and to let the journal run dry
+_PAGE = 50  # outcomes that are asked for at once
+
+
+class Actor:
+    """A process that is started again whenever it was ended. Each of its lives has a name of its own."""
+
+    def __init__(self, role: str, module: str, arguments: Callable[[str], list[str]], folder: Path, diary: Diary):
+        self._role = role
+        self._module = module
+        self._arguments = arguments
+        self._folder = folder
+        self._diary = diary
+        self._lives = 0
+
+    async def start(self) -> None:
+        self._lives += 1
+        name = f"{self._role}.{self._lives}"
+        worker = Worker(self._module, *self._arguments(name))
+        await worker.__aenter__()
+        self.name, self._worker = name, worker
+
+    async def kill(self) -> None:
+        """As a crash would; the next one starts at once."""
+        self._diary.note("killed", self.name)
+        self._worker.kill()
+        await self._worker.__aexit__(None)
+        self._keep_output()
+        await self.start()
+
+    async def drain(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def freeze(self) -> None:
+        self._worker.freeze()
+        await asyncio.sleep(random.uniform(0.1, 4))
+        self._worker.thaw()
+
+    async def stop(self) -> None:
+        try:
+            await self._worker.stop()
+        except AssertionError as error:
+            self._diary.note("broken", self.name, code=str(error).partition("\n")[0])
+        self._keep_output()
+
+    async def close(self) -> None:
+        """Whatever happened before."""
+        self._worker.kill()
+        await self._worker.__aexit__(None)
+        self._keep_output()
+
+    def memory(self) -> int:
+        """Kilobytes."""
+        return int(Path(f"/proc/{self._worker.pid}/statm").read_text().split()[1]) * 4
+
+    def _keep_output(self) -> None:
+        (self._folder / f"{self.name}.log").write_text("\n".join(self._worker.lines))
+
+
+class Soak:
+    """Three processes that serve, two that call, one engine, and somebody who makes trouble."""
+
+    def __init__(self, engine: EngineName, seconds: float, folder: Path) -> None:
+        self._engine = engine
+        self._seconds = seconds
+        self._folder = folder
+        self._diary = Diary(folder, "tormentor")
+        self._measured: list[Actor] = []
+
+    async def run(self) -> Report:
+        try:
+            async with asyncio.timeout(self._seconds + _SPARE), AsyncExitStack() as stack:
+                await self._play(stack)
+        finally:
+            self._diary.close()
+        report = check_history(read_history(self._folder))
+        for path in sorted(self._folder.glob("*.log")):
+            if "Traceback" in path.read_text():
+                report.violations.append(f"{path.name} has a traceback")
+        return report
+
+    async def _play(self, stack: AsyncExitStack) -> None:
+        port, kill = await self._start_engine(stack)
+        proxy = await stack.enter_async_context(FaultProxy(HOST, port))
+        scheme = "ws" if self._engine == "hub" else self._engine
+        direct, by_proxy = f"{scheme}://{HOST}:{port}", f"{scheme}://{HOST}:{proxy.port}"
+        servers = [await self._actor(stack, "serving", n, url) for n, url in enumerate([by_proxy, direct, direct])]
+        callers = [await self._actor(stack, "calling", n, url) for n, url in enumerate([by_proxy, direct])]
+        self._measured += callers
+
+        async def cut() -> None:
+            proxy.cut()
+
+        end = time.monotonic() + self._seconds
+        measuring = asyncio.create_task(self._measure())
+        stack.callback(measuring.cancel)
+        async with asyncio.TaskGroup() as group:
+            for each in servers:
+                group.create_task(self._torment("serving", end, 8, each.kill, each.freeze, each.drain))
+            group.create_task(self._torment("calling", end, 30, callers[1].kill))
+            group.create_task(self._torment("connections", end, 10, cut))
+            # A hub that is killed late would have no time to show what becomes of its memory.
+            kills_end = end - self._seconds / 2 if self._engine == "hub" else end
+            group.create_task(self._torment(self._engine, kills_end, 40, kill))
+            group.create_task(asyncio.sleep(self._seconds))
+        for each in callers:
+            await each.stop()
+        measuring.cancel()
+        await self._settle(direct)
+        for each in servers:
+            await each.stop()
+
+    async def _start_engine(self, stack: AsyncExitStack) -> tuple[int, Callable[[], Awaitable[None]]]:
+        """Its port, and what kills it and starts it again."""
+        if self._engine == "hub":
+            port = secrets.choice(PORTS)
+            hub = Actor("hub", "tests.hub.process", lambda _: [str(port)], self._folder, self._diary)
+            await hub.start()
+            stack.push_async_callback(hub.close)
+            self._measured.append(hub)
+            return port, hub.kill
+        durable = {"appendonly": "yes", "appendfsync": "always"}
+        broker = stack.enter_context(RedisServer(**durable) if self._engine == "redis" else NatsServer(jetstream=True))
+
+        async def kill() -> None:
+            broker.kill()
+            await asyncio.sleep(random.uniform(0, 1))
+            broker.start()
+
+        return broker.port, kill
+
+    async def _actor(self, stack: AsyncExitStack, role: str, number: int, url: str) -> Actor:
+        place = [url, str(self._folder)]
+        module = f"tests.soak.{role}"
+        actor = Actor(f"{role}-{number}", module, lambda name: [*place, name], self._folder, self._diary)
+        await actor.start()
+        stack.push_async_callback(actor.close)
+        return actor
+
+    async def _torment(self, whom: str, end: float, every: float, *acts: Callable[[], Awaitable[None]]) -> None:
+        """Do one of the acts now and then, about every so many seconds, and a few times in a short soak."""
+        every = min(every, self._seconds / 4)
+        while time.monotonic() + (pause := every * random.uniform(0.5, 1.5)) < end:
+            await asyncio.sleep(pause)
+            act = random.choice(acts)
+            self._diary.note("act", whom, code=f"{whom} {act.__name__}")
+            await act()
+
+    async def _measure(self) -> None:
+        while True:
+            for actor in self._measured:
+                try:
+                    self._diary.note("memory", actor.name, size=actor.memory())
+                except OSError:
+                    pass  # it was killed, and the next one is being started
+            await asyncio.sleep(1)
+
+    async def _settle(self, url: str) -> None:
+        """Ask the journal for the outcome of everything that it has accepted."""
+        opening = journal(url)
+        if opening is None:
+            return
+        keys = sorted({note.id for note in read_history(self._folder) if note.what == "accepted"})
+        async with opening as found:
+            durable = DurableCalls(found)
+            for start in range(0, len(keys), _PAGE):
+                page = keys[start : start + _PAGE]
+                for key, code in zip(
+                    page, await asyncio.gather(*(_recorded(durable, key) for key in page)), strict=True
+                ):
+                    if code is not None:
+                        self._diary.note("recorded", key, code=code)
+
+
+async def _recorded(durable: DurableCalls, key: str) -> str | None:
+    return await told(durable.outcome(key, timeout=_SPARE / 3))

@@ -1,0 +1,119 @@
+"""A process that serves: `python -m tests.soak.serving URL FOLDER NAME`. It drains when its stdin is closed."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from secrets import token_hex
+
+from opwire import CallError, Context, ErrorCode, OperationRegistry
+from opwire.durable import DurableWorker, Journal
+from opwire.hub import Spoke
+from opwire.transports.nats.jetstream import NatsJournal
+from opwire.transports.redis import RedisJournal
+from tests.servers.worker import PUBLIC, say, wait_for_the_end
+from tests.soak.history import Diary
+
+BEAT = 0.5
+"""Seconds between two signs of life."""
+
+_PATIENCE = 10.0  # seconds for what is in hand to finish
+_LEASE = 2.0
+_ATTEMPTS = 100  # nothing is to be given up: each kill is an attempt
+
+
+def journal(url: str) -> RedisJournal | NatsJournal | None:
+    """The journal of an engine; a hub has none."""
+    match url.partition("://")[0]:
+        case "redis":
+            return RedisJournal(url)
+        case "nats":
+            return NatsJournal(url)
+    return None
+
+
+async def connected(url: str, registry: OperationRegistry | None = None) -> Spoke:
+    """A spoke that has started, as soon as the engine is there."""
+    while True:
+        try:
+            return await Spoke(registry, url, heartbeat=BEAT).start()
+        except CallError as error:
+            if error.code is not ErrorCode.UNAVAILABLE:
+                raise
+            say(f"not yet: {error}")
+            await asyncio.sleep(BEAT / 5)
+
+
+async def opened(url: str, stack: AsyncExitStack) -> Journal | None:
+    """A journal that has started, as soon as the engine is there."""
+    while (opening := journal(url)) is not None:
+        try:
+            return await stack.enter_async_context(opening)
+        except CallError as error:
+            await opening.close()
+            if error.code is not ErrorCode.UNAVAILABLE:
+                raise
+            say(f"not yet: {error}")
+            await asyncio.sleep(BEAT / 5)
+    return None
+
+
+def operations(diary: Diary) -> OperationRegistry:
+    """What is served to calls."""
+    registry = OperationRegistry()
+
+    @registry.query("soak.run", access=PUBLIC)
+    async def run(id: str, delay: float = 0) -> str:
+        diary.note("run", id)
+        await asyncio.sleep(delay)
+        return id
+
+    @registry.query("soak.fail", access=PUBLIC)
+    async def fail(id: str) -> None:
+        diary.note("run", id)
+        raise CallError(ErrorCode.VALIDATION_ERROR, "as it was asked to")
+
+    @registry.subscription("soak.count", access=PUBLIC)
+    async def count(id: str, end: int, delay: float = 0) -> AsyncIterator[int]:
+        diary.note("run", id)
+        for number in range(end):
+            yield number
+            await asyncio.sleep(delay)
+
+    return registry
+
+
+def mutations(diary: Diary) -> OperationRegistry:
+    """What is served to durable calls. Each run has another result, so that two outcomes are told apart."""
+    registry = OperationRegistry()
+
+    @registry.mutation("soak.job", access=PUBLIC)
+    async def job(context: Context, delay: float = 0, fail: int = 0, refuse: bool = False) -> str:
+        result = token_hex(8)
+        diary.note("ran", context.metadata["idempotency_key"], code=result)
+        await asyncio.sleep(delay)
+        if context.metadata["attempt"] <= fail:
+            raise CallError(ErrorCode.UNAVAILABLE, "not yet")
+        if refuse:
+            raise CallError(ErrorCode.VALIDATION_ERROR, result)
+        return result
+
+    return registry
+
+
+async def main(url: str, folder: str, name: str) -> None:
+    diary = Diary(Path(folder), name)
+    async with AsyncExitStack() as stack:
+        spoke = await connected(url, operations(diary))
+        stack.push_async_callback(spoke.drain, _PATIENCE)
+        found = await opened(url, stack)
+        if found is not None:
+            worker = DurableWorker(mutations(diary), found, lease=_LEASE, max_attempts=_ATTEMPTS, back_off=0.05)
+            await stack.enter_async_context(worker)
+            stack.push_async_callback(worker.drain, _PATIENCE)
+        await wait_for_the_end()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

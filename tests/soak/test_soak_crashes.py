@@ -1,0 +1,21 @@
+"""A short soak over each engine: `make soak` is the long one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.requirements import requirement
+from tests.servers.leaks import Leaks
+from tests.soak.run import ENGINES, EngineName, Soak
+
+
+@requirement("soak.history")
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_short_soak_breaks_no_promise(engine: EngineName, tmp_path: Path) -> None:
+    async with Leaks():
+        report = await Soak(engine, 6, tmp_path).run()
+    assert report.violations == [], str(report)
+    assert report.ends["ok"]
+    assert report.items
+    assert (report.durable > 0) == (engine != "hub")
+    assert report.acts
