@@ -97,8 +97,8 @@ async def waiting_ends_in_time(stage: Stage) -> None:
 async def buried_tasks_are_listed(stage: Stage) -> None:
     """The oldest first, of one operation or of all, and only those."""
     journal = await stage.end()
-    second = await _buried(stage, journal, "2", "a", age=50)
-    first = await _buried(stage, journal, "1", "b", age=100)
+    second = await _buried(stage, journal, "2", "a", age=60_000)
+    first = await _buried(stage, journal, "1", "b", age=120_000)
     third = await _buried(stage, journal, "3", "b")
     done = await _submitted(stage, journal, "done", "a")
     await journal.record(done, stage.outcome(done))

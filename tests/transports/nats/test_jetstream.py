@@ -169,9 +169,12 @@ async def test_a_task_that_was_not_removed_after_its_outcome_was_recorded_is_not
     async with journal(jetstream_server) as made:
         claim = await begun(made, task(), lease=0.3)
         with monkeypatch.context() as crashing:
+            crashing.setattr(Log, "drop", lambda *_: None)
+            await made.release(claim, 0)
+            claim = await claimed(made, lease=0.3)
             crashing.setattr(Claims, "done", lambda *_: None)
             await made.record(claim, outcome(claim))
-        assert await entries(made) == ["k done", "k task"]
+        assert await entries(made) == ["k done", "k later", "k lease", "k task"]
         assert await made.claim([ORDER], lease=0.3, wait=1) == []
         assert await entries(made) == ["k done"]
 
@@ -185,7 +188,6 @@ async def test_what_is_left_of_a_purged_task_is_in_nobodys_way(
         await made.renew(old)
         with monkeypatch.context() as crashing:
             crashing.setattr(Claims, "done", lambda *_: None)
-            crashing.setattr(Log, "drop", lambda *_: None)
             await made.record(old, outcome(old))
         assert await entries(made) == ["k done", "k lease", "k task"]
         assert await made.purge("k")

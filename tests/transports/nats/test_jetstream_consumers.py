@@ -12,8 +12,9 @@ from opwire.errors import CallError
 from opwire.testing.scene import soon
 from opwire.transports.nats import jetstream_consumers
 from opwire.transports.nats.jetstream import NatsJournal
-from opwire.transports.nats.jetstream_consumers import _handed_out
-from opwire.transports.nats.jetstream_log import token
+from opwire.transports.nats.jetstream_consumers import _handed_out, _Page
+from opwire.transports.nats.jetstream_log import Log, token
+from opwire.transports.nats.jetstream_session import Session
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
@@ -218,3 +219,29 @@ async def test_a_silent_consumer_is_given_up(jetstream_server: NatsServer, monke
 )
 def test_how_often_a_task_was_handed_out_is_read_in_the_old_form_and_in_the_new(ack: str) -> None:
     assert _handed_out(ack) == (3, 17)
+
+
+async def test_what_cannot_be_counted_completely_is_not_counted(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster, a consumer without a leader is missing in the list."""
+
+    async def incomplete(*_: object, **__: object) -> _Page:
+        return _Page(total=1)
+
+    async with journal(jetstream_server) as made:
+        monkeypatch.setattr(Session, "api", incomplete)
+        assert "has a leader" in await unavailable(made._claims.consumers.every())
+
+
+@requirement("durable.nats.room")
+async def test_a_connection_that_breaks_while_tasks_are_given_back_is_no_error(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> bool:
+        raise CallError("UNAVAILABLE", "the connection is gone")
+
+    async with journal(jetstream_server) as made:
+        await submit_to_each(made)
+        await made.claim(OPERATIONS, lease=60, wait=1, limit=1)
+        monkeypatch.setattr(Log, "hold", broken)

@@ -57,19 +57,19 @@ def test_a_name_cannot_look_like_that_of_a_longer_one() -> None:
 def test_names_are_readable() -> None:
     assert NAMES.task("order-17", "orders.create") == "shop.durable.order-17.task.orders=2Ecreate"
     buried = outcome(claim(task("k", "a.b")), buried=True, recorded=5)
-    assert NAMES.ended(buried) == "shop.durable.k.since.buried.a=2Eb.5"
+    assert NAMES.ended(buried) == "shop.durable.k.since.ended.buried.a=2Eb.5"
     assert (NAMES.stream, NAMES.told("k")) == ("shop_durable", "shop.ended.k")
 
 
 def test_the_kind_of_an_entry_is_in_its_subject() -> None:
     assert NAMES.kind(NAMES.task("since", "c.d")) == "task"
-    assert NAMES.kind(NAMES.since("task", "lease", "task")) == "lease"
-    assert NAMES.kind(NAMES.since("a.b", "later", "c.d")) == "later"
+    assert NAMES.kind(NAMES.held("task", "lease", "task")) == "lease"
+    assert NAMES.kind(NAMES.held("a.b", "later", "c.d")) == "later"
     assert NAMES.kind(NAMES.ended(outcome(claim()))) == "done"
     assert NAMES.kind(NAMES.ended(outcome(claim(), buried=True))) == "buried"
 
 
-@pytest.mark.parametrize("rest", ["what", "what.is.this", "since.what", "since.what.is.this"])
+@pytest.mark.parametrize("rest", ["what", "what.is.this", "since.held.what.a", "since.ended.lease.a.5"])
 def test_what_is_none_of_ours_has_no_kind(rest: str) -> None:
     assert NAMES.kind(NAMES.log("k", rest)) == "gone"
 
@@ -89,9 +89,12 @@ async def test_an_entry_is_written_only_after_the_one_that_was_seen(jetstream_se
         first = await made.add("k", subject(made), TASK, 0)
         assert first is not None
         for after in (0, first + 1):
-            for other in (subject(made), subject(made, "since.lease"), subject(made, operation="other")):
+            for other in (subject(made), subject(made, "since.held.lease"), subject(made, operation="other")):
                 assert await made.add("k", other, TASK, after) is None
-        assert await made.add("k", subject(made, "since.lease"), Body(fingerprint="f", birth=first), first) is not None
+        assert (
+            await made.add("k", subject(made, "since.held.lease"), Body(fingerprint="f", birth=first), first)
+            is not None
+        )
         assert await made.add("other", made.names.task("other", ORDER), TASK, 0) is not None
 
 

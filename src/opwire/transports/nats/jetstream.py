@@ -5,8 +5,8 @@ that was recorded stands. What JetStream acknowledges, it has handed to the oper
 dies, even by kill -9, nothing of it is lost. When the machine dies, `sync_interval` decides:
 
     always    nothing is lost that was acknowledged
-    2m        the default: submissions and outcomes of the last two minutes may be lost. With three replicas it takes
-              more than one machine: another that dies at the same time, or that was behind and helps the first up
+    2m        the default: submissions and outcomes of the last two minutes may be lost. With three replicas that takes
+              a second machine: one that dies at the same time, or one that lags behind and outvotes the third with it
 
 After the loss of an outcome its task is run again; after the loss of a submission it has to be submitted again, which
 the same key makes safe.
@@ -16,7 +16,7 @@ that can let single messages expire. Without the first, a task and its outcome c
 the second, outcomes could expire only together with tasks that are not done.
 
 What is not done never expires. Outcomes are kept for `keep` seconds, buried ones until they are replayed or purged.
-`jetstream_log` says what is kept where, `jetstream_claims` how tasks are handed out.
+`jetstream_log` says what is kept where, `jetstream_consumers` how tasks are handed out, `jetstream_claims` who has one.
 
 A user of the server needs to publish to `$JS.API.>`, `$JS.ACK.<stream>.>` and `<prefix>.durable.>`, and to subscribe to
 `<prefix>.in.>` and `<prefix>.ended.>`; the stream is `<prefix>_durable`.
@@ -256,10 +256,9 @@ class NatsJournal:
         receipt = Receipt.of(claim)
         after = receipt.birth
         for _ in range(TRIES):
-            if await self._end(claim.task, receipt.birth, outcome, after):
-                self._claims.done(receipt.ack)
-                if after != receipt.birth:
-                    self._log.drop(after)
+            ended = await self._end(claim.task, receipt.birth, outcome, after)
+            if ended is not None:
+                self._claims.done(claim.task.key, receipt.ack, None if after == receipt.birth else ended)
                 return outcome
             last = await self._log.last(claim.task.key)
             if last is None or last.body.outcome is not None:
@@ -269,18 +268,18 @@ class NatsJournal:
             after = last.seq
         raise self._log.busy(claim.task.key)
 
-    async def _end(self, task: Task, birth: int, outcome: Outcome, after: int) -> bool:
+    async def _end(self, task: Task, birth: int, outcome: Outcome, after: int) -> int | None:
         body = Body(fingerprint=task.fingerprint, birth=birth, outcome=outcome)
         subject = self._names.ended(outcome)
         if not outcome.buried:
-            return await self._log.add(task.key, subject, body, after, ttl=self._keep) is not None
+            return await self._log.add(task.key, subject, body, after, ttl=self._keep)
         try:
-            return await self._log.add(task.key, subject, replace(body, task=task), after) is not None
+            return await self._log.add(task.key, subject, replace(body, task=task), after)
         except CallError as error:
             if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
                 raise
             logger.warning("%s with the key %r is too large to be replayed: %s", task.operation_id, task.key, error)
-            return await self._log.add(task.key, subject, body, after) is not None
+            return await self._log.add(task.key, subject, body, after)
 
     async def outcome(self, key: str) -> Outcome | None:
         """What came of a task, if anything yet.
@@ -306,7 +305,9 @@ class NatsJournal:
         Raises:
             CallError: UNAVAILABLE.
         """
-        subjects = await self._log.subjects(f"since.buried.{'*' if operation_id is None else token(operation_id)}.*")
+        subjects = await self._log.subjects(
+            f"since.ended.buried.{'*' if operation_id is None else token(operation_id)}.*"
+        )
         subjects.sort(key=lambda subject: int(subject.rpartition(".")[2]))
         for start in range(0, len(subjects), _PAGE):
             page = subjects[start : start + _PAGE]
@@ -350,8 +351,8 @@ class NatsJournal:
         Raises:
             CallError: UNAVAILABLE.
         """
-        later = Counter(subject.split(".")[-1] for subject in await self._log.subjects("since.later.*"))
-        buried = Counter(subject.split(".")[-2] for subject in await self._log.subjects("since.buried.*.*"))
+        later = Counter(subject.split(".")[-1] for subject in await self._log.subjects("since.held.later.*"))
+        buried = Counter(subject.split(".")[-2] for subject in await self._log.subjects("since.ended.buried.*.*"))
         return [
             JournalInfo(
                 operation_id=each.operation_id,

@@ -83,7 +83,7 @@ class Claims:
         if since is not None and since.seq < found.birth:
             since = None  # it is of an earlier life
         if since is not None and since.body.outcome is not None:
-            self.done(found.ack)  # who has recorded it could not say so
+            self.done(found.task.key, found.ack, since.seq)  # who has recorded it could not say so
             return None
         rest = 0.0 if since is None else await self._rest(since)
         if rest > 0:
@@ -150,13 +150,15 @@ class Claims:
             self._log.drop(last.seq)
         return written
 
-    def done(self, ack: str) -> None:
-        """Have a task removed that has an outcome.
+    def done(self, key: str, ack: str, ended: int | None = None) -> None:
+        """Have a task removed that has an outcome, and with its number, whatever says who had the task until then.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
         """
-        self._session.send(ack, b"+ACK")
+        if ended is not None:
+            self._log.tidy(key, ended)
+        self._session.send(ack, b"+ACK")  # at last: without it, the task is handed out again, and this is done then
 
     def _put_off(self, ack: str, seconds: float) -> None:
         """Have a task handed out again, and not before so many seconds."""

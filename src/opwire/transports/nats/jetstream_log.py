@@ -3,10 +3,10 @@
 The entries of a log have the key of the task in their subjects, `<prefix>.durable.<key>.…`. The last one says how the
 task stands:
 
-    task.<operation>                        it was submitted
-    since.lease.<operation>                 it was claimed not for the first time, or a lease was renewed
-    since.later.<operation>                 it was released
-    since.done|buried.<operation>.<time>    it has an outcome
+    task.<operation>                              it was submitted
+    since.held.lease.<operation>                  it was claimed not for the first time, or a lease was renewed
+    since.held.later.<operation>                  it was released
+    since.ended.done|buried.<operation>.<time>    it has an outcome
 
 Whoever writes an entry says which one was the last until then, and JetStream stores it only if that is so: of two who
 submit, claim, renew, release or end the same task at the same time, one comes too late and knows it. The number of the
@@ -18,6 +18,7 @@ when their time is over (`Nats-TTL`), and are published again when they are stor
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
 from math import ceil
 from typing import Literal
@@ -37,7 +38,12 @@ Kind = Literal["task", "lease", "later", "done", "buried", "gone"]
 TRIES = 5
 """How often an entry is written before somebody else has done it. In a cluster that may seem so without reason."""
 
-_KINDS: dict[str, Kind] = {"task": "task", "lease": "lease", "later": "later", "done": "done", "buried": "buried"}
+_KINDS: dict[str, Kind] = {
+    "since.held.lease": "lease",
+    "since.held.later": "later",
+    "since.ended.done": "done",
+    "since.ended.buried": "buried",
+}
 _MAX_TOKEN = 200  # characters: the name of a consumer, and with it that of a folder, may have 255
 _HELD_FOR = 30 * 24 * 3600  # seconds for which attempts are remembered while nobody claims the task again
 _OLDEST = (2, 11)
@@ -123,14 +129,14 @@ class Names:
         """The entry of a task."""
         return self.log(key, f"task.{token(operation_id)}")
 
-    def since(self, key: str, kind: Kind, operation_id: str) -> str:
+    def held(self, key: str, kind: Kind, operation_id: str) -> str:
         """The entry of who has a task."""
-        return self.log(key, f"since.{kind}.{token(operation_id)}")
+        return self.log(key, f"since.held.{kind}.{token(operation_id)}")
 
     def ended(self, outcome: Outcome) -> str:
         """The entry of an outcome."""
         kind = "buried" if outcome.buried else "done"
-        return f"{self.since(outcome.key, kind, outcome.operation_id)}.{outcome.recorded}"
+        return self.log(outcome.key, f"since.ended.{kind}.{token(outcome.operation_id)}.{outcome.recorded}")
 
     def told(self, key: str) -> str:
         """Where an outcome is published again."""
@@ -143,7 +149,7 @@ class Names:
     def kind(self, subject: str) -> Kind:
         """What an entry is; `gone`, if it is nothing of ours."""
         parts = subject[len(self._root) :].split(".")
-        return _KINDS.get(parts[2] if parts[1] == "since" else parts[1], "gone")
+        return "task" if parts[1] == "task" else _KINDS.get(".".join(parts[1:4]), "gone")
 
     def stream_config(self, replicas: int) -> dict[str, object]:
         """What the stream has to be."""
@@ -155,11 +161,12 @@ class Names:
             "max_msgs_per_subject": 1,
             "deny_delete": False,
             "allow_msg_ttl": True,
-            "republish": {"src": self.every("since.*.*.*"), "dest": f"{self._told}{{{{wildcard(1)}}}}"},
+            "republish": {"src": self.every("since.ended.*.*.*"), "dest": f"{self._told}{{{{wildcard(1)}}}}"},
             "num_replicas": replicas,
         }
 
 
+@lru_cache(maxsize=4096)
 def token(name: str) -> str:
     """A key or the id of an operation as one token of a subject, or the name of a consumer: no two are alike.
 
@@ -224,7 +231,7 @@ class Log(Listener):
         Raises:
             CallError: UNAVAILABLE.
         """
-        subject = self.names.since(task.key, kind, task.operation_id)
+        subject = self.names.held(task.key, kind, task.operation_id)
         return await self.add(task.key, subject, body, after, ttl=_HELD_FOR) is not None
 
     async def delete(self, seq: int) -> bool:
@@ -238,8 +245,21 @@ class Log(Listener):
         return answer.error is None
 
     def drop(self, seq: int) -> None:
-        """Remove an entry that means nothing any more, without waiting for it: it does no harm."""
+        """Remove an entry that means nothing any more, without waiting for it: it does no harm.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED.
+        """
         self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", _deletion(seq))
+
+    def tidy(self, key: str, before: int) -> None:
+        """Remove whatever says who had a task before this entry, without waiting for it.
+
+        Raises:
+            CallError: UNAVAILABLE, RATE_LIMITED.
+        """
+        request = {"filter": self.names.log(key, "since.held.>"), "seq": before}
+        self._session.request(f"STREAM.PURGE.{self.names.stream}", request)
 
     def busy(self, key: str) -> CallError:
         """The error for a task that others change all the time."""
@@ -285,7 +305,7 @@ class Log(Listener):
         Raises:
             CallError: UNAVAILABLE.
         """
-        last = await self._find({"last_by_subj": f"{subject.rsplit('.', 4)[0]}.>"})
+        last = await self._find({"last_by_subj": f"{subject.rsplit('.', 5)[0]}.>"})
         return last.body.outcome if last is not None and last.kind == "buried" else None
 
     async def _find(self, which: dict[str, object]) -> Entry | None:
