@@ -126,3 +126,15 @@ async def test_whether_something_was_heard_is_kept(redis_server: RedisServer) ->
         assert not connection.heard
         await connection.ask(PING)
         assert connection.heard
+
+
+@requirement("transport.redis.refusals")
+async def test_a_user_without_a_password_says_who_it_is(redis_server: RedisServer) -> None:
+    target = parse_url(redis_server.url.replace("redis://", "redis://stranger@"))
+    connection = Connection(target, lambda channel, message: None, lambda reason: None)
+    await connection.open(None)
+    try:
+        with pytest.raises(CallError, match="does not know this user"):
+            await connection.greet()
+    finally:
+        await connection.close()

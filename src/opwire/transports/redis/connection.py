@@ -5,10 +5,12 @@ from collections.abc import Callable
 from ssl import SSLContext
 from typing import Any
 
+from hiredis import ReplyError
+
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.link import Link
 from opwire.transports.redis.refusals import is_refusal, refusal
-from opwire.transports.redis.resp import Done, Replies
+from opwire.transports.redis.resp import Done, Part, Replies, command
 from opwire.transports.redis.url import Target
 
 
@@ -38,6 +40,26 @@ class Connection:
                 await loop.create_connection(lambda: self._link, target.host, target.port, ssl=ssl)
         except (OSError, UnicodeError) as error:  # the latter: a host that no name server could be asked for
             raise CallError(ErrorCode.UNAVAILABLE, f"{target.name} cannot be reached: {error}") from error
+
+    async def greet(self, *commands: bytes) -> None:
+        """Say who we are, and send the first commands.
+
+        Raises:
+            CallError: UNAVAILABLE, if Redis refuses, or is a read-only replica.
+        """
+        target = self._target
+        hello: list[Part] = [b"HELLO", 3]
+        if target.user is not None or target.password is not None:
+            hello += [b"AUTH", target.user or b"default", target.password or b""]
+        greeting = [command(*hello, b"SETNAME", b"opwire")]
+        if target.db:
+            greeting.append(command(b"SELECT", target.db))
+        about, *_ = await self.ask(*greeting, *commands)
+        match about:
+            case {b"role": b"replica"}:
+                raise refusal(target.name, ReplyError("READONLY"))
+            case _:
+                pass
 
     def send(self, command: bytes, done: Done, *, control: bool = False) -> None:
         """Send a command. `done` gets the reply, unless the connection is lost before.

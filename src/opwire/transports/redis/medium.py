@@ -12,7 +12,6 @@ from random import randrange
 from ssl import SSLContext, create_default_context
 from typing import Any
 
-from hiredis import ReplyError
 from msgspec import Struct
 
 from opwire.call import Address
@@ -70,12 +69,9 @@ class RedisMedium:
         connection = Connection(self._target, self._arrived, self._lost)
         try:
             await connection.open(self._ssl)
-            about, *_ = await connection.ask(*self._greeting())
-            match about:
-                case {b"role": b"replica"}:
-                    raise refusal(self.name, ReplyError("READONLY"))
-                case _:
-                    pass
+            # Until the connection was lost we served, which Redis may not have noticed yet.
+            before = [command(b"DEL", self._presence.end)] if self._presence.served else []
+            await connection.greet(*before)
             await self._listen(connection, address)
         except BaseException:
             await connection.close()
@@ -83,18 +79,6 @@ class RedisMedium:
         self._connection, self._address = connection, address.encode()
         self._presence.begin(address)
         self._routes.clear()
-
-    def _greeting(self) -> list[bytes]:
-        target = self._target
-        hello: list[Part] = [b"HELLO", 3]
-        if target.user is not None or target.password is not None:
-            hello += [b"AUTH", target.user or b"default", target.password or b""]
-        greeting = [command(*hello, b"SETNAME", b"opwire")]
-        if target.db:
-            greeting.append(command(b"SELECT", target.db))
-        if self._presence.served:  # until the connection was lost, which Redis may not have noticed yet
-            greeting.append(command(b"DEL", self._presence.end))
-        return greeting
 
     async def _listen(self, connection: Connection, address: Address) -> None:
         settings: list[Any] = []

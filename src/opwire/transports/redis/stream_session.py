@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 from ssl import SSLContext, create_default_context
 from typing import Any
 
-from hiredis import ReplyError
-
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.redis.connection import Connection
-from opwire.transports.redis.refusals import refusal
 from opwire.transports.redis.resp import Part, command
 from opwire.transports.redis.stream_scripts import SCRIPTS, Script
 from opwire.transports.redis.url import Target
@@ -96,15 +93,8 @@ class Session:
 
     async def _open(self, connection: Connection) -> None:
         await connection.open(self._ssl)
-        hello: list[Part] = [b"HELLO", 3]
-        if self._target.password is not None:
-            hello += [b"AUTH", self._target.user or b"default", self._target.password]
-        greeting = [command(*hello, b"SETNAME", b"opwire"), command(b"SELECT", self._target.db)]
-        if self._channel is not None:
-            greeting.append(command(b"SUBSCRIBE", self._channel))
-        about, *_ = await connection.ask(*greeting, *(command(b"SCRIPT", b"LOAD", each.text) for each in SCRIPTS))
-        if about[b"role"] != b"master":
-            raise refusal(self._target.name, ReplyError("READONLY"))
+        channel = [] if self._channel is None else [command(b"SUBSCRIBE", self._channel)]
+        await connection.greet(*channel, *(command(b"SCRIPT", b"LOAD", each.text) for each in SCRIPTS))
 
     def _arrived(self, _: bytes, message: bytes) -> None:
         if self._pushed is not None:
