@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import ErrorCode
-from opwire.auth import RateLimit, Strikes
+from opwire.auth import RateLimit
 from tests.auth.refusals import refusal_of
 from tests.requirements import requirement
 
@@ -72,10 +72,3 @@ def test_whoever_waits_as_long_as_told_passes(rate: float, before: int) -> None:
 @pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (nan, 1), (inf, 1), (1, 0)])
 def test_a_limit_that_lets_nothing_or_everything_pass_is_refused(rate: float, burst: int) -> None:
     assert refusal_of(RateLimit, rate, burst).code is ErrorCode.VALIDATION_ERROR
-
-
-@requirement("auth.strikes")
-def test_a_peer_is_out_at_the_last_strike_and_stays_out() -> None:
-    strikes = Strikes(3)
-    assert [strikes.strike() for _ in range(5)] == [False, False, True, True, True]
-    assert strikes.count == 5

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from opwire.auth.callbacks import callback
 from opwire.auth.grants import Authenticator, Grant
-from opwire.auth.limits import RateLimit, Strikes
+from opwire.auth.limits import RateLimit
 from opwire.auth.tokens import StaticTokens, anybody
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ __all__ = [
     "Signer",
     "SigningKey",
     "StaticTokens",
-    "Strikes",
     "Verifier",
     "anybody",
     "callback",

@@ -35,18 +35,3 @@ class RateLimit:
             self._left -= 1
             return 0.0
         return (1 - self._left) / self._per_second
-
-
-class Strikes:
-    """Counts what a peer did wrong: it is out at the strike of number `limit`."""
-
-    __slots__ = ("count", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.count = 0
-
-    def strike(self) -> bool:
-        """Another one; whether that was one too many."""
-        self.count += 1
-        return self.count >= self.limit

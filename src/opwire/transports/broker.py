@@ -343,7 +343,7 @@ class BrokerTransport:
                 self._tell(sender, Here(id=event.id, peers=[self._address]))
         elif isinstance(event, Left):
             self._session(event, sender)
-        elif isinstance(event, CallAborted | CallCredit) and self._leases.held(sender, event.request_id) is not None:
+        elif isinstance(event, CallAborted) and self._leases.held(sender, event.request_id) is not None:
             self.arrived(sender, token, message)
 
     def _unreadable(self, sender: Address, token: str, error: CallError) -> None:
