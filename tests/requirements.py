@@ -719,7 +719,6 @@ AUTH: dict[str, str] = {
     "auth.signed-requests": "Over a broker a request carries a credential and no identity; the server gives it the "
     "identity that the credential proves, or none.",
     "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",
-    "auth.strikes": "A peer is out at its last strike.",
 }
 
 SECTIONS = (

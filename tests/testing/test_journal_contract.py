@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from opwire.durable import Books, Journal, MemoryJournal
-from opwire.durable.contract import JOURNAL_CONTRACT, check_journal
 from opwire.testing import run_virtually
+from opwire.testing.journal_contract import JOURNAL_CONTRACT, check_journal
 from opwire.transports.redis.streams import RedisJournal
 from tests.durable import broken
 from tests.requirements import requirement

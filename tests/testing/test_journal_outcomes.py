@@ -3,10 +3,10 @@
 import pytest
 
 from opwire.durable import MemoryJournal
-from opwire.durable import contract_outcomes as outcomes
+from opwire.testing import journal_outcomes as outcomes
 from tests.durable import broken
-from tests.durable.test_contract_tasks import complaint
 from tests.requirements import requirement
+from tests.testing.test_journal_tasks import complaint
 
 
 @requirement("durable.contract-bites")

@@ -1,14 +1,12 @@
 """What the checks of the contract are made with."""
 
-import asyncio
-
 import pytest
 
 from opwire import CallError
 from opwire.durable import Books, MemoryJournal
-from opwire.durable.contract_stage import PATIENCE, Stage, expect, refused, soon
 from opwire.errors import ErrorCode
 from opwire.testing import run_virtually
+from opwire.testing.journal_stage import Stage, refused
 
 
 async def nothing() -> None:
@@ -25,15 +23,7 @@ def complaint(checking: object) -> str:
     return str(failure.value)
 
 
-def test_expect_and_soon_and_refused_say_what_was_wrong() -> None:
-    expect(True, "not raised")
-    with pytest.raises(AssertionError, match="the sky is green"):
-        expect(False, "the sky is green")
-
-    async def hang() -> None:
-        await soon("the sun rises", asyncio.Event().wait())
-
-    assert complaint(hang()) == f"waited {PATIENCE:g} s in vain: the sun rises"
+def test_refused_says_what_was_wrong() -> None:
     run_virtually(refused("it", fail("UNAVAILABLE"), ErrorCode.UNAVAILABLE))
     assert "it raised TIMEOUT" in complaint(refused("it", fail("TIMEOUT"), ErrorCode.UNAVAILABLE))
     assert complaint(refused("it", nothing(), ErrorCode.UNAVAILABLE)) == "it was not refused"

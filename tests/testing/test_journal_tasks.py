@@ -3,9 +3,9 @@
 import pytest
 
 from opwire.durable import Books, MemoryJournal
-from opwire.durable import contract_tasks as tasks
-from opwire.durable.contract_stage import Stage
+from opwire.testing import journal_tasks as tasks
 from opwire.testing import run_virtually
+from opwire.testing.journal_stage import Stage
 from tests.durable import broken
 from tests.requirements import requirement
 

@@ -11,7 +11,7 @@ lease, and another one claims the task: a handler runs at least once, and perhap
 
 What is buried does not expire: nobody has seen to it yet.
 
-`opwire.durable.contract` is what every implementation passes.
+`opwire.testing.check_journal` is the contract that every implementation passes.
 """
 
 from collections.abc import AsyncIterator, Sequence

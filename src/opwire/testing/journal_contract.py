@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from opwire.durable import contract_outcomes as outcomes
-from opwire.durable import contract_tasks as tasks
-from opwire.durable.contract_stage import Connect, Stage
+from opwire.testing import journal_outcomes as outcomes
+from opwire.testing import journal_tasks as tasks
+from opwire.testing.journal_stage import Connect, Stage
 
 Check = Callable[[Connect], Awaitable[None]]
 

@@ -2,9 +2,10 @@
 
 import asyncio
 
-from opwire.durable.contract_stage import LONG, SHORT, Stage, expect, refused, soon
 from opwire.durable.journal import Claim, Journal, Outcome
 from opwire.errors import ErrorCode
+from opwire.testing.journal_stage import LONG, SHORT, Stage, refused
+from opwire.testing.scene import expect, soon
 
 
 async def _submitted(stage: Stage, journal: Journal, key: str, operation: str = "do") -> Claim:

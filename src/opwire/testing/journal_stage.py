@@ -1,49 +1,22 @@
 """What the checks of the contract are made with: ends of one journal, tasks of their own, and waiting that ends."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from secrets import token_hex
-from typing import Self, TypeVar
+from typing import Self
 
 from opwire.durable.journal import Claim, Journal, Outcome, Task
 from opwire.errors import CallError, ErrorCode
+from opwire.testing.scene import PATIENCE, expect, soon
 
 Connect = Callable[[], Journal]
 """Makes a fresh end of always the same journal, not started yet."""
 
-T = TypeVar("T")
-
-PATIENCE = 5.0
-"""Seconds within which what a check waits for has to happen."""
 LONG = 60.0
 """A lease that lasts longer than any check."""
 SHORT = 0.3
 """A lease that is over soon."""
-
-
-def expect(holds: bool, complaint: str) -> None:
-    """`assert`, which Python's `-O` does not remove.
-
-    Raises:
-        AssertionError: it does not hold.
-    """
-    if not holds:
-        raise AssertionError(complaint)
-
-
-async def soon(what: str, awaitable: Awaitable[T]) -> T:
-    """Wait for something, with patience.
-
-    Raises:
-        AssertionError: it does not happen.
-    """
-    try:
-        async with asyncio.timeout(PATIENCE):
-            return await awaitable
-    except TimeoutError:
-        raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}") from None
 
 
 async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> None:

@@ -3,9 +3,10 @@
 import asyncio
 import time
 
-from opwire.durable.contract_stage import LONG, PATIENCE, SHORT, Stage, expect, refused, soon
 from opwire.durable.journal import Claim, Journal
 from opwire.errors import ErrorCode
+from opwire.testing.journal_stage import LONG, SHORT, Stage, refused
+from opwire.testing.scene import PATIENCE, expect, soon
 
 _MANY = 60
 ODD = ('línea\u2028 " \\ 🜚', "a:b.c*>", " ", "x" * 256)

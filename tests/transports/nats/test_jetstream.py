@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from opwire.durable import DurableCalls, DurableWorker
-from opwire.durable.contract import JOURNAL_CONTRACT
 from opwire.errors import CallError
+from opwire.testing.journal_contract import JOURNAL_CONTRACT
 from opwire.testing.scene import soon
 from opwire.transports.nats import jetstream
 from opwire.transports.nats.jetstream import NatsJournal
