@@ -205,6 +205,11 @@ TOOL_ENVELOPE: dict[str, str] = {
 }
 
 OPERATIONS: dict[str, str] = {
+    "registry.follow": "A registry that follows a source has what the source adds, changes and removes, and loses "
+    "nothing of others to it.",
+    "registry.prepare": "An adapter may turn objects of its callers into plain input before that is checked; input "
+    "that is plain already never reaches it.",
+    "operation.progress": "A handler reports how far it has come to whoever wants to know, and to nobody else.",
     "operation.spec": "An OperationSpec holds namespace, name, type, title, description, tags, version, both schemas, "
     "access control, normalisation, timeouts and examples.",
     "operation.types": "An operation is a query, a mutation or a subscription.",
@@ -278,7 +283,14 @@ OPERATIONS: dict[str, str] = {
     "examples.demo": "The demo runs on opwire alone and prints an envelope for each kind of operation.",
 }
 
+ORIGIN: dict[str, str] = {
+    "origin.round-trip": "What MCP and OpenAPI have no words for is said beside them, and read again as it was.",
+    "origin.strangers": "A field of the same name that cannot be read is no origin; unknown fields are tolerated.",
+}
+
 PIPELINE: dict[str, str] = {
+    "pipeline.own-schema": "A result that comes with a schema of its own is normalised to that one, in the "
+    "operation's mode.",
     "input.strict": "Input is validated strictly before the handler runs; nothing is coerced.",
     "input.every-problem": "Invalid input is VALIDATION_ERROR with every problem as a path and a message.",
     "input.not-echoed": "The message and the details of a validation error never echo the value in full.",
@@ -731,6 +743,7 @@ SECTIONS = (
     TYPED,
     TOOL_ENVELOPE,
     OPERATIONS,
+    ORIGIN,
     PIPELINE,
     CALL,
     TRANSPORT,

@@ -15,6 +15,7 @@ from opwire import (
     OperationRegistry,
     OperationSpec,
     OperationType,
+    Progress,
     RegistrationError,
     Schema,
     SchemaError,
@@ -221,3 +222,20 @@ def test_a_context_knows_the_time_that_remains() -> None:
 def test_a_context_outside_of_a_call_has_no_env_and_says_where_to_get_one() -> None:
     with pytest.raises(RuntimeError, match=r"build_env\(registry\)"):
         _ = Context().env
+
+
+@requirement("operation.progress")
+def test_a_handler_reports_how_far_it_has_come_to_whoever_wants_to_know() -> None:
+    heard: list[Progress] = []
+    context = Context(on_progress=heard.append)
+    context.report(1, 3, "one of three")
+    context.report(0.5)
+    Context().report(1)  # nobody wants to know
+    assert heard == [Progress(1, 3, "one of three"), Progress(0.5)]
+
+
+@requirement("operation.progress")
+def test_what_a_nested_call_reports_is_not_taken_for_the_progress_of_its_caller() -> None:
+    heard: list[Progress] = []
+    Context(on_progress=heard.append).child().report(1)
+    assert heard == []

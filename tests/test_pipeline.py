@@ -34,7 +34,7 @@ from opwire import (
     local_envelope,
     mcp_envelope,
 )
-from opwire.operation import NORMALIZE_MODES, NormalizeMode
+from opwire.operation import NORMALIZE_MODES, NormalizeMode, ShapedResult
 from opwire.pipeline import ResultPipeline
 from tests.requirements import requirement
 
@@ -567,3 +567,28 @@ def test_lone_surrogates_are_replaced_with_a_warning_where_the_schema_looks_at_t
     assert data_of(result, schema) == {"name": "a\ufffd"}
     assert result == {"name": "a\ud800"}
     assert "lone surrogates are replaced" in caplog.text
+
+
+# --- results that have a schema of their own ------------------------------------------------------------------------
+
+
+@requirement("pipeline.own-schema")
+def test_a_result_with_a_schema_of_its_own_is_normalised_to_that_one(caplog: pytest.LogCaptureFixture) -> None:
+    created = Schema({"type": "object", "properties": {"id": {"type": "integer"}, "new": {"default": True}}})
+    way = pipeline(PROFILE)
+    assert way.envelope(ShapedResult({"id": 1.0, "x": 2}, created)).data == {"id": 1, "new": True}
+    assert way.envelope(ShapedResult({"id": 2}, created)).data == {"id": 2, "new": True}
+    assert way.envelope({"name": "Ada"}).data == {"name": "Ada", "plan": "free"}
+    assert way.envelope(ShapedResult({"name": "Ada"}, way.schema)).data == {"name": "Ada", "plan": "free"}
+
+
+@requirement("pipeline.own-schema")
+def test_a_result_whose_own_schema_says_nothing_is_left_alone() -> None:
+    envelope = http_envelope({"x": 1}, status_code=202, headers={}, content_type="application/json")
+    assert pipeline(PROFILE).envelope(ShapedResult(envelope, Schema(True))) is envelope
+
+
+@requirement("pipeline.own-schema")
+def test_a_result_keeps_the_mode_of_its_operation_whatever_its_schema() -> None:
+    stricter = Schema({"type": "object", "properties": {"id": {"default": 1}}})
+    assert pipeline(PROFILE, "check").envelope(ShapedResult({"x": 1}, stricter)).data == {"x": 1}

@@ -13,8 +13,8 @@ PINNED = """
     RESPONSE_ENVELOPE_SCHEMA RESPONSE_META_SCHEMA RESPONSE_SOURCES UNKNOWN
     AccessControl CallError CastError Context ConversionError ErrorCode HTTPResponseMeta Handler HintError Identity
     LocalResponseMeta MCPContentBlock MCPResponseMeta NotPlainError Operation OperationRegistry OperationSpec
-    OperationType OpwireError RegistrationError ResourceRule ResponseEnvelope ResponseMeta ResponseSource Schema
-    SchemaError ToolEnvelopeError
+    OperationType OpwireError Progress RegistrationError ResourceRule ResponseEnvelope ResponseMeta ResponseSource
+    Schema SchemaError Source ToolEnvelopeError
     build_env check_access decode_envelope encode_envelope http_envelope is_response_envelope local_envelope
     mcp_envelope read_envelope unwrap
 """.split()

@@ -1,7 +1,7 @@
 """The registry: registering, looking up, calling."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from opwire import (
     SchemaError,
     http_envelope,
 )
+from opwire.operation import SourceChange
 from opwire.registry import Change
 from tests.requirements import requirement
 
@@ -479,3 +480,88 @@ async def test_registries_do_not_share_operations_or_threads() -> None:
     one.query("a.b")(lambda: 1)
     assert (await one.execute("a.b")).data == 1
     assert (await call_error(two.execute("a.b"))).code is ErrorCode.OPERATION_NOT_FOUND
+
+
+# --- sources that change --------------------------------------------------------------------------------------------
+
+
+class Tools:
+    """A source whose operations come and go."""
+
+    def __init__(self, *operations: Operation) -> None:
+        self.operations = operations
+        self.listeners: list[Callable[[SourceChange], None]] = []
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.operations)
+
+    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def tell(self, *put: Operation, gone: tuple[str, ...] = ()) -> None:
+        for listener in self.listeners:
+            listener(SourceChange(put, gone))
+
+
+@requirement("registry.follow")
+async def test_a_registry_that_follows_a_source_has_what_the_source_adds_changes_and_removes() -> None:
+    registry, changes = OperationRegistry(), list[tuple[str, str]]()
+    tools = Tools(Operation(spec("t.one"), echo), Operation(spec("t.two"), echo))
+    registry.follow(tools)
+    registry.on_change(lambda change: changes.append((change.kind, change.spec.id)))
+    tools.tell(
+        Operation(spec("t.two"), lambda input, context: "changed"), Operation(spec("t.three"), echo), gone=("t.one",)
+    )
+    assert ids(registry.list()) == ["t.two", "t.three"]
+    assert (await registry.execute("t.two")).data == "changed"
+    assert changes == [("replaced", "t.two"), ("added", "t.three"), ("removed", "t.one")]
+
+
+@requirement("registry.follow")
+def test_a_registry_that_no_longer_follows_keeps_what_it_has() -> None:
+    registry, tools = OperationRegistry(), Tools(Operation(spec("t.one"), echo))
+    stop = registry.follow(tools)
+    stop()
+    tools.tell(Operation(spec("t.two"), echo), gone=("t.one",))
+    assert ids(registry.list()) == ["t.one"]
+
+
+@requirement("registry.follow")
+def test_a_source_takes_nothing_from_others_neither_at_first_nor_later(caplog: pytest.LogCaptureFixture) -> None:
+    registry, tools = OperationRegistry(), Tools(Operation(spec("t.one"), echo))
+    registry.register(spec("t.mine", title="mine"), echo)
+    with pytest.raises(RegistrationError, match=r"already registered: t\.mine"):
+        registry.follow(Tools(Operation(spec("t.mine"), echo)))
+    registry.follow(tools)
+    tools.tell(Operation(spec("t.mine", title="theirs"), echo), gone=("t.mine", "t.unknown"))
+    assert [each.title for each in registry.list()] == ["mine", ""]
+    assert "t.mine is not added" in caplog.text
+
+
+@requirement("registry.follow")
+def test_an_operation_that_was_unregistered_by_hand_can_still_be_withdrawn_by_its_source() -> None:
+    registry, tools = OperationRegistry(), Tools(Operation(spec("t.one"), echo))
+    registry.follow(tools)
+    registry.unregister("t.one")
+    tools.tell(gone=("t.one",))
+    assert ids(registry.list()) == []
+
+
+@requirement("registry.prepare")
+async def test_objects_that_are_not_plain_are_prepared_before_they_are_checked_and_plain_input_is_not() -> None:
+    class Opened:
+        text = "hello"
+
+    prepared: list[Any] = []
+
+    def prepare(input: Any) -> Any:
+        prepared.append(input)
+        return {"file": input["file"].text}
+
+    schema = {"type": "object", "properties": {"file": {"type": "string"}}, "required": ["file"]}
+    registry = OperationRegistry()
+    registry.register_all([Operation(spec("t.send", input_schema=schema), echo, prepare=prepare)])
+    assert (await registry.execute("t.send", {"file": Opened()})).data == {"file": "hello"}
+    assert (await registry.execute("t.send", {"file": "plain"})).data == {"file": "plain"}
+    assert len(prepared) == 1

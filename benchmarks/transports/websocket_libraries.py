@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple
 
-import aiohttp  # pyright: ignore[reportMissingImports] - in the environment of the benchmarks alone
-import picows  # pyright: ignore[reportMissingImports]
-from aiohttp import web  # pyright: ignore[reportMissingImports]
+import aiohttp
+import picows  # pyright: ignore[reportMissingImports] - in the environment of the benchmarks alone
+from aiohttp import web
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 from websockets.client import ClientProtocol

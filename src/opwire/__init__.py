@@ -50,7 +50,9 @@ from opwire.operation import (
     Operation,
     OperationSpec,
     OperationType,
+    Progress,
     ResourceRule,
+    Source,
 )
 from opwire.registry import OperationRegistry, build_env
 from opwire.schema import UNKNOWN, Schema
@@ -86,6 +88,7 @@ __all__ = [
     "OperationSpec",
     "OperationType",
     "OpwireError",
+    "Progress",
     "RegistrationError",
     "ResourceRule",
     "ResponseEnvelope",
@@ -93,6 +96,7 @@ __all__ = [
     "ResponseSource",
     "Schema",
     "SchemaError",
+    "Source",
     "ToolEnvelopeError",
     "build_env",
     "check_access",

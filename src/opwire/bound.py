@@ -30,6 +30,7 @@ class BoundOperation:
         "handler",
         "open",
         "pipeline",
+        "prepare",
         "run",
         "spec",
         "takes_object",
@@ -43,6 +44,7 @@ class BoundOperation:
         self.timeout = spec.timeout
         self.run: Run | None = None  # of a query or mutation that has a handler
         self.open: Open | None = None  # of a subscription that has a handler
+        self.prepare: Callable[[Any], Any] | None = None  # objects that are not plain -> plain input
         self.convert: Callable[[Any], Any] | None = None  # valid input -> arguments, where a function has types
         self.exact: frozenset[type] = SCALARS  # valid flat input of these types is passed on as it is
         self.flat: type[Struct] | None = None  # input that converts to this is valid, and passed on as it is
@@ -78,15 +80,18 @@ class BoundOperation:
         if found.deep:
             raise self._invalid([Problem("", f"the value is nested deeper than {MAX_DEPTH}")])
         if not found.plain:
-            try:
-                input = to_plain(input)
-            except NotPlainError as error:
-                raise self._invalid([Problem("", str(error))]) from error
+            input = self._plain(input)
         if not self._is_accepted(input):
             raise self._invalid(self.spec.input_schema.problems(input))
         try:
             return input if self.convert is None else self.convert(input)
         except ConversionError as error:
+            raise self._invalid([Problem("", str(error))]) from error
+
+    def _plain(self, input: Any) -> Any:
+        try:
+            return to_plain(input if self.prepare is None else self.prepare(input))
+        except NotPlainError as error:
             raise self._invalid([Problem("", str(error))]) from error
 
     def _is_accepted(self, input: Any) -> bool:

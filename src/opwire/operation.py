@@ -1,9 +1,9 @@
 """What an operation is: its specification, who may call it, and what a handler is given."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 from msgspec import Struct
@@ -114,6 +114,14 @@ def split_id(operation_id: str) -> tuple[str, str]:
     return namespace, name
 
 
+class Progress(Struct, frozen=True):
+    """How far a call has come. `total` is None where it is not known."""
+
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
 class Context(Struct, frozen=True, kw_only=True):
     """What a handler may know of the call that it serves. A parameter annotated `Context` receives it.
 
@@ -130,6 +138,7 @@ class Context(Struct, frozen=True, kw_only=True):
     identity: Identity | None = None
     deadline: float | None = None
     metadata: Mapping[str, Any] = {}
+    on_progress: Callable[[Progress], object] | None = None  # who wants to know how far this call has come
     watched: bool = False  # whoever made this context enforces its deadline
     bind_env: Callable[["Context"], Any] | None = None
 
@@ -146,8 +155,14 @@ class Context(Struct, frozen=True, kw_only=True):
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def child(self) -> "Context":
-        """The context of a call made on behalf of this one."""
-        return replace(self, request_id=uuid4().hex, parent_request_id=self.request_id, watched=False)
+        """The context of a call made on behalf of this one. How far that one has come is not said of this one."""
+        parent = self.request_id
+        return replace(self, request_id=uuid4().hex, parent_request_id=parent, watched=False, on_progress=None)
+
+    def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Say how far the call has come, to whoever wants to know."""
+        if self.on_progress is not None:
+            self.on_progress(Progress(progress, total, message))
 
     def within(self, seconds: float | None) -> "Context":
         """This context with a deadline at most so many seconds away. Deadlines only ever shrink."""
@@ -163,9 +178,40 @@ Handler = Callable[[Any, Context], Any]
 """The one narrow shape: takes the input and the context, returns a value or an envelope, or is a generator of them."""
 
 
+class ShapedResult(Struct, frozen=True):
+    """A result that has a schema of its own: that of the status with which an HTTP API answered, for example."""
+
+    value: Any
+    schema: Schema
+
+
 class Operation(Struct, frozen=True):
-    """A specification and its handler, if it has one: what adapters make and `register_all` takes."""
+    """A specification and its handler, if it has one: what adapters make and `register_all` takes.
+
+    `prepare` turns objects that a caller in this process may give, an open file for example, into plain input. It is
+    asked only for input that is not plain already, so nothing that came over a wire reaches it.
+    """
 
     spec: OperationSpec
     handler: Handler | None = None
     inline: bool = False
+    prepare: Callable[[Any], Any] | None = None
+
+
+class SourceChange(Struct, frozen=True):
+    """What became of a source's operations: `put` are new or changed, `gone` are ids."""
+
+    put: tuple[Operation, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """Where operations come from, and may change: an MCP server, an HTTP API. `registry.follow` keeps up with it."""
+
+    def __iter__(self) -> Iterator[Operation]:
+        """The operations as they are now."""
+        ...
+
+    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
+        """Be told of every change; the function that is returned ends it."""
+        ...

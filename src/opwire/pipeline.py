@@ -10,6 +10,7 @@ warns, `off` does nothing.
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import isasyncgen, iscoroutine, isgenerator
 from time import time_ns
 from typing import Any, cast
@@ -24,7 +25,8 @@ from opwire.envelope import (
     unwrap,
 )
 from opwire.errors import CallError, CastError, ConversionError, ErrorCode, NotPlainError, SchemaError
-from opwire.operation import NormalizeMode, OperationSpec
+from opwire.operation import NormalizeMode, OperationSpec, ShapedResult
+from opwire.schema import Schema
 from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, survey, to_plain
 
 logger = logging.getLogger("opwire.pipeline")
@@ -37,11 +39,15 @@ _BINARY = (bytes, bytearray, memoryview)
 class ResultPipeline:
     """The way of one operation's results into envelopes."""
 
-    __slots__ = ("conforms", "kinds", "mode", "operation_id", "schema", "strip")
+    __slots__ = ("_for_schema", "_others", "conforms", "kinds", "mode", "operation_id", "schema", "strip")
 
-    def __init__(self, spec: OperationSpec, *, normalize: NormalizeMode, strip: bool) -> None:
+    def __init__(
+        self, spec: OperationSpec, *, normalize: NormalizeMode, strip: bool, schema: Schema | None = None
+    ) -> None:
         self.operation_id = spec.id
-        self.schema = spec.output_schema
+        self.schema = spec.output_schema if schema is None else schema
+        self._for_schema = partial(ResultPipeline, spec, normalize=normalize, strip=strip)
+        self._others: dict[int, ResultPipeline] = {}  # by the identity of a schema, which each of them holds
         self.mode: NormalizeMode = "off" if self.schema.is_unknown else (spec.normalize or normalize)
         self.strip = strip if spec.strip is None else spec.strip
         self.kinds = SCALARS if self.mode == "off" else self.schema.fitting_kinds()
@@ -55,6 +61,8 @@ class ResultPipeline:
         """
         if type(result) in self.kinds:  # worth 0.4 µs: most results of local functions are scalars that fit
             return ResponseEnvelope(result, LocalResponseMeta(self.operation_id, time_ns() // 1_000_000))
+        if type(result) is ShapedResult:
+            return self._other(result.schema).envelope(result.value)
         envelope = self._wrap(result)
         data = envelope.data
         found = survey(data)
@@ -65,6 +73,13 @@ class ResultPipeline:
         elif self.mode != "off" and not isinstance(data, bytes) and not _left_alone(envelope):
             data = self._normalize(data)
         return envelope if data is envelope.data else ResponseEnvelope(data, envelope.meta)
+
+    def _other(self, schema: Schema) -> "ResultPipeline":
+        """The pipeline of results that have another schema. An operation has few of them, made once."""
+        found = self if schema is self.schema else self._others.get(id(schema))
+        if found is None:
+            found = self._others[id(schema)] = self._for_schema(schema=schema)
+        return found
 
     def _compile_and_test(self, data: Any) -> bool:
         """The first test of all: compiles the schema, then makes way for the compiled test."""

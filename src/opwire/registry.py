@@ -33,6 +33,8 @@ from opwire.operation import (
     Operation,
     OperationSpec,
     OperationType,
+    Source,
+    SourceChange,
     split_id,
 )
 from opwire.pipeline import ResultPipeline, typed_envelope
@@ -125,7 +127,7 @@ class OperationRegistry:
         Raises:
             RegistrationError: as `register`.
         """
-        bound = [self._bind(each.spec, each.handler, each.handler, inline=each.inline) for each in operations]
+        bound = [self._bind_operation(each) for each in operations]
         taken: set[str] = set()
         seen: set[str] = set() if replace else set(self._operations)
         for each in bound:
@@ -134,6 +136,35 @@ class OperationRegistry:
             raise RegistrationError(f"already registered: {', '.join(sorted(taken))}")
         for each in bound:
             self._add(each, replace=replace)
+
+    def follow(self, source: Source, *, replace: bool = False) -> Callable[[], None]:
+        """Add the operations of a source and keep up with its changes; the function that is returned ends that.
+
+            async with from_mcp("https://tools.example/mcp") as tools:
+                registry.follow(tools)
+
+        An operation that the source adds later under an id that somebody else holds is left out, with a warning.
+
+        Raises:
+            RegistrationError: as `register_all`.
+        """
+        self.register_all(followed := tuple(source), replace=replace)
+        ours = {each.spec.id for each in followed}
+
+        def keep_up(change: SourceChange) -> None:
+            for each in change.put:
+                id = each.spec.id
+                if id in self._operations and id not in ours and not replace:
+                    logger.warning("%s is not added: it is already registered by somebody else", id)
+                    continue
+                self._add(self._bind_operation(each), replace=True)
+                ours.add(id)
+            for id in ours.intersection(change.gone):
+                ours.discard(id)
+                if id in self._operations:
+                    self.unregister(id)
+
+        return source.on_change(keep_up)
 
     def unregister(self, operation_id: str) -> None:
         """Remove an operation.
@@ -201,6 +232,11 @@ class OperationRegistry:
         inline, replace = fields.pop("inline", False), fields.pop("replace", False)
         spec = OperationSpec(namespace=namespace, name=name, type=type, **fields)
         self._add(self._bind(spec, signature.handler, function, inline=inline, signature=signature), replace=replace)
+
+    def _bind_operation(self, operation: Operation) -> BoundOperation:
+        bound = self._bind(operation.spec, operation.handler, operation.handler, inline=operation.inline)
+        bound.prepare = operation.prepare
+        return bound
 
     def _bind(
         self,

@@ -1,0 +1,98 @@
+"""What MCP and OpenAPI have no words for: said by the surfaces, read again by the adapters.
+
+A registry that is served and read back gives the same operations. Their schemas, titles and descriptions have places
+of their own in both formats; the rest travels in an `Origin`, under `_meta["opwire/operation"]` of an MCP tool and
+under `x-opwire` of an OpenAPI operation. Peers that do not know opwire ignore it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import msgspec
+from msgspec import Struct
+
+from opwire.operation import OperationSpec, OperationType
+
+ORIGIN_META = "opwire/operation"
+"""Where an MCP tool carries its `Origin`."""
+
+RESULT_META = "opwire/result"
+"""Where an MCP result carries its `ResultOrigin`."""
+
+ORIGIN_EXTENSION = "x-opwire"
+"""Where an OpenAPI operation carries its `Origin`."""
+
+
+class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """An operation as its own registry knows it.
+
+    `wraps_input` and `wraps_output` say that the format asks for an object where the operation has none: the input
+    is then the value of the property `input`, the output that of `result`.
+    """
+
+    id: str
+    type: OperationType
+    version: str = ""
+    tags: tuple[str, ...] = ()
+    examples: tuple[Any, ...] = ()
+    timeout: float | None = None
+    idle_timeout: float | None = None
+    wraps_input: bool = False
+    wraps_output: bool = False
+
+    @classmethod
+    def of(cls, spec: OperationSpec, *, wraps_input: bool = False, wraps_output: bool = False) -> "Origin":
+        """What there is to say of an operation."""
+        return cls(
+            id=spec.id,
+            type=spec.type,
+            version=spec.version,
+            tags=spec.tags,
+            examples=spec.examples,
+            timeout=spec.timeout,
+            idle_timeout=spec.idle_timeout,
+            wraps_input=wraps_input,
+            wraps_output=wraps_output,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for the document that carries it."""
+        return msgspec.to_builtins(self)
+
+
+class ResultOrigin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A result as its own registry gave it.
+
+    `wrapped`: the data is the value of the property `result`. `encoding`: the data was bytes. `meta` is the meta of
+    the envelope in its wire form, where it says more than the time of the call.
+    """
+
+    wrapped: bool = False
+    encoding: Literal["base64"] | None = None
+    meta: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for the result that carries it."""
+        return msgspec.to_builtins(self)
+
+
+def read_origin(carrier: Any, key: str) -> Origin | None:
+    """The `Origin` that a mapping carries under a key; None if there is none that can be read."""
+    return _read(carrier, key, Origin)
+
+
+def read_result_origin(carrier: Any) -> ResultOrigin | None:
+    """The `ResultOrigin` that the `_meta` of an MCP result carries; None if there is none that can be read."""
+    return _read(carrier, RESULT_META, ResultOrigin)
+
+
+def _read(carrier: Any, key: str, kind: Any) -> Any:
+    if not isinstance(carrier, Mapping):
+        return None
+    given = cast("Mapping[str, Any]", carrier).get(key)
+    if given is None:
+        return None
+    try:
+        return msgspec.convert(given, kind)
+    except (msgspec.ValidationError, RecursionError):  # a stranger's field of the same name
+        return None

@@ -1,0 +1,58 @@
+"""What is said of an operation beyond what MCP and OpenAPI have words for, and read again."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from opwire import OperationSpec, OperationType
+from opwire.origin import ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_origin, read_result_origin
+from tests.requirements import requirement
+
+SPEC = OperationSpec(
+    namespace="clock",
+    name="ticks/all",
+    type=OperationType.SUBSCRIPTION,
+    version="2",
+    tags=("time",),
+    examples=({"count": 3},),
+    timeout=5,
+    idle_timeout=2.5,
+)
+
+
+@requirement("origin.round-trip")
+def test_what_was_said_of_an_operation_is_read_again_after_a_journey_as_json() -> None:
+    said = Origin.of(SPEC, wraps_input=True, wraps_output=True)
+    journey = msgspec.json.decode(msgspec.json.encode({ORIGIN_META: said.to_json()}))
+    assert read_origin(journey, ORIGIN_META) == said
+    assert (said.id, said.type, said.version, said.tags) == ("clock.ticks/all", "subscription", "2", ("time",))
+
+
+@requirement("origin.round-trip")
+def test_what_goes_without_saying_is_not_said() -> None:
+    plain = OperationSpec(namespace="math", name="add")
+    assert Origin.of(plain).to_json() == {"id": "math.add", "type": "query"}
+    assert ResultOrigin(wrapped=True).to_json() == {"wrapped": True}
+
+
+@requirement("origin.round-trip")
+def test_what_was_said_of_a_result_is_read_again() -> None:
+    said = ResultOrigin(wrapped=True, encoding="base64", meta={"source": "http", "statusCode": 201})
+    assert read_result_origin({RESULT_META: said.to_json()}) == said
+
+
+@requirement("origin.strangers")
+@pytest.mark.parametrize(
+    "carrier", [None, [], {}, {ORIGIN_META: None}, {ORIGIN_META: "math.add"}, {ORIGIN_META: {"id": 1, "type": "query"}}]
+)
+def test_a_strangers_field_of_the_same_name_is_no_origin(carrier: Any) -> None:
+    assert read_origin(carrier, ORIGIN_META) is None
+    assert read_result_origin(carrier) is None
+
+
+@requirement("origin.strangers")
+def test_fields_that_a_newer_peer_adds_are_tolerated() -> None:
+    assert read_origin({ORIGIN_META: {"id": "a.b", "type": "mutation", "new": 1}}, ORIGIN_META) == Origin(
+        id="a.b", type=OperationType.MUTATION
+    )
