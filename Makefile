@@ -1,6 +1,6 @@
-# `make demo` and `make test` need Python 3.11; the rest they fetch into .venv*, whose stamps make a second run quick.
+# Needs Python 3.11; the rest is fetched into .venv*, whose stamps make a second run quick. PYENV_VERSION wakes pyenv's shims.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
-GROUPS = demo test check mutants bench bench-pydantic-ai bench-fastmcp bench-faststream
+GROUPS = demo test check judges mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-fastapi bench-utcp
 MODULE ?= opwire.*
 INSTALL = .venv/bin/uv pip install -q -e .
 
@@ -14,7 +14,6 @@ demo: .venv/.demo  ## run the example that shows what opwire does
 	.venv/bin/python examples/demo.py
 
 test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist (without kills), then 3.11 with coverage
-	@# PYENV_VERSION: a shim of pyenv answers only for a version that is switched on
 	@for v in 12 13; do \
 	  if PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then $(MAKE) --no-print-directory test-3.$$v || exit 1; \
 	  else echo "python3.$$v is not on this machine: skipped"; fi; done
@@ -30,14 +29,15 @@ soak: .venv/.test  ## ten minutes of calls and random kills over each engine in 
 
 check: .venv/.check  ## format, lint, types, import layers
 	.venv/bin/ruff format --check . && .venv/bin/ruff check .
-	.venv/bin/pyright && .venv/bin/mypy tests/typing
-	.venv/bin/lint-imports --no-cache
+	.venv/bin/pyright && .venv/bin/mypy tests/typing && .venv/bin/lint-imports --no-cache
 
 bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure against a control and the peers
 	.venv-bench/bin/python -m benchmarks
 
-judges: .venv/.test  ## let programs that are not ours judge what opwire produces
-	@if ls tests/judges/test_*.py >/dev/null 2>&1; then .venv/bin/pytest tests/judges; else echo "judges: there are none yet"; fi
+judges: .venv/.test .venv-judges/.done tests/judges/node_modules/.done  ## let programs that are not ours judge opwire; needs npm
+	.venv/bin/pytest tests/judges
+tests/judges/node_modules/.done: tests/judges/package-lock.json
+	npm ci --prefix tests/judges --ignore-scripts --no-audit --no-fund --loglevel=error && touch $@
 
 mutants: .venv-mutants/.done  ## mutation testing; one module with MODULE='opwire.errors*'
 	CI=true .venv-mutants/bin/mutmut run '$(MODULE)' && .venv-mutants/bin/mutmut results --all true | sed '/: not checked/d; /: killed/d'
@@ -46,7 +46,7 @@ lock: .venv/bin/uv  ## rewrite requirements/*.txt with the newest versions that 
 	@for group in $(GROUPS); do .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 \
 	  --no-annotate --no-header --group $$group pyproject.toml -o requirements/$$group.txt || exit 1; done
 clean:  ## remove environments, caches and reports
-	rm -rf .venv* .coverage* .hypothesis .*_cache mutants dist build && find . -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf .venv* tests/judges/node_modules .coverage* .hypothesis .*_cache mutants dist build && find . -name __pycache__ -prune -exec rm -rf {} +
 .venv/bin/uv:
 	$(or $(PYTHON),$(error opwire needs Python 3.11 or newer; `make PYTHON=...` names one)) -m venv .venv
 	.venv/bin/pip install -q uv==0.13.7

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "opwire"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 GENERATED = re.compile(
-    r"(\.git|\.venv.*|\..*_cache|\.hypothesis|\.coverage.*|__pycache__|.*\.egg-info|mutants|dist|build)"
+    r"(\.git|\.venv.*|\..*_cache|\.hypothesis|\.coverage.*|__pycache__|.*\.egg-info|mutants|dist|build|node_modules)"
 )
 # Written so that the patterns do not match themselves.
 PRIVATE_PLACES = re.compile(
