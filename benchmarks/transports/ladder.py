@@ -3,36 +3,42 @@
 import asyncio
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.servers.brokers import NatsServer, RedisServer, find_server
 
 from benchmarks.measure import Row, Table
 from benchmarks.peers import faststream_rpc
-from benchmarks.transports import nats, redis, websocket
+from benchmarks.transports import durable, nats, redis, websocket
 from benchmarks.transports.run import IN_FLIGHT, Broker, Figures, measure
 from benchmarks.transports.scenario import Scenario
 
 
 class _Engine(NamedTuple):
-    """One table: the first scenario is the control, of whose calls per second opwire must reach so many times."""
+    """One table: the first scenario is the control, of whose calls per second opwire must reach so many times, if that
+    is promised.
+    """
 
     name: str
     scenarios: Sequence[Scenario]
     opwire: Scenario
-    at_least: float
+    at_least: float | None = None
     broker: type[NatsServer | RedisServer] | None = None
     peers: Sequence[Scenario] = ()
+    settings: Mapping[str, Any] = {}
 
 
 _ENGINES = (
     _Engine("WebSocket", websocket.RAW, websocket.OPWIRE, 0.7),
-    _Engine("WebSocket through a relay", websocket.RAW_RELAYED, websocket.OPWIRE_RELAYED, 0.6),
+    _Engine("WebSocket through a relay", [*websocket.RAW_RELAYED, websocket.OPWIRE_RELAYED], websocket.OPWIRE_HUB, 0.6),
     _Engine("Redis", redis.RAW, redis.OPWIRE, 0.75, RedisServer, [faststream_rpc.REDIS]),
     _Engine("NATS", nats.RAW, nats.OPWIRE, 1, NatsServer, [faststream_rpc.NATS]),
+    _Engine("durable, in one process", [durable.PLAIN_MEMORY], durable.MEMORY),
+    _Engine("durable", [redis.OPWIRE], durable.REDIS, broker=RedisServer, settings={"appendonly": "yes"}),
+    _Engine("durable", [nats.OPWIRE], durable.NATS, broker=NatsServer, settings={"jetstream": True}),
 )
 
 
@@ -51,7 +57,7 @@ def tables() -> Iterator[Table]:
 
 def _measured(engine: _Engine, scenarios: Sequence[Scenario], loop: str) -> list[Figures]:
     serving: AbstractContextManager[NatsServer | RedisServer | None]
-    serving = nullcontext() if engine.broker is None else engine.broker()
+    serving = nullcontext() if engine.broker is None else engine.broker(**engine.settings)
     with serving as server:
         broker = None if server is None else Broker(server.url, server.pid)
         return asyncio.run(measure(scenarios, loop, broker))
@@ -74,7 +80,8 @@ def _rows(engine: _Engine, figures: dict[Scenario, Figures]) -> list[Row]:
     for scenario, figure in figures.items():
         row = Row(scenario.label(figure.version), figure.rate, figure.rate / control, note=_note(figure))
         if scenario is engine.opwire:
-            row = row._replace(must_reach=f">= {engine.at_least:g}", reached=opwire >= engine.at_least * control)
+            if engine.at_least is not None:
+                row = row._replace(must_reach=f">= {engine.at_least:g}", reached=opwire >= engine.at_least * control)
         elif scenario.ahead:
             row = row._replace(must_reach="opwire ahead", reached=opwire > figure.rate)
         rows.append(row)

@@ -114,7 +114,9 @@ async def _end(scenario: Scenario, end: str, loop: str, address: str) -> AsyncGe
 async def _start(stack: AsyncExitStack, scenario: Scenario, loop: str, broker: Broker | None) -> _Running:
     address = "" if broker is None else broker.url
     pids: dict[str, int] = {}
-    for end in ("responder",) if scenario.relay is None else ("relay", "responder"):
+    for end in ("relay", "responder"):
+        if getattr(scenario, end) is None:
+            continue
         process = await stack.enter_async_context(_end(scenario, end, loop, address))
         address = await process.line()
         pids[end] = process.pid

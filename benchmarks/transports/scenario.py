@@ -12,11 +12,14 @@ End = Callable[[str], AbstractAsyncContextManager[str]]
 
 
 class Scenario(NamedTuple):
-    """A way to call: a responder, a relay in between where there is one, and a caller."""
+    """A way to call: a responder, a relay in between where there is one, and a caller.
+
+    Without a responder, the caller answers its calls itself.
+    """
 
     name: str  # begins with the library's, if it has one
     module: str  # where it is found again by its name
-    responder: End
+    responder: End | None
     caller: Callable[[str], AbstractAsyncContextManager[Call]]
     relay: End | None = None
     library: str | None = None

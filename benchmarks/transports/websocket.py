@@ -9,7 +9,10 @@ from benchmarks.transports.ends import calling, responding
 from benchmarks.transports.messages import Calls, answer
 from benchmarks.transports.scenario import Call, Scenario
 from benchmarks.transports.websocket_libraries import HOST, LIBRARIES, Library, Send
+from opwire import Identity
+from opwire.auth import Grant, anybody
 from opwire.call import PendingRequestMap
+from opwire.hub import Hub
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 
 _SERVE = b"serve"  # what a responder says to a relay
@@ -110,6 +113,14 @@ async def _relaying(_: str) -> AsyncGenerator[str]:
 
 
 @asynccontextmanager
+async def _hub(_: str) -> AsyncGenerator[str]:
+    """A relay that asks who comes, writes on each request whose it is, and shows what is served in its registry."""
+    everybody = anybody(Grant(Identity(id="everybody", scopes=("*",)), announces=("*",)))
+    async with Hub(None, f"ws://{HOST}:0", auth=everybody) as hub:
+        yield hub.url
+
+
+@asynccontextmanager
 async def _responding(url: str) -> AsyncGenerator[str]:
     async with responding(WebSocketTransport(url)):
         yield url
@@ -120,7 +131,8 @@ def _calling(url: str) -> AbstractAsyncContextManager[Call]:
 
 
 OPWIRE = Scenario("opwire", __name__, _serving, _calling, library="opwire")
-OPWIRE_RELAYED = Scenario("opwire, relay", __name__, _responding, _calling, _relaying, "opwire")
+OPWIRE_RELAYED = Scenario("opwire, relay without a gate", __name__, _responding, _calling, _relaying, "opwire")
+OPWIRE_HUB = Scenario("opwire, Hub", __name__, _responding, _calling, _hub, "opwire")
 RAW = [*map(_direct, LIBRARIES)]
 RAW_RELAYED = [*map(_relayed, LIBRARIES)]
-SCENARIOS = [*RAW, *RAW_RELAYED, OPWIRE, OPWIRE_RELAYED]
+SCENARIOS = [*RAW, *RAW_RELAYED, OPWIRE, OPWIRE_RELAYED, OPWIRE_HUB]

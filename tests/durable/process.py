@@ -2,7 +2,8 @@
 
     python -m tests.durable.process work|call URL PREFIX FILE [OPTIONS]
 
-The mutation `job.run` appends its key and its attempt to FILE: what is in it has begun. OPTIONS, as JSON:
+The URL is that of Redis or of NATS. The mutation `job.run` appends its key and its attempt to FILE: what is in it has
+begun. OPTIONS, as JSON:
 
     die     "before|amid|after claim|renew|record|release|submit|wait", or "in handler"
     fail    how many attempts fail with an error that is worth a retry
@@ -17,16 +18,22 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, cast
 
 from opwire import AccessControl, CallError, Context, OperationRegistry
-from opwire.durable import Claim, DurableCalls, DurableWorker, Outcome, Task
-from opwire.transports.redis.streams import RedisJournal
+from opwire.durable import DurableCalls, DurableWorker, Journal
+from opwire.transports.nats.jetstream import NatsJournal
+from opwire.transports.redis import RedisJournal
 from tests.servers.worker import say, wait_for_the_end
 
-T = TypeVar("T")
+LEASE = 0.5
+"""Seconds for which a task belongs to a worker that gives no sign of life."""
+
+STEPS = ("claim", "renew", "record", "release", "submit", "wait")
+"""What a journal does for workers and callers."""
 
 
 def die() -> NoReturn:
@@ -34,43 +41,27 @@ def die() -> NoReturn:
     raise AssertionError("still alive")
 
 
-class Deadly(RedisJournal):
-    """Kills its process before, amid or after one of its methods. Claims that bring nothing do not count."""
+class Deadly:
+    """A journal that kills its process before, amid or after one of its methods. Claims of nothing do not count."""
 
-    def __init__(self, url: str, prefix: str, when: str) -> None:
-        super().__init__(url, prefix=prefix)
+    def __init__(self, journal: Journal, when: str) -> None:
+        self._journal = journal
         self._when = when
 
-    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        return await self._at("claim", super().claim(operation_ids, **options), bool)
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._journal, name)
+        return partial(self._do, name, found) if name in STEPS else found
 
-    async def renew(self, claim: Claim) -> bool:
-        return await self._at("renew", super().renew(claim))
-
-    async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
-        return await self._at("record", super().record(claim, outcome))
-
-    async def release(self, claim: Claim, delay: float) -> None:
-        await self._at("release", super().release(claim, delay))
-
-    async def submit(self, task: Task) -> Outcome | None:
-        return await self._at("submit", super().submit(task))
-
-    async def wait(self, key: str, timeout: float) -> Outcome | None:
-        return await self._at("wait", super().wait(key, timeout))
-
-    async def _at(
-        self, step: str, work: Coroutine[Any, Any, T], counts: Callable[[T], bool] = lambda result: True
-    ) -> T:
+    async def _do(self, step: str, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any) -> Any:
         if self._when == f"before {step}":
             die()
-        working = asyncio.create_task(work)
+        working = asyncio.create_task(method(*args, **options))
         if self._when == f"amid {step}":
-            for _ in range(5):  # turns of the loop, in which the command leaves, and its reply cannot be read yet
+            for _ in range(5):  # turns of the loop, in which the message leaves, and its answer cannot be read yet
                 await asyncio.sleep(0)
             die()
         result = await working
-        if self._when == f"after {step}" and counts(result):
+        if self._when == f"after {step}" and (step != "claim" or result):
             die()
         return result
 
@@ -95,16 +86,11 @@ def operations(file: Path, *, fail: int = 0, take: float = 0, die_in_handler: bo
 
 
 async def main(role: str, url: str, prefix: str, file: str, options: str = "{}") -> None:
-    settings = {
-        "die": "",
-        "fail": 0,
-        "take": 0,
-        "lease": 0.5,
-        "max_attempts": 5,
-        "concurrency": 4,
-        **json.loads(options),
-    }
-    async with Deadly(url, prefix, settings["die"]) as journal:
+    settings = {"die": "", "fail": 0, "take": 0, "lease": LEASE, "max_attempts": 5, "concurrency": 4}
+    settings |= json.loads(options)
+    kind = NatsJournal if url.startswith("nats://") else RedisJournal
+    async with kind(url, prefix=prefix) as made:
+        journal = cast("Journal", Deadly(made, settings["die"]))
         say("ready")  # before anything that may be fatal
         if role == "call":
             say((await DurableCalls(journal).call("job.run", {}, key="job")).data)

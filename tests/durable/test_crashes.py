@@ -1,76 +1,38 @@
-"""kill -9 of workers, callers and Redis at every step: each task is run at least once, and has one outcome."""
+"""kill -9 of workers, callers and engines at every step: each task is run at least once, and has one outcome."""
 
 import asyncio
-import json
 import random
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import pytest
 
-from opwire import CallError, OperationRegistry
-from opwire.durable import DurableCalls, DurableWorker
-from opwire.transports.redis.streams import RedisJournal
-from tests.durable.process import operations
+from opwire import CallError
+from opwire.durable import DurableCalls
+from tests.durable.places import PATIENCE, NatsPlace, Place, RedisPlace
+from tests.durable.process import LEASE, STEPS
 from tests.requirements import requirement
-from tests.servers.brokers import RedisServer
+from tests.servers.brokers import HOST, PORTS, NatsServer, RedisServer
 from tests.servers.processes import Worker
-from tests.transports.redis.ends import ask
+from tests.transports.nats.ends import plain_client
 
-LEASE = 0.5
-PATIENCE = 20.0
-
-WORKER_STEPS = [
-    *(f"{when} {step}" for step in ("claim", "renew", "record", "release") for when in ("before", "amid", "after")),
-    "in handler",
-]
-CALLER_STEPS = [f"{when} {step}" for step in ("submit", "wait") for when in ("before", "amid", "after")]
+TIMES = ("before", "amid", "after")
+WORKER_STEPS = [f"{when} {step}" for step in STEPS[:4] for when in TIMES] + ["in handler"]
+CALLER_STEPS = [f"{when} {step}" for step in STEPS[4:] for when in TIMES]
 
 
-class Place:
-    """A prefix of its own in a Redis server, and the file with the traces of the runs."""
-
-    def __init__(self, server: RedisServer, file: Path) -> None:
-        self.server = server
-        self.file = file
-        self.prefix = token_hex(4)
-
-    def process(self, role: str = "work", **options: Any) -> Worker:
-        arguments = (role, self.server.url, self.prefix, str(self.file), json.dumps({"lease": LEASE, **options}))
-        return Worker("tests.durable.process", *arguments)
-
-    @property
-    def runs(self) -> Counter[str]:
-        """How often each key was run."""
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        return Counter(line.split()[0] for line in lines)
-
-    @asynccontextmanager
-    async def journal(self) -> AsyncIterator[RedisJournal]:
-        async with RedisJournal(self.server.url, prefix=self.prefix) as journal:
-            yield journal
-
-    @asynccontextmanager
-    async def worker(self, journal: RedisJournal, **options: Any) -> AsyncIterator[DurableWorker]:
-        """A worker in this process."""
-        settings = {"lease": LEASE, "back_off": 0.05, "concurrency": 8, **options}
-        async with DurableWorker(operations(self.file), journal, **settings) as worker:
-            yield worker
-
-    async def nothing_is_left(self, journal: RedisJournal) -> None:
-        (info,) = await journal.info()
-        assert (info.waiting, info.claimed, info.buried) == (0, 0, 0)
-        stream = journal._names.stream("job.run")
-        assert (ask(self.server, "XLEN", stream), ask(self.server, "XPENDING", stream, "workers")[0]) == (0, 0)
-
-
-@pytest.fixture
-def place(redis_server: RedisServer, tmp_path: Path) -> Place:
-    return Place(redis_server, tmp_path / "runs")
+@pytest.fixture(params=["redis", "jetstream"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place[Any]:
+    """A journal of its own in a server of each engine."""
+    server = request.getfixturevalue(f"{request.param}_server")
+    return (
+        RedisPlace(server, tmp_path / "runs")
+        if request.param == "redis"
+        else NatsPlace([server.url], tmp_path / "runs")
+    )
 
 
 async def death(process: Worker) -> None:
@@ -81,9 +43,12 @@ async def death(process: Worker) -> None:
     process._killed = True  # it need not be stopped
 
 
+# --- workers and callers die ------------------------------------------------------------------------------------------
+
+
 @requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
 @pytest.mark.parametrize("step", WORKER_STEPS)
-async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place) -> None:
+async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place[Any]) -> None:
     fail, take = int("release" in step), LEASE if "renew" in step else 0
     async with place.journal() as journal:
         durable = DurableCalls(journal)
@@ -102,7 +67,7 @@ async def test_a_worker_may_be_killed_at_any_step(step: str, place: Place) -> No
 
 @requirement("durable.crash.caller", "durable.one-outcome")
 @pytest.mark.parametrize("step", CALLER_STEPS)
-async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, place: Place) -> None:
+async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, place: Place[Any]) -> None:
     async with place.journal() as journal:
         if step == "after wait":
             async with place.worker(journal), place.process("call", die=step) as process:
@@ -118,27 +83,27 @@ async def test_a_caller_may_be_killed_at_any_step_and_asks_again(step: str, plac
 
 
 @requirement("durable.poison")
-async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_are_allowed(place: Place) -> None:
+async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_are_allowed(place: Place[Any]) -> None:
     async with place.journal() as journal:
         durable = DurableCalls(journal)
         calling = asyncio.create_task(durable.call("job.run", {}, key="job", timeout=3 * PATIENCE))
-        for _ in range(3):
-            async with place.process(die="in handler", max_attempts=3) as process:
+        for _ in range(2):
+            async with place.process(die="in handler", max_attempts=2) as process:
                 await death(process)
-        assert place.runs == {"job": 3}
-        async with place.worker(journal, max_attempts=3):
-            with pytest.raises(CallError, match="its worker was lost in the last of 3 attempts"):
+        assert place.runs == {"job": 2}
+        async with place.worker(journal, max_attempts=2):
+            with pytest.raises(CallError, match="its worker was lost in the last of 2 attempts"):
                 await calling
             (buried,) = [each async for each in durable.buried()]
-            assert (buried.key, buried.attempts) == ("job", 3)
-            assert place.runs == {"job": 3}
+            assert (buried.key, buried.attempts) == ("job", 2)
+            assert place.runs == {"job": 2}
             assert await durable.replay("job")
             assert (await durable.call("job.run", {}, key="job", timeout=PATIENCE)).data == "job is done"
         await place.nothing_is_left(journal)
 
 
 @requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
-async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Place) -> None:
+async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Place[Any]) -> None:
     dice = random.Random(5)
     keys = [f"job-{number}" for number in range(200)]
     async with place.journal() as journal:
@@ -160,60 +125,18 @@ async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Pla
 
         async with asyncio.TaskGroup() as group:
             for _ in range(2):
-                group.create_task(live_and_die(4))
+                group.create_task(live_and_die(3))
         assert [task.result() for task in answers] == [f"{key} is done" for key in keys]
         outcomes = [await journal.outcome(key) for key in keys]
         assert [outcome.key for outcome in outcomes if outcome is not None and not outcome.buried] == keys
         await place.nothing_is_left(journal)
     runs = place.runs
     assert set(runs) == set(keys)
-    assert sum(runs.values()) - len(keys) <= 6 * 4  # only what was in hand when a worker died is run again
-
-
-@requirement("durable.crash.redis")
-async def test_what_redis_has_acknowledged_survives_its_crash(
-    own_redis: Callable[..., RedisServer], tmp_path: Path
-) -> None:
-    server = own_redis(appendonly="yes", appendfsync="always")
-    place = Place(server, tmp_path / "runs")
-    acknowledged: set[str] = set()
-    async with place.journal() as journal, place.journal() as other:
-        durable = DurableCalls(journal)
-
-        async def call(key: str) -> str:
-            """Ask until there is an answer, always with the same key."""
-            while True:
-                try:
-                    await durable.submit("job.run", {}, key=key)
-                    acknowledged.add(key)
-                    return (await durable.call("job.run", {}, key=key, timeout=PATIENCE)).data
-                except CallError as error:
-                    if error.code != "UNAVAILABLE":
-                        raise
-                    await asyncio.sleep(0.02)
-
-        async with place.worker(other, max_attempts=50):
-            keys = [f"job-{number}" for number in range(150)]
-            early = {key: await call(key) for key in keys[:20]}
-            recorded = {key: await journal.outcome(key) for key in early}
-            calls = [asyncio.create_task(call(key)) for key in keys[20:]]
-            for _ in range(3):
-                known = len(acknowledged)
-                while len(acknowledged) < min(known + 20, len(keys)):
-                    await asyncio.sleep(0.001)
-                server.kill()
-                before = set(acknowledged)
-                server.start()
-                assert {key for key in before if not ask(server, "EXISTS", journal._names.task(key))} == set()
-            async with asyncio.timeout(PATIENCE):
-                assert await asyncio.gather(*calls) == [f"{key} is done" for key in keys[20:]]
-        assert {key: await journal.outcome(key) for key in early} == recorded
-        await place.nothing_is_left(journal)
-    assert set(place.runs) == set(keys)
+    assert sum(runs.values()) - len(keys) <= 4 * 4  # only what was in hand when a worker died is run again
 
 
 @requirement("durable.crash.worker")
-async def test_a_worker_that_freezes_loses_its_task_and_cannot_spoil_it_when_it_wakes(place: Place) -> None:
+async def test_a_worker_that_freezes_loses_its_task_and_cannot_spoil_it_when_it_wakes(place: Place[Any]) -> None:
     async with place.journal() as journal:
         durable = DurableCalls(journal)
         calling = asyncio.create_task(durable.call("job.run", {}, key="job", timeout=PATIENCE))
@@ -229,17 +152,96 @@ async def test_a_worker_that_freezes_loses_its_task_and_cannot_spoil_it_when_it_
             await process.stop()
         assert await journal.outcome("job") == first
         assert first is not None
-        assert first.attempts == 2
+        assert first.attempts == place.runs["job"] == 2
         await place.nothing_is_left(journal)
-    assert place.runs == {"job": 2}
 
 
-def test_every_step_of_the_protocol_is_tried() -> None:
-    steps = {step.split()[-1] for step in (*WORKER_STEPS, *CALLER_STEPS)}
-    assert steps == {"claim", "renew", "record", "release", "handler", "submit", "wait"}
+# --- the engine dies --------------------------------------------------------------------------------------------------
 
 
-async def test_the_mutation_of_the_process_leaves_its_trace(tmp_path: Path) -> None:
-    registry = operations(tmp_path / "runs")
-    assert isinstance(registry, OperationRegistry)
-    assert [spec.id for spec in registry.list()] == ["job.run"]
+async def survive(place: Place[Any], disasters: list[Callable[[], None]]) -> None:
+    """Call 150 times while the disasters happen: what was acknowledged is there after each, and all is done."""
+    acknowledged: set[str] = set()
+    keys = [f"job-{number}" for number in range(150)]
+    async with place.journal() as journal, place.journal() as other:
+        durable = DurableCalls(journal)
+
+        async def call(key: str) -> str:
+            """Ask until there is an answer, always with the same key."""
+            while True:
+                try:
+                    await durable.submit("job.run", {}, key=key)
+                    acknowledged.add(key)
+                    return (await durable.call("job.run", {}, key=key, timeout=PATIENCE)).data
+                except CallError as error:
+                    if error.code not in ("UNAVAILABLE", "TIMEOUT"):
+                        raise
+                    await asyncio.sleep(0.02)
+
+        async with place.worker(other, max_attempts=50):
+            early = {key: await call(key) for key in keys[:20]}
+            recorded = {key: await journal.outcome(key) for key in early}
+            calls = [asyncio.create_task(call(key)) for key in keys[20:]]
+            for disaster in disasters:
+                known = len(acknowledged)
+                while len(acknowledged) < min(known + 20, len(keys)):
+                    await asyncio.sleep(0.001)
+                before = set(acknowledged)
+                disaster()
+                assert {key for key in before if not await place.knows(journal, key)} == set()
+            async with asyncio.timeout(3 * PATIENCE):
+                assert await asyncio.gather(*calls) == [f"{key} is done" for key in keys[20:]]
+        assert {key: await journal.outcome(key) for key in early} == recorded
+        await place.nothing_is_left(journal)
+    assert set(place.runs) == set(keys)
+
+
+def crashes(server: RedisServer | NatsServer) -> list[Callable[[], None]]:
+    def crash() -> None:
+        server.kill()
+        server.start()
+
+    return [crash] * 3
+
+
+@requirement("durable.crash.redis")
+async def test_what_redis_has_acknowledged_survives_its_crash(
+    own_redis: Callable[..., RedisServer], tmp_path: Path
+) -> None:
+    server = own_redis(appendonly="yes", appendfsync="always")
+    await survive(RedisPlace(server, tmp_path / "runs"), crashes(server))
+
+
+@requirement("durable.crash.nats")
+async def test_what_jetstream_has_acknowledged_survives_its_crash(
+    own_nats: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server = own_nats(jetstream=True)
+    await survive(NatsPlace([server.url], tmp_path / "runs"), crashes(server))
+
+
+@requirement("durable.crash.nats")
+async def test_what_a_cluster_has_acknowledged_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
+    ports = secrets.SystemRandom().sample(PORTS, 3)
+    routes = [f"nats://{HOST}:{port}" for port in ports]
+    with ExitStack() as stack:
+        clusters = [{"name": "three", "host": HOST, "port": port, "routes": routes} for port in ports]
+        servers = [stack.enter_context(NatsServer(jetstream=True, cluster=cluster)) for cluster in clusters]
+        place = NatsPlace([server.url for server in servers], tmp_path / "runs", replicas=3)
+        await formed(place)
+        async with plain_client(servers[0].url) as client:
+            info = await client.jetstream().stream_info(f"{place.prefix}_durable")
+        assert info.cluster is not None
+        (leader,) = [server for server in servers if server._folder.name == info.cluster.leader]
+        await survive(place, [leader.kill])
+
+
+async def formed(place: NatsPlace) -> None:
+    """Wait until a cluster has found together."""
+    async with asyncio.timeout(2 * PATIENCE):
+        while True:
+            try:
+                async with place.journal():
+                    return
+            except CallError:
+                await asyncio.sleep(0.1)

@@ -357,7 +357,7 @@ def test_a_worker_goes_on_claiming_when_the_journal_is_back(
 
 def test_a_result_that_a_journal_refuses_is_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
-        journal.raises = lambda: CallError("PAYLOAD_TOO_LARGE", "8 MB are too much")
+        journal.raises = lambda: CallError("VALIDATION_ERROR", "this is no journal any more")
         journal.broken = {"record"}
         async with DurableWorker(shop.registry, journal, lease=3):
             await durable.submit("shop.order", TEA, key="k")
@@ -368,6 +368,37 @@ def test_a_result_that_a_journal_refuses_is_logged_and_the_worker_goes_on(caplog
 
     virtually(run)
     assert "shop.order with the key 'k' goes on without us" in caplog.text
+
+
+@requirement("durable.too-large")
+@pytest.mark.parametrize("buried", [False, True])
+def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(buried: bool) -> None:
+    class Small(MemoryJournal):
+        async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+            if len(outcome.event) > 1000:
+                raise CallError("PAYLOAD_TOO_LARGE", "1,000 bytes are let through", {"limit": 1000})
+            return await super().record(claim, outcome)
+
+    async def run() -> None:
+        registry, runs = OperationRegistry(), 0
+
+        @registry.mutation("shop.order", access=PUBLIC)
+        def order() -> str:
+            nonlocal runs
+            runs += 1
+            if buried:
+                raise CallError("UNAVAILABLE", "x" * 2000)
+            return "x" * 2000
+
+        async with Small() as journal, DurableWorker(registry, journal, max_attempts=2):
+            durable = DurableCalls(journal)
+            with pytest.raises(CallError, match=r"what came of shop\.order is too large") as failure:
+                await durable.call("shop.order", {}, key="k", timeout=100)
+            assert (failure.value.code, failure.value.details) == ("PAYLOAD_TOO_LARGE", {"limit": 1000})
+            given_up = [each.attempts async for each in journal.buried()]
+            assert (runs, given_up) == ((2, [2]) if buried else (1, []))
+
+    run_virtually(run())
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------

@@ -367,6 +367,8 @@ async def test_a_connection_has_so_many_calls_open_and_serves_so_many_operations
     for number in range(3):
         await plain.say("call.requested", requestId=str(number), operationId="slow.wait")
     assert (await answer(plain, "2"))["code"] == "RATE_LIMITED"
+    await plain.say("call.requested", requestId="about", operationId="opwire.about")  # of the hub itself
+    assert (await answer(plain, "about"))["code"] == "RATE_LIMITED"
     await plain.say("session.announce", id=1, operations=[f"a.{number}" for number in range(4)])
     assert (await plain.closed())[0] == 4413
     plain = await meeting.welcome(hub.url)

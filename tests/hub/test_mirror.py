@@ -118,6 +118,21 @@ async def test_what_was_lost_is_unavailable_and_may_come_back(calls: PendingRequ
     mirror.clear()
 
 
+@requirement("hub.just-started")
+async def test_what_was_never_shown_may_be_on_its_way_at_the_beginning(calls: PendingRequestMap) -> None:
+    mirror = Mirror(adding("local"), calls, linger=60)
+    mirror.check_unknown("math.add")  # it has not begun to expect anybody
+    mirror.begin()
+    with pytest.raises(CallError, match=r"nobody serves math\.add yet") as failure:
+        mirror.check_unknown("math.add")
+    assert (failure.value.code, failure.value.retryable) == (ErrorCode.UNAVAILABLE, True)
+    for known in ("local.add", "opwire.about", "opwire.operations"):
+        mirror.check_unknown(known)
+    impatient = Mirror(OperationRegistry(), calls, linger=0)
+    impatient.begin()
+    impatient.check_unknown("math.add")
+
+
 @requirement("hub.linger")
 async def test_when_the_last_one_was_lost_another_version_may_come(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
@@ -128,6 +143,20 @@ async def test_when_the_last_one_was_lost_another_version_may_come(calls: Pendin
     spec = registry.get_spec("math.add")
     assert spec is not None
     assert spec.input_schema.json == {"type": "array"}
+    mirror.clear()
+
+
+@requirement("hub.linger")
+async def test_one_that_was_lost_may_come_back_after_the_last_one_has_withdrawn(calls: PendingRequestMap) -> None:
+    registry = OperationRegistry()
+    mirror = Mirror(registry, calls, linger=60)
+    for peer in ("a", "b"):
+        mirror.show(peer, [info(), info(f"only.{peer}")])
+    mirror.lost("a")
+    mirror.hide("b", ["math.add", "only.b"])
+    assert ids(registry) == ["math.add", "only.a"]
+    with pytest.raises(CallError, match="at the moment"):
+        await registry.execute("math.add", {})
     mirror.clear()
 
 

@@ -1,4 +1,4 @@
-"""Fixtures with real servers. `tests/conftest.py` imports them for every test."""
+"""Fixtures with real servers. `tests/conftest.py` imports most of them for every test."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +19,13 @@ def redis_server() -> Iterator[RedisServer]:
 def nats_server() -> Iterator[NatsServer]:
     """A NATS server for every test that leaves it as it was."""
     with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def jetstream_server() -> Iterator[NatsServer]:
+    """A NATS server with JetStream, for every test that leaves it as it was."""
+    with NatsServer(jetstream=True) as server:
         yield server
 
 

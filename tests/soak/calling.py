@@ -26,6 +26,7 @@ _PAUSE = 0.1  # seconds between two calls of a caller, at most
 _BREATH = 0.1  # seconds after a failure
 _RECOVERY = 15.0  # seconds after the last fault in which a call is answered again
 _ITEMS = 40
+_OUTAGE = "UNAVAILABLE"  # how any call may end while something is down
 
 
 async def told(outcome: Awaitable[Any]) -> str | None:
@@ -42,9 +43,7 @@ async def told(outcome: Awaitable[Any]) -> str | None:
 class Caller:
     """Makes calls of all kinds, and notes how each has ended."""
 
-    def __init__(self, spoke: Spoke, diary: Diary, name: str, *, hub: bool) -> None:
-        # A hub that was killed has forgotten everything, and knows no operations until the spokes are back.
-        self._outage = ("UNAVAILABLE", "OPERATION_NOT_FOUND") if hub else ("UNAVAILABLE",)
+    def __init__(self, spoke: Spoke, diary: Diary, name: str) -> None:
         self._spoke = spoke
         self._diary = diary
         self._name = name
@@ -113,7 +112,7 @@ class Caller:
         whole: list[int] | None = None,
     ) -> str:
         id, items = next(self._ids), list[int]()
-        self._diary.note("begin", id, deadline=time.monotonic() + timeout, may=(end, *self._outage), items=whole)
+        self._diary.note("begin", id, deadline=time.monotonic() + timeout, may=(end, _OUTAGE), items=whole)
         code = "an error that is none of ours"
         try:
             code = await answer(id, items)
@@ -124,7 +123,7 @@ class Caller:
             raise
         finally:
             self._diary.note("end", id, code=code, items=None if whole is None else items)
-        if code in self._outage:
+        if code == _OUTAGE:
             await asyncio.sleep(_BREATH)  # so that an outage is no busy loop
         return code
 
@@ -174,8 +173,7 @@ async def main(url: str, folder: str, name: str) -> None:
         spoke = await connected(url)
         stack.push_async_callback(spoke.close)
         found = await opened(url, stack)
-        hub = found is None
-        callers: list[Caller | DurableCaller] = [Caller(spoke, diary, f"{name}-{n}", hub=hub) for n in range(CALLERS)]
+        callers: list[Caller | DurableCaller] = [Caller(spoke, diary, f"{name}-{n}") for n in range(CALLERS)]
         if found is not None:
             durable = DurableCalls(found)
             callers += [DurableCaller(durable, diary, f"{name}-{n}") for n in range(DURABLE_CALLERS)]

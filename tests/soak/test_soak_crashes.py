@@ -13,7 +13,7 @@ from tests.soak.run import ENGINES, EngineName, Soak
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_short_soak_breaks_no_promise(engine: EngineName, tmp_path: Path) -> None:
     async with Leaks():
-        report = await Soak(engine, 6, tmp_path).run()
+        report = await Soak(engine, 4, tmp_path).run()
     assert report.violations == [], str(report)
     assert report.ends["ok"]
     assert report.items

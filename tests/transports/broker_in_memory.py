@@ -68,7 +68,7 @@ class MemoryMedium:
         for operation_id in operation_ids:
             self._broker.serving[operation_id].remove(self._here())
 
-    def ask(self, operation_id: str, token: str, message: bytes) -> None:
+    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         here, listener = self._here(), self._listener
         assert listener is not None
         serving = [each for each in self._broker.serving.get(operation_id, []) if each in self._broker.ends]

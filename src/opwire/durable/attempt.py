@@ -115,6 +115,13 @@ def _buried(claim: Claim, error: CallError, attempts: int | None = None) -> Outc
     return replace(outcome, buried=True, attempts=claim.attempt if attempts is None else attempts)
 
 
+def too_large(claim: Claim, outcome: Outcome, error: CallError) -> Outcome:
+    """What is recorded in the place of an outcome that is too large for a journal: that it is."""
+    message = f"what came of {claim.task.operation_id} is too large to be recorded: {error.message}"
+    instead = _failed(claim, CallError(error.code, message, error.details))
+    return replace(instead, buried=outcome.buried, attempts=outcome.attempts)
+
+
 def _failed(claim: Claim, error: CallError) -> Outcome:
     event = CallFailed.of(claim.task.key, error)
     try:

@@ -15,7 +15,7 @@ from typing import Self
 from msgspec import Struct
 
 from opwire.call import LOCAL_IDENTITY
-from opwire.durable.attempt import Again, Attempts, Patience
+from opwire.durable.attempt import Again, Attempts, Patience, too_large
 from opwire.durable.journal import Claim, Journal, Outcome
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity, OperationType
@@ -232,7 +232,7 @@ class DurableWorker:
         claim = held.claim
         match result := await self._run(held):
             case Outcome():
-                await self._insist(claim, lambda: self._journal.record(claim, result))
+                await self._record(claim, result)
             case Again():
                 logger.info("%s is tried again in %.3g s: %s", claim.task.operation_id, result.delay, result.error)
                 await self._insist(claim, lambda: self._journal.release(claim, result.delay))
@@ -255,6 +255,16 @@ class DurableWorker:
             raise
         finally:
             held.running = False
+
+    async def _record(self, claim: Claim, outcome: Outcome) -> None:
+        try:
+            await self._insist(claim, lambda: self._journal.record(claim, outcome))
+        except CallError as error:
+            if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
+                raise
+            # To run it again would lead to the same.
+            instead = too_large(claim, outcome, error)
+            await self._insist(claim, lambda: self._journal.record(claim, instead))
 
     async def _insist(self, claim: Claim, act: Callable[[], Awaitable[object]]) -> None:
         """Tell the journal what came of an attempt, however long it cannot be reached: the work is done."""

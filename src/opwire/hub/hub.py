@@ -42,9 +42,11 @@ class Hub:
     The hub writes the caller's identity on every request that it passes on; what a spoke says itself does not count.
 
     With the URL of a broker there is nobody to let in: the hub shows whatever others serve there, and looks again every
-    `refresh` seconds. `linger` is how long operations stay in the registry when their last server was lost, `identity`
-    is whom callers count as that have none; `options` are those of `WebSocketServer` (`ssl`, `balance`, `rate`,
-    `max_calls`, …) or of the broker's transport.
+    `refresh` seconds. `linger` is how long, in seconds, spokes may need to come back: so long operations stay in the
+    registry when their last server was lost, and so long after its start a hub answers UNAVAILABLE, and not
+    OPERATION_NOT_FOUND, to spokes that call what nobody has announced yet. `identity` is whom callers count as that
+    have none; `options` are those of `WebSocketServer` (`ssl`, `balance`, `rate`, `max_calls`, …) or of the broker's
+    transport.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Hub:
         Raises:
             CallError: UNAVAILABLE.
         """
+        self._mirror.begin()
         await self.calls.start()
         try:
             await self.handler.start()

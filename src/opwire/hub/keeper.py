@@ -54,6 +54,15 @@ class Keeper:
         """A spoke is gone."""
         self._mirror.lost(peer)
 
+    def unserved(self, operation_id: str) -> None:
+        """Nobody serves an operation: nobody yet, or nobody at all?
+
+        Raises:
+            CallError: UNAVAILABLE, if a spoke that serves it may still come.
+        """
+        if self._auth is not None:  # else no spoke may announce anything
+            self._mirror.check_unknown(operation_id)
+
     async def _described(self, peer: Address) -> dict[str, OperationInfo]:
         context = Context(identity=HUB)
         items = self._calls.subscribe(OPERATIONS, None, context, output_type=OperationInfo, to=peer, timeout=_PATIENCE)

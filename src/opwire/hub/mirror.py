@@ -4,6 +4,7 @@ So that remote operations are listed, described, checked and served outward like
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from opwire.call import Address, OperationInfo, PendingRequestMap
+from opwire.call.about import ABOUT, OPERATIONS
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
 from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType, split_id
@@ -24,13 +26,15 @@ HUB = Identity(id="hub", scopes=("*",))
 class _Shown(Struct, eq=False):
     info: OperationInfo
     peers: dict[Address, None] = field(default_factory=dict[Address, None])
+    expected: float = 0.0  # the monotonic time until which a peer that was lost may be back
 
 
 class Mirror:
     """Operations of peers in a registry. An operation is shown as long as one of them serves it.
 
     Those of a peer that was lost stay for `linger` seconds, during which calls of them are UNAVAILABLE: it may be back
-    soon, and whoever has listed them is not to lose them for a moment.
+    soon, and whoever has listed them is not to lose them for a moment. For as long after `begin`, those that were never
+    shown may be on their way, too.
     """
 
     def __init__(self, registry: OperationRegistry, calls: PendingRequestMap, *, linger: float = 30.0) -> None:
@@ -39,10 +43,26 @@ class Mirror:
         self._linger = linger
         self._shown: dict[str, _Shown] = {}
         self._orphans: dict[str, asyncio.TimerHandle] = {}  # shown, while nobody serves them
+        self._complete = 0.0  # the monotonic time from which on what is not shown counts as unknown
 
     def __contains__(self, operation_id: str) -> bool:
         """Whether an operation is one of others, and only shown here."""
         return operation_id in self._shown
+
+    def begin(self) -> None:
+        """Expect peers from now on."""
+        self._complete = time.monotonic() + self._linger
+
+    def check_unknown(self, operation_id: str) -> None:
+        """Whether an operation that nobody serves is one that nobody knows.
+
+        Raises:
+            CallError: UNAVAILABLE, if its peer may still come.
+        """
+        known = operation_id in self._registry or operation_id in (ABOUT, OPERATIONS)
+        if not known and time.monotonic() < self._complete:
+            later = "the hub was started a moment ago, and spokes that serve it may be on their way"
+            raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id} yet: {later}")
 
     def show(self, peer: Address, operations: Iterable[OperationInfo]) -> None:
         """A peer serves these operations, too: all of them are shown, or none.
@@ -66,28 +86,34 @@ class Mirror:
     def hide(self, peer: Address, operation_ids: Iterable[str]) -> None:
         """A peer has withdrawn these operations."""
         for operation_id in list(operation_ids):
-            if self._forget(peer, operation_id):
-                self._remove(operation_id)
+            self._forget(peer, operation_id)
 
     def lost(self, peer: Address) -> None:
         """A peer is gone, without a word."""
-        for operation_id in list(self._shown):
-            if self._forget(peer, operation_id):
-                loop = asyncio.get_running_loop()
-                self._orphans[operation_id] = loop.call_later(self._linger, self._remove, operation_id)
+        for operation_id, shown in list(self._shown.items()):
+            if peer in shown.peers:
+                shown.expected = time.monotonic() + self._linger
+                self._forget(peer, operation_id)
 
     def clear(self) -> None:
         """Show nothing any more."""
         for operation_id in list(self._shown):
             self._remove(operation_id)
 
-    def _forget(self, peer: Address, operation_id: str) -> bool:
-        """A peer does not serve an operation any more; whether nobody is left who does."""
+    def _forget(self, peer: Address, operation_id: str) -> None:
+        """A peer does not serve an operation any more. If it was the last one, somebody else may yet be back."""
         shown = self._shown.get(operation_id)
         if shown is None or peer not in shown.peers:
-            return False
+            return
         del shown.peers[peer]
-        return not shown.peers
+        if shown.peers:
+            return
+        left = shown.expected - time.monotonic()
+        if left > 0:
+            loop = asyncio.get_running_loop()
+            self._orphans[operation_id] = loop.call_later(left, self._remove, operation_id)
+        else:
+            self._remove(operation_id)
 
     def _remove(self, operation_id: str) -> None:
         orphan = self._orphans.pop(operation_id, None)

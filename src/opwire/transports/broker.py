@@ -235,7 +235,7 @@ class BrokerTransport:
         token = self._leases.ask(event.request_id, event.operation_id, time.monotonic(), streams=streams, server=to)
         try:
             if to is None:
-                self._medium.ask(event.operation_id, token, message)
+                self._medium.ask(event.operation_id, token, message, event.sticky_key)
             else:
                 self._medium.tell(to, token, message, control=False)
         except BaseException:

@@ -72,8 +72,10 @@ class Medium(Protocol):
         """
         ...
 
-    def ask(self, operation_id: str, token: str, message: bytes) -> None:
+    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Send a message to one of those who serve an operation. If there is none, the listener is told.
+
+        A medium that can gives messages with the same `sticky_key` to the same one, as long as it is there.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED if too much is waiting to be sent.

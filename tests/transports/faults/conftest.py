@@ -8,6 +8,7 @@ import pytest
 from tests.servers.brokers import Server
 from tests.servers.leaks import Leaks
 from tests.transports.engines import ENGINES, Engine
+from tests.transports.reconnecting import reconnect_quickly
 
 
 @pytest.fixture(scope="session", params=ENGINES.values(), ids=list(ENGINES))
@@ -28,6 +29,12 @@ def own_server(engine: Engine) -> Iterator[Server]:
     """A server of the engine that this test may kill and freeze."""
     with engine.start() as server:
         yield server
+
+
+@pytest.fixture
+def quick_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that wait for connections, and not for what is between two attempts."""
+    reconnect_quickly(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -105,9 +105,7 @@ class Load:
 
     # --- while it runs ------------------------------------------------------------------------------------------------
 
-    async def until(
-        self, *, answers: int = 0, failures: int = 0, streams: int = 0, broken: int = 0, patience: float = PATIENCE
-    ) -> None:
+    async def until(self, *, answers: int = 0, failures: int = 0, streams: int = 0, broken: int = 0) -> None:
         """Wait for so many more calls to be answered and to fail, and for subscriptions to end well and to break."""
         calls, subscriptions = len(self.ended), len(self.streams)
         wanted = {"answers": answers, "failures": failures, "streams": streams, "broken": broken}
@@ -118,7 +116,7 @@ class Load:
             answered, complete = len(self.ended) - calls - failed, len(self.streams) - subscriptions - broke
             return {"answers": answered, "failures": failed, "streams": complete, "broken": broke}
 
-        await self.wait(str(wanted), lambda: all(come()[what] >= number for what, number in wanted.items()), patience)
+        await self.wait(str(wanted), lambda: all(come()[what] >= number for what, number in wanted.items()))
 
     async def until_served_by(self, *servers: int) -> None:
         """Wait until each of these processes has answered once more."""
@@ -139,10 +137,10 @@ class Load:
         await self.wait("the open calls end", lambda: all(waiting))
         return len(self.outcomes)
 
-    async def wait(self, what: str, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    async def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait until something is true that may change whenever a call ends."""
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(PATIENCE):
                 while not condition():
                     for task in self._tasks:
                         if task.done():
@@ -150,7 +148,7 @@ class Load:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            raise AssertionError(f"waited {patience:g} s in vain: {what}; so far: {self}") from None
+            raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}; so far: {self}") from None
 
     # --- what was written ---------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from tests.transports.engines import Engine
 from tests.transports.faults.load import Load
 from tests.transports.faults.stage import Side, staged
 
+pytestmark = pytest.mark.usefixtures("quick_reconnects")
+
 
 def swallow(proxy: FaultProxy) -> None:
     proxy.drop_replies = True

@@ -1,6 +1,5 @@
 """What the tests of the NATS transport are made with."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from secrets import token_hex
@@ -17,60 +16,9 @@ from opwire.transports.nats.medium import NatsMedium
 from opwire.transports.nats.servers import Servers
 from opwire.transports.nats.service import ServiceInfo
 from opwire.transports.nats.subjects import Subjects
+from tests.transports.mediums import Log, connected
 
 ANYONE = Security(Credentials())
-
-
-class Log:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.arrivals: list[tuple[Address, str, bytes]] = []
-        self.rumours: list[tuple[Address, str, bytes]] = []
-        self.failures: list[str] = []
-        self.refusals: list[tuple[str, str]] = []
-        self.gone: list[Address] = []
-        self.ends: list[str] = []
-        self._news = asyncio.Event()
-
-    @property
-    def messages(self) -> list[bytes]:
-        return [message for _, _, message in self.arrivals]
-
-    def arrived(self, sender: Address, token: str, message: bytes) -> None:
-        self.arrivals.append((sender, token, message))
-        self._news.set()
-
-    def overheard(self, sender: Address, token: str, message: bytes) -> None:
-        self.rumours.append((sender, token, message))
-        self._news.set()
-
-    def undelivered(self, token: str, reason: str) -> None:
-        assert reason == "nobody serves it"
-        self.failures.append(token)
-        self._news.set()
-
-    def refused(self, operation_id: str, reason: str) -> None:
-        self.refusals.append((operation_id, reason))
-        self._news.set()
-
-    def unreachable(self, peer: Address) -> None:
-        self.gone.append(peer)
-        self._news.set()
-
-    def disconnected(self, reason: str) -> None:
-        self.ends.append(reason)
-        self._news.set()
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something is true of what was told."""
-
-        async def wait() -> None:
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-        await soon("something is told", wait())
 
 
 class End:
@@ -97,13 +45,8 @@ async def end(
     """An end that serves these operations. Nobody beats for it."""
     medium = NatsMedium(Servers(url), Subjects(prefix), security, describe=describe)
     log, address = Log(), token_hex(8)
-    await medium.connect(address, log)
-    try:
-        if operations:
-            await medium.serve(operations)
+    async with connected(medium, address, log, *operations):
         yield End(medium, address, log)
-    finally:
-        await medium.close()
 
 
 @asynccontextmanager

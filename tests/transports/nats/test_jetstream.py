@@ -302,15 +302,15 @@ async def test_a_server_that_is_too_old_is_named(jetstream_server: NatsServer, m
 
 @requirement("durable.nats.refusals")
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "code", "said"),
     [
-        ({"name": "other", "subjects": ["{}.>"]}, "give the journal another prefix"),
-        ({"name": "{}_durable", "subjects": ["{}.durable.>"]}, "its retention, max_msgs_per_subject"),
-        ({"name": "{}_durable", "subjects": ["elsewhere"], "retention": "workqueue"}, "its subjects"),
+        ({"name": "other", "subjects": ["{}.>"]}, "UNAVAILABLE", "give the journal another prefix"),
+        ({"name": "{}_durable", "subjects": ["{}.durable.>"]}, "VALIDATION_ERROR", "its retention, max_msgs"),
+        ({"name": "{}_durable", "subjects": ["other"], "retention": "workqueue"}, "VALIDATION_ERROR", "its subjects"),
     ],
 )
 async def test_a_stream_that_is_not_the_journals_is_left_alone(
-    own_nats: OwnNats, config: dict[str, Any], said: str
+    own_nats: OwnNats, config: dict[str, Any], code: str, said: str
 ) -> None:
     server, prefix = own_nats(jetstream=True), "mine"
     config = {**config, "name": config["name"].format(prefix)}
@@ -318,7 +318,9 @@ async def test_a_stream_that_is_not_the_journals_is_left_alone(
     async with plain_client(server.url) as client:
         await client.jetstream().add_stream(**config)
         made = NatsJournal(server.url, prefix=prefix)
-        assert said in await unavailable(made.start())
+        with pytest.raises(CallError, match=said) as failure:
+            await made.start()
+        assert failure.value.code == code
         await made.close()
         assert [info.config.name for info in await client.jetstream().streams_info()] == [config["name"]]
 

@@ -10,7 +10,7 @@ import pytest
 
 from opwire.errors import CallError
 from opwire.testing.scene import soon
-from opwire.transports.nats import jetstream_session
+from opwire.transports.nats import connection, jetstream_session
 from opwire.transports.nats.jetstream_session import Answer, Listener, Session, publish_with
 from opwire.transports.nats.protocol import Message
 from opwire.transports.nats.servers import Servers
@@ -95,7 +95,8 @@ async def test_what_was_asked_when_the_connection_broke_is_refused_at_once(jetst
 async def test_a_server_that_does_not_answer_is_lost_and_found_again(
     own_nats: OwnNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit, value in (("_BEAT", 0.1), ("_TRY", 0.3), ("PATIENCE", 60)):
+    monkeypatch.setattr(connection, "TRY", 0.3)
+    for limit, value in (("_BEAT", 0.1), ("PATIENCE", 60)):
         monkeypatch.setattr(jetstream_session, limit, value)
     server = own_nats(jetstream=True)
     async with session(server.url) as made:

@@ -1,6 +1,7 @@
 """A Redis server as a medium, below the leases and calls that all brokers share."""
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from opwire.transports.redis.url import parse_url
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
-from tests.transports.redis.ends import BEAT, Log, ask, end, exhaust
+from tests.transports.mediums import Log
+from tests.transports.redis.ends import BEAT, End, ask, end, exhaust
 
 Redis = Callable[..., RedisServer]
 
@@ -66,6 +68,33 @@ async def test_the_servers_of_an_operation_take_exact_turns(own_redis: Redis) ->
         others = [Counter(each.log.messages)[b"other"] for each in (a, b, c)]
         assert [len(each.log.messages) for each in (a, b, c)] == [30, 75, 75]
         assert others == [0, 45, 45]
+
+
+@requirement("transport.redis.sticky")
+async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis: Redis) -> None:
+    url, keys = own_redis().url, [*map(str, range(60)), "línea 🜚", "\ud800"]
+
+    async def share(*servers: End) -> dict[str, str]:
+        """Who got the message for each key, which was sent twice."""
+        for token in ("first", "second"):
+            for key in keys:
+                caller.medium.ask("a.b", token, json.dumps(key).encode(), key)
+        for each in (caller, *servers):
+            await each.barrier()
+        got = [(json.loads(message), each.address) for each in servers for message in each.log.messages]
+        for each in servers:
+            each.log.arrivals.clear()
+        assert len(got) == 2 * len(set(got)) == 2 * len(keys)
+        return dict(got)
+
+    async with end(url, "caller") as caller, end(url, "0", "a.b") as a, end(url, "1", "a.b") as b:
+        async with end(url, "2", "a.b") as c:
+            before = await share(a, b, c)
+            assert set(before.values()) == {"0", "1", "2"}
+        after = await share(a, b)
+        assert set(after.values()) == {"0", "1"}
+        assert all(after[key] == server for key, server in before.items() if server != "2")
+        assert caller.log.failures == []
 
 
 @requirement("transport.nobody")

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -145,11 +146,18 @@ async def test_pings_of_a_peer_that_reads_nothing_do_not_pile_up(ends: Ends) -> 
     raw, other = await ends.raw(server.url), await ends.plain(server.url)
     (connection,) = [peer.connection for peer in server._connected if peer.address == server.peers[0]]
     pings = Frame(Opcode.PING, b"x" * 125).serialize(mask=True) * 1000
-    for _ in range(150):  # 20 MB, more than both operating system buffers hold
+    assert connection.link._transport is not None
+    connection.link._transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 10_000)
+    raw.writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 10_000)
+    for _ in range(30):  # 4 MB, more than what is left of the operating system's buffers holds
         raw.write(pings)
         await soon("the pings are read", raw.writer.drain())
         assert connection.link.backlog < 250_000
-    assert connection.link.backlog > 50_000, "the test did not fill the buffers"
+    await until("the buffers are full", lambda: connection.link.backlog > 50_000)
+    for _ in range(10):
+        raw.write(pings)
+        await soon("the pings are read", raw.writer.drain())
+        assert connection.link.backlog < 250_000
     await other.say("session.who", id=1)
     assert (await other.hear())["type"] == "session.here"
 

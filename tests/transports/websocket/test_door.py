@@ -46,6 +46,10 @@ class Watched:
     def lost(self, peer: Address) -> None:
         self.told.append(("lost", []))
 
+    def unserved(self, operation_id: str) -> None:
+        if operation_id in self.refused:
+            raise CallError(ErrorCode.UNAVAILABLE, "not yet")
+
 
 async def guarded(ends: Ends, gate: Watched) -> WebSocketServer:
     server = WebSocketServer()
@@ -114,6 +118,17 @@ async def test_what_is_refused_is_raised_and_forgotten(ends: Ends) -> None:
     await client.transport.announce(["a.3"])
     assert isinstance(client.transport, WebSocketTransport)
     assert client.transport.connected
+
+
+@requirement("hub.just-started")
+async def test_a_gate_may_know_why_nobody_serves_an_operation(ends: Ends) -> None:
+    server = await guarded(ends, Watched("a.2"))
+    plain = await ends.plain(server.url)
+    await plain.say("call.requested", requestId="1", operationId="a.2")
+    told = await plain.hear()
+    assert (told["code"], told["message"]) == ("UNAVAILABLE", "not yet")
+    await plain.say("call.requested", requestId="2", operationId="a.1")
+    assert (await plain.hear())["message"] == "nothing is served here"  # which is what the server itself says
 
 
 @requirement("transport.websocket.gate")

@@ -98,7 +98,21 @@ def test_what_nobody_serves_is_unavailable_at_once() -> None:
 def test_what_nobody_serves_goes_to_a_server_that_serves_something() -> None:
     table = routes("c")
     table.announce(SERVER, ["a.other"])
-    assert table.request("c", ask()) == Way(SERVER, None)
+    assert opened(table, "c", ask()).server == SERVER
+
+
+@requirement("hub.just-started")
+def test_whoever_knows_why_nobody_serves_an_operation_is_asked() -> None:
+    def unserved(operation_id: str) -> None:
+        if operation_id == "a.later":
+            raise CallError(ErrorCode.UNAVAILABLE, "not yet")
+
+    table = Routes(max_calls=100, max_operations=100, unserved=unserved)
+    table.join("c")
+    assert opened(table, "c", ask()).server == SERVER
+    assert error(table, "c", ask("other", "a.later")).message == "not yet"
+    table.announce(SERVER, ["a.later"])
+    assert opened(table, "c", ask("other", "a.later")).server == SERVER
 
 
 @requirement("transport.directed")
@@ -106,7 +120,7 @@ def test_a_request_that_names_a_peer_goes_there() -> None:
     table = routes("s1", "s2", "c")
     table.announce("s1", ["a.b"])
     assert opened(table, "c", ask(peer="s2")).server == "s2"
-    assert table.request("c", ask("other", peer=SERVER)) == Way(SERVER, None)
+    assert opened(table, "c", ask("other", peer=SERVER)).server == SERVER
 
 
 @requirement("transport.directed")
@@ -123,7 +137,8 @@ def test_one_connection_has_so_many_calls_open_and_no_more() -> None:
     assert error(table, "c", ask("3")).code is ErrorCode.RATE_LIMITED
     opened(table, "d", ask("1"))
     table.end(call)
-    opened(table, "c", ask("3"))
+    opened(table, "c", ask("3", peer=SERVER))
+    assert error(table, "c", ask("4", peer=SERVER)).code is ErrorCode.RATE_LIMITED
 
 
 @requirement("transport.websocket.max-operations")
@@ -364,14 +379,14 @@ class Table(RuleBasedStateMachine):
 
     @rule(
         caller=peers,
-        to=peers | st.none() | st.just("gone"),
+        to=peers | st.none() | st.sampled_from([SERVER, "gone"]),
         id=st.sampled_from("123"),
         operation=st.sampled_from(["a.b", "a.c"]),
     )
     def request(self, caller: str, to: str | None, id: str, operation: str) -> None:
         mine = [call for call in self.open if call[0] == caller]
         repeated = (caller, id) in [call[:2] for call in mine]
-        nobody = to not in self.here if to is not None else not self.serving[operation]
+        nobody = to not in (*self.here, SERVER) if to is not None else not self.serving[operation]
         head = ask(id, operation, peer=to, credits=1)
         if not repeated and (nobody or len(mine) == 3):
             refused = error(self.table, caller, head)

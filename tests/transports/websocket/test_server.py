@@ -3,6 +3,8 @@
 import asyncio
 import json
 import ssl
+from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -392,7 +394,7 @@ def test_whatever_a_connection_sends_others_are_served(data: list[bytes]) -> Non
             await until("the attacker is gone", lambda: len(server.peers) == 1)
             await steady.say("session.who", id=1)
             assert (await steady.hear())["type"] == "session.here"
-            assert len(server._routes) == 0
+            assert len(server._routes) == 1  # the call of the steady one
 
     asyncio.run(attack())
 
@@ -439,6 +441,38 @@ async def test_the_server_can_call_itself_through_the_wire_format(ends: Ends) ->
     assert isinstance(event, CallRequested)
     assert event.input == sent
     assert event.input is not sent
+
+
+@requirement("transport.websocket.max-calls")
+async def test_a_call_of_the_server_counts_until_it_ends(ends: Ends) -> None:
+    async def wait(input: Any, context: Context) -> None:
+        await asyncio.Event().wait()
+
+    async def numbers(input: Any, context: Context) -> AsyncIterator[int]:
+        for number in range(input):
+            yield number
+
+    server = WebSocketServer(max_calls=1)
+    await ends.calls(server, wait=wait, numbers=numbers)
+    plain, ids = await ends.plain(server.url), count(1)
+
+    async def ends_with(type: str, **request: Any) -> None:
+        await plain.say("call.requested", requestId=str(next(ids)), **request)
+        while (event := await plain.hear())["type"] == "call.responded" and "seq" in event:
+            pass
+        assert event["type"] == type
+
+    await ends_with("call.responded", operationId="opwire.about")
+    await ends_with("call.completed", operationId="test.numbers", input=5, credits=10)
+    await ends_with("call.error", operationId="test.unknown")
+    await ends_with("call.error", operationId="test.wait", timeoutMs=1)
+    await ends_with("call.error", operationId="test.wait", credits="many")  # which cannot be read
+    await plain.say("call.requested", requestId="open", operationId="test.wait")
+    await plain.say("call.requested", requestId="more", operationId="opwire.about")
+    refused = await plain.hear()
+    assert (refused["requestId"], refused["code"]) == ("more", "RATE_LIMITED")
+    await plain.say("call.aborted", requestId="open")
+    await ends_with("call.responded", operationId="opwire.about")
 
 
 @requirement("transport.strangers")

@@ -28,7 +28,10 @@ from opwire.transports.nats.protocol import (
     Pong,
     connect,
 )
-from opwire.transports.nats.servers import Server
+from opwire.transports.nats.servers import Server, Servers
+
+TRY = 2.0
+"""Seconds for one server, so that there is time for another."""
 
 _SILENCE = 2  # beats without a sign of life, after which a server is given up
 _FLUSH = 1.0  # seconds that the server has to confirm the last things that were sent
@@ -248,3 +251,24 @@ class Connection:
         if self._open:
             self._open = False
             self._owner.dropped(reason)
+
+
+async def open_any(servers: Servers, owner: Owner, security: Security, subscriptions: bytes) -> Connection:
+    """Connect to the first server that lets us.
+
+    Raises:
+        CallError: UNAVAILABLE, with what each of them said.
+    """
+    failures: dict[str, None] = {}
+    for server in servers.in_turn():
+        connection = Connection(server, owner)
+        try:
+            async with asyncio.timeout(TRY):
+                await connection.open(security, subscriptions)
+        except TimeoutError:
+            failures[f"{server} does not answer within {TRY:g} s"] = None
+        except CallError as error:
+            failures[error.message] = None
+        else:
+            return connection
+    raise CallError(ErrorCode.UNAVAILABLE, "; ".join(failures))

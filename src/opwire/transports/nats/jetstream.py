@@ -175,7 +175,7 @@ class NatsJournal:
         """Connect, and make the stream if there is none.
 
         Raises:
-            CallError: UNAVAILABLE.
+            CallError: UNAVAILABLE; VALIDATION_ERROR, if a stream of that name is not the journal's.
         """
         await self._session.connect()
 

@@ -192,7 +192,7 @@ class Log(Listener):
         """See that there is a stream, on a new connection.
 
         Raises:
-            CallError: UNAVAILABLE.
+            CallError: UNAVAILABLE; VALIDATION_ERROR, if the stream of this name is not a journal's.
         """
         session, stream = self._session, self.names.stream
         version = session.info.version
@@ -206,7 +206,7 @@ class Log(Listener):
         wrong = [name for name, value in wanted.items() if name != "num_replicas" and found.config.get(name) != value]
         if wrong:
             other = f"the stream {stream} of {session.name} is not the journal's: its {', '.join(wrong)} differ"
-            raise CallError(ErrorCode.UNAVAILABLE, f"{other}; delete it, or give the journal another prefix")
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{other}; delete it, or give the journal another prefix")
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats.connection import Connection, Security
+from opwire.transports.nats.connection import Connection, Security, open_any
 from opwire.transports.nats.protocol import Info, Message, publish, subscribe, unsubscribe
 from opwire.transports.nats.servers import Servers
 
@@ -28,7 +28,6 @@ PATIENCE = 5.0
 NO_STREAM = 10059
 """What JetStream says when there is no such stream."""
 
-_TRY = 2.0  # seconds for one server, so that there is time for another
 _BEAT = 2.0  # seconds between two signs of life; a server without them is given up after three
 _NO_RESPONDERS = 503
 _INBOX = "in"
@@ -67,7 +66,7 @@ class Listener:
         """There is a new connection, which is not used for anything else yet.
 
         Raises:
-            CallError: UNAVAILABLE: it cannot be used.
+            CallError: it cannot be used.
         """
 
     def arrived(self, token: str, message: Message) -> None:
@@ -115,7 +114,7 @@ class Session:
         """See that there is a connection.
 
         Raises:
-            CallError: UNAVAILABLE.
+            CallError: UNAVAILABLE, or what a listener raises that cannot use it.
         """
         if self._prepared and self._connection is not None:
             return
@@ -135,22 +134,10 @@ class Session:
                 self._prepared = True
 
     async def _open(self) -> None:
-        failures: dict[str, None] = {}
-        for server in self._servers.in_turn():
-            connection = Connection(server, self)
-            try:
-                async with asyncio.timeout(_TRY):
-                    await connection.open(self._security, subscribe(f"{self.inbox}*", _INBOX))
-            except TimeoutError:
-                failures[f"{server} does not answer within {_TRY:g} s"] = None
-            except CallError as error:
-                failures[error.message] = None
-            else:
-                self._connection = connection
-                self.informed(connection.info)
-                self._timer = asyncio.get_running_loop().call_later(_BEAT, self._beat)
-                return
-        raise self._unavailable("; ".join(failures))
+        subscription = subscribe(f"{self.inbox}*", _INBOX)
+        self._connection = await open_any(self._servers, self, self._security, subscription)
+        self.informed(self._connection.info)
+        self._timer = asyncio.get_running_loop().call_later(_BEAT, self._beat)
 
     def _beat(self) -> None:
         if self._connection is not None:

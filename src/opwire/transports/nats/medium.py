@@ -1,6 +1,5 @@
 """NATS as a `Medium`: how requests, answers and what steers them become messages on subjects."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -10,14 +9,13 @@ from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.medium import Listener
 from opwire.transports.nats import service
-from opwire.transports.nats.connection import Connection, Security
+from opwire.transports.nats.connection import Connection, Security, open_any
 from opwire.transports.nats.protocol import Info, Message, publish, subscribe, unsubscribe
 from opwire.transports.nats.servers import Servers
 from opwire.transports.nats.subjects import ABSENT, Subjects, receipt, receiver
 
 logger = logging.getLogger("opwire.transports.nats")
 
-_TRY = 2.0  # seconds for one server, so that there is time for another
 _COMPLAINTS = 100  # that are logged of one connection: each message that is not allowed causes one
 
 _NO_RESPONDERS = 503
@@ -66,21 +64,8 @@ class NatsMedium:
         self._complaints.clear()
         self._discoverable = False
         subscriptions = subscribe(f"{self._mine}*", _INBOX) + subscribe(self._subjects.all, _ALL)
-        failures: dict[str, None] = {}
-        for server in self._servers.in_turn():
-            connection = Connection(server, self)
-            try:
-                async with asyncio.timeout(_TRY):
-                    await connection.open(self._security, subscriptions)
-            except TimeoutError:
-                failures[f"{server} does not answer within {_TRY:g} s"] = None
-            except CallError as error:
-                failures[error.message] = None
-            else:
-                self._connection = connection
-                self.informed(connection.info)
-                return
-        raise CallError(ErrorCode.UNAVAILABLE, "; ".join(failures))
+        self._connection = await open_any(self._servers, self, self._security, subscriptions)
+        self.informed(self._connection.info)
 
     def beat(self, every: float) -> None:
         """Ask the server for a sign of life."""
@@ -137,8 +122,10 @@ class NatsMedium:
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    def ask(self, operation_id: str, token: str, message: bytes) -> None:
+    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Publish a request. The server says where answers would go if nobody has subscribed.
+
+        It picks one of those who have by itself, and knows no keys.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.

@@ -174,8 +174,8 @@ class RedisMedium:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def ask(self, operation_id: str, token: str, message: bytes) -> None:
-        """Let Redis give a message to the next of those who serve an operation.
+    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+        """Let Redis give a message to the next of those who serve an operation, or to the one for this key.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED if too much is waiting to be sent.
@@ -184,7 +184,9 @@ class RedisMedium:
         if route is None:
             route = _Route(self._names.serving(operation_id), randrange(1_000_000))  # noqa: S311
         route.turn += 1
-        run = (1, route.servers, route.turn, seal(self._address, token, message))
+        run: tuple[Part, ...] = (1, route.servers, route.turn, seal(self._address, token, message))
+        if sticky_key is not None:
+            run = (*run, sticky_key.encode(errors="surrogatepass"))
         self._here().send(command(b"EVALSHA", ROUTE_SHA, *run), partial(self._routed, operation_id, token, run))
         self._routes[operation_id] = route
 

@@ -7,10 +7,14 @@ serve an operation. A request goes to one of such a list whose lease has not run
 from hashlib import sha1
 
 ROUTE = """\
-local servers = redis.call('LLEN', KEYS[1])
+local servers, ranked = redis.call('LLEN', KEYS[1]), nil
+if ARGV[3] then
+  ranked = redis.call('LRANGE', KEYS[1], 0, -1)
+  table.sort(ranked, function(a, b) return redis.sha1hex(ARGV[3] .. a) < redis.sha1hex(ARGV[3] .. b) end)
+end
 local gone, sent = {}, 0
 for i = 0, servers - 1 do
-  local server = redis.call('LINDEX', KEYS[1], (ARGV[1] + i) % servers)
+  local server = ranked and ranked[i + 1] or redis.call('LINDEX', KEYS[1], (ARGV[1] + i) % servers)
   if redis.call('EXISTS', server) == 1 and redis.call('PUBLISH', server, ARGV[2]) > 0 then
     sent = 1
     break
@@ -21,6 +25,9 @@ for _, server in ipairs(gone) do redis.pcall('LREM', KEYS[1], 0, server) end
 return sent
 """
 """Give a message to a server. KEYS: the list; ARGV: whose turn it is, the message. Returns 1, or 0 if nobody got it.
+
+With a third ARGV it is not their turn that counts: for each such key the servers have an order of their own, which
+stays when others come and go.
 
 It writes nothing unless it meets a server that is gone, so that requests pass while Redis has no memory left or cannot
 save. (A list that turns by LMOVE would not, and is no quicker.)

@@ -51,6 +51,14 @@ class Gate(Protocol):
         """A peer is gone."""
         ...
 
+    def unserved(self, operation_id: str) -> None:
+        """Somebody calls an operation that nobody serves. When this returns, the server itself answers.
+
+        Raises:
+            CallError: what the caller is told instead.
+        """
+        ...
+
 
 class Door:
     """Without a gate, everybody comes in as nobody, and may announce whatever it likes."""

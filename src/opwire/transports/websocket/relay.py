@@ -96,7 +96,7 @@ class Relay:
             if call.caller not in (gone, SERVER):  # the server's own calls are ended by its books
                 error = CallError(ErrorCode.UNAVAILABLE, f"the peer that had the call is gone: {reason}")
                 self.peers[call.caller].tell(CallFailed.of(call.request_id, error), gone)
-        for server in {call.server for call in calls} - {gone}:
+        for server in {call.server for call in calls} - {gone, SERVER}:
             self.peers[server].tell(Left(peer=gone, reason=reason))
 
     def pass_on(self, sender: Peer, message: bytes, head: Head) -> None:

@@ -9,7 +9,7 @@ Rule 4: what belongs to no open call goes to the peer that it names, as a stray;
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from msgspec import Struct, field
@@ -36,7 +36,7 @@ class Call(Struct, eq=False):
 
 
 class Way(NamedTuple):
-    """Where a message goes, and the call that it belongs to; None: it is a stray, or the server's own business.
+    """Where a message goes, and the call that it belongs to; None: it is a stray.
 
     `identity` is whom a request is made for, as JSON.
     """
@@ -55,15 +55,23 @@ class _Peer(Struct, eq=False):
 
 
 class Routes:
-    """The table. The server is one of its peers. What it serves itself needs no entry: its books know the caller."""
+    """The table. The server is one of its peers.
+
+    `unserved` is asked when nobody serves an operation: it raises why not, or lets the server answer.
+    """
 
     def __init__(
-        self, *, max_calls: int, max_operations: int, balance: Balance = "round_robin", answers: bool = False
+        self,
+        *,
+        max_calls: int,
+        max_operations: int,
+        balance: Balance = "round_robin",
+        unserved: Callable[[str], None] | None = None,
     ) -> None:
         self._max_calls = max_calls
         self._max_operations = max_operations
         self._balance = balance
-        self._answers = answers  # the server does so even if it serves nothing
+        self._unserved = unserved
         self._peers: dict[Address, _Peer] = {SERVER: _Peer()}
         self._serving: dict[str, list[Address]] = {}  # by operation: whose turn it is goes first
         self.dropped: Counter[Dropped] = Counter()
@@ -136,13 +144,15 @@ class Routes:
         With the same `sticky_key` it is always the same one's turn, until that one leaves.
 
         Raises:
-            CallError: UNAVAILABLE, if the server does not answer.
+            CallError: what `unserved` raises; UNAVAILABLE, if the server does not answer.
         """
         serving = self._serving.get(operation_id)
         if serving is None:
-            if self._answers or self._peers[SERVER].operations:
-                return SERVER
-            raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id}")
+            if self._unserved is not None:
+                self._unserved(operation_id)
+            elif not self._peers[SERVER].operations:
+                raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id}")
+            return SERVER
         if len(serving) > 1:
             if sticky_key is not None:
                 return max(serving, key=lambda address: hash((sticky_key, address)))
@@ -163,8 +173,6 @@ class Routes:
             return self._drop("duplicate")
         server = head.peer or self.turn(head.operation_id, head.sticky_key)
         identity = self._speaks_for(peer, head.parent_request_id)
-        if server == SERVER:
-            return Way(SERVER, None, identity)
         if server not in self._peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"there is no peer {server[:80]!r}: it may have left")
         if len(peer.asked) >= self._max_calls:
@@ -204,9 +212,10 @@ class Routes:
             self.end(call)
         return Way(call.server if call.caller == sender else call.caller, call)
 
-    def waits(self, caller: Address, request_id: str) -> bool:
-        """Whether a peer waits for the answer of another."""
-        return request_id in self._peers[caller].asked
+    def waits_for(self, caller: Address, request_id: str) -> Address | None:
+        """Whose answer a peer waits for; None: nobody's."""
+        call = self._peers[caller].asked.get(request_id)
+        return None if call is None else call.server
 
     def end(self, call: Call) -> bool:
         """End a call. False if it has ended before."""
@@ -239,7 +248,7 @@ class Routes:
         to = head.peer or SERVER
         if to not in self._peers:
             return self._drop("unknown")
-        if self.waits(to, head.request_id):
+        if self.waits_for(to, head.request_id) is not None:
             return self._drop("foreign")
         return Way(to, None)
 

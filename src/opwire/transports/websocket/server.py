@@ -20,6 +20,7 @@ from opwire.call import (
     Address,
     CallAborted,
     CallCompleted,
+    CallCredit,
     CallEvent,
     CallFailed,
     CallRequested,
@@ -68,7 +69,7 @@ class WebSocketServer:
             ...
 
     `heartbeat` is how often, in seconds, every connection is pinged; one that is silent for two beats is ended.
-    A client has at most `max_calls` calls to other clients open, makes at most `rate` a second (after `burst` at once),
+    A client has at most `max_calls` calls open, makes at most `rate` a second (after `burst` at once),
     and serves at most `max_operations`. `balance` says who of those who serve an operation gets the next call.
     Web pages are refused unless their origin is among `origins`: any page that a user looks at could connect otherwise.
 
@@ -123,7 +124,7 @@ class WebSocketServer:
             max_calls=self._max_calls,
             max_operations=self._max_operations,
             balance=self._balance,
-            answers=self.gate is not None,
+            unserved=None if self.gate is None else self.gate.unserved,
         )
         self._relay = Relay(self._routes, self._deliver)
         self._door = Door(self.gate, self._routes, self._welcome)
@@ -209,7 +210,8 @@ class WebSocketServer:
         peer = None if to is None else self._relay.peers.get(to)
         if peer is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
-        if isinstance(event, _ANSWERS) and self._routes.waits(peer.address, event.request_id):
+        waits_for = self._routes.waits_for(peer.address, event.request_id)
+        if isinstance(event, _ANSWERS) and waits_for not in (None, SERVER):
             raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
         message = encode_event(event, limit=min(self._limit, peer.max_message))
         if isinstance(event, CallRequested):
@@ -218,6 +220,8 @@ class WebSocketServer:
         if isinstance(event, CallAborted):
             self._routes.give_up(SERVER, event.request_id, peer.address)
         peer.send(message, control=not isinstance(event, _BULKY))
+        if waits_for == SERVER and _ends(event):
+            self._routes.give_up(peer.address, event.request_id)
 
     def _ask(self, peer: Peer, event: CallRequested, message: bytes) -> None:
         """Send a request of the server's own, and remember for whom it is made: its server may call on in that name."""
@@ -364,6 +368,7 @@ class WebSocketServer:
             event = decode_event(message, limit=self._limit + MARGIN)
         except CallError as error:
             if isinstance(head, Requested):
+                self._routes.give_up(peer.address, head.request_id)
                 self._malformed(peer, error)
             else:  # whoever waits for the answer here is told
                 self._malformed(peer, CallError(error.code, error.message))
@@ -385,3 +390,8 @@ class WebSocketServer:
                 peer.tell(CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, shown)))
             case _:
                 pass
+
+
+def _ends(event: CallEvent) -> bool:
+    """Whether a call is over with this event of the one who serves it."""
+    return event.seq is None if isinstance(event, CallResponded) else not isinstance(event, CallCredit)

@@ -1,0 +1,69 @@
+"""Durable calls, beside calls of the same transport that are kept nowhere."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from benchmarks.transports.ends import add, calling, responding
+from benchmarks.transports.messages import NOTE, OPERATION
+from benchmarks.transports.scenario import Call, Scenario
+from opwire import OperationRegistry
+from opwire.call import LOCAL_IDENTITY
+from opwire.durable import DurableCalls, DurableWorker, Journal, MemoryJournal
+from opwire.transports.memory import MemoryBus, MemoryTransport
+from opwire.transports.nats.jetstream import NatsJournal
+from opwire.transports.redis import RedisJournal
+
+Opening = Callable[[str], AbstractAsyncContextManager[Journal]]
+
+_KEEP = 60.0  # seconds
+_AT_ONCE = 64  # tasks in the hands of the worker: as many as there are calls in flight
+
+_registry = OperationRegistry()
+_registry.mutation(OPERATION)(add)
+
+
+def _working(journal: Journal) -> DurableWorker:
+    return DurableWorker(_registry, journal, concurrency=_AT_ONCE, identity=LOCAL_IDENTITY)
+
+
+def _submitting(journal: Journal) -> Call:
+    durable = DurableCalls(journal)
+
+    async def call(a: int) -> int:
+        return (await durable.call(OPERATION, {"a": a, "b": 1, "note": NOTE})).data
+
+    return call
+
+
+def _scenario(engine: str, opened: Opening) -> Scenario:
+    @asynccontextmanager
+    async def worker(url: str) -> AsyncGenerator[str]:
+        async with opened(url) as journal, _working(journal):
+            yield url
+
+    @asynccontextmanager
+    async def caller(url: str) -> AsyncGenerator[Call]:
+        async with opened(url) as journal:
+            yield _submitting(journal)
+
+    return Scenario(f"opwire, durable over {engine}", __name__, worker, caller, library="opwire")
+
+
+@asynccontextmanager
+async def _in_memory(_: str) -> AsyncGenerator[Call]:
+    async with MemoryJournal(keep=_KEEP) as journal, _working(journal):
+        yield _submitting(journal)
+
+
+@asynccontextmanager
+async def _plain_in_memory(_: str) -> AsyncGenerator[Call]:
+    bus = MemoryBus(codec=True)
+    async with responding(MemoryTransport(bus)), calling(MemoryTransport(bus)) as call:
+        yield call
+
+
+PLAIN_MEMORY = Scenario("opwire, codec=True", __name__, None, _plain_in_memory, library="opwire")
+MEMORY = Scenario("opwire, durable in memory", __name__, None, _in_memory, library="opwire")
+REDIS = _scenario("Redis Streams", lambda url: RedisJournal(url, keep=_KEEP))
+NATS = _scenario("JetStream", lambda url: NatsJournal(url, keep=_KEEP))
+SCENARIOS = [PLAIN_MEMORY, MEMORY, REDIS, NATS]

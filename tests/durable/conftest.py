@@ -1,0 +1,3 @@
+"""Fixtures of the tests of durable calls."""
+
+from tests.servers.fixtures import jetstream_server  # noqa: F401
