@@ -247,3 +247,14 @@ async def test_the_short_way_of_flat_input_accepts_exactly_what_the_schema_accep
     else:
         with pytest.raises(CallError, match="VALIDATION_ERROR"):
             await registry.execute("a.b", input)
+
+
+@requirement("schema.deferred")
+async def test_a_deferred_schema_is_not_asked_before_the_first_call() -> None:
+    schema = Schema.deferred(lambda: {"type": "object", "properties": {"a": {"type": "integer"}}})
+    registry = OperationRegistry()
+    registry.register(OperationSpec(namespace="local", name="test", input_schema=schema), lambda input, _: input)
+    assert schema.is_deferred
+    assert (await registry.execute("local.test", None)).data == {}
+    with pytest.raises(CallError, match="integer"):
+        await registry.execute("local.test", {"a": "x"})

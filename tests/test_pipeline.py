@@ -592,3 +592,31 @@ def test_a_result_whose_own_schema_says_nothing_is_left_alone() -> None:
 def test_a_result_keeps_the_mode_of_its_operation_whatever_its_schema() -> None:
     stricter = Schema({"type": "object", "properties": {"id": {"default": 1}}})
     assert pipeline(PROFILE, "check").envelope(ShapedResult({"x": 1}, stricter)).data == {"x": 1}
+
+
+@requirement("schema.deferred")
+@pytest.mark.parametrize("mode", NORMALIZE_MODES)
+def test_a_deferred_schema_is_not_asked_before_the_first_result(mode: NormalizeMode) -> None:
+    schema = Schema.deferred(lambda: {"type": "object", "properties": {"a": {"default": 1}}})
+    spec = OperationSpec(namespace="local", name="test", output_schema=schema)
+    deferred = ResultPipeline(spec, normalize=mode, strip=True)
+    assert schema.is_deferred
+    expected = data_of({"b": 2}, schema.json, mode)
+    assert deferred.envelope({"b": 2}).data == expected
+
+
+@pytest.mark.parametrize("mode", NORMALIZE_MODES)
+@pytest.mark.parametrize("result", [7, "x", None, {"a": [1]}])
+def test_a_deferred_schema_may_turn_out_to_say_nothing(mode: NormalizeMode, result: Any) -> None:
+    spec = OperationSpec(namespace="local", name="test", output_schema=Schema.deferred(lambda: True))
+    assert ResultPipeline(spec, normalize=mode, strip=True).envelope(result).data == result
+
+
+@requirement("pipeline.own-schema")
+def test_data_that_is_said_to_be_plain_is_normalised_like_any_other() -> None:
+    created = Schema({"type": "object", "properties": {"id": {"type": "integer"}}})
+    for data in ({"id": 1.0, "x": 2}, {"id": 1}):
+        envelope = http_envelope(data, status_code=201, headers={}, content_type="application/json")
+        assert pipeline(PROFILE).envelope(ShapedResult(envelope, created, True)).data == {"id": 1}
+    assert pipeline(PROFILE).envelope(ShapedResult(envelope, created, True)) is envelope
+    assert pipeline(PROFILE).envelope(ShapedResult(envelope, Schema(True), True)) is envelope

@@ -33,7 +33,6 @@ class BoundOperation:
         "prepare",
         "run",
         "spec",
-        "takes_object",
         "timeout",
     )
 
@@ -49,8 +48,6 @@ class BoundOperation:
         self.exact: frozenset[type] = SCALARS  # valid flat input of these types is passed on as it is
         self.flat: type[Struct] | None = None  # input that converts to this is valid, and passed on as it is
         self.accepts: Callable[[Any], bool] = self._compile_and_test
-        schema = spec.input_schema.json
-        self.takes_object = isinstance(schema, dict) and schema.get("type") == "object"
 
     def arguments(self, input: Any) -> Any:
         """The input, validated and converted to what the handler awaits.
@@ -70,11 +67,15 @@ class BoundOperation:
             pass
         return self._arguments(input)
 
+    def _takes_object(self) -> bool:
+        schema = self.spec.input_schema.json
+        return isinstance(schema, dict) and schema.get("type") == "object"
+
     def _is_exact(self, input: Any) -> bool:
         return type(input) is dict and self.exact.issuperset(map(type, cast("dict[str, Any]", input).values()))
 
     def _arguments(self, input: Any) -> Any:
-        if input is None and self.takes_object:
+        if input is None and self._takes_object():
             input = {}
         found = survey(input)
         if found.deep:

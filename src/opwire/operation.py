@@ -179,10 +179,14 @@ Handler = Callable[[Any, Context], Any]
 
 
 class ShapedResult(Struct, frozen=True):
-    """A result that has a schema of its own: that of the status with which an HTTP API answered, for example."""
+    """A result that has a schema of its own: that of the status with which an HTTP API answered, for example.
+
+    `is_plain`: the value is an envelope whose data was just read from JSON, and is not deep. Nobody looks again.
+    """
 
     value: Any
     schema: Schema
+    is_plain: bool = False
 
 
 class Operation(Struct, frozen=True):

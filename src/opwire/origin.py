@@ -19,6 +19,12 @@ ORIGIN_META = "opwire/operation"
 RESULT_META = "opwire/result"
 """Where an MCP result carries its `ResultOrigin`."""
 
+ITEM_META = "opwire/item"
+"""Where an MCP progress notification carries an item of a subscription."""
+
+ERROR_META = "opwire/error"
+"""Where an MCP result with `isError` carries the `CallError`."""
+
 ORIGIN_EXTENSION = "x-opwire"
 """Where an OpenAPI operation carries its `Origin`."""
 

@@ -114,6 +114,7 @@ MEANINGS: dict[str, tuple[Any, tuple[Dialect, ...], list[Any], list[Any]]] = {
     ),
     "nullable": ({"type": "string", "nullable": True}, ("openapi-3.0",), ["a", None], [5]),
     "nullable by extension": ({"type": "string", "x-nullable": True}, ("openapi-3.0",), ["a", None], [5]),
+    "nullable null": ({"type": "null", "nullable": True}, ("openapi-3.0",), [None], ["a"]),
     "not nullable": ({"type": "string", "nullable": False}, ("openapi-3.0",), ["a"], [None]),
     "nullable is no keyword": (
         {"type": "string", "nullable": True},

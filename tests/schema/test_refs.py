@@ -148,6 +148,10 @@ def test_the_meta_schemas_are_there_without_fetching_them() -> None:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"$ref": "#/$defs/a"}}}, True),
         ({"$id": "R0", "properties": {"next": {"$ref": "R0"}}}, True),
         ({"items": {"$dynamicRef": "#node"}}, True),
+        ({"properties": {"default": {"$ref": "#"}}}, True),
+        ({"patternProperties": {"enum": {"$ref": "#"}}}, True),
+        ({"properties": {"$defs": {"items": {"$ref": "#"}}}}, True),
+        ({"default": {"$ref": "#"}}, False),
         ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, True),
     ],
 )

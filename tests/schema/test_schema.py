@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CastError, HintError, SchemaError
-from opwire.schema import UNKNOWN, Change, Dialect, Problem, Schema
+from opwire.schema import UNKNOWN, Change, Dialect, JSONSchema, Problem, Schema
 from opwire.schema import schema as module
 from tests.requirements import requirement
 
@@ -497,3 +497,25 @@ def test_fit_and_cast_read_older_dialects_too() -> None:
     assert schema.fit(value).value is value
     assert schema.cast(value) == value
     assert schema.conformity(strip=True)(value) is True
+
+
+@requirement("schema.deferred")
+def test_a_deferred_schema_is_made_once_and_when_it_is_asked_for() -> None:
+    made: list[int] = []
+
+    def make() -> JSONSchema:
+        made.append(1)
+        return {"type": "integer"}
+
+    schema = Schema.deferred(make)
+    assert schema.is_deferred
+    assert made == []
+    assert schema.is_valid(1)
+    assert not schema.is_valid("x")
+    assert schema == Schema({"type": "integer"})
+    assert not schema.is_deferred
+    assert made == [1]
+
+
+def test_any_other_schema_is_not_deferred() -> None:
+    assert not Schema(True).is_deferred

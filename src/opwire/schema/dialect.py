@@ -126,7 +126,7 @@ def _lower_nullable(schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
         schema["enum"] = [*schema["enum"], None]
-    if isinstance(schema.get("type"), str):
+    if isinstance(schema.get("type"), str) and schema["type"] != "null":
         schema["type"] = [schema["type"], "null"]
     if any(keyword in schema for keyword in ("allOf", "anyOf", "oneOf", "not", "const")):
         outer = {keyword: schema.pop(keyword) for keyword in _KEPT_OUTSIDE if keyword in schema}

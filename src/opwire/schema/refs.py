@@ -1,6 +1,6 @@
 """Where a `$ref` of a JSON Schema points. Looks only inside the document: nothing is ever fetched."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
@@ -9,6 +9,9 @@ from opwire.errors import SchemaError
 JSONSchema = dict[str, Any] | bool
 
 _DATA = frozenset({"const", "default", "enum", "example", "examples"})  # what looks like a schema in there is none
+_NAMED = frozenset(
+    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties", "schemas"}
+)  # keys in there are names, and may be spelled like a keyword
 _URI_CHARACTERS = ":/?#@!$&'()*+,;=%~"
 
 
@@ -83,9 +86,17 @@ def _named(root: JSONSchema) -> Iterator[tuple[str, JSONSchema]]:
                 name = schema.get(keyword)
                 if isinstance(name, str):
                     yield prefix + name, schema
-            stack.extend(value for keyword, value in schema.items() if keyword not in _DATA)
+            for keyword, value in schema.items():
+                stack.extend(_inside(keyword, value))
         elif isinstance(node, list):
             stack.extend(cast("list[Any]", node))
+
+
+def _inside(keyword: str, value: Any) -> Iterable[Any]:
+    """Where schemas may stand in the value of a keyword."""
+    if keyword in _DATA:
+        return ()
+    return cast("dict[str, Any]", value).values() if keyword in _NAMED and isinstance(value, dict) else (value,)
 
 
 def may_recurse(root: JSONSchema) -> bool:
@@ -117,7 +128,7 @@ def _references_in(schema: JSONSchema) -> Iterator[str]:
                     yield ""
                 elif keyword == "$ref" and isinstance(value, str):
                     yield value
-                elif keyword not in ("$defs", "definitions", "components") and keyword not in _DATA:
-                    stack.append(value)
+                elif keyword not in ("$defs", "definitions", "components"):
+                    stack.extend(_inside(keyword, value))
         elif isinstance(node, list):
             stack.extend(cast("list[Any]", node))

@@ -43,12 +43,30 @@ class Schema:
     Values are plain JSON data. Nothing here ever changes a value that is given; `cast` and `fit` build new ones.
     """
 
+    _make: Callable[[], JSONSchema]  # of a deferred one
+
     def __init__(self, json_schema: Mapping[str, Any] | bool, *, dialect: Dialect | None = None) -> None:
         given = cast("Any", json_schema)  # a foreign document may hold anything here
         if not isinstance(given, Mapping | bool):
             raise SchemaError(f"a JSON Schema is an object or a boolean, not {type(given).__name__}")
-        self.json: JSONSchema = given if isinstance(given, bool) else dict(cast("Mapping[str, Any]", given))
+        self.json = given if isinstance(given, bool) else dict(cast("Mapping[str, Any]", given))
         self.dialect: Dialect = dialect or dialect_of(self.json)
+
+    @classmethod
+    def deferred(cls, make: Callable[[], JSONSchema]) -> Self:
+        """A schema of the dialect 2020-12 whose JSON is made when it is first asked for: most of a large API never is.
+
+        `make` is called once, and may not raise.
+        """
+        schema = cls.__new__(cls)
+        schema.dialect = "2020-12"
+        schema._make = make
+        return schema
+
+    @cached_property
+    def json(self) -> JSONSchema:
+        """The schema as plain data."""
+        return self._make()
 
     @classmethod
     def from_type(cls, hint: Any, *, where: str = "") -> Self:
@@ -67,6 +85,11 @@ class Schema:
 
     def __hash__(self) -> int:
         return hash(self.dialect)
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether its JSON has not been made yet."""
+        return "json" not in self.__dict__
 
     @property
     def is_unknown(self) -> bool:
