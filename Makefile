@@ -13,13 +13,13 @@ help:  ## list the commands
 demo: .venv/.demo  ## run the example that shows what opwire does
 	.venv/bin/python examples/demo.py
 
-test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist (without kills), then 3.11 with coverage
+test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist (without brokers), then 3.11 with coverage
 	@for v in 12 13; do \
 	  if PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then $(MAKE) --no-print-directory test-3.$$v || exit 1; \
 	  else echo "python3.$$v is not on this machine: skipped"; fi; done
 	.venv/bin/pytest -n 2 --cov --ignore=tests/judges
 test-3.%: .venv/.test .venv3%/.done
-	.venv3$*/bin/pytest -q -n 2 --ignore=tests/judges --ignore=tests/transports/faults --ignore-glob='*_crashes.py'
+	.venv3$*/bin/pytest -q -n 2 $(addprefix --ignore=tests/,judges hub durable servers soak testing transports/faults transports/nats transports/redis)
 
 chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
 	.venv/bin/python -m opwire.testing --calls 100000 --seed $(or $(SEED),1)

@@ -110,6 +110,7 @@ SCHEMA: dict[str, str] = {
     "schema.formats": "Known formats are asserted, unknown ones are ignored.",
     "schema.invalid": "A schema that is not valid is a SchemaError that says where.",
     "schema.lazy": "A schema compiles when it is first used, and once.",
+    "schema.deferred": "A deferred schema is made once, when it is first asked for.",
 }
 
 CAST: dict[str, str] = {
@@ -539,6 +540,7 @@ REDIS: dict[str, str] = {
     "outcome.",
     "transport.redis.prefix": "Ends with another prefix or database do not meet.",
     "transport.redis.tls": "Calls pass through TLS, and a server that cannot prove who it is is refused.",
+    "transport.redis.sticky": "Over Redis, requests with one sticky key go to one server while it is there.",
 }
 
 WEBSOCKET: dict[str, str] = {
@@ -572,7 +574,7 @@ WEBSOCKET: dict[str, str] = {
     "transport.websocket.slow-peer": "A peer that does not read costs bounded memory and delays nobody.",
     "transport.websocket.goaway": "An end that goes away gets no new requests and finishes what it has.",
     "transport.websocket.max-connections": "A server takes so many connections.",
-    "transport.websocket.max-calls": "A connection has so many relayed calls open.",
+    "transport.websocket.max-calls": "A connection has so many calls open, those to the server itself included.",
     "transport.websocket.max-operations": "A connection serves so many operations.",
 }
 
@@ -608,7 +610,9 @@ HUB: dict[str, str] = {
     "hub.announce-rights": "A spoke announces only in the namespaces of its grant, all or nothing.",
     "hub.schemas": "Spokes that serve the same operation agree on its schemas; the hub's own cannot be taken over.",
     "hub.rate": "A connection calls so often and no more: RATE_LIMITED, with when to try again.",
-    "hub.limits": "Open calls to other spokes, announcements and the time for a handshake are bounded per connection.",
+    "hub.limits": "Open calls, announcements and the time for a handshake are bounded per connection.",
+    "hub.just-started": "For a while after its start a hub says UNAVAILABLE, not OPERATION_NOT_FOUND, of what "
+    "nobody announced.",
 }
 
 DURABLE: dict[str, str] = {
@@ -672,6 +676,8 @@ DURABLE: dict[str, str] = {
     "durable.redis.memory": "Without memory nothing is submitted by halves, and outcomes are still recorded.",
     "durable.redis.reconnects": "A journal comes back when its server does.",
     "durable.redis.settings": "Settings of Redis that endanger tasks are logged.",
+    "durable.too-large": "A result that is too large for the journal is recorded as the error that says so, and not "
+    "run again.",
 }
 
 FAULTS: dict[str, str] = {
@@ -733,6 +739,236 @@ AUTH: dict[str, str] = {
     "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",
 }
 
+MCP_IN: dict[str, str] = {
+    "mcp.in.config": "An `mcpServers` file is read as it is; what is wrong is said with its key.",
+    "mcp.in.secrets": "Servers are shown without arguments, header values, environment, user info and query.",
+    "mcp.in.transports": "stdio, streamable HTTP and the SSE transport of 2024 give the same results.",
+    "mcp.in.revisions": "Every revision is spoken; a server that does not know discovery is greeted as before.",
+    "mcp.in.raw": "Results arrive as the server sent them: nothing validated, nothing lost.",
+    "mcp.in.errors": "JSON-RPC errors become CallErrors that keep code and data, up to a limit.",
+    "mcp.in.cancel": "A caller may leave at any moment: the server is told, others notice nothing.",
+    "mcp.in.deadline": "A deadline ends the call with TIMEOUT and tells the server; one that passed sends nothing.",
+    "mcp.in.progress": "Progress arrives in order, and before the result.",
+    "mcp.in.crash": "When a server dies, pending calls end at once with UNAVAILABLE; the next call connects again.",
+    "mcp.in.back-off": "After repeated failures there are growing pauses, in which calls fail at once and say how "
+    "long.",
+    "mcp.in.hang-at-start": "A server that does not get ready is given up in time, and nothing of it stays.",
+    "mcp.in.garbage": "What is no message is passed over; a broken answer is an error at once, never a wait.",
+    "mcp.in.limits": "A message may be megabytes long; one above the limit is a clear error.",
+    "mcp.in.stderr": "What a server writes to stderr is in the log, line by line, capped.",
+    "mcp.in.log": "Log messages go to the callback, or to the log.",
+    "mcp.in.environment": "A server gets the environment that it is given, not ours.",
+    "mcp.in.stop": "A server is stopped with its children, even a stubborn one, even if we are cancelled.",
+    "mcp.in.callbacks": "What a server asks is answered by callbacks; the others are not announced, and refused.",
+    "mcp.in.questions": "A result that asks back is answered in at most ten rounds, or the call fails clearly.",
+    "mcp.in.changes": "Changes are told alike in every revision, also after a subscription or a connection broke.",
+    "mcp.in.http": "An HTTP failure costs one call, says what happened, and is never passed on as our own refusal.",
+    "mcp.in.session-lost": "A session that the server has forgotten is begun anew, once, and the call made again.",
+    "mcp.in.redirect": "Headers never follow a redirect, or an endpoint, to another origin.",
+    "mcp.in.source": "`from_mcp` gives a source that is awaited or entered, iterates over operations once "
+    "connected, and leaves nothing behind when it is closed or given up.",
+    "mcp.in.files": "An `mcpServers` file gives the operations of all its servers, a namespace each; one that fails "
+    "is reported and costs the others nothing, unless it is required.",
+    "mcp.in.namespaces": "The namespace is what is given, else the server's key or own name, made usable and unique.",
+    "mcp.in.real-servers": "The public time and git servers are called through a registry.",
+    "mcp.in.every-page": "Every page of a list is read, and lists that never end are ended with a warning.",
+    "mcp.in.one-bad-tool": "A tool or prompt that cannot be an operation is left out, and costs no other.",
+    "mcp.in.odd-names": "Any printable name works: spaces, dots, slashes, other scripts, two hundred letters.",
+    "mcp.in.capabilities": "Resources and prompts are operations only where the server announces them; tools are "
+    "asked for in any case.",
+    "mcp.in.broken-schemas": "An input or output schema that cannot be used is UNKNOWN, with a warning.",
+    "mcp.in.report": "The report says what was left out or changed and why; the log says it once.",
+    "mcp.in.list-changed": "A change of tools or prompts, and every new connection, reads the lists again and tells "
+    "what was added, changed and removed.",
+    "mcp.in.tool-specs": "A tool is a mutation, or a query by `readOnlyHint` of a trusted server, with the server's "
+    "title, description and schemas.",
+    "mcp.in.origin": "An operation of another opwire is unwrapped, and restored with its id, type, tags and "
+    "timeouts where the server is trusted.",
+    "mcp.in.result-origin": "A result of another opwire is unwrapped, and its bytes are bytes again.",
+    "mcp.in.subscriptions": "A trusted subscription of another opwire is one again: each item once, in order, as it "
+    "comes, and then its end or its error.",
+    "mcp.in.input": "Input is checked before the server sees it, and is an object.",
+    "mcp.in.structured-first": "Structured content of whatever kind, null included, is the data.",
+    "mcp.in.blocks-else": "Without structured content the content blocks are the data.",
+    "mcp.in.blocks-kept": "Blocks of an unknown kind, and unknown fields of known ones, are kept.",
+    "mcp.in.meta-kept": "The `_meta` of a result is kept.",
+    "mcp.in.is-error": "A result with `isError` is an envelope, never raised and never normalised.",
+    "mcp.in.json-text": "Where a tool declares an output schema and only text came, a single JSON text is the data.",
+    "mcp.in.tool-envelope": "The payload of a ToolEnvelope V1 is the data; other versions and broken ones stay "
+    "blocks, with a warning.",
+    "mcp.in.violating-output": "Output that violates or lacks its declared schema is normalised, warned of and kept.",
+    "mcp.in.nothing-lost": "Whatever JSON object comes as a result is an envelope, and none of its content is lost.",
+    "mcp.in.protocol-failures": "Failures of the protocol are raised at once as CallErrors.",
+    "mcp.in.resources": "Resources are listed whole, and read as content blocks.",
+    "mcp.in.watch": "A watch of a resource gives an item for each update, survives a new connection, and ends with "
+    "an error when there is none.",
+    "mcp.in.prompts": "Each prompt is a query that takes its arguments; all of them are listed.",
+}
+
+SERVE_MCP: dict[str, str] = {
+    "serve-mcp.tools": "An operation is served as an MCP tool with title, description, hints, schemas and its origin.",
+    "serve-mcp.names": "Tool names are 1 to 64 of [A-Za-z0-9_-], different for different ids, and depend on the id "
+    "alone.",
+    "serve-mcp.wrapped-schemas": "What is no object is wrapped where the protocol asks for one; references stay right.",
+    "serve-mcp.one-bad-tool": "A schema or operation that cannot be shown costs no other tool.",
+    "serve-mcp.pages": "tools/list gives every tool once, page by page, also when operations come and go.",
+    "serve-mcp.access": "A client sees only the tools that it may call, and can call no others.",
+    "serve-mcp.local-identity": "Over stdio the caller is a configurable identity, by default trusted with everything.",
+    "serve-mcp.revisions": "Every protocol revision from 2024-11-05 to 2026-07-28 is served.",
+    "serve-mcp.structured": "A result is structured content, wrapped for revisions that take only objects, and text.",
+    "serve-mcp.passes-on": "What another MCP server answered is passed on with all its blocks, fields and _meta.",
+    "serve-mcp.http-meta": "A result of an HTTP API carries its status and headers, without credentials.",
+    "serve-mcp.errors": "A failed call is a result with isError that says what to do, and the error in _meta.",
+    "serve-mcp.unknown-tool": "An unknown tool, cursor or malformed request is a JSON-RPC error -32602.",
+    "serve-mcp.tool-envelopes": "Results and errors can be written as ToolEnvelope V1.",
+    "serve-mcp.context": "A served call has a request id of its own, its identity, trace and deadline.",
+    "serve-mcp.cancellation": "A client that cancels, ends its session, or leaves stdio or 2026-07-28 HTTP stops "
+    "its calls.",
+    "serve-mcp.progress": "What a handler reports reaches a client that asked for it, before the result.",
+    "serve-mcp.subscriptions": "A subscription is collected up to a limit and a time, each item also told as it comes.",
+    "serve-mcp.list-changed": "Changes of the registry are told to clients of both eras, once for many.",
+    "serve-mcp.stdio": "stdio serves any client, keeps prints out of the protocol, and stops when told to.",
+    "serve-mcp.http": "Streamable HTTP is served at /mcp until the server is told to stop.",
+    "serve-mcp.unauthenticated": "A bad token, or none where nothing is public, is a 401 with WWW-Authenticate.",
+    "serve-mcp.rebinding": "Requests for other hosts, and from pages of other origins, are refused by default.",
+    "serve-mcp.http-limits": "Bodies and sessions are limited, and idle sessions end.",
+    "serve-mcp.sessions": "A session is open only to the identity that opened it; a stream ends with its token.",
+    "serve-mcp.drains": "At the end, running calls are answered and open streams do not hold it up.",
+    "serve-mcp.mounted": "The MCP server can be mounted into another ASGI app, with or without its lifespan.",
+    "serve-mcp.round-trip": "A registry served over MCP and read back gives the same operations and data.",
+}
+
+OPENAPI: dict[str, str] = {
+    "openapi.styles": "Every style and explode writes every kind of value as the specification's tables say.",
+    "openapi.values": "Numbers and booleans are written as JSON without loss; nulls within a value are left out.",
+    "openapi.deep-objects": "Deep objects nest as deep as the value, `a[b][c]`, and arrays go by index, `a[b][0]`.",
+    "openapi.reserved": "allowReserved keeps reserved characters, but for those that would end or change the value.",
+    "openapi.content-parameters": "Parameters with a content type, and whole query strings, are written as that type.",
+    "openapi.path-values": "No path value leaves its segment, or makes one that servers take for another path.",
+    "openapi.no-injection": "No input adds a parameter, a header, a cookie, a form field or a line.",
+    "openapi.left-out": "Optional nulls are left out; a required one is written as an undefined value.",
+    "openapi.request": "Every parameter goes to its place; what is missing or cannot be written is named.",
+    "openapi.address": "Server path and query are kept, IPv6 and IDN too; variables are filled by name.",
+    "openapi.base-url": "Under a base URL neither requests nor secrets go where the document alone says.",
+    "openapi.bodies": "Bodies are written by content type: JSON, text, bytes, ranges, sequences, or none.",
+    "openapi.forms": "Forms repeat arrays and write objects as JSON, unless `encoding` says otherwise.",
+    "openapi.multipart": "Multipart bodies carry fields, files, JSON and headers that other parsers read back.",
+    "openapi.files": "Files are given as bytes, paths, open files or tuples, by callers in this process only.",
+    "openapi.schemes": "Every security scheme puts its credential in its place, marked as secret.",
+    "openapi.alternatives": "The first security alternative whose credentials are all given is used.",
+    "openapi.credential-functions": "Credentials may come from a function, sync or async, asked at each call.",
+    "openapi.oauth": "A token is asked for once however many calls need it, renewed in time and after a 401.",
+    "openapi.secrets-hidden": "No credential is shown in an error, a repr or a log.",
+    "openapi.call": "A call gives the envelope of what the API answered.",
+    "openapi.answers": "An answer is JSON, text, bytes or None, as its content type says; broken JSON is text with "
+    "a warning.",
+    "openapi.schema-of-answer": "The schema of an answer is that of its actual status and content type.",
+    "openapi.errors": 'A non-2xx is EXECUTION_ERROR "HTTP <status>: <reason>", told without cookies, capped; never '
+    "our own 401 or 429.",
+    "openapi.retryable": "An error is retryable where a retry may help; Retry-After is read as seconds or date.",
+    "openapi.timeout": "The deadline holds for the whole call or stream; the message names the host.",
+    "openapi.cancel": "A caller that gives up closes its connection.",
+    "openapi.pooled": "Connections are reused and limited.",
+    "openapi.stale-connection": "An idempotent request survives a connection that the server had closed.",
+    "openapi.max-response": "An answer stops at the limit, decompressed bytes counted, in little memory.",
+    "openapi.broken-answers": "Broken HTTP is a CallError without secrets.",
+    "openapi.unreachable": "Refused, unknown and untrusted hosts are UNAVAILABLE.",
+    "openapi.proxy": "Proxies are used as given, the environment's only if trusted, never ~/.netrc.",
+    "openapi.redirect-credentials": "Credentials never cross origins.",
+    "openapi.redirect-method": "Method and body of a redirected request change as fetch says.",
+    "openapi.redirect-refused": "No redirect leads from https to http or to what is no HTTP.",
+    "openapi.client-close": "Closing ends calls and streams under way at once.",
+    "openapi.client-loops": "A client works in one event loop after another.",
+    "openapi.token-refresh": "A rejected OAuth token is renewed once.",
+    "openapi.sse-whatwg": "Event streams are parsed as the WHATWG says, in any chunking.",
+    "openapi.sse-bounded": "An event that is too large is an error, not a growing buffer.",
+    "openapi.sse-envelopes": "Each event is an envelope with its type and id.",
+    "openapi.sse-data": "JSON data of an event is parsed, text is kept.",
+    "openapi.ndjson": "Each line of an NDJSON stream is an item.",
+    "openapi.json-seq": "Each record of a JSON text sequence is an item.",
+    "openapi.stream-done": "`[DONE]` ends a stream cleanly.",
+    "openapi.stream-malformed": "Malformed items are left out with a warning.",
+    "openapi.stream-errors": "An HTTP error comes before the first item, a problem event after those before it.",
+    "openapi.stream-whole": "JSON instead of a stream is its only item; anything else is an error.",
+    "openapi.stream-loss": "A stream that breaks off is UNAVAILABLE.",
+    "openapi.stream-close": "A consumer that leaves closes the connection at once.",
+    "openapi.stream-back-pressure": "The API is read only as fast as items are taken.",
+    "openapi.reconnect": "A lost event stream is resumed with Last-Event-ID and the API's retry, where asked for.",
+    "openapi.sources": "A document is a mapping, text, a file or an address; its operations can be called.",
+    "openapi.not-a-document": "What is no OpenAPI document is a VALIDATION_ERROR that says why.",
+    "openapi.yaml": "YAML is read with JSON's types: dates, yes/no and octal stay text, keys are text.",
+    "openapi.yaml-safe": "YAML that is too deep, endless, or stands for too much is refused.",
+    "openapi.refs": "References lead anywhere in the loaded documents, through others; circles are told.",
+    "openapi.refs-safe": "Files and hosts outside the document's own place are read only when allowed.",
+    "openapi.broken": "A broken part costs no more than its own operation; the report says why.",
+    "openapi.names": "Names are readable and do not depend on the order of the document.",
+    "openapi.types": "GET and HEAD are queries, other methods mutations.",
+    "openapi.methods": "3.2's `query` and additionalOperations are operations.",
+    "openapi.parameters": "Parameters have their place, style and defaults; those of the path can be overridden.",
+    "openapi.servers": "The closest server counts, its variables filled, read against the document's address.",
+    "openapi.security-read": "Security schemes and requirements are read as alternatives of needs.",
+    "openapi.input-flat": "Parameters and the properties of a plain body stand side by side in the input.",
+    "openapi.input-groups": "Names that clash put the input into groups by where it is sent.",
+    "openapi.none": "An optional parameter or form field may be None.",
+    "openapi.read-only": "readOnly is left out of inputs, writeOnly out of outputs.",
+    "openapi.output": "The schema of the successful answer is the output schema; each status keeps its own.",
+    "openapi.defs": "Schemas carry the definitions that they need and no others; recursion is kept.",
+    "openapi.dialects": "The dialects of 2.0 and 3.0 are lowered to 2020-12.",
+    "openapi.discriminator": "A discriminator, with or without mapping, chooses the variant.",
+    "openapi.schema-repair": "A keyword or reference that cannot be used is left out with a warning.",
+    "openapi.subscriptions": "A stream of events or JSON items is a subscription with the schema of one item.",
+    "openapi.twins": "What offers plain answers and streams is two operations; each sets `stream` itself.",
+    "openapi.origin": "Operations of another opwire keep their ids, types and inputs.",
+    "openapi.lazy": "Plans and schemas are read when an operation is first used.",
+    "openapi.real-documents": "Every operation of ten real documents is registered, and none is skipped.",
+}
+
+SERVE: dict[str, str] = {
+    "serve.token": "A token gives its identity; a bad or expired one is refused, none is nobody; none is logged.",
+    "serve.hosts": "A server answers to the host names that it is given, by default to loopback names alone.",
+    "serve.origins": "Pages of other hosts may not call unless they are named.",
+    "serve.limits": "Bodies, headers, open requests and the time for a body are bounded.",
+    "serve.drain": "A server that stops lets what runs end, for so long.",
+    "serve.address": "An address that cannot be listened on is named.",
+}
+
+SERVE_HTTP: dict[str, str] = {
+    "http.post": "Every operation is called by POST.",
+    "http.get": "A query or subscription with flat input is called by GET too, its values typed by the schema.",
+    "http.paths": "Every id has a path that survives servers and proxies.",
+    "http.methods": "A path says which methods it has.",
+    "http.not-found": "What is not there is 404, with what comes close and may be called.",
+    "http.strict": "Input that two readers would read differently is refused.",
+    "http.data": "Data is JSON, bytes are an octet stream, None is null.",
+    "http.envelope": "The whole envelope is sent where it is asked for.",
+    "http.problems": "Errors are RFC 9457 problems, from the one table.",
+    "http.upstream": "Results that came over HTTP keep useful headers, prefixed.",
+    "http.is-error": "An MCP result that is an error is an answer with a mark, or a problem where that is said.",
+    "http.request-id": "A request id is kept or made, reaches the handler and comes back.",
+    "http.trace": "A trace reaches the handler.",
+    "http.deadline": "A call ends at the deadline that its client gives.",
+    "http.events": "A subscription is a stream of events with ids; a client that does not read slows its own alone.",
+    "http.events.resume": "An operation that takes the last event goes on behind it.",
+    "http.events.errors": "An error before the first item is a response, afterwards an event.",
+    "http.events.heartbeat": "A quiet stream is kept open with comments.",
+    "http.gone": "When the client leaves, the handler is stopped.",
+    "http.drain": "Draining ends readiness, tells streams and lets calls finish.",
+    "http.health": "Probes need neither name nor token.",
+    "http.cors": "CORS is off unless pages are named.",
+    "http.access": "Access is checked on calls and on the document.",
+    "http.changes": "Changes of the registry are served at once.",
+    "http.mounted": "It can be mounted.",
+    "http.run": "It runs until it is told to stop.",
+    "http.document": "The OpenAPI document describes every operation.",
+    "http.document.schemas": "Definitions are shared components, and mean what they meant.",
+    "http.document.streams": "Streams are described as each version of OpenAPI can.",
+    "http.document.security": "The document says where tokens are taken.",
+    "http.document.access": "A caller sees what it may call.",
+    "http.document.cached": "A document is built once for all who see the same, until the registry changes.",
+    "http.round-trip": "Served over HTTP and read back, a registry gives the same operations and data.",
+    "http.chain": "Chains of HTTP and MCP keep data equal.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -755,6 +991,11 @@ SECTIONS = (
     AUTH,
     HUB,
     DURABLE,
+    MCP_IN,
+    SERVE_MCP,
+    OPENAPI,
+    SERVE,
+    SERVE_HTTP,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

@@ -1,0 +1,252 @@
+"""A server's process: started in a process group of its own, read line by line, stopped with its children.
+
+The SDK's `stdio_client` has no limit for a line, does not notice that a server died while a child of it still holds
+the pipe, and leaves such a child behind. This one does the same work on asyncio's own subprocess protocol.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anyio
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+
+from opwire.adapters.mcp.messages import MessageStream, read_message, write_message
+from opwire.adapters.mcp.servers import StdioServer
+from opwire.errors import CallError, ErrorCode
+
+logger = logging.getLogger("opwire.mcp")
+
+_SHOWN = 2000  # characters of a line that the log shows
+_LAST_WORDS = 0.2  # seconds between the end of the output and the end of the process, whichever comes first
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+_POLL = 0.02  # seconds between two looks at a process group, whose end nobody announces
+
+
+@asynccontextmanager
+async def server_process(server: StdioServer, max_message: int) -> AsyncGenerator["ServerProcess"]:
+    """Start the server; leaving stops it and its children.
+
+    Raises:
+        CallError: UNAVAILABLE, it cannot be started.
+    """
+    loop = asyncio.get_running_loop()
+    environment = get_default_environment() | (server.env or {})
+    try:
+        _, process = await loop.subprocess_exec(
+            lambda: ServerProcess(server, max_message),
+            server.command,
+            *server.args,
+            env=environment,
+            cwd=server.cwd,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        at = f" in {server.cwd}" if server.cwd else ""
+        message = f"the MCP server {server.name} cannot be started{at}: {reason}"
+        raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False) from error
+    try:
+        yield process
+    finally:
+        await process.stop()
+
+
+class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
+    """A process whose output is messages."""
+
+    def __init__(self, server: StdioServer, max_message: int) -> None:
+        self._server = server
+        self._max_message = max_message
+        self._lines: deque[bytes] = deque()
+        self._waiting = 0  # bytes in them
+        self._rest = bytearray()  # the beginning of a line
+        self._words = b""  # the beginning of a line of stderr
+        self._news = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._exited = asyncio.Event()
+        self._over = asyncio.Event()
+        self._output_ended = False
+        self._nonsense = 0
+
+    # --- what asyncio tells -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+        # If nobody stops the process in order, because the loop was closed under us, it ends with the interpreter.
+        self._orphaned = weakref.finalize(self, _signal_group, self._transport.get_pid(), _KILL)
+
+    def pipe_data_received(self, fd: int, data: Any) -> None:
+        if fd == 2:
+            *lines, rest = (self._words + data).split(b"\n")
+            self._words = rest[:_SHOWN]
+            for line in lines:
+                self._log_words(line)
+        else:
+            self._split(data)
+
+    def _split(self, data: bytes) -> None:
+        if self.failure is not None:  # nobody reads it any more
+            return
+        begun = len(self._rest)
+        self._rest += data
+        end = self._rest.rfind(b"\n", begun)  # what was there before has no end: it was looked through already
+        if end >= 0:
+            lines = bytes(self._rest[:end]).split(b"\n")
+            del self._rest[: end + 1]
+            self._lines.extend(lines)
+            self._waiting += end + 1
+            self._news.set()
+            if self._waiting > self._max_message:
+                self._output.pause_reading()
+            longest = max(map(len, lines))
+        else:
+            longest = len(self._rest)
+        if longest > self._max_message:
+            self._lines.clear()
+            self._rest.clear()
+            self.fail(CallError(ErrorCode.PAYLOAD_TOO_LARGE, self._sentence(f"sent {longest} bytes in one message")))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 2:
+            if self._words:
+                self._log_words(self._words)
+            return
+        self._output_ended |= fd == 1
+        self._ending()
+
+    def process_exited(self) -> None:
+        self._exited.set()
+        self._ending()
+
+    def _ending(self) -> None:
+        """It is over when the output has ended and the process too; but one of them may stay for long."""
+        if self._output_ended and self._exited.is_set():
+            self._end()
+        else:
+            asyncio.get_running_loop().call_later(_LAST_WORDS, self._end)
+
+    def _end(self) -> None:
+        status = self._transport.get_returncode()
+        if status is None:
+            words = "closed its input or its output"
+        elif status < 0:
+            words = f"was ended by signal {-status}"
+        else:
+            words = f"ended with status {status}"
+        self.fail(CallError(ErrorCode.UNAVAILABLE, self._sentence(words)))
+
+    def fail(self, failure: CallError) -> None:
+        """This connection is over; the first reason counts."""
+        self.failure = self.failure or failure
+        self._over.set()
+        self._news.set()
+        self._writable.set()
+
+    def _sentence(self, words: str) -> str:
+        return f"the MCP server {self._server.name} {words}; the connection is closed"
+
+    def _log_words(self, line: bytes) -> None:
+        logger.info("%s: %s", self._server.name, line[:_SHOWN].decode("utf-8", "replace").rstrip())
+
+    # --- the streams of the dispatcher --------------------------------------------------------------------------------
+
+    async def send(self, item: SessionMessage, /) -> None:
+        if self._input.is_closing():
+            await self._over.wait()  # soon: until then, nobody knows why
+        if self.failure is None:
+            self._input.write(write_message(item.message) + b"\n")
+            await self._writable.wait()
+        if self.failure is not None:
+            raise anyio.BrokenResourceError
+
+    async def receive(self) -> SessionMessage:
+        while True:
+            while not self._lines:
+                if self.failure is not None:
+                    raise anyio.EndOfStream
+                self._news.clear()
+                await self._news.wait()
+            line = self._lines.popleft()
+            self._waiting -= len(line) + 1
+            if self._waiting <= self._max_message:
+                self._output.resume_reading()
+            try:
+                message = read_message(line)
+            except CallError as error:
+                self._lines.clear()
+                self.fail(CallError(error.code, self._sentence(f"broke the protocol: {error.message}")))
+                continue
+            if message is not None:
+                return message
+            self._pass_over(line)
+
+    def _pass_over(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        self._nonsense += 1
+        if self._nonsense == 1:  # once: whoever prints to stdout does so all the time
+            shown = line[:200].decode("utf-8", "replace")
+            logger.warning("%s writes to stdout what is no message, for example: %r", self._server.name, shown)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Close its input, then ask its group to end, then kill the group; its children end with it."""
+        pid, patience = self._transport.get_pid(), self._server.stop_timeout
+        try:
+            self._input.close()
+            await self._gone_within(patience)
+            if _signal_group(pid, signal.SIGTERM):
+                await self._group_gone_within(pid, patience)
+        finally:  # also when we are cancelled while we wait
+            _signal_group(pid, _KILL)
+            self._orphaned.detach()
+        await self._gone_within(patience)
+        self._transport.close()
+
+    async def _gone_within(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._exited.wait(), seconds)
+        except TimeoutError:
+            pass
+
+    async def _group_gone_within(self, pid: int, seconds: float) -> None:
+        for _ in range(int(seconds / _POLL)):
+            await asyncio.sleep(_POLL)
+            if not _signal_group(pid, 0):
+                return
+
+    @property
+    def _input(self) -> asyncio.WriteTransport:
+        return cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
+
+    @property
+    def _output(self) -> asyncio.ReadTransport:
+        return cast("asyncio.ReadTransport", self._transport.get_pipe_transport(1))
+
+
+def _signal_group(pid: int, number: int) -> bool:
+    """Send a signal to a process and its children; whether anybody was there."""
+    if sys.platform == "win32":  # it has no groups; closing the transport kills the process
+        return False
+    try:
+        os.killpg(pid, number)  # the leader's id is the group's, also after the leader has ended
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,273 @@
+"""What goes wrong over HTTP, and what a caller is told."""
+
+import asyncio
+import gzip
+import json
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from opwire.adapters.mcp import http_client
+from opwire.adapters.mcp.servers import HTTPServer
+from opwire.errors import CallError, ErrorCode
+from tests.adapters.mcp.scenes import PATIENCE, Answer, at, call, connected, http_server
+from tests.requirements import requirement
+from tests.servers.certificates import self_signed
+
+JSON = {"content-type": "application/json"}
+
+
+def result(body: bytes, result: Any, **headers: str) -> Answer:
+    return (
+        200,
+        {**JSON, **headers},
+        json.dumps({"jsonrpc": "2.0", "id": json.loads(body)["id"], "result": result}).encode(),
+    )
+
+
+class Old:
+    """A server with sessions, which answers a call as it is told."""
+
+    def __init__(self, on_call: Callable[[dict[str, str], bytes], Answer]) -> None:
+        self._on_call = on_call
+        self.sessions = 0
+
+    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if method != "POST":
+            return 405, {}, b""
+        match json.loads(body).get("method"):
+            case "initialize":
+                self.sessions += 1
+                agreed = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}}
+                return result(body, agreed, **{"mcp-session-id": str(self.sessions)})
+            case "tools/call":
+                return self._on_call(headers, body)
+            case "server/discover":
+                return 400, {}, b"what?"
+            case _:
+                return 202, {}, b""
+
+
+@requirement("mcp.in.http")
+@pytest.mark.parametrize(
+    ("answer", "words", "retryable", "retry_after"),
+    [
+        ((401, {"www-authenticate": "Bearer"}, b""), "does not know us", False, None),
+        (
+            (401, JSON, b'{"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}'),
+            "does not know us",
+            False,
+            None,
+        ),
+        ((403, {}, b"<html>"), "does not allow us", False, None),
+        ((400, JSON, b'{"error": {"code": "no"}}'), "answered with HTTP 400", False, None),
+        ((404, {}, b""), "has nothing at this address", False, None),
+        ((429, {"retry-after": "7"}, b""), "answered with HTTP 429", True, 7.0),
+        ((503, {"retry-after": "soon"}, b"x" * 200_000), "answered with HTTP 503", True, None),
+    ],
+)
+async def test_a_server_that_does_not_let_us_in_is_unavailable_and_the_reason_is_said(
+    answer: Answer, words: str, retryable: bool, retry_after: float | None
+) -> None:
+    async def refuse(*_: Any) -> Answer:
+        return answer
+
+    async with http_server(refuse) as address, connected(at(address)) as session:
+        with pytest.raises(CallError, match=words) as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+        assert (failure.value.retryable, failure.value.retry_after) == (retryable, retry_after)
+        assert failure.value.details == {"status": answer[0]}
+
+
+@requirement("mcp.in.http")
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    async with http_server(Old(lambda *_: (200, {}, b""))) as address:
+        pass
+    async with connected(HTTPServer(f"{address.replace('http://', 'http://ann:s3cret@')}/mcp?key=s3cret")) as session:
+        with pytest.raises(CallError, match=f"the MCP server {address}/mcp cannot be reached") as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+        assert failure.value.retryable
+        assert "s3cret" not in str(failure.value)
+
+
+@requirement("mcp.in.http")
+async def test_one_call_that_fails_costs_no_other() -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        name = json.loads(body)["params"]["name"]
+        if name == "refused":
+            return 502, {}, b"bad gateway"
+        if name == "broken":
+            return 200, JSON, b"{"
+        if name == "said":
+            return 400, JSON, b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32602, "message": "a is required"}}'
+        if name == "empty":
+            return 202, {}, b""
+        if name == "page":
+            return 200, {"content-type": "text/html"}, b"<html>"
+        return result(body, {"name": name})
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        codes = {}
+        for name in ("refused", "broken", "said", "empty", "page"):
+            with pytest.raises(CallError) as failure:
+                await call(session, name)
+            codes[name] = failure.value.code
+        assert codes == {
+            "refused": ErrorCode.UNAVAILABLE,
+            "broken": ErrorCode.PROTOCOL_ERROR,
+            "said": ErrorCode.VALIDATION_ERROR,
+            "empty": ErrorCode.PROTOCOL_ERROR,
+            "page": ErrorCode.PROTOCOL_ERROR,
+        }
+        assert await call(session, "fine", value=float("nan")) == {"name": "fine"}
+
+
+@requirement("mcp.in.session-lost")
+async def test_a_session_that_the_server_has_forgotten_is_begun_anew_and_the_call_made_again() -> None:
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        if headers["mcp-session-id"] == "1":
+            return (
+                404,
+                JSON,
+                b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "Session not found"}}',
+            )
+        return result(body, {"session": headers["mcp-session-id"]})
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await call(session, "any") == {"session": "2"}
+
+
+@requirement("mcp.in.session-lost")
+async def test_a_server_that_forgets_every_session_is_not_asked_for_ever() -> None:
+    server = Old(lambda *_: (404, {}, b""))
+    async with http_server(server) as address, connected(at(address)) as session:
+        with pytest.raises(CallError, match="forgets its sessions at once") as failure:
+            await call(session, "any")
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+    assert server.sessions == 2
+
+
+@requirement("mcp.in.redirect")
+async def test_headers_never_follow_a_redirect_to_another_origin() -> None:
+    visited: list[dict[str, str]] = []
+
+    async def thief(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        visited.append(headers)
+        return 200, {}, b""
+
+    async with http_server(thief) as elsewhere:
+
+        async def redirect(*_: Any) -> Answer:
+            return 307, {"location": f"{elsewhere}/mcp"}, b""
+
+        async with http_server(redirect) as address:
+            for kind in ("http", "sse"):
+                server = at(address, kind=kind, headers={"Authorization": "Bearer s3cret"})
+                async with connected(server) as session:
+                    with pytest.raises(CallError, match=r"[Rr]edirect|HTTP 307"):
+                        await session.start()
+    assert visited == []
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_an_answer_above_the_limit_is_an_error_for_its_caller_alone(encoding: str) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        size = json.loads(body)["params"]["arguments"]["size"]
+        status, headers, content = result(body, {"text": "x" * size})
+        return (
+            status,
+            {**headers, "content-encoding": encoding},
+            gzip.compress(content) if encoding == "gzip" else content,
+        )
+
+    async with http_server(Old(answer)) as address, connected(at(address), max_message=100_000) as session:
+        assert len((await call(session, "any", size=90_000))["text"]) == 90_000
+        with pytest.raises(CallError, match="more than 100000 bytes") as failure:
+            await call(session, "any", size=1_000_000)
+        assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+        assert len((await call(session, "any", size=1))["text"]) == 1
+
+
+async def test_options_of_the_http_client_are_passed_on() -> None:
+    def answer(headers: dict[str, str], body: bytes) -> Answer:
+        return result(body, {"authorization": headers.get("authorization")})
+
+    class Broken(httpx2.Auth):
+        async def async_auth_flow(self, request: httpx2.Request):
+            raise RuntimeError("s3cret")
+            yield request
+
+    async with http_server(Old(answer)) as address:
+        async with connected(at(address, options={"auth": ("ann", "s3cret")})) as session:
+            assert await call(session, "any") == {"authorization": "Basic YW5uOnMzY3JldA=="}
+        async with connected(at(address, options={"auth": Broken()})) as session:
+            with pytest.raises(CallError, match=r"cannot be reached \(RuntimeError\)$"):
+                await session.start()
+
+
+async def test_a_certificate_is_checked_and_may_be_one_of_our_own(tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    trusting = ssl.create_default_context(cafile=certificate)
+    async with http_server(Old(lambda _, body: result(body, {})), tls) as address:
+        async with connected(at(address)) as session:
+            with pytest.raises(CallError, match=r"cannot be reached .*CERTIFICATE_VERIFY_FAILED"):
+                await session.start()
+        async with connected(at(address, options={"verify": trusting})) as session:
+            assert await call(session, "any") == {}
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (HTTPServer("http://127.0.0.1:1", options={"verfy": False}), "unexpected keyword argument 'verfy'"),
+        (HTTPServer("http://127.0.0.1:1", {"X": "s3cret\ud800"}), "cannot be used: UnicodeEncodeError"),
+        (HTTPServer("http://127.0.0.1:1", kind="sse", options={"proxy": "gopher://x"}), "cannot be used: ValueError"),
+    ],
+)
+async def test_options_and_headers_that_cannot_be_used_are_refused_without_their_values(
+    server: HTTPServer, words: str
+) -> None:
+    async with connected(server) as session:
+        with pytest.raises(CallError, match=words) as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.VALIDATION_ERROR
+        assert "s3cret" not in str(failure.value)
+
+
+async def test_a_transport_that_breaks_in_a_way_that_nobody_foresaw_is_logged_and_unavailable(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(http_client.HTTPClient, "build_request", fail)
+    async with connected(HTTPServer("http://127.0.0.1:1/mcp")) as session:
+        with pytest.raises(CallError, match="is closed") as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+    assert "RuntimeError: unforeseen" in caplog.text
+
+
+async def test_a_server_that_does_not_take_leave_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "_FAREWELL", 0.1)
+    old = Old(lambda _, body: result(body, {}))
+    released = asyncio.Event()
+
+    async def stuck(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if method == "DELETE":
+            await released.wait()
+        return await old(method, path, headers, body)
+
+    async with http_server(stuck) as address, connected(at(address)) as session:
+        await call(session, "any")
+        await asyncio.wait_for(session.close(), PATIENCE)
+        released.set()

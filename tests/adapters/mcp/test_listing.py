@@ -1,0 +1,80 @@
+"""Tests of opwire.adapters.mcp.listing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opwire.adapters.mcp import listing
+from opwire.adapters.mcp.listing import list_all, list_operation
+from opwire.adapters.mcp.report import Findings
+from opwire.adapters.mcp.session import Session
+from opwire.operation import Context, OperationType
+from tests.adapters.mcp.stages import Stage, tool
+from tests.requirements import requirement
+
+
+async def listed(stage: Stage, findings: Findings) -> list[Any]:
+    session = Session(stage.server)
+    try:
+        return await list_all(session, "tools/list", "tools", findings, deadline=None)
+    finally:
+        await session.close()
+
+
+@requirement("mcp.in.every-page")
+@pytest.mark.parametrize("count", [0, 1, 3, 10])
+async def test_every_page_is_read(tmp_path: Path, count: int) -> None:
+    tools = [tool(f"t{n}") for n in range(count)]
+    findings = Findings("ns")
+    assert await listed(Stage(tmp_path, tools=tools, page=3), findings) == tools
+    assert findings.report().warnings == ()
+
+
+@requirement("mcp.in.every-page")
+async def test_a_cursor_that_comes_again_ends_the_list(tmp_path: Path) -> None:
+    findings = Findings("ns")
+    assert await listed(Stage(tmp_path, tools=[tool("a")], cursors="same"), findings) == [tool("a"), tool("a")]
+    assert "nowhere new" in findings.report().warnings[0]
+
+
+@requirement("mcp.in.every-page")
+async def test_pages_without_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MAX_PAGES", 20)
+    findings = Findings("ns")
+    assert await listed(Stage(tmp_path, tools=[tool("a")], cursors="endless"), findings) == [tool("a")]
+    assert "more than 20 pages" in findings.report().warnings[0]
+
+
+@requirement("mcp.in.one-bad-tool")
+async def test_entries_that_are_no_objects_cost_nobody_else(tmp_path: Path) -> None:
+    findings = Findings("ns")
+    assert await listed(Stage(tmp_path, tools=[42, tool("a"), None, "b"]), findings) == [tool("a")]
+    assert [each.name for each in findings.report().skipped] == ["42", "None", "b"]
+
+
+@requirement("mcp.in.one-bad-tool")
+@pytest.mark.parametrize("page", [None, "text", {"a": 1}])
+async def test_a_page_that_is_no_list_is_empty_with_a_warning(tmp_path: Path, page: Any) -> None:
+    findings = Findings("ns")
+    answers = {"resources/list": {"resources": page}}
+    session = Session(Stage(tmp_path, answers=answers).server)
+    try:
+        assert await list_all(session, "resources/list", "resources", findings, deadline=None) == []
+    finally:
+        await session.close()
+    assert len(findings.report().warnings) == 1
+
+
+async def test_the_operation_of_a_list_gives_it_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    resources: list[Any] = [{"uri": f"a:{n}", "name": "a"} for n in range(5)]
+    session = Session(Stage(tmp_path, resources=[*resources, 7], page=2).server)
+    operation = list_operation(session, "ns", "x/list", method="resources/list", key="resources", description="All.")
+    assert operation.handler is not None
+    try:
+        envelope = await operation.handler({}, Context())
+    finally:
+        await session.close()
+    assert envelope.data == {"resources": resources}
+    assert operation.spec.type is OperationType.QUERY
+    assert "an entry of resources/list is an object" in caplog.text

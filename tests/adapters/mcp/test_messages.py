@@ -1,0 +1,86 @@
+"""Lines that are messages, nearly messages, and none."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+
+from opwire.adapters.mcp.messages import read_message, write_message
+from opwire.errors import CallError, ErrorCode
+from tests.requirements import requirement
+
+
+def read(raw: bytes) -> Any:
+    message = read_message(raw)
+    return None if message is None else message.message
+
+
+def test_messages_are_read_as_they_are() -> None:
+    assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": [1, null]}}') == JSONRPCResponse(
+        jsonrpc="2.0", id=1, result={"a": [1, None]}
+    )
+    assert isinstance(read(b'{"jsonrpc": "2.0", "method": "x"}\r'), JSONRPCNotification)
+    assert isinstance(read(b'{"jsonrpc": "2.0", "id": "a", "method": "x", "params": {}}'), JSONRPCRequest)
+
+
+@requirement("mcp.in.raw")
+@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_keep_every_digit(number: float) -> None:
+    assert read(json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"n": number}}).encode()).result == {"n": number}
+
+
+@requirement("mcp.in.garbage")
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"Listening...", b"5", b"[]", b'{"level": "info"}', b'{"jsonrpc": "2.0"}', b'{"jsonrpc": "2.0", "x', b"\xff"],
+)
+def test_what_is_no_message_is_passed_over_unless_it_was_meant_to_be_one(line: bytes) -> None:
+    if b'"x' in line:
+        with pytest.raises(CallError, match="not JSON") as failure:
+            read(line)
+        assert failure.value.code is ErrorCode.PROTOCOL_ERROR
+    else:
+        assert read(line) is None
+
+
+@requirement("mcp.in.garbage")
+@pytest.mark.parametrize("result", ["5", "null", "[]", '"x"', '{}, "error": 5, "result": 7'])
+def test_an_answer_that_is_broken_is_an_error_for_whoever_waits_for_it(result: str) -> None:
+    message = read(f'{{"jsonrpc": "2.0", "id": 9, "result": {result}}}'.encode())
+    assert isinstance(message, JSONRPCError)
+    assert (message.id, message.error.code) == (9, -32700)
+
+
+@requirement("mcp.in.raw")
+def test_bytes_and_surrogates_that_utf_8_cannot_carry_are_replaced() -> None:
+    assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "\xff"}}').result == {"a": "\ufffd"}
+    assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "\\ud800"}}').result == {"a": "\ufffd"}
+
+
+@requirement("mcp.in.garbage")
+def test_an_answer_that_is_nested_too_deeply_is_an_error_and_not_a_crash() -> None:
+    with pytest.raises(CallError, match="nested too deeply"):
+        read(b'{"jsonrpc": "2.0", "id": 1, "result": ' + b"[" * 100_000)
+    nested = b'{"jsonrpc": "2.0", "id": 1, "result": {"a": ' + b"[" * 300 + b"]" * 300 + b"}}"
+    assert read(nested).id == 1
+
+
+def test_messages_are_written_in_one_line_and_without_what_json_does_not_have() -> None:
+    params = {"text": "a\nb\u2028", "number": math.nan, "big": 2**70}
+    request = JSONRPCRequest(jsonrpc="2.0", id=1, method="x", params=params)
+    line = write_message(request)
+    assert b"\n" not in line
+    assert json.loads(line) == {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "x",
+        "params": {"text": "a\nb\u2028", "number": None, "big": 2**70},
+    }
+    assert json.loads(write_message(JSONRPCNotification(jsonrpc="2.0", method="x"))) == {
+        "jsonrpc": "2.0",
+        "method": "x",
+    }

@@ -1,0 +1,155 @@
+"""A server's process, from its start to the end of its children."""
+
+import asyncio
+import logging
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from opwire.adapters.mcp.servers import StdioServer
+from opwire.errors import CallError, ErrorCode
+from tests.adapters.mcp.scenes import PATIENCE, call, connected, rogue, until
+from tests.requirements import requirement
+from tests.servers.processes import wait_until_gone
+
+
+@requirement("mcp.in.environment")
+async def test_a_server_gets_what_it_is_given_and_not_our_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUR_SECRET", "s3cret")
+    async with connected(rogue(env={"ITS_KEY": "k"}, cwd=str(tmp_path))) as session:
+        found = await call(session, "environment")
+    assert found["environment"]["ITS_KEY"] == "k"
+    assert found["environment"]["PATH"] == os.environ["PATH"]
+    assert "OUR_SECRET" not in found["environment"]
+    assert found["cwd"] == str(tmp_path)
+
+
+@requirement("mcp.in.limits")
+async def test_lines_of_a_megabyte_pass_and_those_above_the_limit_end_the_connection() -> None:
+    async with connected(rogue(), max_message=2_000_000) as session:
+        assert len((await call(session, "long", size=1_900_000))["text"]) == 1_900_000
+        with pytest.raises(CallError, match=r"sent \d+ bytes in one message; the connection is closed") as failure:
+            await call(session, "long", size=30_000_000)
+        assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+        assert not failure.value.retryable
+        assert await call(session, "echo") == {"arguments": {}}
+
+
+async def test_many_long_answers_at_once_arrive_whole() -> None:
+    async with connected(rogue(), max_message=300_000) as session:
+        results = await asyncio.gather(*(call(session, "long", size=200_000 + n) for n in range(20)))
+        assert [len(result["text"]) for result in results] == [200_000 + n for n in range(20)]
+
+
+@requirement("mcp.in.garbage")
+async def test_what_a_server_prints_between_its_messages_is_logged_once_and_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connected(rogue("noisy")) as session:
+        for number in range(3):
+            assert await call(session, "echo", n=number) == {"arguments": {"n": number}}
+    assert caplog.text.count("writes to stdout what is no message") == 1
+    assert "'Listening on stdio...'" in caplog.text
+
+
+@requirement("mcp.in.garbage")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"jsonrpc": "2.0", "id": %, "result": [5]}', "the answer is not a JSON-RPC response"),
+        ('{"jsonrpc": "2.0", "id": %, "error": "no"}', "the answer is not a JSON-RPC response"),
+        ('{"jsonrpc": "2.0", "id": %, "result": {', "broke the protocol: a message that is not JSON"),
+    ],
+)
+async def test_a_broken_answer_is_an_error_at_once(text: str, words: str) -> None:
+    async with connected(rogue()) as session:
+        with pytest.raises(CallError, match=words) as failure:
+            await call(session, "raw", within=None, text=text)
+        assert failure.value.code is ErrorCode.PROTOCOL_ERROR
+        assert await call(session, "echo") == {"arguments": {}}
+
+
+@requirement("mcp.in.raw")
+async def test_an_answer_with_bytes_that_are_not_utf_8_is_kept() -> None:
+    async with connected(rogue()) as session:
+        assert await call(session, "raw", text='{"jsonrpc": "2.0", "id": %, "result": {"a": "\xe9!"}}') == {
+            "a": "\ufffd!"
+        }
+
+
+@requirement("mcp.in.stderr")
+async def test_what_a_server_says_on_stderr_is_in_the_log_line_by_line_and_not_endless(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "opwire.mcp")
+    async with connected(rogue()) as session:
+        await call(session, "say", text="first\nsecond é")
+        await call(session, "say", text="x" * 50_000)
+    lines = [record.getMessage() for record in caplog.records if record.name == "opwire.mcp"]
+    assert any(line.endswith(": first") for line in lines)
+    assert any(line.endswith(": second é") for line in lines)
+    assert 2000 <= max(map(len, lines)) < 2100
+
+
+@requirement("mcp.in.stop")
+async def test_a_server_ends_when_its_input_is_closed_and_nobody_has_to_wait() -> None:
+    async with connected(rogue(stop_timeout=60)) as session:
+        pid = (await call(session, "environment"))["pid"]
+        await asyncio.wait_for(session.close(), PATIENCE)
+        wait_until_gone(pid)
+
+
+@requirement("mcp.in.stop")
+async def test_a_server_that_ignores_everything_is_killed() -> None:
+    async with connected(rogue("stubborn", stop_timeout=0.2)) as session:
+        pid = (await call(session, "environment"))["pid"]
+        await asyncio.wait_for(session.close(), PATIENCE)
+        wait_until_gone(pid)
+
+
+@requirement("mcp.in.stop")
+@pytest.mark.parametrize("habit", ["polite", "stubborn"])
+async def test_the_children_of_a_server_end_with_it(habit: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "opwire.mcp")
+    async with connected(rogue("parent", habit, stop_timeout=0.3)) as session:
+        await session.start()
+        await until(lambda: "child" in caplog.text)
+        child = re.search(r"child (\d+)", caplog.text)
+        assert child is not None
+        await session.close()
+        wait_until_gone(int(child[1]))
+
+
+@requirement("mcp.in.cancel")
+async def test_a_server_that_does_not_read_delays_nobody_beyond_the_deadline() -> None:
+    async with connected(rogue(stop_timeout=0.2)) as session:
+        await call(session, "deaf")
+        begun = time.monotonic()
+        calls = (call(session, "echo", within=0.3, text="x" * 200_000) for _ in range(5))
+        for failure in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(failure, CallError)
+            assert failure.code is ErrorCode.TIMEOUT
+        assert time.monotonic() - begun < PATIENCE / 2
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (StdioServer("no-such-program-anywhere"), "cannot be started: No such file"),
+        (StdioServer("true", cwd="/no/such/folder"), "cannot be started in /no/such/folder: No such file"),
+        (StdioServer("/tmp"), "cannot be started: Permission denied"),
+        (StdioServer("tr\0ue"), "cannot be started: embedded null byte"),
+        (StdioServer("true"), "ended with status 0"),
+    ],
+    ids=["command", "cwd", "folder", "nul", "ends"],
+)
+async def test_what_cannot_be_started_is_said_with_the_reason(server: StdioServer, words: str) -> None:
+    async with connected(server) as session:
+        with pytest.raises(CallError, match=words) as failure:
+            await session.start()
+        assert failure.value.code is ErrorCode.UNAVAILABLE

@@ -1,0 +1,69 @@
+"""Tests of opwire.adapters.mcp.prompts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opwire.errors import CallError
+from opwire.operation import OperationType
+from tests.adapters.mcp.stages import Stage, following, mcp_meta
+from tests.requirements import requirement
+
+CAPABILITIES = {"prompts": {"listChanged": True}}
+REVIEW = {
+    "name": "review",
+    "title": "Review",
+    "description": "Asks for a review.",
+    "arguments": [{"name": "title", "required": True, "description": "Of what"}, {"name": "mood"}],
+}
+MESSAGE = {"role": "user", "content": {"type": "text", "text": "Write."}}
+
+
+@requirement("mcp.in.prompts")
+async def test_a_prompt_is_a_query_that_takes_its_arguments(tmp_path: Path) -> None:
+    answers = {"prompts/get": {"description": "d", "messages": [MESSAGE], "_meta": {"v": 1}}}
+    stage = Stage(tmp_path, capabilities=CAPABILITIES, prompts=[REVIEW], answers=answers)
+    async with following(stage, namespace="lib") as registry:
+        spec = registry.get_spec("lib.prompts/review")
+        assert spec is not None
+        envelope = await registry.execute(spec.id, {"title": "Dune"})
+        with pytest.raises(CallError, match="VALIDATION_ERROR"):
+            await registry.execute(spec.id, {"mood": "kind"})
+        with pytest.raises(CallError, match="VALIDATION_ERROR"):
+            await registry.execute(spec.id, {"title": 3})
+    assert (spec.type, spec.title, spec.description) == (OperationType.QUERY, "Review", "Asks for a review.")
+    assert spec.input_schema.json == {
+        "type": "object",
+        "properties": {"title": {"type": "string", "description": "Of what"}, "mood": {"type": "string"}},
+        "required": ["title"],
+    }
+    assert envelope.data == {"description": "d", "messages": [MESSAGE]}
+    assert mcp_meta(envelope).content == [MESSAGE["content"]]
+    assert mcp_meta(envelope)._meta == {"v": 1}
+
+
+@requirement("mcp.in.prompts")
+async def test_prompts_are_listed(tmp_path: Path) -> None:
+    prompts = [{**REVIEW, "name": f"p{n}"} for n in range(7)]
+    async with following(Stage(tmp_path, capabilities=CAPABILITIES, prompts=prompts), namespace="lib") as registry:
+        assert (await registry.execute("lib.prompts/list")).data == {"prompts": prompts}
+
+
+@requirement("mcp.in.prompts")
+@pytest.mark.parametrize("messages", [None, "text", [3], [{"role": "user"}], [{"content": [MESSAGE["content"]]}]])
+async def test_whatever_a_prompt_gives_is_the_data(tmp_path: Path, messages: Any) -> None:
+    stage = Stage(
+        tmp_path, capabilities=CAPABILITIES, prompts=[{"name": "p"}], answers={"prompts/get": {"messages": messages}}
+    )
+    async with following(stage, namespace="lib") as registry:
+        assert (await registry.execute("lib.prompts/p")).data == {"messages": messages}
+
+
+@requirement("mcp.in.one-bad-tool")
+async def test_prompts_that_cannot_be_used_cost_nobody_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prompts = [{"name": "a\tb"}, {}, {**REVIEW, "arguments": [3, {"name": "ok"}]}, REVIEW]
+    async with following(Stage(tmp_path, capabilities=CAPABILITIES, prompts=prompts), namespace="lib") as registry:
+        assert [spec.name for spec in registry.list()] == ["prompts/list", "prompts/review"]
+    assert "an argument without a name is left out" in caplog.text
+    assert "there already is a lib.prompts/review" in caplog.text

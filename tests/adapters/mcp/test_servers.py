@@ -1,0 +1,141 @@
+"""What an `mcpServers` file says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.adapters.mcp.servers import HTTPServer, StdioServer, read_server, read_servers
+from opwire.errors import CallError, ErrorCode
+from tests.requirements import requirement
+
+
+@requirement("mcp.in.config")
+@pytest.mark.parametrize(
+    ("entry", "server"),
+    [
+        ({"command": "uvx", "args": ["mcp-server-git"]}, StdioServer("uvx", ("mcp-server-git",))),
+        (
+            {"command": "x", "type": "stdio", "env": {"PORT": 80}, "cwd": "/y"},
+            StdioServer("x", (), {"PORT": "80"}, "/y"),
+        ),
+        ({"command": "x", "alwaysAllow": ["a"], "timeout": 60}, StdioServer("x")),
+        ({"url": "https://a.example/mcp"}, HTTPServer("https://a.example/mcp")),
+        ({"url": "http://a/b", "headers": {"X-Key": "k"}}, HTTPServer("http://a/b", {"X-Key": "k"})),
+        ({"url": "http://a/b", "type": "http"}, HTTPServer("http://a/b")),
+        ({"url": "http://a/b", "type": "streamable-http"}, HTTPServer("http://a/b")),
+        ({"url": "http://a/b", "transport": "streamableHttp"}, HTTPServer("http://a/b")),
+        ({"url": "http://a/b", "type": "sse"}, HTTPServer("http://a/b", kind="sse")),
+        ({"url": "http://a/sse"}, HTTPServer("http://a/sse", kind="sse")),
+        ({"url": "http://a/sse", "type": "http"}, HTTPServer("http://a/sse")),
+        ("https://a.example:8443/mcp?x=1", HTTPServer("https://a.example:8443/mcp?x=1")),
+    ],
+)
+def test_an_entry_says_what_to_start_or_where_to_go(entry: Any, server: object) -> None:
+    assert read_server(entry) == server
+
+
+@requirement("mcp.in.config")
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (5, "server is an object, or a URL, not int"),
+        ({}, "server needs a command"),
+        ({"command": ""}, r"server\.command is empty"),
+        ({"command": 5.5, "type": "http"}, r"server\.url is a text, not missing"),
+        ({"command": ["x"]}, r"server\.command is a text, not list"),
+        ({"command": "x", "args": "-v"}, r"server\.args is a list of texts, not str"),
+        ({"command": "x", "args": [None]}, r"server\.args is a text, not missing"),
+        ({"command": "x", "env": ["A=1"]}, r"server\.env is an object, not list"),
+        ({"command": "x", "env": {"A": True}}, r"server\.env\.A is a text, not bool"),
+        ({"command": "x", "type": "pipe"}, r"server\.type is one of stdio, http, .*, not 'pipe'"),
+        ({"url": "ftp://ann:s3cret@a/b"}, r"server\.url is not a usable URL"),
+        ({"url": "http://"}, r"server\.url is not a usable URL"),
+        ({"url": "http://a:s3cret/"}, r"server\.url is not a usable URL"),
+        (
+            {"url": "http://a/b", "headers": {"X": "${NOT_SET_ANYWHERE}"}},
+            r"server\.headers\.X asks for .* NOT_SET_ANYW",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_key_and_without_secrets(entry: Any, message: str) -> None:
+    with pytest.raises(CallError, match=message) as failure:
+        read_server(entry)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+    assert "s3cret" not in str(failure.value)
+    assert failure.value.details[0]["path"].startswith("server")
+
+
+@requirement("mcp.in.config")
+def test_placeholders_are_filled_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "t0ken")
+    monkeypatch.setenv("EMPTY", "")
+    entry = {"command": "${HOME_BIN:-/usr/bin}/x", "args": ["$TOKEN", "${env:TOKEN}", "a${EMPTY}b", "${NONE:-}"]}
+    assert read_server(entry) == StdioServer("/usr/bin/x", ("$TOKEN", "t0ken", "ab", ""))
+    server = read_server({"url": "http://a/b", "headers": {"Authorization": "Bearer ${TOKEN}"}})
+    assert server == HTTPServer("http://a/b", {"Authorization": "Bearer t0ken"})
+
+
+@requirement("mcp.in.config")
+@pytest.mark.parametrize("key", ["mcpServers", "servers"])
+def test_a_file_gives_its_servers_by_name_without_those_that_are_disabled(key: str, tmp_path: Path) -> None:
+    content = {key: {"a.b": {"command": "x"}, "c": {"url": "http://c/d"}, "off": {"disabled": True}}, "inputs": []}
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps(content))
+    servers = {"a.b": StdioServer("x"), "c": HTTPServer("http://c/d")}
+    assert read_servers(content) == read_servers(file) == read_servers(str(file)) == servers
+
+
+@requirement("mcp.in.config")
+def test_what_is_wrong_in_a_file_is_said_with_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    for content, message in (
+        ("{", r"mcp\.json: not a JSON object"),
+        ("[]", r"mcp\.json: not a JSON object"),
+        ("{}", "mcpServers is missing"),
+        ('{"mcpServers": []}', "mcpServers is an object of servers by name, not list"),
+        ('{"mcpServers": {"git": {}}}', r"mcpServers\.git needs a command"),
+        ('{"servers": {"git": "uvx"}}', r"servers\.git is an object, not str"),
+    ):
+        file.write_text(content)
+        with pytest.raises(CallError, match=message):
+            read_servers(file)
+    with pytest.raises(CallError, match=r"missing\.json: cannot be read: No such file"):
+        read_servers(tmp_path / "missing.json")
+
+
+def test_a_url_is_checked_wherever_it_is_given() -> None:
+    with pytest.raises(CallError, match="url is not a usable URL"):
+        HTTPServer("http://[::1/mcp")
+
+
+@requirement("mcp.in.secrets")
+def test_servers_are_shown_without_their_secrets() -> None:
+    program = StdioServer("/opt/bin/tool", ("--token", "s3cret"), {"KEY": "s3cret"})
+    place = HTTPServer("https://ann:s3cret@a.example:1/b?key=s3cret", {"Authorization": "s3cret"})
+    assert repr(program) == "StdioServer('/opt/bin/tool', 2 arguments, env: ['KEY'])"
+    assert repr(place) == "HTTPServer('https://a.example:1/b', kind='http', headers: ['Authorization'])"
+    assert (program.name, place.name) == ("tool", "https://a.example:1/b")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.sampled_from("command args env cwd url headers type".split()), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_whatever_an_entry_holds_it_is_read_or_refused(entry: Any) -> None:
+    try:
+        server = read_server(entry)
+    except CallError as failure:
+        code = failure.code
+    else:
+        code = None
+        assert isinstance(server, (StdioServer, HTTPServer))
+    assert code in (None, ErrorCode.VALIDATION_ERROR)
