@@ -1,0 +1,6 @@
+"""HTTP APIs that have an OpenAPI document, as operations. Needs `pip install 'opwire[openapi]'`."""
+
+from opwire.adapters.openapi.report import Report, Skipped
+from opwire.adapters.openapi.source import OpenAPISource, from_openapi
+
+__all__ = ["OpenAPISource", "Report", "Skipped", "from_openapi"]

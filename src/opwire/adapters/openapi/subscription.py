@@ -1,0 +1,173 @@
+"""A stream of an API, item by item, resumed after a loss where that was asked for.
+
+Only what can be repeated without harm is resumed: an event stream that is read with GET or QUERY. As an EventSource
+does it, the end of such a stream is a loss too, unless the API says that it is done: with `[DONE]`, or with a 204 to
+whoever comes back.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from aiohttp import ClientResponse
+from msgspec.structs import replace
+
+from opwire.adapters.openapi.answers import Head
+from opwire.adapters.openapi.exchange import Exchange
+from opwire.adapters.openapi.items import EventItems, Items, stream_kind, value_items
+from opwire.adapters.openapi.plan import StreamKind
+from opwire.adapters.openapi.request import HTTPRequest
+from opwire.adapters.openapi.sse import SSEParser
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import Context, ShapedResult
+
+T = TypeVar("T")
+
+logger = logging.getLogger("opwire.adapters.openapi")
+
+MAX_ATTEMPTS = 8
+"""How often in a row a stream is asked for again before its loss is final."""
+
+_REPEATABLE = frozenset({"GET", "QUERY"})
+_RETRY = 3.0  # seconds between a loss and the next attempt, where the API does not say
+_MIN_RETRY, _MAX_RETRY = 0.01, 60.0
+_LAST_EVENT_ID = "last-event-id"
+
+
+class Subscription:
+    """One subscription under way. It reads only when it is asked to, so a slow consumer slows the API down."""
+
+    def __init__(self, exchange: Exchange, input: Any, context: Context, *, reconnect: bool) -> None:
+        self._exchange = exchange
+        self._request: HTTPRequest = exchange.request(input)
+        self._context = context
+        self._may_repeat = reconnect and self._request.method in _REPEATABLE
+        self._stream: tuple[ClientResponse, Items] | None = None
+        self._parser: SSEParser | None = None  # of the last event stream
+        self._attempts = 0  # to come back, since there was a piece of the stream
+        self._failure: CallError | None = None  # to be raised after the items that were before it
+        self._is_over = False
+
+    async def read(self) -> list[ShapedResult] | None:
+        """The next items, at least one; None at the end.
+
+        Raises:
+            CallError: EXECUTION_ERROR for an HTTP error, UNAVAILABLE for a loss, TIMEOUT at the deadline of the call.
+        """
+        while not self._is_over:
+            if self._failure is not None:
+                raise self._failure
+            items = await (self._connect() if self._stream is None else self._advance(*self._stream))
+            if items:
+                return items
+        return None
+
+    def close(self) -> None:
+        """Close the connection, at once."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream[0].close()
+
+    async def _connect(self) -> list[ShapedResult]:
+        """Ask for the stream. Nothing comes of it yet, unless the API gives one whole answer instead."""
+        try:
+            response, head = await self._exchange.in_time(self._open, self._context)
+        except CallError as error:
+            if self._parser is None or not error.retryable or error.code is ErrorCode.TIMEOUT:
+                raise
+            await self._pause(error)
+            return []
+        kind = stream_kind(self._exchange.plan, head)
+        if head.status in (204, 304):
+            response.close()
+            self._finish()
+        elif kind is None:
+            return await self._whole(response, head)
+        else:
+            self._stream = response, self._items(head, kind)
+        return []
+
+    def _items(self, head: Head, kind: StreamKind) -> Items:
+        plan, max_item = self._exchange.plan, self._exchange.client.options.max_item
+        if kind != "sse":
+            return value_items(plan, head, kind, max_item)
+        last = self._parser
+        self._parser = SSEParser(last_event_id=last.last_event_id if last else "", max_event=max_item)
+        self._parser.retry = last.retry if last else None
+        return EventItems(plan, head, self._parser)
+
+    async def _advance(self, response: ClientResponse, items: Items) -> list[ShapedResult]:
+        """The items of the next piece of the stream, of which there may be none."""
+        try:
+            piece = await self._before_deadline(lambda: self._exchange.client.read_some(response))
+        except CallError as error:
+            if not (error.code is ErrorCode.UNAVAILABLE and error.retryable and self._resumes()):
+                raise
+            await self._pause(error)
+            return []
+        if piece:
+            self._attempts = 0
+            found = items.feed(piece)
+            self._failure = items.failure
+            if items.done:
+                self._finish()
+            return found
+        found = items.end()
+        if self._resumes():
+            await self._pause(
+                CallError(ErrorCode.UNAVAILABLE, f"{self._exchange.host} ends the stream as soon as it is open")
+            )
+        else:
+            self._finish()
+        return found
+
+    async def _whole(self, response: ClientResponse, head: Head) -> list[ShapedResult]:
+        if not head.media_type.is_json:
+            response.close()
+            message = f"{self._exchange.host} answers with {head.media_type.name} where a stream was awaited"
+            raise CallError(ErrorCode.PROTOCOL_ERROR, message)
+        operation_id = self._exchange.plan.operation_id
+        logger.warning("%s: the API answers with JSON and not with a stream: it is the only item", operation_id)
+        body = await self._exchange.in_time(lambda: self._exchange.client.read(response), self._context)
+        self._finish()
+        return [self._exchange.results.of(head, body)]
+
+    def _finish(self) -> None:
+        self._is_over = True
+        self.close()
+
+    # --- coming back after a loss -----------------------------------------------------------------------------------
+
+    def _resumes(self) -> bool:
+        return self._may_repeat and self._parser is not None
+
+    async def _open(self) -> tuple[ClientResponse, Head]:
+        """Send the request; after a loss, for what follows the last event that came."""
+        request = self._request
+        if self._parser is not None and self._parser.last_event_id:
+            headers = [pair for pair in request.headers if pair[0].lower() != _LAST_EVENT_ID]
+            request = replace(request, headers=[*headers, (_LAST_EVENT_ID, self._parser.last_event_id)])
+        return await self._exchange.open(request, self._context)
+
+    async def _pause(self, loss: CallError) -> None:
+        """Wait before the next attempt: as long as the API says, longer each time, and never all clients at once.
+
+        Raises:
+            CallError: the loss itself, after too many attempts.
+        """
+        self.close()
+        self._attempts += 1
+        if self._attempts > MAX_ATTEMPTS:
+            raise loss
+        said = _RETRY if self._parser is None or self._parser.retry is None else self._parser.retry / 1000
+        delay = min(max(said, _MIN_RETRY) * 2 ** (self._attempts - 1), _MAX_RETRY)
+        logger.info("%s: the stream is lost, and asked for again in %.3g s", self._exchange.plan.operation_id, delay)
+        delay *= random.uniform(1, 1.25)  # noqa: S311
+        await self._before_deadline(lambda: asyncio.sleep(delay))
+
+    async def _before_deadline(self, piece: Callable[[], Awaitable[T]]) -> T:
+        """Await what may take as long as there is time: a stream has no limit but the deadline of its call."""
+        context, client = self._context, self._exchange.client
+        return await client.deadlines.limit(piece, context.deadline, f"{self._exchange.host} did not end the stream")

@@ -1,0 +1,44 @@
+"""Content types: which of several is taken."""
+
+from opwire.adapters.openapi.document import Document
+from opwire.adapters.openapi.endpoints import Content
+from opwire.adapters.openapi.media import accept_header, is_form, is_json, is_multipart, is_text, preferred, stream_kind
+from opwire.adapters.openapi.refs import Place
+
+
+def content(*types: str) -> list[Content]:
+    return [Content(each, Place({}, Document({}))) for each in types]
+
+
+def chosen(*types: str) -> str | None:
+    found = preferred(content(*types))
+    return None if found is None else found.content_type
+
+
+def test_json_itself_comes_before_its_relatives_and_those_before_the_rest() -> None:
+    assert chosen("application/vnd.x+json", "application/json;v=2", "application/json") == "application/json"
+    assert chosen("application/vnd.x+json", "application/json;v=2") == "application/json;v=2"
+    assert chosen("text/plain", "application/vnd.x+json") == "application/vnd.x+json"
+    assert chosen("image/png", "*/*") == "*/*"
+    assert chosen("image/png", "text/plain") == "text/plain"
+    assert chosen("image/png", "image/gif") == "image/png"
+    assert chosen() is None
+
+
+def test_kinds_of_content() -> None:
+    assert stream_kind("text/event-stream;charset=utf-8") == "sse"
+    assert stream_kind("application/json") is None
+    assert is_form("multipart/form-data; boundary=x")
+    assert not is_form("multipart/mixed")
+    assert is_multipart("multipart/mixed")
+    assert is_text("application/xml")
+    assert not is_text("text/json")
+    assert not is_text("application/x-www-form-urlencoded")
+    assert is_json("Application/HAL+JSON")
+    assert not is_json("application/stream+json")
+
+
+def test_what_is_asked_for_cannot_carry_a_second_header() -> None:
+    assert accept_header(["application/json"] * 2, ["application/x+json"]) == "application/json, */*;q=0.1"
+    assert accept_header(["text/x\r\nEvil: 1"], ["text/x\r\nEvil: 1"]) == "*/*"
+    assert accept_header([], []) == "*/*"

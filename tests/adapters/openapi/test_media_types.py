@@ -1,0 +1,93 @@
+"""Content types: what is JSON, what is text, and which of the declared kinds an answer is."""
+
+import pytest
+
+from opwire.adapters.openapi.media_types import choose, media_type
+from opwire.adapters.openapi.plan import Media
+from tests.requirements import requirement
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "application/json",
+        "Application/JSON; charset=utf-8",
+        "application/problem+json",
+        "application/vnd.github.v3+json;q=1",
+        "text/json",
+    ],
+)
+def test_json_is_known_by_its_name_or_its_suffix(header: str) -> None:
+    assert media_type(header).is_json
+
+
+@pytest.mark.parametrize(
+    "header", ["", "text/plain", "application/jsonp", "application/json-seq", "application/x-ndjson"]
+)
+def test_what_is_not_one_json_value_is_not_json(header: str) -> None:
+    assert not media_type(header).is_json
+
+
+@pytest.mark.parametrize("header", ["text/plain", "text/csv", "TEXT/HTML", "application/xml", "image/svg+xml"])
+def test_text_is_text_wherever_it_is_registered(header: str) -> None:
+    assert media_type(header).is_text
+
+
+@pytest.mark.parametrize("header", ["", "application/pdf", "application/octet-stream", "image/png", "garbage"])
+def test_everything_else_is_binary(header: str) -> None:
+    assert not media_type(header).is_text
+    assert not media_type(header).is_json
+
+
+@pytest.mark.parametrize(
+    ("header", "charset"),
+    [
+        ("text/plain; charset=ISO-8859-1", "iso8859-1"),
+        ('text/plain; format=flowed; Charset = "UTF-8"', "utf-8"),
+        ("text/plain", None),
+        ("text/plain; charset=klingon", None),
+        ("text/plain; charset=zlib", None),  # a codec of Python, not of text
+        ("text/plain; charset=punycode", None),  # of text, but takes time in the square of its length
+        ("text/plain; charset=unicode_escape", None),
+        ("text/plain; charset=" + "x" * 10_000, None),
+        ("text/plain; charset=\udc80", None),
+    ],
+)
+def test_a_charset_counts_if_it_is_one(header: str, charset: str | None) -> None:
+    assert media_type(header).charset == charset
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("text/event-stream;charset=utf-8", "sse"),
+        ("application/x-ndjson", "ndjson"),
+        ("application/jsonl", "ndjson"),
+        ("application/geo+json-seq", "json-seq"),
+        ("application/stream+json", "ndjson"),
+        ("application/json", None),
+    ],
+)
+def test_streams_are_known_by_their_names(header: str, kind: str | None) -> None:
+    assert media_type(header).stream == kind
+
+
+@requirement("openapi.schema-of-answer")
+@pytest.mark.parametrize(
+    ("declared", "actual", "chosen"),
+    [
+        (["text/plain", "application/json"], "application/json; charset=utf-8", "application/json"),
+        (["application/json;v=1"], "application/json", "application/json;v=1"),
+        (["*/*", "text/*", "text/csv"], "text/csv", "text/csv"),
+        (["*/*", "text/*"], "text/csv", "text/*"),
+        (["*/*", "text/csv"], "image/png", "*/*"),
+        (["application/json"], "application/hal+json", "application/json"),
+        (["application/hal+json", "*/*"], "application/json", "application/hal+json"),
+        (["application/json"], "text/html", None),
+        (["text/*"], "text", None),
+        ([], "application/json", None),
+    ],
+)
+def test_the_kind_that_is_most_exactly_declared_is_chosen(declared: list[str], actual: str, chosen: str | None) -> None:
+    found = choose([Media(content_type=each) for each in declared], media_type(actual))
+    assert (found and found.content_type) == chosen

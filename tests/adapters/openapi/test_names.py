@@ -1,0 +1,83 @@
+"""Names of operations."""
+
+import random
+
+import pytest
+
+from opwire.adapters.openapi.names import Wish, distinct, free_name, name_from_path, namespace_from, usable_name
+from tests.requirements import requirement
+
+
+@pytest.mark.parametrize(
+    ("title", "namespace"),
+    [
+        ("Petstore", "petstore"),
+        ("Swagger Petstore - OpenAPI 3.0", "swagger_petstore_openapi_3_0"),
+        ("v1.2", "v1_2"),
+        ("  ", "api"),
+        ("Überblick", "berblick"),
+        ("日本", "api"),
+        (None, "api"),
+        (["x"], "api"),
+    ],
+)
+def test_a_namespace_is_made_from_the_title(title: object, namespace: str) -> None:
+    assert namespace_from(title) == namespace
+
+
+@requirement("openapi.names")
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("GET", "/pets/{petId}", "get_pets_petId"),
+        ("POST", "/", "post"),
+        ("GET", "/a.b/{c}-{d}/", "get_a_b_c_d"),
+        ("DELETE", "/x/%20y", "delete_x_20y"),
+    ],
+)
+def test_an_operation_without_a_name_gets_a_readable_one(method: str, path: str, name: str) -> None:
+    assert name_from_path(method, path) == name
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("repos/get", "repos/get"),
+        (" a b ", "a b"),
+        ("a\nb\0", "a_b_"),
+        ("", ""),
+        (None, ""),
+        (7, ""),
+        ("x" * 300, "x" * 200),
+    ],
+)
+def test_odd_ids_are_repaired(given: object, name: str) -> None:
+    assert usable_name(given) == name
+
+
+@requirement("openapi.names")
+def test_clashes_are_resolved_whatever_the_order() -> None:
+    wishes = [
+        Wish("GET", "/b", "list", True),
+        Wish("GET", "/a", "list", True),
+        Wish("POST", "/a", "list", True),
+        Wish("GET", "/list", "get_list", False),
+        Wish("PUT", "/z", "get_list", True),
+    ]
+    expected = {
+        ("GET", "/a"): "list",
+        ("POST", "/a"): "list_post_a",
+        ("GET", "/b"): "list_get_b",
+        ("PUT", "/z"): "get_list",
+        ("GET", "/list"): "get_list_2",
+    }
+    for seed in range(5):
+        random.Random(seed).shuffle(wishes)
+        assert distinct(wishes) == expected
+
+
+def test_a_taken_name_gets_a_number() -> None:
+    taken = {"a", "a_2"}
+    assert free_name("a", taken) == "a_3"
+    assert free_name("b", taken) == "b"
+    assert {"a_3", "b"} <= taken

@@ -1,0 +1,118 @@
+"""Parameters of an operation."""
+
+from typing import Any
+
+import pytest
+
+from opwire.adapters.openapi.plan import Parameter
+from tests.adapters.openapi.documents import Read, document, parameter
+from tests.requirements import requirement
+
+
+def read(*parameters: Any, path: str = "/a", version: str = "3.1.0", item: Any = ()) -> Read:
+    return Read(document({path: {"parameters": list(item), "get": {"parameters": list(parameters)}}}, version))
+
+
+def sent(*parameters: Any, **options: Any) -> dict[str, Parameter]:
+    return {each.name: each for each in read(*parameters, **options).only.plan.parameters}
+
+
+@requirement("openapi.parameters")
+@pytest.mark.parametrize(
+    ("given", "style", "explode"),
+    [
+        (parameter("p", "path"), "simple", False),
+        (parameter("p", "header"), "simple", False),
+        (parameter("p", "query"), "form", True),
+        (parameter("p", "cookie"), "form", True),
+        (parameter("p", "query", explode=False), "form", False),
+        (parameter("p", "query", style="deepObject"), "deepObject", True),
+        (parameter("p", "query", style="pipeDelimited"), "pipeDelimited", False),
+        (parameter("p", "path", style="matrix", explode=True), "matrix", True),
+        (parameter("p", "cookie", style="cookie"), "cookie", True),
+        (parameter("p", "query", style="unheard-of", explode="yes"), "form", True),
+    ],
+)
+def test_styles_have_defaults(given: Any, style: str, explode: bool) -> None:
+    found = sent(given, path="/{p}" if given["in"] == "path" else "/a")["p"]
+    assert (found.style, found.explode) == (style, explode)
+
+
+@requirement("openapi.parameters")
+@pytest.mark.parametrize(
+    ("collection", "style", "explode"),
+    [("csv", "form", False), ("ssv", "spaceDelimited", False), ("tsv", "tabDelimited", False),
+     ("pipes", "pipeDelimited", False), ("multi", "form", True), (None, "form", False)],
+)  # fmt: skip
+def test_swagger_calls_styles_collection_formats(collection: str | None, style: str, explode: bool) -> None:
+    given = {"name": "p", "in": "query", "type": "array", "items": {"type": "integer"}, "collectionFormat": collection}
+    one = read(given, version="2.0").only
+    assert (one.plan.parameters[0].style, one.plan.parameters[0].explode) == (style, explode)
+    json = one.input_schema.json
+    assert isinstance(json, dict)
+    assert json["properties"]["p"]["items"] == {"type": "integer"}
+
+
+@requirement("openapi.parameters")
+def test_parameters_of_the_path_count_unless_the_operation_has_its_own() -> None:
+    item = [parameter("a", schema={"type": "integer"}), parameter("b"), parameter("c", "header")]
+    found = read(parameter("a", required=True), parameter("c"), item=item).only.plan.parameters
+    assert [(each.name, each.location, each.required) for each in found] == [
+        ("a", "query", True), ("b", "query", False), ("c", "header", False), ("c", "query", False)
+    ]  # fmt: skip
+
+
+@requirement("openapi.parameters")
+def test_headers_that_have_places_of_their_own_are_ignored() -> None:
+    names = ["Accept", "content-type", "AUTHORIZATION", "X-Trace"]
+    assert list(sent(*(parameter(name, "header") for name in names))) == ["X-Trace"]
+    swagger = [{"name": name, "in": "header", "type": "string"} for name in names]
+    assert list(sent(*swagger, version="2.0")) == ["AUTHORIZATION", "X-Trace"]
+
+
+def test_path_variables_that_nobody_describes_are_texts() -> None:
+    found = read(path="/a/{b}/{c}.{d}", item=[parameter("c", "path"), parameter("elsewhere", "path")])
+    assert [(each.name, each.required) for each in found.only.plan.parameters] == [
+        ("c", True),
+        ("b", True),
+        ("d", True),
+    ]
+    assert found.only.input_schema.is_valid({"b": "x", "c": "y", "d": "z"})
+    assert [warning.partition(": ")[2] for warning in found.report.warnings] == [
+        "the path has no place for the parameter 'elsewhere'",
+        "no parameter describes {b}: it is a text",
+        "no parameter describes {d}: it is a text",
+    ]
+
+
+def test_a_parameter_may_be_written_as_a_media_type() -> None:
+    filter_ = {"name": "filter", "in": "query", "content": {"application/json": {"schema": {"type": "object"}}}}
+    one = read(filter_).only
+    assert one.plan.parameters[0].content_type == "application/json"
+    assert one.input_schema.is_valid({"filter": {"a": 1}})
+
+
+def test_the_whole_query_may_be_one_parameter() -> None:
+    whole = {
+        "name": "q",
+        "in": "querystring",
+        "content": {"application/x-www-form-urlencoded": {"schema": {"type": "object"}}},
+    }
+    found = sent(whole, version="3.2.0")["q"]
+    assert (found.location, found.content_type) == ("querystring", "application/x-www-form-urlencoded")
+
+
+def test_a_parameter_without_a_schema_takes_anything_and_says_so() -> None:
+    found = read({"name": "q", "in": "query"})
+    assert found.only.input_schema.is_valid({"q": ["anything"]})
+    assert "the parameter 'q' has no schema" in found.report.warnings[0]
+
+
+def test_a_reference_may_describe_the_parameter_anew() -> None:
+    root = document(
+        {"/a": {"get": {"parameters": [{"$ref": "#/components/parameters/Q", "description": "here"}]}}},
+        components={"parameters": {"Q": parameter("q", description="there")}},
+    )
+    json = Read(root).only.input_schema.json
+    assert isinstance(json, dict)
+    assert json["properties"]["q"]["description"] == "here"

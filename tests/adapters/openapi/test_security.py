@@ -1,0 +1,348 @@
+"""Credentials: which ones a request needs, and where they go."""
+
+import asyncio
+import logging
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from opwire import Identity, OperationRegistry
+from opwire.adapters.openapi import from_openapi
+from opwire.adapters.openapi.oauth import OAuthClient
+from opwire.adapters.openapi.plan import Need, Plan, Scheme
+from opwire.adapters.openapi.request import HTTPRequest, build_request
+from opwire.adapters.openapi.security import Credentials
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import Context
+from tests.adapters.openapi.echo import EchoServer, Exchange, json_answer
+from tests.requirements import requirement
+
+CONTEXT = Context(identity=Identity(id="ada"))
+HEADER_KEY = Scheme(name="header_key", kind="apiKey", location="header", parameter="X-Key")
+QUERY_KEY = Scheme(name="query_key", kind="apiKey", location="query", parameter="api key")
+COOKIE_KEY = Scheme(name="cookie_key", kind="apiKey", location="cookie", parameter="sid")
+BASIC = Scheme(name="basic", kind="basic")
+BEARER = Scheme(name="bearer", kind="bearer")
+OIDC = Scheme(name="oidc", kind="openIdConnect")
+DIGEST = Scheme(name="digest", kind="other", said="http digest")
+MUTUAL_TLS = Scheme(name="tls", kind="other", said="mutualTLS")
+OAUTH = Scheme(name="login", kind="oauth2", token_url="https://api.example/token")
+
+
+def plan(*alternatives: tuple[Scheme, ...], **options: Any) -> Plan:
+    security = tuple(tuple(Need(scheme, ("read",)) for scheme in schemes) for schemes in alternatives)
+    fields: dict[str, Any] = {"server": "https://api.example/v1", **options}
+    return Plan(operation_id="shop.get", method="GET", path="/x", security=security, **fields)
+
+
+async def signed(plan: Plan, credentials: Any, request: HTTPRequest | None = None) -> HTTPRequest:
+    keeper = credentials if isinstance(credentials, Credentials) else Credentials(credentials)
+    return await keeper.apply(plan, request or build_request(plan, {}), CONTEXT)
+
+
+def secrets(request: HTTPRequest) -> dict[str, str]:
+    return {name: value for name, value in request.headers if name != "Accept"}
+
+
+@requirement("openapi.schemes")
+@pytest.mark.parametrize(
+    ("scheme", "credential", "header"),
+    [
+        (HEADER_KEY, "k1", ("X-Key", "k1")),
+        (COOKIE_KEY, "k2", ("Cookie", "sid=k2")),
+        (BASIC, ("ada", "pass:word"), ("Authorization", "Basic " + b64encode(b"ada:pass:word").decode())),
+        (BASIC, ("ädä", ""), ("Authorization", "Basic " + b64encode("ädä:".encode()).decode())),
+        (BEARER, "t1", ("Authorization", "Bearer t1")),
+        (BEARER, "Token t1", ("Authorization", "Token t1")),
+        (OIDC, "t2", ("Authorization", "Bearer t2")),
+        (OAUTH, "t3", ("Authorization", "Bearer t3")),
+        (DIGEST, 'Digest username="ada"', ("Authorization", 'Digest username="ada"')),
+    ],
+)
+async def test_each_scheme_puts_its_credential_into_a_header_that_is_marked_as_secret(
+    scheme: Scheme, credential: Any, header: tuple[str, str]
+) -> None:
+    request = await signed(plan((scheme,)), {scheme.name: credential})
+    assert secrets(request) == dict([header])
+    assert request.secret_headers == {header[0].lower()}
+    assert not request.secret_query
+
+
+@requirement("openapi.schemes")
+async def test_a_key_in_the_query_is_encoded_and_marked_as_secret() -> None:
+    request = await signed(plan((QUERY_KEY,)), {"query_key": "a&b=c"})
+    assert request.url == "https://api.example/v1/x?api%20key=a%26b%3Dc"
+    assert (request.secret_query, request.secret_headers) == (True, frozenset())
+    with_query = await signed(plan((QUERY_KEY,), server="https://api.example/?v=1"), {"query_key": "k"})
+    assert with_query.url == "https://api.example/x?v=1&api%20key=k"
+
+
+@requirement("openapi.schemes")
+async def test_a_cookie_joins_those_that_are_there_and_a_header_takes_the_place_of_its_namesake() -> None:
+    both = plan((COOKIE_KEY, HEADER_KEY))
+    given = HTTPRequest(method="GET", url="https://api.example/x", headers=[("cookie", "a=1"), ("x-key", "input")])
+    request = await signed(both, {"cookie_key": "s", "header_key": "k"}, given)
+    assert request.headers == [("X-Key", "k"), ("Cookie", "a=1; sid=s")]
+    assert request.secret_headers == {"cookie", "x-key"}
+    assert given.headers == [("cookie", "a=1"), ("x-key", "input")]
+
+
+@requirement("openapi.alternatives")
+@pytest.mark.parametrize(
+    ("alternatives", "given", "names"),
+    [
+        ((), {"bearer": "t"}, set()),
+        (((),), {"bearer": "t"}, set()),
+        (((), (BEARER,)), {"bearer": "t"}, {"Authorization"}),
+        (((), (BEARER,)), {}, set()),
+        (((BEARER,), (HEADER_KEY,)), {"bearer": "t", "header_key": "k"}, {"Authorization"}),
+        (((BEARER,), (HEADER_KEY,)), {"header_key": "k"}, {"X-Key"}),
+        (((BEARER, HEADER_KEY), (COOKIE_KEY,)), {"bearer": "t", "cookie_key": "c"}, {"Cookie"}),
+        (((BEARER, HEADER_KEY),), {"bearer": "t", "header_key": "k"}, {"Authorization", "X-Key"}),
+        (((BEARER, HEADER_KEY),), {"bearer": "t"}, set()),
+        (((MUTUAL_TLS, HEADER_KEY),), {"header_key": "k"}, {"X-Key"}),
+        (((MUTUAL_TLS,), (HEADER_KEY,)), {"header_key": "k"}, {"X-Key"}),
+        (((BEARER,),), {"other": "t"}, set()),
+        (((BEARER,),), None, set()),
+    ],
+)
+async def test_the_first_alternative_whose_credentials_are_all_given_is_used(
+    alternatives: tuple[tuple[Scheme, ...], ...], given: Any, names: set[str]
+) -> None:
+    assert set(secrets(await signed(plan(*alternatives), given))) == names
+
+
+@requirement("openapi.credential-functions")
+async def test_credentials_may_be_given_by_a_function_of_each_call() -> None:
+    async def later(context: Context) -> str:
+        assert context.identity
+        return f"{context.identity.id}-later"
+
+    def of_all(name: str, context: Context) -> str | None:
+        assert context.identity
+        return f"{name}-{context.identity.id}" if name == "bearer" else None
+
+    by_name = {"header_key": lambda context: context.identity.id, "bearer": later}
+    assert secrets(await signed(plan((HEADER_KEY, BEARER)), by_name)) == {
+        "X-Key": "ada",
+        "Authorization": "Bearer ada-later",
+    }
+    assert secrets(await signed(plan((HEADER_KEY,), (BEARER,)), of_all)) == {"Authorization": "Bearer bearer-ada"}
+    assert secrets(await signed(plan((BEARER,)), {"bearer": lambda _: None})) == {}
+
+
+@requirement("openapi.credential-functions")
+async def test_a_function_is_asked_once_a_call_and_scheme() -> None:
+    asked: list[str] = []
+
+    def give(name: str, _: Context) -> str | None:
+        asked.append(name)
+        return "k" if name == "header_key" else None
+
+    await signed(plan((HEADER_KEY, BEARER), (HEADER_KEY, BASIC), (HEADER_KEY,)), give)
+    assert asked == ["header_key", "bearer", "basic"]
+
+
+async def refusal(plan: Plan, credentials: Any) -> str:
+    with pytest.raises(CallError) as caught:
+        await signed(plan, credentials)
+    assert caught.value.code is ErrorCode.EXECUTION_ERROR
+    return caught.value.message
+
+
+async def test_a_function_that_fails_is_an_error_that_names_the_scheme_alone() -> None:
+    def fail(_: Context) -> str:
+        raise RuntimeError("no luck with s3cret")
+
+    message = await refusal(plan((BEARER,)), {"bearer": fail})
+    assert message == "shop.get: the credential 'bearer' cannot be used: the function that gives it failed"
+
+    def refuse(_: Context) -> str:
+        raise CallError(ErrorCode.ACCESS_DENIED, "not for you")
+
+    with pytest.raises(CallError, match="not for you"):
+        await signed(plan((BEARER,)), {"bearer": refuse})
+
+
+@requirement("openapi.secrets-hidden")
+@pytest.mark.parametrize(
+    ("scheme", "credential", "why"),
+    [
+        (HEADER_KEY, ("s3cret", "s3cret"), "as text, not as tuple"),
+        (HEADER_KEY, "s3cret\r\nEvil: 1", "line breaks"),
+        (COOKIE_KEY, "s3cret; admin=1", "cookie"),
+        (QUERY_KEY, "\ud800s3cret", "surrogates"),
+        (BASIC, "s3cret", "(user, password)"),
+        (BASIC, ("s3:cret", "s3cret"), "without a colon"),
+        (BEARER, 7, "as a token, or as an OAuth client"),
+        (OAUTH, {"client_id": "a", "secret": "s3cret"}, "as a token, or as an OAuth client"),
+        (OAUTH, {"client_id": "a", "client_secret": "s3cret"}, "nothing to ask for tokens with"),
+        (Scheme(name="bad", kind="apiKey", location="header", parameter="X Key"), "s3cret", "name of a header"),
+    ],
+)
+async def test_a_credential_that_does_not_fit_is_an_error_that_does_not_show_it(
+    scheme: Scheme, credential: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    message = await refusal(plan((scheme,)), {scheme.name: credential})
+    assert message.startswith(f"shop.get: the credential {scheme.name!r} cannot be used: ")
+    assert why in message
+    assert "s3cret" not in message + caplog.text
+
+
+@requirement("openapi.secrets-hidden")
+async def test_no_repr_shows_a_credential() -> None:
+    credentials = Credentials({"query_key": "s3cret"})
+    assert repr(credentials) == "<Credentials ['query_key']>"
+    assert repr(Credentials(lambda name, context: None)) == "<Credentials by function>"
+    assert "s3cret" not in repr(await signed(plan((QUERY_KEY,)), credentials))
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "given", "sentence"),
+    [
+        (((BEARER,),), {"bearer": "t"}, ""),
+        (((BEARER,), ()), None, ""),
+        ((), None, ""),
+        (((BEARER,),), lambda name, context: None, ""),
+        (((BEARER,),), None, "'bearer'."),
+        (((BEARER, HEADER_KEY), (BASIC,)), {"bearer": "t"}, "'bearer' and 'header_key' or 'basic'."),
+    ],
+)
+def test_what_is_missing_is_said_with_the_names_that_it_is_to_be_given_under(
+    alternatives: tuple[tuple[Scheme, ...], ...], given: Any, sentence: str
+) -> None:
+    said = Credentials(given).missing(plan(*alternatives))
+    assert said.endswith(sentence)
+    assert bool(said) == bool(sentence)
+
+
+# --- OAuth ------------------------------------------------------------------------------------------------------------
+
+
+class Endpoint:
+    """Gives the tokens t1, t2, …"""
+
+    def __init__(self) -> None:
+        self.asked: list[HTTPRequest] = []
+
+    async def __call__(self, request: HTTPRequest) -> Any:
+        self.asked.append(request)
+        return {"access_token": f"t{len(self.asked)}"}
+
+
+FIELDS = {"client_id": "shop", "client_secret": "s3cret"}
+
+
+@requirement("openapi.oauth")
+@pytest.mark.parametrize("scheme", [OAUTH, BEARER, OIDC])
+@pytest.mark.parametrize("as_struct", [True, False])
+async def test_an_oauth_client_gets_a_token_for_the_scopes_that_the_operation_asks_for(
+    scheme: Scheme, as_struct: bool
+) -> None:
+    endpoint = Endpoint()
+    fields: dict[str, Any] = {**FIELDS, "token_url": "https://login.example/token"}
+    given = OAuthClient(**fields) if as_struct else fields
+    request = await signed(plan((scheme,)), Credentials({scheme.name: given}, endpoint))
+    assert secrets(request) == {"Authorization": "Bearer t1"}
+    assert endpoint.asked[0].url == "https://login.example/token"
+    assert endpoint.asked[0].body == b"grant_type=client_credentials&scope=read"
+
+
+@requirement("openapi.oauth")
+async def test_scopes_that_are_given_with_the_client_stand_before_those_of_the_operation() -> None:
+    endpoint = Endpoint()
+    await signed(plan((OAUTH,)), Credentials({"login": {**FIELDS, "scopes": ["all", "more"]}}, endpoint))
+    assert endpoint.asked[0].body == b"grant_type=client_credentials&scope=all%20more"
+
+
+@requirement("openapi.oauth")
+async def test_after_a_refusal_the_token_is_asked_for_anew_by_the_first_call_that_met_it() -> None:
+    endpoint = Endpoint()
+    credentials = Credentials({"login": FIELDS}, endpoint)
+    first, second = [await signed(plan((OAUTH,)), credentials) for _ in range(2)]
+    assert credentials.reject(first)
+    assert secrets(await signed(plan((OAUTH,)), credentials)) == {"Authorization": "Bearer t2"}
+    assert credentials.reject(second)
+    assert secrets(await signed(plan((OAUTH,)), credentials)) == {"Authorization": "Bearer t2"}
+    await credentials.close()
+
+
+@requirement("openapi.oauth")
+async def test_other_credentials_cannot_be_had_anew() -> None:
+    credentials = Credentials({"bearer": "t"}, Endpoint())
+    assert not credentials.reject(await signed(plan((BEARER,)), credentials))
+    assert not credentials.reject(build_request(plan(), {}))
+    await Credentials().close()
+
+
+@requirement("openapi.base-url")
+async def test_with_a_base_url_no_secret_goes_where_the_document_alone_says() -> None:
+    endpoint = Endpoint()
+    fixed = plan((OAUTH,), base_url="https://mine.example/v1")
+    message = await refusal(fixed, Credentials({"login": FIELDS}, endpoint))
+    assert "another origin than base_url" in message
+    assert not endpoint.asked
+    given = {**FIELDS, "token_url": "https://api.example/token"}
+    request = await signed(fixed, Credentials({"login": given}, endpoint))
+    assert request.url == "https://mine.example/v1/x"
+    assert secrets(request) == {"Authorization": "Bearer t1"}
+    same = plan((OAUTH,), base_url="https://api.example/v2")
+    assert secrets(await signed(same, Credentials({"login": FIELDS}, endpoint))) == {"Authorization": "Bearer t2"}
+
+
+async def test_a_relative_token_endpoint_is_that_of_the_server() -> None:
+    endpoint = Endpoint()
+    relative = Scheme(name="login", kind="oauth2", token_url="/oauth/token")
+    await signed(plan((relative,)), Credentials({"login": FIELDS}, endpoint))
+    assert endpoint.asked[0].url == "https://api.example/oauth/token"
+
+
+async def test_a_client_needs_to_know_where_tokens_are_to_be_had() -> None:
+    message = await refusal(plan((BEARER,)), Credentials({"bearer": FIELDS}, Endpoint()))
+    assert "give the client a token_url" in message
+
+
+# --- all together -----------------------------------------------------------------------------------------------------
+
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "info": {"title": "Shop", "version": "1"},
+    "paths": {
+        "/x": {
+            "get": {
+                "operationId": "get",
+                "security": [{"login": ["read"]}],
+                "responses": {"200": {"description": "", "content": {"application/json": {}}}},
+            }
+        }
+    },
+    "components": {
+        "securitySchemes": {
+            "login": {
+                "type": "oauth2",
+                "flows": {"clientCredentials": {"tokenUrl": "/token", "scopes": {"read": "reads"}}},
+            }
+        }
+    },
+}
+
+
+@requirement("openapi.oauth")
+async def test_calls_at_once_share_a_token_and_its_renewal_after_a_401() -> None:
+    async def guarded(exchange: Exchange) -> None:
+        is_good = exchange.request.header("Authorization") == "Bearer t2"
+        await exchange.send(json_answer("served") if is_good else json_answer("expired", 401))
+
+    async with EchoServer() as server:
+        server.on("/token", *(json_answer({"access_token": token}) for token in ("t1", "t2", "t3")))
+        server.on("/x", guarded)
+        credentials = {"login": {"client_id": "shop", "client_secret": "s3cret"}}
+        async with from_openapi(DOCUMENT, namespace="shop", base_url=server.url, credentials=credentials) as api:
+            registry = OperationRegistry()
+            registry.register_all(api)
+            answers = await asyncio.gather(*(registry.execute("shop.get") for _ in range(10)))
+        asked = [request for request in server.arrived if request.path == "/token"]
+    assert [answer.data for answer in answers] == ["served"] * 10
+    assert [request.body for request in asked] == [b"grant_type=client_credentials&scope=read"] * 2

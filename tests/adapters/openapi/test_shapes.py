@@ -1,0 +1,14 @@
+"""Parts of a document as what they ought to be."""
+
+from opwire.adapters.openapi.shapes import mapping, sequence, text, texts
+
+
+def test_a_wrong_kind_of_value_counts_as_none() -> None:
+    assert mapping({"a": 1}) == {"a": 1}
+    assert mapping([1]) == mapping(None) == {}
+    assert sequence([1]) == [1]
+    assert sequence("ab") == sequence(None) == []
+    assert text("a") == "a"
+    assert text(1) == text(None) == ""
+    assert texts(["a", 1, None, "b"]) == ["a", "b"]
+    assert texts("ab") == []
