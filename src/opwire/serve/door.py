@@ -1,0 +1,287 @@
+"""The door of every surface that listens on a network: who may come in, and with how much.
+
+Rules: what is refused here never reaches the surface. A token is read here and nowhere else, and goes neither into a
+message nor into the log. A request comes in with its whole body, so that no slow sender holds anything but its own
+place.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from http import HTTPStatus
+from itertools import chain
+from typing import Any, TypedDict
+from urllib.parse import urlsplit
+
+from opwire.auth.grants import EXPIRED, Authenticator, Grant
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import Identity
+from opwire.serve.problem import Refusal, Send, send_problem
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+_IDENTITY = "opwire.identity"
+_EXPIRES = "opwire.expires"
+_SINGLE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-length", b"content-type")
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class DoorOptions(TypedDict, total=False):
+    """What a surface passes on to its `Door`."""
+
+    authenticate: Authenticator | None
+    identity: Identity | None
+    hosts: Iterable[str] | None
+    origins: Iterable[str]
+    max_body: int
+    max_headers: int
+    max_requests: int
+    body_timeout: float
+
+
+class Door:
+    """ASGI middleware that lets requests in, or answers them with a problem.
+
+    `authenticate` decides what a token is worth, shown as `Authorization: Bearer …` or `X-API-Key: …`. A bad one is
+    refused. Who shows none is `identity`, or nobody: then only public operations can be called.
+
+    `hosts` are the names that this server answers to: "tools.example", "*.tools.example", "tools.example:8000", or
+    "*" for any. By default the loopback names, whatever the port, so that no page in a browser can reach a local
+    server by a name of its own (DNS rebinding). `origins` are the pages of other hosts that may call, as
+    "https://shop.example", or "*".
+
+    `max_body` and `max_headers` are in bytes, `max_requests` are at the same time, open streams included, and
+    `body_timeout` is the seconds in which a body has to arrive. `challenge` is what a 401 asks for.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        authenticate: Authenticator | None = None,
+        identity: Identity | None = None,
+        hosts: Iterable[str] | None = None,
+        origins: Iterable[str] = (),
+        max_body: int = 4 * 1024 * 1024,
+        max_headers: int = 32 * 1024,
+        max_requests: int = 1_000,
+        body_timeout: float = 30,
+        challenge: str = "Bearer",
+    ) -> None:
+        self._app = app
+        self._authenticator = authenticate
+        self._identity = identity
+        self._hosts = Hosts(LOOPBACK if hosts is None else hosts)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in _listed(origins, "origins"))
+        self._max_body = max_body
+        self._max_headers = max_headers
+        self._max_requests = max_requests
+        self._body_timeout = body_timeout
+        self._challenge = challenge
+        self._inside = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or refuse it. Whatever is not a request, the start of the server for example, passes."""
+        if scope["type"] == "http":
+            await self._open(scope, receive, send)
+        elif scope["type"] == "websocket":  # no surface speaks it, and a browser sends one to any host it likes
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._app(scope, receive, send)
+
+    async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._inside += 1
+        try:
+            try:
+                receive = await self._admit(scope, receive)
+            except _Gone:
+                return
+            except (Refusal, CallError) as error:
+                await send_problem(send, error, with_body=scope["method"] != "HEAD")
+                return
+            await self._app(scope, receive, send)
+        finally:
+            self._inside -= 1
+
+    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+        if self._inside > self._max_requests:
+            raise CallError(ErrorCode.UNAVAILABLE, f"{self._max_requests} requests are open already", retry_after=1)
+        headers = self._headers(scope)
+        self._check_origin(headers, self._check_host(headers))
+        grant = await self._grant(headers)
+        scope[_IDENTITY] = self._identity if grant is None else grant.identity
+        scope[_EXPIRES] = None if grant is None else grant.expires
+        if scope["method"] in _WITHOUT_BODY and b"content-length" not in headers and _CHUNKED not in headers:
+            return receive
+        return _replay(await self._body(headers, receive), receive)
+
+    def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
+        """The headers by name. Of those that decide anything there must not be two, or two readers would differ."""
+        lines: list[tuple[bytes, bytes]] = list(scope["headers"])
+        if sum(map(len, chain.from_iterable(lines))) > self._max_headers:
+            error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the headers have more than {self._max_headers:,} bytes")
+            raise Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error)
+        headers = dict(lines)
+        if len(headers) != len(lines):
+            names = [name for name, _ in lines]
+            for name in _SINGLE:
+                if names.count(name) > 1:
+                    raise CallError(ErrorCode.PROTOCOL_ERROR, f"the header {name.decode()} is there more than once")
+        return headers
+
+    def _check_host(self, headers: Mapping[bytes, bytes]) -> str:
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if not self._hosts.include(host):
+            wrong = "this server does not answer to that host name; its owner says to which it does (hosts=)"
+            raise Refusal(HTTPStatus.MISDIRECTED_REQUEST, CallError(ErrorCode.ACCESS_DENIED, wrong))
+        return host
+
+    def _check_origin(self, headers: Mapping[bytes, bytes], host: str) -> None:
+        given = headers.get(b"origin")
+        if given is None or "*" in self._origins:  # browsers always say where a page is from, other clients never
+            return
+        origin = given.decode("latin-1").lower()
+        # A page of this very host may call, unless the host could be anybody's name for this server.
+        is_own = not self._hosts.any and urlsplit(origin).netloc == host
+        if not is_own and origin not in self._origins:
+            wrong = "pages of that origin may not call this server; its owner says which may (origins=)"
+            raise CallError(ErrorCode.ACCESS_DENIED, wrong)
+
+    async def _grant(self, headers: Mapping[bytes, bytes]) -> Grant | None:
+        if self._authenticator is None:
+            return None
+        token = self._token(headers)
+        try:
+            grant = await self._authenticator.authenticate(token)
+        except CallError as error:
+            if error.code is not ErrorCode.UNAUTHENTICATED:
+                raise
+            if token is None:
+                return None
+            raise self._unauthenticated(error.message) from None
+        if grant.expires is not None and grant.expires <= time.time():
+            raise self._unauthenticated(EXPIRED)
+        return grant
+
+    def _token(self, headers: Mapping[bytes, bytes]) -> str | None:
+        authorization, key = headers.get(b"authorization"), headers.get(b"x-api-key")
+        if authorization is None:
+            return None if key is None else key.decode("latin-1")
+        scheme, _, token = authorization.decode("latin-1").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip() or key is not None:
+            raise self._unauthenticated("one token is taken, as Authorization: Bearer, or as X-API-Key")
+        return token.strip()
+
+    def _unauthenticated(self, message: str) -> Refusal:
+        challenge = f'{self._challenge}{"," if " " in self._challenge else ""} error="invalid_token"'
+        error = CallError(ErrorCode.UNAUTHENTICATED, message)
+        return Refusal(HTTPStatus.UNAUTHORIZED, error, (b"www-authenticate", challenge.encode("latin-1")))
+
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit():
+            raise CallError(ErrorCode.PROTOCOL_ERROR, "the header content-length is a number")
+        if len(length) > 18 or int(length) > self._max_body:
+            if b"expect" not in headers:  # else it asks first, and sends nothing
+                await _discard(receive)
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Gone
+                    part: bytes = message.get("body", b"")
+                    size += len(part)
+                    if size > self._max_body:
+                        await _discard(receive)
+                        raise self._too_large()
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return parts[0] if len(parts) == 1 else b"".join(parts)
+        except TimeoutError:
+            slow = CallError(ErrorCode.TIMEOUT, f"the body did not arrive within {self._body_timeout:g} seconds")
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, slow, _CLOSE) from None
+
+    def _too_large(self) -> Refusal:
+        error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_body:,} bytes")
+        return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error, _CLOSE)
+
+
+class Hosts:
+    """Names that a server answers to, in the forms that `Door` takes."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        listed = [name.lower() for name in _listed(names, "hosts")]
+        self.any = "*" in listed
+        self._names = frozenset(name for name in listed if not name.startswith("*"))
+        self._endings = tuple(name[1:] for name in listed if name.startswith("*."))
+
+    def include(self, host: str) -> bool:
+        """Whether a Host header, in lower case, is one of them. A name without a port means any port."""
+        if self.any or host in self._names:
+            return True
+        name = without_port(host)
+        return name in self._names or name.endswith(self._endings) or host.endswith(self._endings)
+
+
+def without_port(host: str) -> str:
+    """The name of a Host header: "localhost" of "localhost:8000", "[::1]" of "[::1]:8000"."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+def identity_of(scope: Mapping[str, Any]) -> Identity | None:
+    """Who sent a request that came through a door."""
+    return scope.get(_IDENTITY)
+
+
+def expires_of(scope: Mapping[str, Any]) -> float | None:
+    """When the sender's token expires (Unix epoch, in seconds): a stream has to end then. None: it does not."""
+    return scope.get(_EXPIRES)
+
+
+class _Gone(Exception):  # noqa: N818 - not an error: nobody is there to answer to
+    """The client left before its body was there."""
+
+
+_CLOSE = (b"connection", b"close")  # whatever is still to come on that connection is not read
+_CHUNKED = b"transfer-encoding"
+_LINGER, _LINGER_TIME = 16 * 1024 * 1024, 2.0
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while: a client whose connection is closed while it sends is reset, and never sees the answer."""
+    left = _LINGER
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_TIME):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The channel of a request whose body was read already."""
+    waiting: list[bytes] = [body]
+
+    async def again() -> MutableMapping[str, Any]:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return again
+
+
+def _listed(names: Iterable[str], option: str) -> list[str]:
+    if isinstance(names, str):  # of which each letter would be a name
+        raise CallError(ErrorCode.VALIDATION_ERROR, f"{option} is a list of names: write [{names!r}]")
+    return list(names)

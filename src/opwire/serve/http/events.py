@@ -1,0 +1,138 @@
+"""A subscription as server-sent events.
+
+Each item is an event whose data is JSON: the item, or its whole envelope. Ids count the items, and go on from
+`Last-Event-ID` where the operation takes it (its input has a property `last_event_id`); an item that came over HTTP
+keeps the id and the type that it had there. What goes wrong before the first item is an ordinary problem response;
+afterwards it is an event of type `error` that holds the problem. Comment lines keep a quiet connection open.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterable
+from http import HTTPStatus
+from typing import Any
+
+from opwire.auth.grants import EXPIRED
+from opwire.envelope import HTTPResponseMeta, ResponseEnvelope
+from opwire.errors import CallError, ErrorCode
+from opwire.serve.http.answers import encode_data, encode_whole
+from opwire.serve.http.guard import Guard
+from opwire.serve.http.request import Request
+from opwire.serve.problem import Header, Send, encode_problem, problem_of
+
+START = 0.5
+"""Seconds that the first item is waited for: until then an error still is a response of its own."""
+
+RETRY = 3_000
+"""Milliseconds after which a browser that lost the stream comes back."""
+
+STALLED = 60.0
+"""Seconds that a client may leave its buffers full. Then it is as good as gone."""
+
+
+class EventStream:
+    """The response to a subscription."""
+
+    def __init__(
+        self, request: Request, guard: Guard, send: Send, headers: Iterable[Header], *, heartbeat: float
+    ) -> None:
+        self._request = request
+        self._guard = guard
+        self._send = send
+        self._headers = headers
+        self._heartbeat = heartbeat
+        self._lock = asyncio.Lock()  # items and heartbeats come from two tasks
+        self._started = False
+        self._last_sent = time.monotonic()
+
+    async def run(self, items: AsyncGenerator[ResponseEnvelope[Any]], after: str | None) -> None:
+        """Send the items until they end, the client leaves, or the guard ends it. `after` is the last event it saw.
+
+        Raises:
+            CallError: what went wrong before anything was sent.
+        """
+        error: CallError | None = None
+        guard = self._guard
+        beating = asyncio.create_task(self._beat())
+        try:
+            with guard:
+                guard.interrupt_at(self._request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
+                error = await self._send_items(items, after)
+            if guard.interrupted:
+                error = guard.reason
+        finally:
+            beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beating
+            await items.aclose()
+        if guard.interrupted and error is None:
+            return
+        if error is not None and not self._started:
+            raise error
+        last = b"" if error is None else self._problem(error)
+        await self._write(last, more=False)
+
+    async def _send_items(self, items: AsyncGenerator[ResponseEnvelope[Any]], after: str | None) -> CallError | None:
+        count = int(after) if after is not None and after.isdecimal() and len(after) < 19 else 0
+        try:
+            async for envelope in items:
+                count += 1
+                await self._write(self._event(envelope, count))
+        except CallError as error:
+            return error
+        return None
+
+    def _event(self, envelope: ResponseEnvelope[Any], count: int) -> bytes:
+        data = encode_whole(envelope) if self._request.wants_envelope else encode_data(envelope.data)
+        meta = envelope.meta
+        kind = id = None
+        if isinstance(meta, HTTPResponseMeta):
+            kind, id = meta.event_type, meta.last_event_id
+        lines = [b"id: " + _one_line(id or str(count))]
+        if kind and kind != "message":
+            lines.append(b"event: " + _one_line(kind))
+        return b"\n".join((*lines, b"data: " + data, b"", b""))
+
+    def _problem(self, error: CallError) -> bytes:
+        problem = encode_problem(problem_of(error, request_id=self._request.request_id))
+        return b"event: error\ndata: " + problem + b"\n\n"
+
+    async def _beat(self) -> None:
+        wait = min(START, self._heartbeat)
+        while True:
+            await asyncio.sleep(wait)
+            silent = time.monotonic() - self._last_sent
+            if not self._started or silent >= self._heartbeat:
+                await self._write(b":\n\n")
+                silent = 0
+            wait = self._heartbeat - silent
+
+    async def _write(self, chunk: bytes, *, more: bool = True) -> None:
+        try:
+            async with self._lock, asyncio.timeout(STALLED):
+                if not self._started:
+                    self._started = True
+                    headers = [*_HEADERS, *self._headers]
+                    await self._send({"type": "http.response.start", "status": int(HTTPStatus.OK), "headers": headers})
+                    chunk = b"retry: %d\n\n" % RETRY + chunk
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+                self._last_sent = time.monotonic()
+        except TimeoutError:
+            self._guard.interrupt()
+
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+def _one_line(text: str) -> bytes:
+    """As a field of an event, which a line break would end; a NUL would make a reader ignore an id."""
+    return text.translate(_BREAKS).encode("utf-8", "replace")
+
+
+_BREAKS = {ord("\r"): " ", ord("\n"): " ", 0: " "}

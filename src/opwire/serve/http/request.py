@@ -1,0 +1,148 @@
+"""What a request says beside its path: its input, its id, its deadline, and what it wants back."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET
+
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import Identity
+from opwire.serve.door import Receive, Scope, expires_of, identity_of
+from opwire.serve.problem import Refusal
+from opwire.typed.text import read_json
+
+ENVELOPE_JSON = "application/vnd.opwire.envelope+json"
+
+_ENVELOPE = ENVELOPE_JSON.encode()
+_JSON = re.compile(rb"application/(?:json|[\w.!#$&^-]+\+json)\s*(?:;\s*charset=\"?utf-?8\"?\s*)?;?", re.IGNORECASE)
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
+_TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]{0,200})?")
+_QUALITY = re.compile(rb"(?:^|;)\s*q=([01](?:\.[0-9]{0,3})?)\s*(?:;|$)")
+_EPOCH = 100_000_000_000  # milliseconds: no call takes three years, so more than that is a date
+_decoder = msgspec.json.Decoder()
+
+
+class Request:
+    """One request, read as far as it is asked for."""
+
+    __slots__ = ("expires", "headers", "identity", "method", "path", "query", "request_id", "root_path")
+
+    def __init__(self, scope: Scope) -> None:
+        self.method: str = scope["method"]
+        self.root_path: str = scope.get("root_path", "")
+        self.path = _below(self.root_path, scope["path"])
+        self.query: bytes = scope["query_string"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.identity: Identity | None = identity_of(scope)
+        self.expires: float | None = expires_of(scope)
+        given = self.headers.get(b"x-request-id", b"")
+        self.request_id = given.decode() if _SANE_ID.fullmatch(given) else os.urandom(16).hex()
+
+    @property
+    def wants_envelope(self) -> bool:
+        """Whether the whole envelope is asked for, and liked better than plain JSON.
+
+        Some clients name every type of the document: they take plain data, which is the default.
+        """
+        accept = self.headers.get(b"accept", b"")
+        if _ENVELOPE not in accept.lower():
+            return False
+        liked = dict(map(_quality, accept.lower().split(b",")))
+        return liked.get(_ENVELOPE, 0.0) > liked.get(b"application/json", 0.0)
+
+    @property
+    def last_event_id(self) -> str | None:
+        """The last event that a client has seen of a stream."""
+        given = self.headers.get(b"last-event-id")
+        return given.decode("utf-8", "replace") if given else None
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The trace that this call is part of, for the context."""
+        trace = self.headers.get(b"traceparent")
+        if trace is None or not _TRACE.fullmatch(trace):
+            return {}
+        metadata = {"traceparent": trace.decode()}
+        if (state := self.headers.get(b"tracestate")) is not None:
+            metadata["tracestate"] = state.decode("latin-1")
+        return metadata
+
+    def deadline(self, default: float | None) -> float | None:
+        """The monotonic time until which the client waits.
+
+        `X-Deadline-Ms` holds the milliseconds that are left, or the time in milliseconds of the Unix epoch.
+
+        Raises:
+            CallError: PROTOCOL_ERROR, if it is not a number; TIMEOUT, if it has passed.
+        """
+        given = self.headers.get(b"x-deadline-ms")
+        if given is None:
+            return None if default is None else time.monotonic() + default
+        if not given.isdigit() or len(given) > 18:
+            raise CallError(ErrorCode.PROTOCOL_ERROR, "the header x-deadline-ms is a number of milliseconds")
+        left = int(given)
+        if left > _EPOCH:
+            left -= time.time_ns() // 1_000_000
+        if left <= 0:
+            raise CallError(ErrorCode.TIMEOUT, "the deadline had passed before the call arrived")
+        return time.monotonic() + left / 1000
+
+    async def json(self, receive: Receive) -> Any:
+        """The body; UNSET if there is none.
+
+        Raises:
+            Refusal: it is not said to be JSON.
+            CallError: PROTOCOL_ERROR, if it is not.
+        """
+        body: bytes = (await receive()).get("body", b"")  # the door gives it whole
+        if not body:
+            return UNSET
+        if not _JSON.fullmatch(self.headers.get(b"content-type", b"")):
+            wrong = CallError(
+                ErrorCode.PROTOCOL_ERROR, "the body is JSON in UTF-8, sent as content-type: application/json"
+            )
+            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, wrong, (b"accept", b"application/json"))
+        return read_body(body)
+
+
+def _quality(accepted: bytes) -> tuple[bytes, float]:
+    """One item of an Accept header: a media type, and how much it is liked."""
+    kind, _, parameters = accepted.partition(b";")
+    quality = _QUALITY.search(parameters)
+    return kind.strip(), float(quality[1]) if quality else 1.0
+
+
+def _below(root_path: str, path: str) -> str:
+    """The path within this application, which may be mounted into another one."""
+    return path[len(root_path) :] if root_path and path.startswith(f"{root_path}/") else path
+
+
+def read_body(body: bytes) -> Any:
+    """The value that a JSON text holds.
+
+    Raises:
+        CallError: PROTOCOL_ERROR, if it is not JSON, or holds what two readers would not understand alike.
+    """
+    try:
+        value: Any = read_json(_decoder, body)
+        # A flat object of as many keys as there are colons has no key twice. Whatever else there is, is read again.
+        if b":" in body and not (isinstance(value, dict) and len(cast("dict[str, Any]", value)) == body.count(b":")):
+            json.loads(body, object_pairs_hook=_unique)
+    except RecursionError:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, "the body is nested too deeply") from None
+    except ValueError as error:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"the body is not valid JSON: {error}") from error
+    return cast("Any", value)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:100]!r} is there more than once")

@@ -1,0 +1,9 @@
+"""A registry as an MCP server. Needs `pip install 'opwire[mcp]'`.
+
+server = serve_mcp(registry, name="shop", version="1.0")
+asyncio.run(server.run_stdio())
+"""
+
+from opwire.serve.mcp.surface import MCPSurface, serve_mcp
+
+__all__ = ["MCPSurface", "serve_mcp"]

@@ -1,0 +1,449 @@
+"""The whole surface, over real connections."""
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import aiohttp
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from opwire import AccessControl, Context, Identity, OperationRegistry, OperationSpec, decode_envelope
+from opwire.auth import StaticTokens
+from opwire.serve.http import serve_http
+from opwire.serve.listener import listening
+from tests.requirements import requirement
+from tests.serve.http.conftest import make_registry
+from tests.serve.http.served import ME, Client, Reply, client_of, served
+
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def refused(reply: Reply, status: int, code: str) -> str:
+    assert (reply.status, reply.problem["code"]) == (status, code)
+    return reply.problem["detail"]
+
+
+@requirement("http.post")
+@on_one_loop
+async def test_an_operation_is_called_by_post(client: Client) -> None:
+    reply = await client.post("/math/add", {"a": 1, "b": 3})
+    assert (reply.status, reply.json) == (200, 4)
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["cache-control"] == "no-store"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+@requirement("http.get")
+@on_one_loop
+async def test_a_query_with_flat_input_is_called_by_get(client: Client) -> None:
+    assert (await client.get("/math/add?a=40")).json == 42
+    reply = await client.get("/math/find?flags=true&flags=false&size=1.5&kind=b&text=a%26b+c")
+    assert reply.json == {"flags": [True, False], "size": 1.5, "kind": "b", "text": "a&b c"}
+    assert reply.headers["cache-control"] == "no-store"
+    assert (await client.get("/math/find?size=null")).json["size"] is None
+
+
+@requirement("http.get")
+@on_one_loop
+async def test_head_gives_the_headers_alone(client: Client) -> None:
+    reply = await client("HEAD", "/math/add?a=40")
+    assert (reply.status, reply.headers["content-length"], reply.body) == (200, "2", b"")
+    reply = await client("HEAD", "/math/add?a=x")
+    assert (reply.status, reply.body) == (422, b"")
+
+
+@requirement("http.data")
+@on_one_loop
+async def test_data_of_every_kind_is_sent_as_what_it_is(client: Client) -> None:
+    assert (await client.post("/plain/sum", [1, 2, 3])).json == 6
+    assert (await client.post("/plain/any", None)).json is None
+    assert (await client("POST", "/plain/any")).json is None
+    reply = await client.get("/odd/text")
+    assert (reply.headers["content-type"], reply.json) == ("application/json", "<script>alert(1)</script>")
+    reply = await client.get("/odd/a~2Fb~20~7E~C3~A9..")
+    assert (reply.headers["content-type"], reply.body) == ("application/octet-stream", b"\x00\xff")
+
+
+@requirement("http.envelope")
+@on_one_loop
+async def test_the_whole_envelope_is_sent_where_it_is_asked_for(client: Client) -> None:
+    reply = await client.post("/math/add", {"a": 1}, accept="application/vnd.opwire.envelope+json")
+    assert reply.headers["content-type"] == "application/vnd.opwire.envelope+json"
+    assert reply.headers["vary"] == "accept"
+    envelope = decode_envelope(reply.body)
+    assert (envelope.data, envelope.meta.source) == (3, "local")
+
+
+@requirement("http.upstream")
+@on_one_loop
+async def test_a_result_that_came_over_http_keeps_its_useful_headers(client: Client) -> None:
+    reply = await client.get("/far/page")
+    kept = {name.lower(): value for name, value in reply.headers.items() if name.lower().startswith("opwire-")}
+    assert kept == {
+        "opwire-upstream-status": "206",
+        "opwire-upstream-link": '<https://api.example/?page=2>; rel="next"',
+        "opwire-upstream-x-ratelimit-remaining": "7",
+        "opwire-upstream-x-request-id": "far-1",
+    }
+    assert reply.headers["x-request-id"] != "far-1"
+
+
+@requirement("http.is-error")
+@on_one_loop
+async def test_a_tool_that_failed_is_an_answer_with_a_mark(client: Client) -> None:
+    reply = await client.get("/far/tool")
+    assert (reply.status, reply.headers["opwire-is-error"]) == (200, "true")
+
+
+@requirement("http.paths")
+@on_one_loop
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/odd/a~2Fb~20~7E~C3~A9..",
+        "/odd/a%2Fb%20~%C3%A9..",
+        "/odd/a%2fb%20%7E%C3%A9..",
+        "/odd/a/b%20~%C3%A9..",
+        "/o%64d/a%7E2Fb~20~7E~C3~A9..",
+    ],
+)
+async def test_an_odd_name_is_reached_in_every_way_to_write_it(client: Client, path: str) -> None:
+    assert (await client.get(path)).status == 200
+
+
+@requirement("http.paths")
+@on_one_loop
+@pytest.mark.parametrize("path", ["/odd/~2E~2E", "/odd/%2E%2E", "/odd/.."])
+async def test_a_name_of_dots_is_a_name_like_any_other(client: Client, path: str) -> None:
+    assert (await client.get(path)).json is None
+
+
+@requirement("http.problems")
+@on_one_loop
+async def test_what_an_operation_raises_is_a_problem(client: Client) -> None:
+    reply = await client.get("/fail/on_purpose", x_request_id="r-1")
+    assert reply.problem == {
+        "type": "urn:opwire:RATE_LIMITED",
+        "title": "Too many calls.",
+        "status": 429,
+        "detail": "once a minute",
+        "code": "RATE_LIMITED",
+        "retryable": True,
+        "instance": "urn:opwire:request:r-1",
+        "retryAfterMs": 59_500,
+        "details": {"limit": 1},
+    }
+    assert (reply.headers["retry-after"], reply.headers["x-request-id"]) == ("60", "r-1")
+
+
+@requirement("http.problems")
+@on_one_loop
+async def test_an_unforeseen_error_shows_nothing_of_itself(client: Client) -> None:
+    reply = await client.get("/fail/by_mistake")
+    refused(reply, 500, "EXECUTION_ERROR")
+    assert b"42" not in reply.body.replace(reply.headers["x-request-id"].encode(), b"")
+    assert b"secret" not in reply.body
+
+
+@requirement("http.problems")
+@on_one_loop
+async def test_input_that_does_not_fit_is_told_what_is_wrong_with_it(client: Client) -> None:
+    reply = await client.post("/math/add", {"a": "x", "c": 1})
+    refused(reply, 422, "VALIDATION_ERROR")
+    assert {problem["path"] for problem in reply.problem["details"]["problems"]} >= {"/a"}
+    assert "/a" in refused(await client.get("/math/add?a=x"), 422, "VALIDATION_ERROR")
+    refused(await client.get("/math/add?a=1&c=1"), 422, "VALIDATION_ERROR")
+    refused(await client.get("/math/add?a=1&a=2"), 400, "PROTOCOL_ERROR")
+    refused(await client("POST", "/math/add"), 422, "VALIDATION_ERROR")
+    assert "object" in refused(await client.send("null", "/odd/text"), 422, "VALIDATION_ERROR")
+    assert (await client("POST", "/odd/text")).status == 200
+
+
+@requirement("http.strict")
+@on_one_loop
+async def test_a_body_that_is_not_clearly_json_is_refused(client: Client) -> None:
+    refused(await client.send("a=1", "/math/add", "application/x-www-form-urlencoded"), 415, "PROTOCOL_ERROR")
+    for body in ("{", '{"a":1,"a":2}', '{"a":NaN}', "[" * 50_000, '{"a":' + "1" * 5_000 + "}"):
+        refused(await client.send(body, "/math/add"), 400, "PROTOCOL_ERROR")
+    refused(await client.send("[" * 500 + "]" * 500, "/plain/any"), 422, "VALIDATION_ERROR")
+
+
+@requirement("http.methods")
+@on_one_loop
+async def test_other_methods_are_not_for_a_path_and_it_says_which_are(client: Client) -> None:
+    for method, path, allow in (
+        ("PUT", "/math/add", "GET, HEAD, POST, OPTIONS"),
+        ("GET", "/shop/order", "POST, OPTIONS"),
+        ("HEAD", "/clock/ticks", "GET, POST, OPTIONS"),
+        ("GET", "/plain/any", "POST, OPTIONS"),
+        ("POST", "/openapi.json", "GET, HEAD, OPTIONS"),
+        ("POST", "/healthz", "GET, HEAD, OPTIONS"),
+    ):
+        reply = await client(method, path)
+        assert (reply.status, reply.headers["allow"]) == (405, allow)
+        options = await client("OPTIONS", path)
+        assert (options.status, options.headers["allow"], options.body) == (204, allow, b"")
+
+
+@requirement("http.not-found")
+@on_one_loop
+async def test_what_is_not_there_is_not_found_with_what_comes_close(client: Client) -> None:
+    assert "did you mean /math/add" in refused(await client.post("/math/ad"), 404, "OPERATION_NOT_FOUND")
+    assert "/openapi.json" in refused(await client.get("/"), 404, "OPERATION_NOT_FOUND")
+    for path in ("/math", "/math/", "//", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/" + "x" * 9_000 + "/y"):
+        refused(await client.get(path), 404, "OPERATION_NOT_FOUND")
+    refused(await client.post("/plain/unserved"), 404, "OPERATION_NOT_FOUND")
+
+
+@requirement("http.not-found")
+@on_one_loop
+async def test_a_hint_names_nothing_that_the_caller_may_not_call(client: Client) -> None:
+    assert "close" not in refused(await client.post("/shop/clos"), 404, "OPERATION_NOT_FOUND")
+
+
+@on_one_loop
+async def test_a_slash_at_the_end_is_one_too_many(client: Client) -> None:
+    reply = await client.post("/math/add/?a=1", {})
+    assert (reply.status, reply.headers["location"]) == (308, "/math/add?a=1")
+
+
+@requirement("http.request-id", "http.trace", "http.deadline")
+@on_one_loop
+async def test_id_trace_and_deadline_of_a_request_reach_the_handler(client: Client) -> None:
+    reply = await client.get("/shop/me", x_request_id="mine-1", traceparent=TRACE, x_deadline_ms="5000")
+    assert reply.headers["x-request-id"] == "mine-1"
+    assert (reply.json["id"], reply.json["request"]) == ("me", "mine-1")
+    assert reply.json["metadata"] == {"traceparent": TRACE}
+    assert 4 < reply.json["left"] <= 5
+    reply = await client.get("/shop/me", x_request_id="not sane\t")
+    assert reply.json["request"] == reply.headers["x-request-id"] != "not sane"
+    assert 29 < reply.json["left"] <= 30
+
+
+@requirement("http.deadline")
+@on_one_loop
+async def test_a_call_ends_at_its_deadline(client: Client) -> None:
+    refused(await client.get("/fail/slow", x_deadline_ms="30"), 504, "TIMEOUT")
+    refused(await client.get("/fail/slow", x_deadline_ms="0"), 504, "TIMEOUT")
+    refused(await client.get("/fail/slow", x_deadline_ms="soon"), 400, "PROTOCOL_ERROR")
+
+
+@requirement("http.document")
+@on_one_loop
+async def test_the_document_is_at_its_place_and_need_not_be_fetched_twice(client: Client) -> None:
+    reply = await client.get("/openapi.json")
+    assert (reply.status, reply.json["info"]) == (200, {"title": "Shop", "version": "2.1"})
+    assert "/shop/order" in reply.json["paths"]
+    assert "/shop/close" not in reply.json["paths"]
+    again = await client.get("/openapi.json", if_none_match=f'"x", {reply.headers["etag"]}')
+    assert (again.status, again.body) == (304, b"")
+    assert (await client("HEAD", "/openapi.json")).headers["content-length"] == str(len(reply.body))
+    assert (await client.get("/openapi.json?version=3.2")).json["openapi"] == "3.2.0"
+    refused(await client.get("/openapi.json?version=1.2"), 400, "PROTOCOL_ERROR")
+
+
+@requirement("http.access")
+async def test_access_is_checked_on_calls_and_on_the_document() -> None:
+    token, admin = "a-token-0123456789", "admin-token-0123456789"
+    grants = {token: Identity(id="me"), admin: Identity(id="root", scopes=("*",))}
+    async with served(make_registry(), identity=None, authenticate=StaticTokens(grants)) as client:
+        assert (await client.get("/math/add?a=1")).status == 200
+        nobody = await client.get("/shop/me")
+        refused(nobody, 401, "UNAUTHENTICATED")
+        assert nobody.headers["www-authenticate"] == "Bearer"
+        refused(await client.post("/shop/order", {"lines": []}, x_api_key=token), 403, "ACCESS_DENIED")
+        refused(await client.get("/math/add?a=1", x_api_key="another"), 401, "UNAUTHENTICATED")
+        assert (await client.get("/shop/me", authorization=f"Bearer {token}")).json["id"] == "me"
+        assert (await client.post("/shop/close", authorization=f"Bearer {admin}")).json is None
+        seen = [(await client.get("/openapi.json", x_api_key=key)).json["paths"] for key in (token, admin)]
+        assert ("/shop/close" in seen[0], "/shop/close" in seen[1]) == (False, True)
+        public = (await client.get("/openapi.json")).json
+        assert sorted(public["paths"]) == ["/math/add", "/math/find"]
+        assert public["paths"]["/math/add"]["get"]["security"] == []
+
+
+@requirement("http.access")
+async def test_without_tokens_and_identity_only_public_operations_can_be_called() -> None:
+    async with served(make_registry(), identity=None) as client:
+        assert (await client.get("/math/add?a=1")).status == 200
+        refused(await client.get("/shop/me"), 401, "UNAUTHENTICATED")
+
+
+@requirement("http.is-error")
+async def test_a_tool_that_failed_may_be_made_a_problem() -> None:
+    async with served(make_registry(), is_error="fail") as client:
+        assert refused(await client.get("/far/tool"), 500, "EXECUTION_ERROR") == "no such city"
+
+
+@requirement("http.gone")
+async def test_when_the_client_leaves_the_handler_is_cancelled() -> None:
+    registry = OperationRegistry()
+    running, stopped = asyncio.Event(), asyncio.Event()
+
+    @registry.mutation("slow.work")
+    async def work() -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with served(registry) as client, asyncio.timeout(5):
+        call = asyncio.create_task(client.post("/slow/work"))
+        await running.wait()
+        call.cancel()
+        await stopped.wait()
+
+
+@requirement("http.drain")
+async def test_draining_ends_readiness_and_lets_calls_finish() -> None:
+    registry = OperationRegistry()
+    running, go_on = asyncio.Event(), asyncio.Event()
+
+    @registry.mutation("slow.work")
+    async def work() -> str:
+        running.set()
+        await go_on.wait()
+        return "done"
+
+    app = serve_http(registry, identity=ME)
+    async with asyncio.timeout(5):
+        async with client_of(app) as client:
+            assert (await client.get("/readyz")).json == {"status": "ok"}
+            call = asyncio.create_task(client.post("/slow/work"))
+            await running.wait()
+            app.drain()
+            refused(await client.get("/readyz"), 503, "UNAVAILABLE")
+            assert (await client.get("/healthz")).status == 200
+            go_on.set()
+            assert (await call).json == "done"
+
+
+@requirement("http.health")
+async def test_health_is_told_to_probes_that_know_no_name_and_no_token() -> None:
+    app = serve_http(OperationRegistry(), authenticate=StaticTokens({}))
+    async with client_of(app) as client:
+        for path in ("/healthz", "/readyz"):
+            assert (await client.get(path, host="10.0.0.7:8000", authorization="Bearer bad")).status == 200
+        assert (await client.get("/openapi.json", host="10.0.0.7:8000")).status == 421
+        assert (await client.get("/a/healthz")).status == 404
+
+
+@requirement("http.cors")
+async def test_pages_of_other_hosts_may_read_answers_only_where_that_is_said() -> None:
+    page = "https://shop.example"
+    async with served(make_registry(), cors_origins=[page]) as client:
+        reply = await client.get("/math/add?a=1", origin=page)
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, page)
+        preflight = await client(
+            "OPTIONS", "/math/add", headers={"origin": page, "access-control-request-method": "POST"}
+        )
+        assert (preflight.status, preflight.headers["access-control-allow-origin"]) == (200, page)
+        assert (await client.get("/math/add?a=1", origin="https://evil.example")).status == 403
+        bad = await client.get("/math/add?a=x", origin=page)
+        assert (bad.status, bad.headers["access-control-allow-origin"]) == (422, page)
+
+
+@requirement("http.cors")
+@on_one_loop
+async def test_by_default_no_page_of_another_host_may_call(client: Client) -> None:
+    reply = await client.get("/math/add?a=1", origin="https://shop.example")
+    assert reply.status == 403
+    assert not [name for name in reply.headers if name.lower().startswith("access-control")]
+
+
+@requirement("http.changes")
+async def test_changes_of_the_registry_are_served_at_once() -> None:
+    registry = make_registry()
+    async with served(registry) as client:
+        assert (await client.get("/math/add?a=1")).json == 3
+        registry.register(OperationSpec(namespace="math", name="add"), lambda input, context: "new", replace=True)
+        assert (await client.post("/math/add")).json == "new"
+        assert (await client.get("/math/add?a=1")).status == 405
+        registry.unregister("math.add")
+        assert (await client.post("/math/add")).status == 404
+
+
+@requirement("http.mounted")
+async def test_it_can_be_mounted_into_another_application() -> None:
+    app = Starlette(routes=[Mount("/api", serve_http(make_registry(), identity=ME))])
+    async with listening(app, drain_timeout=1) as address, aiohttp.ClientSession() as session:
+        client = Client(session, f"{address}/api")
+        assert (await client.get("/math/add?a=1")).json == 3
+        assert (await client.get("/odd/a%2Fb%20~%C3%A9..")).status == 200
+        assert (await client.get("/readyz")).status == 200
+        assert (await client.get("/openapi.json")).json["servers"] == [{"url": "/api"}]
+        assert (await client.post("/math/add/")).headers["location"] == "/api/math/add"
+
+
+async def test_the_lifespan_of_a_server_begins_and_ends_with_it() -> None:
+    app = serve_http(OperationRegistry())
+    async with listening(app, lifespan="on", drain_timeout=1):
+        assert not app.draining
+    assert app.draining
+
+
+@requirement("http.run")
+async def test_it_runs_until_it_is_told_to_stop(unused_tcp_port: int) -> None:
+    app = serve_http(make_registry(), identity=ME)
+    async with asyncio.timeout(5), aiohttp.ClientSession() as session:
+        running = asyncio.create_task(app.run(port=unused_tcp_port))
+        client = Client(session, f"http://localhost:{unused_tcp_port}")
+        while True:
+            try:
+                assert (await client.get("/math/add?a=1")).json == 3
+                break
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_a_sync_handler_runs_beside_others() -> None:
+    registry = OperationRegistry()
+    release = threading.Event()
+    access = AccessControl(public=True)
+
+    @registry.query("sync.wait", access=access)
+    def wait() -> bool:
+        return release.wait(5)
+
+    @registry.query("sync.release", access=access)
+    def let_go() -> None:
+        release.set()
+
+    async with served(registry) as client:
+        waiting = asyncio.create_task(client.get("/sync/wait"))
+        assert (await client.get("/sync/release")).status == 200
+        assert (await waiting).json is True
+
+
+async def test_a_fault_of_the_surface_itself_is_logged_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise KeyError("a secret")
+
+    caplog.set_level(logging.ERROR)
+    monkeypatch.setattr("opwire.serve.http.app.answer", fail)
+    async with served(make_registry()) as client:
+        reply = await client.get("/math/add?a=1", x_request_id="r-9")
+        assert "r-9" in refused(reply, 500, "INTERNAL")
+        assert b"secret" not in reply.body
+    assert "request r-9 failed" in caplog.text
+
+
+async def test_a_context_has_an_id_even_if_the_request_has_none() -> None:
+    registry = OperationRegistry()
+    seen: list[Context] = []
+    registry.register(OperationSpec(namespace="a", name="b"), lambda input, context: seen.append(context), inline=True)
+    async with served(registry, identity=None, authenticate=None) as client:
+        assert (await client.post("/a/b")).status == 401
+    async with served(registry) as client:
+        assert (await client.post("/a/b")).status == 200
+    assert seen[0].request_id

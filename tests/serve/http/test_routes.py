@@ -1,0 +1,57 @@
+"""An operation seen from its path."""
+
+from typing import Any
+
+import pytest
+
+from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
+from opwire.serve.http.request import Request
+from opwire.serve.http.routes import Route
+from tests.requirements import requirement
+
+FLAT = Schema({"type": "object", "properties": {"a": {"type": "integer"}, "last_event_id": {"type": "integer"}}})
+
+
+def route(input_schema: Schema = FLAT, type: OperationType = OperationType.QUERY) -> Route:
+    return Route.of(OperationSpec(namespace="a", name="b", type=type, input_schema=input_schema))
+
+
+async def input_of(route: Route, method: str, query: bytes = b"", body: bytes = b"") -> Any:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": method, "path": "/a/b", "query_string": query, "headers": headers}
+    return await route.input(Request(scope), receive)
+
+
+@requirement("http.methods")
+def test_the_methods_of_an_operation_follow_from_its_type_and_input() -> None:
+    assert route().methods == ("GET", "HEAD", "POST")
+    assert route(type=OperationType.SUBSCRIPTION).methods == ("GET", "POST")
+    assert route(type=OperationType.MUTATION).methods == ("POST",)
+    assert route(Schema(True)).methods == ("POST",)
+
+
+async def test_input_is_read_from_the_query_string_or_from_the_body() -> None:
+    assert await input_of(route(), "GET", query=b"a=1", body=b'{"a": 2}') == {"a": 1}
+    assert await input_of(route(), "POST", query=b"a=1", body=b'{"a": 2}') == {"a": 2}
+    assert await input_of(route(), "POST") is None
+
+
+async def test_null_is_no_object_and_else_a_value_like_any_other() -> None:
+    with pytest.raises(CallError) as raised:
+        await input_of(route(), "POST", body=b"null")
+    assert raised.value.code is ErrorCode.VALIDATION_ERROR
+    assert raised.value.details == {"problems": [{"path": "", "message": 'the value is not of type "object"'}]}
+    assert await input_of(route(Schema(True)), "POST", body=b"null") is None
+
+
+@requirement("http.events.resume")
+def test_the_last_event_is_part_of_the_input_where_the_operation_takes_it() -> None:
+    assert route().resumed(None, "5") == {"last_event_id": 5}
+    assert route().resumed({"a": 1}, "5") == {"last_event_id": 5, "a": 1}
+    assert route().resumed({"last_event_id": 1}, "5") == {"last_event_id": 1}
+    assert route().resumed({"a": 1}, None) == {"a": 1}
+    assert route().resumed([1], "5") == [1]
+    assert route(Schema(True)).resumed(None, "5") is None

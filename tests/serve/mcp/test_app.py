@@ -1,0 +1,336 @@
+"""A registry over streamable HTTP: who gets in, whose session it is, and how it ends."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from opwire import Identity, OperationRegistry
+from opwire.auth import Grant, StaticTokens, callback
+from opwire.serve.listener import listening
+from opwire.serve.mcp import serve_mcp
+from opwire.serve.mcp.app import MCPApp
+from tests.requirements import requirement
+from tests.serve.mcp.raw import HANDSHAKE, call, request
+from tests.serve.mcp.shop import ERAS, NEWEST, OLDER, PATIENCE, http_client, served, shop, until
+
+ANN, BOB = "ann" * 6, "bob" * 6
+TOKENS = StaticTokens({ANN: Identity(id="ann", scopes=("admin",)), BOB: Identity(id="bob")})
+GUEST = Identity(id="guest")
+
+
+class Browser:
+    """A plain HTTP client."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http, self.url = http, url
+
+    def post(self, message: Any, *, token: str | None = None, era: str = OLDER, **headers: str) -> Any:
+        """Post a message; underscores of header names stand for hyphens."""
+        accept = "application/json, text/event-stream"
+        sent = {"Accept": accept, **_authorization(token), **_headers(headers)}
+        if era == NEWEST:
+            sent |= {"MCP-Protocol-Version": NEWEST, "Mcp-Method": message["method"]}
+            if "name" in message["params"]:
+                sent["Mcp-Name"] = message["params"]["name"]
+        return self._http.post(self.url, json=message, headers=sent)
+
+    def get(self, *, token: str | None = None, **headers: str) -> Any:
+        """Open the stream of a session."""
+        sent = {"Accept": "text/event-stream", **_authorization(token), **_headers(headers)}
+        return self._http.get(self.url, headers=sent)
+
+    def delete(self, **headers: str) -> Any:
+        """End a session."""
+        return self._http.delete(self.url, headers=_headers(headers))
+
+    async def session(self, token: str | None = None) -> str:
+        """The id of a new session."""
+        async with self.post(HANDSHAKE[0], token=token) as response:
+            assert response.status == 200, await response.text()
+            return response.headers["mcp-session-id"]
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _headers(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@asynccontextmanager
+async def browsing(registry: OperationRegistry | None = None, **options: Any) -> AsyncGenerator[Browser]:
+    async with served(serve_mcp(registry or shop()), **options) as url, aiohttp.ClientSession() as http:
+        yield Browser(http, url)
+
+
+# --- who gets in ------------------------------------------------------------------------------------------------------
+
+
+@requirement("serve-mcp.http")
+@requirement("serve-mcp.access")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_token_decides_what_is_listed_and_what_can_be_called(era: str) -> None:
+    async with served(serve_mcp(shop()), authenticate=TOKENS) as url:
+        async with http_client(url, era, ANN) as ann:
+            assert "admin_secret" in {tool.name for tool in (await ann.list_tools()).tools}
+            assert not (await ann.call_tool("admin_secret")).is_error
+        async with http_client(url, era, BOB) as bob:
+            names = {tool.name for tool in (await bob.list_tools()).tools}
+            assert "math_add" in names
+            assert "admin_secret" not in names
+            assert (await bob.call_tool("admin_secret")).is_error
+        async with http_client(url, era) as nobody:
+            assert {tool.name for tool in (await nobody.list_tools()).tools} == {"public_hello"}
+            assert (await nobody.call_tool("math_add", {"a": 1, "b": 2})).is_error
+
+
+@requirement("serve-mcp.unauthenticated")
+async def test_a_bad_token_and_none_where_nothing_is_public_are_refused() -> None:
+    registry = shop()
+    async with browsing(registry, authenticate=TOKENS) as browser:
+        async with browser.post(HANDSHAKE[0], token="wrong" * 5) as response:
+            assert response.status == 401
+            assert response.headers["www-authenticate"] == 'Bearer error="invalid_token"'
+            assert "wrong" not in await response.text()
+        registry.unregister("public.hello")
+        async with browser.post(HANDSHAKE[0]) as response:
+            assert response.status == 401
+            assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_surface_can_be_opened() -> None:
+    async with browsing(identity=GUEST) as browser:
+        assert await _adds(browser)
+
+
+@requirement("serve-mcp.rebinding")
+@pytest.mark.parametrize("era", ERAS)
+async def test_pages_of_other_hosts_are_kept_out(era: str) -> None:
+    message = HANDSHAKE[0] if era == OLDER else request("tools/list", era=NEWEST)
+    async with browsing(identity=GUEST) as browser:
+        async with browser.post(message, era=era, Host="evil.example") as response:
+            assert response.status == 421
+        async with browser.post(message, era=era, Origin="http://evil.example") as response:
+            assert response.status == 403
+        async with browser.post(message, era=era, Origin=browser.url.removesuffix("/mcp")) as response:
+            assert response.status == 200
+
+
+@requirement("serve-mcp.http-limits")
+async def test_a_body_that_is_too_large_is_refused() -> None:
+    large = call("math_add", {"a": "x" * 2_000})
+    async with browsing(identity=GUEST, max_body=1_000) as browser, browser.post(large) as response:
+        assert response.status == 413
+
+
+async def test_elsewhere_there_is_nothing() -> None:
+    async with browsing(identity=GUEST) as browser:
+        browser.url += "/other"
+        async with browser.post(HANDSHAKE[0]) as response:
+            assert response.status == 404
+            assert "/mcp" in await response.text()
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@requirement("serve-mcp.sessions")
+async def test_a_session_is_open_only_to_who_opened_it() -> None:
+    async with browsing(authenticate=TOKENS) as browser:
+        session = await browser.session(ANN)
+        for token, status in ((BOB, 404), (None, 404), (ANN, 200)):
+            async with browser.post(request("ping"), token=token, Mcp_Session_Id=session) as response:
+                assert response.status == status
+
+
+@requirement("serve-mcp.http-limits")
+async def test_sessions_are_limited_in_number_and_end_when_nobody_uses_them() -> None:
+    async with browsing(identity=GUEST, max_sessions=1, session_idle=0.2) as browser:
+        session = await browser.session()
+        async with browser.post(HANDSHAKE[0]) as response:
+            assert response.status == 503
+        async with asyncio.timeout(PATIENCE):
+            status = 503
+            while status == 503:  # until the first one has ended
+                await asyncio.sleep(0.02)
+                async with browser.post(HANDSHAKE[0]) as response:
+                    status = response.status
+        assert status == 200
+        async with browser.post(request("ping"), Mcp_Session_Id=session) as response:
+            assert response.status == 404
+
+
+@requirement("serve-mcp.cancellation")
+async def test_a_client_of_the_newest_revision_that_leaves_cancels_its_call() -> None:
+    registry = OperationRegistry()
+    steps: list[str] = []
+
+    @registry.mutation("a.b")
+    async def b() -> None:
+        steps.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("cancelled")
+
+    async with browsing(registry, identity=GUEST) as browser:
+        calling = asyncio.create_task(browser.post(call("a_b", era=NEWEST), era=NEWEST).__aenter__())
+        await until(lambda: steps == ["begun"])
+        calling.cancel()
+        await until(lambda: steps == ["begun", "cancelled"])
+
+
+@requirement("serve-mcp.cancellation")
+async def test_a_session_that_ends_cancels_its_calls() -> None:
+    registry = OperationRegistry()
+    steps: list[str] = []
+
+    @registry.mutation("a.b")
+    async def b() -> None:
+        steps.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("cancelled")
+
+    async with browsing(registry, identity=GUEST) as browser:
+        session = await browser.session()
+        async with browser.post(call("a_b"), Mcp_Session_Id=session):
+            await until(lambda: steps == ["begun"])
+            async with browser.delete(Mcp_Session_Id=session) as response:
+                assert response.status == 200
+            await until(lambda: steps == ["begun", "cancelled"])
+
+
+@requirement("serve-mcp.list-changed")
+@pytest.mark.parametrize("era", ERAS)
+async def test_changes_are_told_over_http(era: str) -> None:
+    registry = shop()
+    async with browsing(registry, identity=GUEST) as browser, _listening(browser, era) as stream:
+        registry.query("new.one")(_nothing)
+        async with asyncio.timeout(PATIENCE):
+            while b"notifications/tools/list_changed" not in await stream.content.readline():
+                pass
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _listening(browser: Browser, era: str, token: str | None = None) -> AsyncGenerator[aiohttp.ClientResponse]:
+    """A stream on which a client listens for changes."""
+    if era == NEWEST:
+        wanted = request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, era=NEWEST)
+        async with browser.post(wanted, era=NEWEST, token=token) as stream:
+            assert stream.status == 200
+            yield stream
+        return
+    session = await browser.session(token)
+    async with browser.post(HANDSHAKE[1], token=token, Mcp_Session_Id=session) as response:
+        assert response.status == 202
+    async with browser.get(token=token, Mcp_Session_Id=session) as stream:
+        assert stream.status == 200
+        yield stream
+
+
+@requirement("serve-mcp.drains")
+@pytest.mark.parametrize("era", ERAS)
+async def test_streams_do_not_hold_up_the_end(era: str) -> None:
+    app = serve_mcp(shop()).asgi(identity=GUEST)
+    async with aiohttp.ClientSession() as http:
+        began = time.monotonic()
+        async with listening(app, on_drain=app.drain) as address:
+            stream = _listening(Browser(http, f"{address}/mcp"), era)
+            response = await stream.__aenter__()
+        assert time.monotonic() - began < PATIENCE
+        assert (b"resultType" in await response.read()) is (era == NEWEST)  # which is told that the stream has ended
+
+
+@requirement("serve-mcp.drains")
+async def test_a_call_that_runs_is_answered_before_the_end() -> None:
+    registry = OperationRegistry()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @registry.mutation("a.b")
+    async def b() -> int:
+        begun.set()
+        await go_on.wait()
+        return 5
+
+    app = serve_mcp(registry).asgi(identity=GUEST)
+    async with aiohttp.ClientSession() as http:
+        async with listening(app, on_drain=lambda: (app.drain(), go_on.set())) as address:
+            browser = Browser(http, f"{address}/mcp")
+            calling = asyncio.create_task(browser.post(call("a_b", era=NEWEST), era=NEWEST).__aenter__())
+            await begun.wait()
+        assert (await (await calling).json())["result"]["structuredContent"] == 5
+
+
+@requirement("serve-mcp.sessions")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_stream_ends_with_the_token_that_opened_it(era: str) -> None:
+    expires = time.time() + 0.5
+    tokens = callback(lambda _: Grant(GUEST, expires=expires))
+    async with browsing(authenticate=tokens) as browser, _listening(browser, era, token=ANN) as stream:
+        async with asyncio.timeout(PATIENCE):
+            await stream.read()
+        assert time.time() >= expires - 0.01
+
+
+# --- inside other apps ------------------------------------------------------------------------------------------------
+
+
+async def _adds(browser: Browser) -> bool:
+    async with browser.post(call("math_add", {"a": 1, "b": 2}, era=NEWEST), era=NEWEST) as response:
+        assert response.status == 200
+        return (await response.json())["result"]["structuredContent"] == 3
+
+
+@requirement("serve-mcp.mounted")
+async def test_it_runs_inside_another_app_from_its_first_request() -> None:
+    app = serve_mcp(shop()).asgi(identity=GUEST, path="/")
+    outer = Starlette(routes=[Mount("/tools", app)])
+    async with listening(outer) as address, aiohttp.ClientSession() as http:
+        assert await _adds(Browser(http, f"{address}/tools/"))
+        await app.close()
+        await app.close()
+
+
+@requirement("serve-mcp.mounted")
+async def test_it_runs_within_the_lifespan_of_another_app() -> None:
+    app = serve_mcp(shop()).asgi(identity=GUEST)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with app.running():
+            yield
+
+    outer = Starlette(routes=[Mount("/", app)], lifespan=lifespan)
+    for _ in range(2):  # and again
+        async with listening(outer) as address, aiohttp.ClientSession() as http:
+            assert await _adds(Browser(http, f"{address}/mcp"))
+        assert _tasks_of(app) == 0
+
+
+async def test_many_first_requests_at_once_start_one_server() -> None:
+    app = serve_mcp(shop()).asgi(identity=GUEST)
+    async with listening(Starlette(routes=[Mount("/", app)])) as address, aiohttp.ClientSession() as http:
+        browser = Browser(http, f"{address}/mcp")
+        assert all(await asyncio.gather(*(_adds(browser) for _ in range(5))))
+        await app.close()
+
+
+def _tasks_of(app: MCPApp) -> int:
+    return sum("_Sessions" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+def _nothing() -> None:
+    pass

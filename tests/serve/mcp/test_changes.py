@@ -1,0 +1,79 @@
+"""Changes of a registry as events."""
+
+import asyncio
+import threading
+from typing import Any
+
+from mcp.server.subscriptions import ToolsListChanged
+
+from opwire import OperationRegistry, OperationSpec
+from opwire.serve.mcp.changes import Changes
+from tests.requirements import requirement
+from tests.serve.mcp.shop import until
+
+
+def _change(registry: OperationRegistry, *names: str) -> None:
+    for name in names:
+        registry.register(OperationSpec(namespace="a", name=name))
+
+
+@requirement("serve-mcp.list-changed")
+async def test_changes_that_come_together_are_one_event_for_everybody() -> None:
+    registry = OperationRegistry()
+    changes = Changes(registry, delay=0.01)
+    told: list[Any] = []
+    other: list[Any] = []
+    ends = [changes.subscribe(told.append), changes.subscribe(other.append)]
+    _change(registry, "b", "c", "d")
+    await until(lambda: len(other) == 1)
+    _change(registry, "e")
+    await until(lambda: len(other) == 2)
+    assert told == other == [ToolsListChanged()] * 2
+    for end in ends:
+        end()
+
+
+async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> None:
+    registry = OperationRegistry()
+    changes = Changes(registry, delay=0.01)
+    told: list[Any] = []
+    end = changes.subscribe(told.append)
+    _change(registry, "b")
+    await asyncio.sleep(0)  # the change is on its way
+    end()
+    end()
+    assert not registry._listeners
+    _change(registry, "c")
+    await asyncio.sleep(0.03)
+    assert told == []
+
+
+async def test_somebody_may_come_again() -> None:
+    registry = OperationRegistry()
+    changes = Changes(registry, delay=0.01)
+    changes.subscribe(lambda _: None)()
+    told: list[Any] = []
+    end = changes.subscribe(told.append)
+    _change(registry, "b")
+    await until(lambda: bool(told))
+    end()
+
+
+async def test_a_change_may_come_from_another_thread() -> None:
+    registry = OperationRegistry()
+    changes = Changes(registry, delay=0.01)
+    told: list[Any] = []
+    end = changes.subscribe(told.append)
+    thread = threading.Thread(target=_change, args=(registry, "b"))
+    thread.start()
+    await until(lambda: bool(told))
+    thread.join()
+    end()
+
+
+async def test_an_event_can_be_published() -> None:
+    changes = Changes(OperationRegistry())
+    told: list[Any] = []
+    changes.subscribe(told.append)
+    await changes.publish(ToolsListChanged())
+    assert told == [ToolsListChanged()]

@@ -1,0 +1,81 @@
+"""`serve_mcp`: the face of the MCP server."""
+
+import asyncio
+import socket
+from typing import Any, cast
+
+import pytest
+
+from opwire import CallError, Identity, OperationRegistry
+from opwire.serve.mcp import MCPSurface, serve_mcp
+from opwire.tool_envelope import ToolEnvelope, parse_or_text
+from tests.requirements import requirement
+from tests.serve.mcp.shop import PATIENCE, connected, http_client, shop
+
+
+def test_nothing_runs_until_it_is_asked_for() -> None:
+    surface = serve_mcp(OperationRegistry(), name="shop")
+    assert isinstance(surface, MCPSurface)
+    assert repr(surface) == "<MCPSurface 'shop' of <OperationRegistry of 0 operations>>"
+    surface.asgi()
+
+
+@pytest.mark.parametrize("option", ["timeout", "max_items", "max_seconds", "page_size"])
+def test_limits_are_above_zero(option: str) -> None:
+    with pytest.raises(CallError, match=option):
+        serve_mcp(OperationRegistry(), **cast("Any", {option: 0}))
+
+
+@requirement("serve-mcp.tool-envelopes")
+async def test_results_can_be_tool_envelopes() -> None:
+    async with connected(serve_mcp(shop(), tool_envelopes=True)) as client:
+        for tool, payload in (("data_object", {"n": 1}), ("feed_count", {"items": [0, 1, 2], "complete": True})):
+            result = await client.call_tool(tool)
+            envelope = parse_or_text([block.model_dump() for block in result.content])
+            assert isinstance(envelope, ToolEnvelope)
+            assert envelope.payload == payload
+        failed = await client.call_tool("math_add", {})
+        assert isinstance(parse_or_text([block.model_dump() for block in failed.content]), ToolEnvelope)
+
+
+async def test_some_operations_can_be_kept_to_oneself() -> None:
+    async with connected(serve_mcp(shop(), serves=lambda spec: spec.namespace == "data")) as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert names == {"data_object", "data_list", "data_none", "data_bytes"}
+        with pytest.raises(Exception, match="Unknown tool"):
+            await client.call_tool("math_add", {"a": 1, "b": 1})
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+async def _connect(port: int) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                return await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.01)
+
+
+@requirement("serve-mcp.http")
+async def test_it_listens_until_it_is_told_to_stop() -> None:
+    port = _free_port()
+    surface = serve_mcp(shop())
+    running = asyncio.create_task(surface.run_http(port=port, identity=Identity(id="guest")))
+    _, writer = await _connect(port)
+    writer.close()
+    async with http_client(f"http://127.0.0.1:{port}/mcp") as client:
+        assert (await client.call_tool("public_hello")).structured_content == "hello"
+        running.cancel()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.wait([running])
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_an_address_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CallError, match="cannot listen"):
+        await serve_mcp(shop()).run_http(port=taken.getsockname()[1])
