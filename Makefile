@@ -1,6 +1,6 @@
 # Needs Python 3.11; the rest is fetched into .venv*, whose stamps make a second run quick. PYENV_VERSION wakes pyenv's shims.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
-GROUPS = demo test check judges mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-fastapi bench-utcp
+GROUPS = demo test check docs judges mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-fastapi bench-utcp
 MODULE ?= opwire.*
 INSTALL = .venv/bin/uv pip install -q -e .
 

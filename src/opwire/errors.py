@@ -8,6 +8,7 @@
     ├── CastError            `Schema.cast` has no answer for this value, where TypeBox's Cast throws too
     ├── NotPlainError        a value that has no JSON form: an open file, a cycle, a generator
     ├── ConversionError      plain data that does not fit the Python type it is asked to become
+    ├── ConfigError          a configuration file that cannot be used; names the file and the key
     └── ToolEnvelopeError    a text block that is not a readable ToolEnvelope V1 block
 
 Rules: errors carry plain data, so this file imports nothing of ours. Nobody else writes a status number:
@@ -133,6 +134,10 @@ class NotPlainError(OpwireError, TypeError):
 
 class ConversionError(OpwireError, ValueError):
     """Plain data that does not fit the Python type it is asked to become."""
+
+
+class ConfigError(OpwireError, ValueError):
+    """A configuration file that cannot be used; the message names the file and the key."""
 
 
 class ToolEnvelopeError(OpwireError, ValueError):
