@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from opwire import RESPONSE_ENVELOPE_SCHEMA, Schema
+from opwire import RESPONSE_ENVELOPE_SCHEMA, Identity, Operation, OperationRegistry, Schema
+from opwire.serve.http import serve_http
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 
@@ -85,9 +86,22 @@ def test_the_code_of_the_readme_runs_and_says_what_the_readme_says(
     assert capsys.readouterr().out == "3\n0\n"
     asyncio.run(namespace["scale_out"](redis_server.url))
     assert capsys.readouterr().out == "3\nshop 5\n"
+    asyncio.run(composed(namespace))
+    assert capsys.readouterr().out == "UTC 3\nVALIDATION_ERROR\n"
     schema = namespace["schema"]
     assert schema.problems({"article": "tea"}) == [("", '"price" is a required property')]
     assert schema.fit({"article": "tea", "price": 3, "x": 1}).value == {"article": "tea", "price": 3, "quantity": 1}
+
+
+async def composed(namespace: dict[str, Any]) -> None:
+    """The README's composition, on a real MCP server and on the README's own registry served over HTTP."""
+    served = OperationRegistry()
+    served.register_all(
+        Operation(spec, namespace["registry"].get_handler(spec.id)) for spec in namespace["registry"].list()
+    )
+    async with serve_http(served, identity=Identity(id="me", scopes=("*",))).listening() as url:
+        clock = {"command": sys.executable, "args": ["-m", "mcp_server_time"]}
+        await namespace["compose"](clock, f"{url}/openapi.json")
 
 
 TOKEN = {**os.environ, "OPWIRE_TOKEN": "a-long-random-secret"}
