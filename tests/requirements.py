@@ -969,6 +969,25 @@ SERVE_HTTP: dict[str, str] = {
     "http.chain": "Chains of HTTP and MCP keep data equal.",
 }
 
+MCP_JUDGES: dict[str, str] = {
+    "mcp.conformance.server": "A served registry passes the public MCP conformance suite for 2025-11-25 and "
+    "2026-07-28, but for the checks that are listed with their reasons; the list can neither grow nor be too long "
+    "unnoticed.",
+    "mcp.conformance.client": "`from_mcp` passes the suite's client scenarios, OAuth with the SDK's provider among "
+    "them.",
+    "mcp.judges.everything": "The reference server that has everything works over stdio, streamable HTTP and SSE: "
+    "tools, blocks, progress, cancellation, resources, prompts, elicitation, sampling, roots.",
+    "mcp.judges.filesystem": "The reference server for files writes, reads and lists; a path outside is an error "
+    "result.",
+    "mcp.judges.memory": "The reference server for memory keeps what it was told, also for the next process.",
+    "mcp.judges.servers-file": "A file of MCP servers is read as it is; a broken one costs the others nothing.",
+    "mcp.judges.inspector": "The MCP Inspector lists and calls the tools of a served registry over stdio and HTTP.",
+    "mcp.judges.typescript": "The official TypeScript client finds results of every shape to match their schemas, "
+    "cancels handlers, and hears of changes.",
+    "mcp.judges.gateway": "A server read with `from_mcp` and served with `serve_mcp` gives clients the same tools "
+    "and results.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -996,6 +1015,7 @@ SECTIONS = (
     OPENAPI,
     SERVE,
     SERVE_HTTP,
+    MCP_JUDGES,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

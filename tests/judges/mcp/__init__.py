@@ -1,0 +1,1 @@
+"""Judges of what opwire does with MCP."""

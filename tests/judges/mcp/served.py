@@ -1,0 +1,34 @@
+"""Registries of this folder, each served by opwire in a process of its own: `python -m … stdio`, or `… http 8000`."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from opwire import Identity, OperationRegistry
+from opwire.serve.mcp import serve_mcp
+from tests.judges.serving import HOST, free_port, listening
+
+
+def serve(registry: OperationRegistry, transport: str, port: str = "0") -> None:
+    """Serve a registry in this process, over "stdio" or "http"."""
+    surface = serve_mcp(registry, name="judged", version="1.0")
+    if transport == "stdio":
+        asyncio.run(surface.run_stdio())
+    else:
+        asyncio.run(surface.run_http(port=int(port), identity=Identity(id="judge", scopes=("*",))))
+
+
+def over_stdio(registry: str) -> list[str]:
+    """The command that serves a registry on standard input and output."""
+    return [sys.executable, "-m", f"tests.judges.mcp.{registry}", "stdio"]
+
+
+@asynccontextmanager
+async def over_http(registry: str, tmp_path: Path) -> AsyncGenerator[str]:
+    """Serves a registry over streamable HTTP; gives the URL."""
+    port = free_port()
+    command = [sys.executable, "-m", f"tests.judges.mcp.{registry}", "http", str(port)]
+    async with listening(command, port, tmp_path / "server.log"):
+        yield f"http://{HOST}:{port}/mcp"
