@@ -1,10 +1,9 @@
 # Needs Python 3.11; the rest is fetched into .venv*, whose stamps make a second run quick. PYENV_VERSION wakes pyenv's shims.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 GROUPS = demo test check docs judges mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-fastapi bench-utcp
-MODULE ?= opwire.*
 INSTALL = .venv/bin/uv pip install -q -e .
-
-.PHONY: help demo test chaos soak check bench judges mutants lock clean
+COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --no-annotate --no-header
+.PHONY: help demo test chaos soak check docs bench judges mutants lock clean
 .PRECIOUS: .venv3%/.done .venv-%/.done
 
 help:  ## list the commands
@@ -14,9 +13,8 @@ demo: .venv/.demo  ## run the example that shows what opwire does
 	.venv/bin/python examples/demo.py
 
 test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist (without brokers), then 3.11 with coverage
-	@for v in 12 13; do \
-	  if PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then $(MAKE) --no-print-directory test-3.$$v || exit 1; \
-	  else echo "python3.$$v is not on this machine: skipped"; fi; done
+	@for v in 12 13; do if ! PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then echo "no python3.$$v here: skipped"; \
+	  else $(MAKE) --no-print-directory test-3.$$v || exit 1; fi; done
 	.venv/bin/pytest -n 2 --cov --ignore=tests/judges
 test-3.%: .venv/.test .venv3%/.done
 	.venv3$*/bin/pytest -q -n 2 $(addprefix --ignore=tests/,judges hub durable servers soak testing transports/faults transports/nats transports/redis)
@@ -31,6 +29,9 @@ check: .venv/.check  ## format, lint, types, import layers
 	.venv/bin/ruff format --check . && .venv/bin/ruff check .
 	.venv/bin/pyright && .venv/bin/mypy tests/typing && .venv/bin/lint-imports --no-cache
 
+docs: .venv-docs/.done  ## build the documentation into build/site
+	.venv-docs/bin/mkdocs build --strict --quiet
+
 bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure against a control and the peers
 	.venv-bench/bin/python -m benchmarks
 
@@ -40,11 +41,10 @@ tests/judges/node_modules/.done: tests/judges/package-lock.json
 	npm ci --prefix tests/judges --ignore-scripts --no-audit --no-fund --loglevel=error && touch $@
 
 mutants: .venv-mutants/.done  ## mutation testing; one module with MODULE='opwire.errors*'
-	CI=true .venv-mutants/bin/mutmut run '$(MODULE)' && .venv-mutants/bin/mutmut results --all true | sed '/: not checked/d; /: killed/d'
+	CI=true .venv-mutants/bin/mutmut run "$(or $(MODULE),opwire.*)" && .venv-mutants/bin/mutmut results --all true | sed '/: not checked/d; /: killed/d'
 
 lock: .venv/bin/uv  ## rewrite requirements/*.txt with the newest versions that pyproject.toml allows
-	@for group in $(GROUPS); do .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 \
-	  --no-annotate --no-header --group $$group pyproject.toml -o requirements/$$group.txt || exit 1; done
+	@for group in $(GROUPS); do $(COMPILE) --group $$group pyproject.toml -o requirements/$$group.txt || exit 1; done
 clean:  ## remove environments, caches and reports
 	rm -rf .venv* tests/judges/node_modules .coverage* .hypothesis .*_cache mutants dist build && find . -name __pycache__ -prune -exec rm -rf {} +
 .venv/bin/uv:
