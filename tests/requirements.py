@@ -988,6 +988,19 @@ MCP_JUDGES: dict[str, str] = {
     "and results.",
 }
 
+OPENAPI_JUDGES: dict[str, str] = {
+    "openapi.judges.real": "Prism takes every request to petstore, museum, httpbin and Stripe, but for its own "
+    "listed faults.",
+    "openapi.judges.styles": "Prism reads every style and body that it can read as it was meant, counted.",
+    "openapi.judges.security": "Prism finds the credentials of every security scheme.",
+    "openapi.judges.templates": "Paths and queries are what another implementation of RFC 6570 writes.",
+    "openapi.judges.every-operation": "Every operation of ten real documents can be called.",
+    "http.judges.document": "Validators find nothing wrong with the served document, in 3.1 and in 3.2.",
+    "http.judges.schemathesis": "Schemathesis, with all of its checks, finds no failure in a served registry.",
+    "http.judges.python-client": "A client made by openapi-python-client calls the served registry.",
+    "http.judges.typescript-client": "A client made by hey-api passes the type checker and calls the served registry.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -1016,6 +1029,7 @@ SECTIONS = (
     SERVE,
     SERVE_HTTP,
     MCP_JUDGES,
+    OPENAPI_JUDGES,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

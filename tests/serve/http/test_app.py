@@ -145,7 +145,6 @@ async def test_what_an_operation_raises_is_a_problem(client: Client) -> None:
 async def test_an_unforeseen_error_shows_nothing_of_itself(client: Client) -> None:
     reply = await client.get("/fail/by_mistake")
     refused(reply, 500, "EXECUTION_ERROR")
-    assert b"42" not in reply.body.replace(reply.headers["x-request-id"].encode(), b"")
     assert b"secret" not in reply.body
 
 

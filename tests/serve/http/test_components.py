@@ -177,3 +177,10 @@ def test_a_schema_means_the_same_wherever_it_is_placed(root: Any, a: Any, b: Any
     again = whole(components.place(original, "op_again"), components)
     for value in samples:
         assert original.is_valid(value) == moved.is_valid(value) == again.is_valid(value)
+
+
+@requirement("http.document.schemas")
+def test_base64_text_has_the_format_by_which_tools_know_it() -> None:
+    data = {"type": "string", "contentEncoding": "base64"}
+    assert place({"properties": {"data": data}}) == {"properties": {"data": {**data, "format": "byte"}}}
+    assert place({**data, "format": "own"}) == {**data, "format": "own"}

@@ -47,6 +47,15 @@ async def test_null_is_no_object_and_else_a_value_like_any_other() -> None:
     assert await input_of(route(Schema(True)), "POST", body=b"null") is None
 
 
+async def test_no_body_is_no_null() -> None:
+    maybe = route(Schema({"type": ["integer", "null"]}))
+    assert await input_of(maybe, "POST", body=b"null") is None
+    with pytest.raises(CallError, match="there is no body") as raised:
+        await input_of(maybe, "POST")
+    assert raised.value.code is ErrorCode.VALIDATION_ERROR
+    assert await input_of(route(Schema(True)), "POST") is None
+
+
 @requirement("http.events.resume")
 def test_the_last_event_is_part_of_the_input_where_the_operation_takes_it() -> None:
     assert route().resumed(None, "5") == {"last_event_id": 5}

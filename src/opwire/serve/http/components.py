@@ -133,6 +133,8 @@ class _Root:
             copy["discriminator"] = self._moved(copy["discriminator"])
         for keyword in ("$schema", "$id", "$anchor", "$dynamicAnchor"):
             copy.pop(keyword, None)
+        if copy.get("contentEncoding") == "base64":
+            copy.setdefault("format", "byte")  # the name by which tools know that not every text will do
         return copy
 
     def _moved(self, discriminator: Any) -> Any:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Identity
+from opwire.operation import Identity, Trace, trace_of
 from opwire.serve.door import Receive, Scope, expires_of, identity_of
 from opwire.serve.problem import Refusal
 from opwire.typed.text import read_json
@@ -22,7 +21,6 @@ ENVELOPE_JSON = "application/vnd.opwire.envelope+json"
 _ENVELOPE = ENVELOPE_JSON.encode()
 _JSON = re.compile(rb"application/(?:json|[\w.!#$&^-]+\+json)\s*(?:;\s*charset=\"?utf-?8\"?\s*)?;?", re.IGNORECASE)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
-_TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]{0,200})?")
 _QUALITY = re.compile(rb"(?:^|;)\s*q=([01](?:\.[0-9]{0,3})?)\s*(?:;|$)")
 _EPOCH = 100_000_000_000  # milliseconds: no call takes three years, so more than that is a date
 _decoder = msgspec.json.Decoder()
@@ -63,15 +61,12 @@ class Request:
         return given.decode("utf-8", "replace") if given else None
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
+    def metadata(self) -> Trace:
         """The trace that this call is part of, for the context."""
-        trace = self.headers.get(b"traceparent")
-        if trace is None or not _TRACE.fullmatch(trace):
+        parent, state = self.headers.get(b"traceparent"), self.headers.get(b"tracestate", b"")
+        if parent is None:
             return {}
-        metadata = {"traceparent": trace.decode()}
-        if (state := self.headers.get(b"tracestate")) is not None:
-            metadata["tracestate"] = state.decode("latin-1")
-        return metadata
+        return trace_of({"traceparent": parent.decode("latin-1"), "tracestate": state.decode("latin-1")})
 
     def deadline(self, default: float | None) -> float | None:
         """The monotonic time until which the client waits.

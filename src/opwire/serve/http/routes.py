@@ -39,10 +39,11 @@ class Route(NamedTuple):
         if self.parameters is not None and request.method in READS:
             return read_query(self.parameters, request.query)
         body = await request.json(receive)
-        if body is None and self._takes_object():  # None stands for no arguments, which `null` is not
-            message = 'the value is not of type "object"'
-            details = {"problems": [{"path": "", "message": message}]}
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: the input: {message}", details)
+        takes_object = self._takes_object()
+        if body is None and takes_object:  # None stands for no arguments, which `null` is not
+            raise self._wrong('the value is not of type "object"')
+        if body is UNSET and not takes_object and not self.spec.input_schema.is_unknown:
+            raise self._wrong("there is no body")  # the document says that it is required, also where it may be null
         return None if body is UNSET else body
 
     def resumed(self, input: Any, last_event_id: str | None) -> Any:
@@ -55,3 +56,7 @@ class Route(NamedTuple):
     def _takes_object(self) -> bool:
         json = self.spec.input_schema.json
         return isinstance(json, dict) and json.get("type") == "object"
+
+    def _wrong(self, message: str) -> CallError:
+        details = {"problems": [{"path": "", "message": message}]}
+        return CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: the input: {message}", details)

@@ -1,0 +1,1 @@
+"""Judges of OpenAPI: Prism of what opwire sends, validators, testers and generators of what it serves."""
