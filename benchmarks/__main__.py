@@ -11,6 +11,9 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks import call, execute, github, imports, schemas
+from benchmarks.http import documents
+from benchmarks.http import ladder as http
+from benchmarks.mcp_tools import ladder as mcp
 from benchmarks.measure import NotMeasuredError
 from benchmarks.transports import ladder as transports
 
@@ -18,6 +21,9 @@ LADDERS = {
     "execute": execute.tables,
     "call": call.tables,
     "transports": transports.tables,
+    "mcp": mcp.tables,
+    "http": http.tables,
+    "documents": documents.tables,
     "import": imports.tables,
     "schema": schemas.tables,
     "github": github.tables,

@@ -831,11 +831,13 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.http": "Streamable HTTP is served at /mcp until the server is told to stop.",
     "serve-mcp.unauthenticated": "A bad token, or none where nothing is public, is a 401 with WWW-Authenticate.",
     "serve-mcp.rebinding": "Requests for other hosts, and from pages of other origins, are refused by default.",
-    "serve-mcp.http-limits": "Bodies and sessions are limited, and idle sessions end.",
+    "serve-mcp.http-limits": "Bodies and sessions are limited, those of clients without identity apart; idle ones end.",
     "serve-mcp.sessions": "A session is open only to the identity that opened it; a stream ends with its token.",
     "serve-mcp.drains": "At the end, running calls are answered and open streams do not hold it up.",
     "serve-mcp.mounted": "The MCP server can be mounted into another ASGI app, with or without its lifespan.",
     "serve-mcp.round-trip": "A registry served over MCP and read back gives the same operations and data.",
+    "serve-mcp.unpromised": "A result that breaks its output schema is content marked as an error: clients would "
+    "throw it away.",
 }
 
 OPENAPI: dict[str, str] = {
@@ -921,6 +923,7 @@ OPENAPI: dict[str, str] = {
     "openapi.origin": "Operations of another opwire keep their ids, types and inputs.",
     "openapi.lazy": "Plans and schemas are read when an operation is first used.",
     "openapi.real-documents": "Every operation of ten real documents is registered, and none is skipped.",
+    "openapi.hostile-schemas": "Long chains of schemas are read to their end; one that is too deep takes anything.",
 }
 
 SERVE: dict[str, str] = {
@@ -930,6 +933,7 @@ SERVE: dict[str, str] = {
     "serve.limits": "Bodies, headers, open requests and the time for a body are bounded.",
     "serve.drain": "A server that stops lets what runs end, for so long.",
     "serve.address": "An address that cannot be listened on is named.",
+    "serve.smuggling": "A request with two lengths for its body is refused, and nothing after it is read.",
 }
 
 SERVE_HTTP: dict[str, str] = {

@@ -205,10 +205,12 @@ def test_nothing_that_merely_looks_like_a_loopback_name_is_one(host: str) -> Non
 @on_one_loop
 async def test_pages_of_other_hosts_may_not_call(house: House) -> None:
     client = house.behind(Door(echo, origins=["https://shop.example"]))
-    host = client.address.removeprefix("http://")
+    host = house.address.removeprefix("http://")
     for origin in ("https://shop.example", "HTTPS://Shop.example", f"http://{host}"):
         assert (await client.get("/", origin=origin)).status == 200
     for origin in ("https://evil.example", "null", "http://localhost:1", "https://shop.example.evil.example", ""):
+        refused(await client.get("/", origin=origin), 403, "ACCESS_DENIED")
+    for origin in (f"//{host}", f"http://{host}/", f"http://user@{host}", "http://[", "http://[::1", "\xe9"):
         refused(await client.get("/", origin=origin), 403, "ACCESS_DENIED")
 
 
@@ -302,6 +304,37 @@ async def test_so_many_requests_are_inside_and_no_more(house: House) -> None:
         leave.set()
         assert (await first).status == 200
         assert (await client.get("/")).status == 200
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_who_shows_no_token_cannot_keep_the_others_out(house: House) -> None:
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        inside.set()
+        await leave.wait()
+        await echo(scope, receive, send)
+
+    client = house.behind(Door(wait, authenticate=TOKENS, max_requests=2))
+    async with asyncio.timeout(5):
+        first = asyncio.create_task(client.post("/"))
+        await inside.wait()
+        refused(await client.get("/"), 503, "UNAVAILABLE")
+        known = asyncio.create_task(client.get("/", authorization=f"Bearer {TOKEN}"))
+        leave.set()
+        assert [(await first).status, (await known).status, (await client.get("/")).status] == [200, 200, 200]
+
+
+@requirement("serve.smuggling")
+@on_one_loop
+async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(house: House) -> None:
+    client = house.behind(Door(echo))
+    inner = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % client.path
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = await client.raw(head % (client.path, len(inner) + 5) + b"0\r\n\r\n" + inner)  # until the server closes
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 @requirement("serve.token")

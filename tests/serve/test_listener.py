@@ -105,6 +105,37 @@ async def test_new_requests_are_answered_while_a_load_balancer_has_not_noticed()
         await serving
 
 
+@requirement("serve.limits")
+@pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nX-A: "])
+async def test_a_client_that_does_not_finish_its_headers_is_disconnected(before: bytes, begun: bytes) -> None:
+    async with (
+        asyncio.timeout(5),
+        listening(Slow(), lifespan="off", header_timeout=0.3, timeout_keep_alive=1) as address,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        if before:
+            writer.write(before)
+            await reader.readuntil(b"ok")
+        writer.write(begun)
+        assert await reader.read() == b""  # the server has closed
+        writer.close()
+
+
+@requirement("serve.limits")
+async def test_a_call_may_take_longer_than_its_headers() -> None:
+    app = Slow()
+    async with (
+        asyncio.timeout(5),
+        listening(app, lifespan="off", header_timeout=0.5) as address,
+        getting(address, "/slow") as answer,
+    ):
+        await app.asked.wait()
+        await asyncio.sleep(0.6)
+        app.go_on.set()
+        assert await answer == b"ok"
+
+
 async def test_answers_are_sent_without_delay() -> None:
     delays: list[int] = []
 

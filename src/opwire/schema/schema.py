@@ -21,6 +21,7 @@ _MAX_MESSAGE = 300  # a schema's own enum may hold thousands of words, and a key
 # Not float: a NaN fits nothing.
 _KINDS: dict[str, type] = {"integer": int, "number": int, "string": str, "boolean": bool, "null": NoneType}
 _CONSTANTS = frozenset({"const", "enum"})
+_TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
 _OTHER_KIND = _CONSTANTS | {"type", "anyOf", "oneOf"}
 _SAYS_NOTHING_ELSE = frozenset({"type", "title", "description", "default", "examples", "$schema"})
 
@@ -241,7 +242,7 @@ class _Distance(NamedTuple):
 
 def _distance(branch: list[Any], depth: int) -> _Distance:
     own = {each.kind.name for each in branch if len(each.instance_path) == depth}
-    constants = [each for each in branch if each.kind.name in _CONSTANTS and len(each.instance_path) == depth + 1]
+    constants = [each for each in branch if each.kind.name in _TAGS and len(each.instance_path) == depth + 1]
     return _Distance(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
 
 

@@ -11,10 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from itertools import chain
+from math import ceil
 from typing import Any, TypedDict
-from urllib.parse import urlsplit
 
 from opwire.auth.grants import EXPIRED, Authenticator, Grant
+from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.serve.problem import Refusal, Send, send_problem
@@ -56,7 +57,8 @@ class Door:
     "https://shop.example", or "*".
 
     `max_body` and `max_headers` are in bytes, `max_requests` are at the same time, open streams included, and
-    `body_timeout` is the seconds in which a body has to arrive. `challenge` is what a 401 asks for.
+    `body_timeout` is the seconds in which a body has to arrive. Where tokens are taken, who shows none finds room only
+    for half of the requests, and so cannot keep the others out. `challenge` is what a 401 asks for.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class Door:
         self._max_requests = max_requests
         self._body_timeout = body_timeout
         self._challenge = challenge
+        self._deadlines = Deadlines()
         self._inside = 0
+        self._unknown: set[int] = set()  # who showed no token where tokens are taken, by the id of its scope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or refuse it. Whatever is not a request, the start of the server for example, passes."""
@@ -107,18 +111,25 @@ class Door:
             await self._app(scope, receive, send)
         finally:
             self._inside -= 1
+            self._unknown.discard(id(scope))
 
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
-        if self._inside > self._max_requests:
-            raise CallError(ErrorCode.UNAVAILABLE, f"{self._max_requests} requests are open already", retry_after=1)
+        self._check_room(self._inside, self._max_requests)
         headers = self._headers(scope)
         self._check_origin(headers, self._check_host(headers))
         grant = await self._grant(headers)
+        if grant is None and self._authenticator is not None:
+            self._unknown.add(id(scope))
+            self._check_room(len(self._unknown), ceil(self._max_requests / 2))
         scope[_IDENTITY] = self._identity if grant is None else grant.identity
         scope[_EXPIRES] = None if grant is None else grant.expires
         if scope["method"] in _WITHOUT_BODY and b"content-length" not in headers and _CHUNKED not in headers:
             return receive
         return _replay(await self._body(headers, receive), receive)
+
+    def _check_room(self, taken: int, room: int) -> None:
+        if taken > room:
+            raise CallError(ErrorCode.UNAVAILABLE, f"{room} requests are open already", retry_after=1)
 
     def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
         """The headers by name. Of those that decide anything there must not be two, or two readers would differ."""
@@ -132,6 +143,11 @@ class Door:
             for name in _SINGLE:
                 if names.count(name) > 1:
                     raise CallError(ErrorCode.PROTOCOL_ERROR, f"the header {name.decode()} is there more than once")
+        if (
+            b"content-length" in headers and _CHUNKED in headers
+        ):  # a proxy that goes by the other one sees other requests
+            error = CallError(ErrorCode.PROTOCOL_ERROR, "content-length and transfer-encoding exclude each other")
+            raise Refusal(HTTPStatus.BAD_REQUEST, error, _CLOSE)
         return headers
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> str:
@@ -147,7 +163,7 @@ class Door:
             return
         origin = given.decode("latin-1").lower()
         # A page of this very host may call, unless the host could be anybody's name for this server.
-        is_own = not self._hosts.any and urlsplit(origin).netloc == host
+        is_own = not self._hosts.any and origin in (f"http://{host}", f"https://{host}")
         if not is_own and origin not in self._origins:
             wrong = "pages of that origin may not call this server; its owner says which may (origins=)"
             raise CallError(ErrorCode.ACCESS_DENIED, wrong)
@@ -190,25 +206,27 @@ class Door:
             if b"expect" not in headers:  # else it asks first, and sends nothing
                 await _discard(receive)
             raise self._too_large()
+        when = time.monotonic() + self._body_timeout
+        try:
+            return await self._deadlines.limit(lambda: self._collected(receive), when, "the body did not arrive")
+        except CallError as slow:
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, slow, _CLOSE) from None
+
+    async def _collected(self, receive: Receive) -> bytes:
         parts: list[bytes] = []
         size = 0
-        try:
-            async with asyncio.timeout(self._body_timeout):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _Gone
-                    part: bytes = message.get("body", b"")
-                    size += len(part)
-                    if size > self._max_body:
-                        await _discard(receive)
-                        raise self._too_large()
-                    parts.append(part)
-                    if not message.get("more_body", False):
-                        return parts[0] if len(parts) == 1 else b"".join(parts)
-        except TimeoutError:
-            slow = CallError(ErrorCode.TIMEOUT, f"the body did not arrive within {self._body_timeout:g} seconds")
-            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, slow, _CLOSE) from None
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            if size > self._max_body:
+                await _discard(receive)
+                raise self._too_large()
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _too_large(self) -> Refusal:
         error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_body:,} bytes")

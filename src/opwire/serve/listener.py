@@ -21,20 +21,55 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, which end the process, and with a word when it listens."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, header_timeout: float) -> None:
         super().__init__(config)
         self.listens = asyncio.Event()
+        self._header_timeout = header_timeout
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if not self.config.http2:  # whose connections do not have one request at a time
+            self.config.http_protocol_class = _impatient(self.config.http_protocol_class, self._header_timeout)
         try:
             await super().startup(sockets)
         except SystemExit:  # it would end the whole loop
             raise CallError(ErrorCode.UNAVAILABLE, "the application could not start: the log says why") from None
         self.listens.set()
+
+
+def _impatient(protocol: Any, seconds: float) -> Any:
+    """uvicorn's protocol, with an end to its waiting: it lets a client take for ever to send the headers."""
+
+    class Impatient(protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            protocol.connection_made(self, transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            protocol.data_received(self, data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            protocol.connection_lost(self, exc)
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:  # there is a request
+                self._stop()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(seconds, self.transport.close)
+
+        def _stop(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return Impatient
 
 
 @contextlib.asynccontextmanager
@@ -46,12 +81,14 @@ async def listening(
     on_drain: Callable[[], object] | None = None,
     drain_delay: float = 0,
     drain_timeout: float = 30,
+    header_timeout: float = 30,
     **options: Any,
 ) -> AsyncGenerator[str]:
     """Listen as long as the block lasts; gives the address, `http://127.0.0.1:8000`. Port 0 is a free one.
 
     At the end `on_drain` is told first. Then, `drain_delay` seconds later, so that a load balancer can notice, nothing
-    new is accepted, and what runs has `drain_timeout` seconds to end. `options` are those of `uvicorn.Config`.
+    new is accepted, and what runs has `drain_timeout` seconds to end. A client whose headers take longer than
+    `header_timeout` seconds is disconnected. `options` are those of `uvicorn.Config`.
 
     Raises:
         CallError: UNAVAILABLE, if the address cannot be listened on, or the application does not start.
@@ -60,7 +97,7 @@ async def listening(
     settings: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False, "ws": "none"}
     settings["timeout_graceful_shutdown"] = ceil(drain_timeout)
     settings.update(options)
-    server = _Server(uvicorn.Config(cast("Any", app), **settings))
+    server = _Server(uvicorn.Config(cast("Any", app), **settings), header_timeout)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     ready = asyncio.create_task(server.listens.wait())
     try:

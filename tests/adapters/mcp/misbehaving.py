@@ -101,6 +101,8 @@ def main() -> None:
             send({"id": message["id"], "error": stage()["errors"][message["method"]]})
         elif (result := answer(message["method"], message.get("params", {}))) is not None:
             send({"id": message["id"], "result": result})
+            if stage().get("restless") and message["method"] == "tools/list":
+                send({"method": "notifications/tools/list_changed"})
         else:
             send({"id": message["id"], "error": {"code": -32601, "message": f"no {message['method']} here"}})
 

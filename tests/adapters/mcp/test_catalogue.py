@@ -1,16 +1,17 @@
 """Tests of opwire.adapters.mcp.catalogue."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp import from_mcp
+from opwire.adapters.mcp import catalogue, from_mcp
 from opwire.adapters.mcp.catalogue import Catalogue, Options
 from opwire.errors import CallError
 from opwire.registry import OperationRegistry
-from tests.adapters.mcp.stages import Changes, Stage, tool
+from tests.adapters.mcp.stages import Changes, Stage, following, tool
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
@@ -50,6 +51,18 @@ async def test_many_changes_at_once_are_read_once(tmp_path: Path) -> None:
         await changes.next()
         received = await play(registry, result="received")
     assert [each["method"] for each in received].count("tools/list") == 2
+
+
+@requirement("mcp.in.list-changed")
+async def test_a_server_that_tells_of_a_change_whenever_it_is_asked_is_asked_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "SETTLE", 0.01)
+    started = time.monotonic()
+    async with following(Stage(tmp_path, tools=[PLAY], page=100, restless=True)) as registry, asyncio.timeout(5):
+        while [each["method"] for each in await play(registry, result="received")].count("tools/list") < 7:
+            await asyncio.sleep(0.01)
+    assert time.monotonic() - started > 0.01 + 0.02 + 0.04 + 0.08 + 0.16 + 0.32
 
 
 @requirement("mcp.in.list-changed")

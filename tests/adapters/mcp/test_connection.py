@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from opwire.adapters.mcp import process
 from opwire.adapters.mcp.callbacks import Callbacks
 from opwire.adapters.mcp.connection import Connection
+from opwire.adapters.mcp.messages import read_message
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.scenes import PATIENCE, at, call, connected, rogue, until
 from tests.requirements import requirement
@@ -253,3 +255,19 @@ async def test_a_call_that_ends_leaves_at_once_also_where_the_clock_is_far() -> 
         begun = time.monotonic()
         await call(session, "echo", within=3600)
         assert time.monotonic() - begun < PATIENCE
+
+
+@requirement("mcp.in.crash")
+async def test_a_connection_that_broke_is_lost_at_once_although_its_server_takes_long_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(raw: bytes) -> Any:
+        if b"boom" in raw:
+            raise RuntimeError("unforeseen")
+        return read_message(raw)
+
+    monkeypatch.setattr(process, "read_message", read)
+    async with connected(rogue("stubborn", stop_timeout=0.5)) as session:
+        with pytest.raises(CallError, match="is closed"):
+            await call(session, "echo", text="boom")
+        assert await call(session, "echo", text="fine") == {"arguments": {"text": "fine"}}

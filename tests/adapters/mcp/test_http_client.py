@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import logging
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +145,26 @@ async def test_a_session_that_the_server_has_forgotten_is_begun_anew_and_the_cal
 
 
 @requirement("mcp.in.session-lost")
+async def test_a_watch_and_its_end_survive_a_session_that_the_server_has_forgotten() -> None:
+    watched: list[tuple[str, str]] = []
+
+    class Forgetful(Old):
+        async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+            asked = json.loads(body).get("method", "") if body else ""
+            if not asked.startswith("resources/"):
+                return await super().__call__(method, path, headers, body)
+            watched.append((asked, headers["mcp-session-id"]))
+            is_known = (asked, headers["mcp-session-id"]) == ("resources/subscribe", "2")
+            return result(body, {}) if is_known else (404, {}, b"")
+
+    async with http_server(Forgetful(lambda *_: (404, {}, b""))) as address, connected(at(address)) as session:
+        await session.watch_resource("a:b")
+        await session.unwatch_resource("a:b")
+    assert ("resources/subscribe", "2") in watched
+    assert watched[-1] == ("resources/unsubscribe", "2")
+
+
+@requirement("mcp.in.session-lost")
 async def test_a_server_that_forgets_every_session_is_not_asked_for_ever() -> None:
     server = Old(lambda *_: (404, {}, b""))
     async with http_server(server) as address, connected(at(address)) as session:
@@ -193,6 +214,57 @@ async def test_an_answer_above_the_limit_is_an_error_for_its_caller_alone(encodi
             await call(session, "any", size=1_000_000)
         assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
         assert len((await call(session, "any", size=1))["text"]) == 1
+
+
+@requirement("mcp.in.raw")
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [(b"\\ud83d", "\ufffd"), (b"\\ud83d\\ude00", "\U0001f600"), (b"\\\\ud83d", "\\ud83d"), (b"\xff", "\ufffd")],
+)
+async def test_text_that_was_cut_in_the_middle_of_a_character_arrives(kind: str, written: bytes, text: str) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        content = result(body, {"text": "?"})[2].replace(b"?", written)
+        if kind == "text/event-stream":
+            content = b"data: " + content + b"\r\n\r\n"
+        return 200, {"content-type": kind, "content-encoding": "gzip"}, gzip.compress(content)
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await call(session, "any") == {"text": text}
+
+
+@requirement("mcp.in.secrets")
+@pytest.mark.parametrize("path", ["/mcp", "/sse"])
+async def test_what_a_url_keeps_secret_reaches_the_server_and_no_log(
+    path: str, sdk_address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    targets: list[bytes] = []
+    url = f"{sdk_address.replace('://', '://user:passw0rd@')}{path}?key=s3cret"
+    server = HTTPServer(url, kind="sse" if path == "/sse" else "http", options={"event_hooks": _seen(targets)})
+    async with connected(server) as session:
+        await session.start()
+    assert b"key=s3cret" in targets[0]
+    assert "HTTP Request: " in caplog.text
+    ours = [each for each in caplog.records if not each.name.startswith(("uvicorn", "asyncio"))]
+    assert not [each for each in ours if "passw0rd" in each.getMessage() or "s3cret" in each.getMessage()]
+
+
+def _seen(targets: list[bytes]) -> dict[str, Any]:
+    async def see(request: httpx2.Request) -> None:
+        targets.append(request.url.raw_path)
+
+    return {"request": [see]}
+
+
+@requirement("mcp.in.raw")
+async def test_a_byte_order_mark_is_no_obstacle() -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        status, headers, content = result(body, {"n": 1})
+        return status, headers, b"\xef\xbb\xbf" + content
+
+    async with http_server(Old(answer)) as address, connected(at(address)) as session:
+        assert await call(session, "any") == {"n": 1}
 
 
 async def test_options_of_the_http_client_are_passed_on() -> None:

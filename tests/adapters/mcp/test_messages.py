@@ -1,5 +1,6 @@
 """Lines that are messages, nearly messages, and none."""
 
+import contextlib
 import json
 import math
 from typing import Any
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from opwire.adapters.mcp.messages import read_message, write_message
+from opwire.adapters.mcp.messages import mended, read_message, write_message
 from opwire.errors import CallError, ErrorCode
+from opwire.typed.plain import replace_surrogates
 from tests.requirements import requirement
 
 
@@ -55,10 +57,30 @@ def test_an_answer_that_is_broken_is_an_error_for_whoever_waits_for_it(result: s
     assert (message.id, message.error.code) == (9, -32700)
 
 
+@requirement("mcp.in.garbage")
+@pytest.mark.parametrize("line", [b'{"id": 9, "result": {}}', b'{"id": 9, "error": {"code": 1, "message": "no"}}'])
+def test_an_answer_that_does_not_say_what_it_is_is_an_error_for_whoever_waits_for_it(line: bytes) -> None:
+    assert isinstance(message := read(line), JSONRPCError)
+    assert message.id == 9
+
+
+@requirement("mcp.in.raw")
+def test_a_byte_order_mark_and_an_id_that_became_a_float_are_no_obstacle() -> None:
+    assert read(b'\xef\xbb\xbf{"jsonrpc": "2.0", "id": 1.0, "result": {"n": 2.0}}') == JSONRPCResponse(
+        jsonrpc="2.0", id=1, result={"n": 2.0}
+    )
+
+
 @requirement("mcp.in.raw")
 def test_bytes_and_surrogates_that_utf_8_cannot_carry_are_replaced() -> None:
     assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "\xff"}}').result == {"a": "\ufffd"}
     assert read(b'{"jsonrpc": "2.0", "id": 1, "result": {"a": "\\ud800"}}').result == {"a": "\ufffd"}
+
+
+@requirement("mcp.in.raw")
+@given(st.text(st.sampled_from('\\u\ud83d\ude00dD"')) | st.text(st.characters()))
+def test_halves_of_surrogate_pairs_are_mended_and_nothing_else(text: str) -> None:
+    assert json.loads(mended(json.dumps(text).encode())) == replace_surrogates(text)
 
 
 @requirement("mcp.in.garbage")
@@ -67,6 +89,24 @@ def test_an_answer_that_is_nested_too_deeply_is_an_error_and_not_a_crash() -> No
         read(b'{"jsonrpc": "2.0", "id": 1, "result": ' + b"[" * 100_000)
     nested = b'{"jsonrpc": "2.0", "id": 1, "result": {"a": ' + b"[" * 300 + b"]" * 300 + b"}}"
     assert read(nested).id == 1
+    assert isinstance(read(nested.replace(b"[" * 300, b"[" * 800).replace(b"]" * 300, b"]" * 800)), JSONRPCError)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+_MESSAGE = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("jsonrpc", "id", "result", "error", "method", "params"), _JSON | st.just("2.0"))
+)
+
+
+@requirement("mcp.in.garbage")
+@given(st.binary() | _MESSAGE.map(lambda message: json.dumps(message).encode()))
+def test_whatever_a_server_writes_is_a_message_or_none_or_an_end_with_a_reason(line: bytes) -> None:
+    with contextlib.suppress(CallError):
+        read_message(line)
 
 
 def test_messages_are_written_in_one_line_and_without_what_json_does_not_have() -> None:

@@ -118,6 +118,12 @@ def test_what_is_no_document_is_a_clear_error(root: Any, says: str) -> None:
 
 def test_references_are_found_in_every_spelling() -> None:
     yaml = "a: {$ref: '#/x y'}\nb:\n  $ref: \"#/z\"\nc: {$ref: other.yaml#/a, d: 1}\n$ref: plain.json"
-    assert references_in(yaml) == {"#/x y", "#/z", "other.yaml#/a", "plain.json"}
-    assert references_in(b'{"$ref": "#\\/a", "b": {"$ref" : "x\\u0041"}}') == {"#/a", "xA"}
-    assert references_in(b"$ref: '#/\xc3\xa9'") == {"#/é"}
+    assert found(yaml) == {"#/x y", "#/z", "other.yaml#/a", "plain.json"}
+    assert found(b'{"$ref": "#\\/a", "b": {"$ref" : "x\\u0041"}}') == {"#/a", "xA"}
+    assert found(b"$ref: '#/\xc3\xa9'") == {"#/é"}
+    assert found("default:\n  $ref: my pets, and others.yaml # which is a file\n") == {"my pets, and others.yaml"}
+    assert found("default:\n  $ref: >-\n    pets.yaml\n".encode("utf-16")) == {"pets.yaml"}
+
+
+def found(text: bytes | str) -> set[str]:
+    return references_in(text, load(text, "doc.yaml"))

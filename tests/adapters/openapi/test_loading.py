@@ -50,7 +50,7 @@ def schema(documents: Documents, name: str = "S0") -> Any:
 def test_a_document_is_a_mapping_text_or_a_file(tmp_path: Path) -> None:
     path = write(tmp_path, main_json=PETS)
     text = json.dumps(PETS)
-    for given in (PETS, text, text.encode(), path, str(path), f"# YAML\n{text}"):
+    for given in (PETS, text, text.encode(), path, str(path), path.as_uri(), f"# YAML\n{text}"):
         assert load(given).main.root == PETS
 
 
@@ -195,7 +195,7 @@ async def fetch(given: Any, client: HTTPClient, allow: Any = False) -> Documents
 @requirement("openapi.sources")
 async def test_a_document_is_fetched_from_an_address(server: EchoServer, client: HTTPClient) -> None:
     server.on("/api/openapi.yaml", answer(200, b"openapi: 3.1.0\ninfo: {title: x}\npaths: {}"))
-    documents = await fetch(f"{server.url}/api/openapi.yaml#ignored", client)
+    documents = await fetch(f"{server.url.upper()}/api/openapi.yaml#ignored", client)
     assert documents.main.root["info"] == {"title": "x"}
     assert documents.main.uri == f"{server.url}/api/openapi.yaml"
 
@@ -216,6 +216,20 @@ async def test_addresses_below_the_document_are_fetched(server: EchoServer, clie
     with pytest.raises(SchemaError, match="does not allow"):
         schema(documents, "S1")
     assert [each.path for each in server.arrived] == ["/api/openapi.json", "/api/schemas/a.json"]
+
+
+@requirement("openapi.refs-safe")
+@pytest.mark.parametrize(
+    "ref", ["%2e%2e/a.json", ".%2E/a.json", "x%2f..%2f..%2fa.json", "x/../../a.json", "x\\..\\..\\a.json"]
+)
+async def test_dots_do_not_lead_out_of_the_place_of_the_document(
+    ref: str, server: EchoServer, client: HTTPClient
+) -> None:
+    server.on("/api/openapi.json", json_answer(referring(ref)))
+    documents = await fetch(f"{server.url}/api/openapi.json", client)
+    with pytest.raises(SchemaError, match="does not allow"):
+        schema(documents)
+    assert len(server.arrived) == 1
 
 
 @requirement("openapi.refs-safe")

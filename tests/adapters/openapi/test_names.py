@@ -46,12 +46,10 @@ def test_an_operation_without_a_name_gets_a_readable_one(method: str, path: str,
         (" a b ", "a b"),
         ("a\nb\0", "a_b_"),
         ("", ""),
-        (None, ""),
-        (7, ""),
         ("x" * 300, "x" * 200),
     ],
 )
-def test_odd_ids_are_repaired(given: object, name: str) -> None:
+def test_odd_ids_are_repaired(given: str, name: str) -> None:
     assert usable_name(given) == name
 
 

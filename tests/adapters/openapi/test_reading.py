@@ -29,12 +29,13 @@ def test_operations_are_named_by_their_ids() -> None:
             "/z": {"get": {"operationId": "repos/get all"}},
             "/b": {"get": {"operationId": "same"}},
             "/a": {"get": {"operationId": "same"}},
-            "/c/{d}": {"get": {}, "post": {"operationId": ""}, "put": {"operationId": 7}},
+            "/c/{d}": {"get": {}, "post": {"operationId": ""}, "put": {"operationId": None}},
+            "/f": {"get": {"operationId": 7}, "put": {"operationId": True}},
             "/e": {"get": {"operationId": "a\tb"}},
         }
     )
     assert set(read(root).operations) == {
-        "repos/get all", "same", "same_get_b", "get_c_d", "post_c_d", "put_c_d", "a_b"
+        "repos/get all", "same", "same_get_b", "get_c_d", "post_c_d", "put_c_d", "7", "true", "a_b"
     }  # fmt: skip
     assert read(root)["same"].plan.path == "/a"
 
@@ -54,7 +55,7 @@ def test_a_namespace_that_cannot_be_used_is_told_of_every_operation() -> None:
 
 
 def test_what_is_said_of_an_operation_is_kept() -> None:
-    operation = {"operationId": "a", "summary": " Short ", "description": "Long", "tags": ["x", 7, "y"]}
+    operation = {"operationId": "a", "summary": " Short ", "description": "Long", "tags": ["x", None, "y"]}
     spec = read(document({"/a": {"get": operation}})).only.spec
     assert (spec.title, spec.description, spec.tags) == ("Short", "Long", ("x", "y"))
     assert spec.strip is False

@@ -168,6 +168,18 @@ async def test_sessions_are_limited_in_number_and_end_when_nobody_uses_them() ->
             assert response.status == 404
 
 
+@requirement("serve-mcp.http-limits")
+async def test_clients_without_an_identity_cannot_take_the_sessions_of_the_others() -> None:
+    async with browsing(authenticate=TOKENS, max_sessions=1) as browser:
+        of_nobody = await browser.session()
+        async with browser.post(HANDSHAKE[0]) as response:
+            assert response.status == 503
+        of_ann = await browser.session(ANN)
+        for session, token in ((of_nobody, ANN), (of_ann, None)):
+            async with browser.post(request("ping"), token=token, Mcp_Session_Id=session) as response:
+                assert response.status == 404
+
+
 @requirement("serve-mcp.cancellation")
 async def test_a_client_of_the_newest_revision_that_leaves_cancels_its_call() -> None:
     registry = OperationRegistry()

@@ -199,6 +199,20 @@ async def test_a_subscription_is_collected_to_its_end_or_to_a_limit() -> None:
 
 
 @requirement("serve-mcp.subscriptions")
+async def test_large_items_are_not_collected_without_limit() -> None:
+    registry = OperationRegistry()
+
+    @registry.subscription("a.b")
+    async def b() -> AsyncGenerator[str]:
+        while True:
+            yield "x" * 400
+
+    async with connected(serve_mcp(registry, max_bytes=1000)) as client:
+        result = await client.call_tool("a_b")
+    assert result.structured_content == {"items": ["x" * 400] * 3, "complete": False}
+
+
+@requirement("serve-mcp.subscriptions")
 async def test_when_the_time_is_up_the_generator_is_closed_and_what_came_is_kept() -> None:
     registry = OperationRegistry()
     closed: list[bool] = []

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -52,6 +53,32 @@ async def test_a_thread_may_report_and_only_what_goes_forward_is_told() -> None:
     assert values == sorted(set(values))
     assert values[-1] == 4
     assert {each["progressToken"] for each in told} == {5}
+
+
+@requirement("serve-mcp.progress")
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        ((10**400,), []),
+        ((float("inf"),), []),
+        (("much",), []),
+        ((1, float("inf")), [{"progress": 1.0}]),
+        ((1, 2, "\ud800"), [{"progress": 1.0, "total": 2.0, "message": "\ufffd"}]),
+        ((1, None, 5), [{"progress": 1.0, "message": "5"}]),
+        ((1, None, "x" * 10_000), [{"progress": 1.0, "message": "x" * 2_000}]),
+    ],
+)
+async def test_a_report_that_cannot_be_sent_as_it_is_costs_nobody_the_result(report: Any, told: list[Any]) -> None:
+    registry = OperationRegistry()
+
+    @registry.mutation("a.b")
+    async def b(context: Context) -> str:
+        context.report(*report)
+        return "done"
+
+    async with raw(serve_mcp(registry)) as client:
+        await client.send(call("a_b", progressToken=5))
+        assert await _until_answered(client) == ([{"progressToken": 5, **each} for each in told], ANY)
 
 
 @requirement("serve-mcp.progress")

@@ -54,6 +54,32 @@ def _local(data: Any) -> ResponseEnvelope[Any]:
     return local_envelope(data, "a.b")
 
 
+# --- promises ---------------------------------------------------------------------------------------------------------
+
+
+@requirement("serve-mcp.unpromised")
+@pytest.mark.parametrize("answering", [OLDER, NEWEST])
+def test_a_result_that_breaks_its_schema_is_content_marked_as_an_error_because_clients_would_throw_it_away(
+    answering: Answering,
+) -> None:
+    tool = _tool(output_schema={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    result = result_of(_local({"n": "x"}), tool, answering)
+    assert result["isError"] is True
+    assert "structuredContent" not in result
+    data, problems = (block["text"] for block in result["content"])
+    assert data == '{"n":"x"}'
+    assert '/n: "x" is not of type "integer"' in problems or '/n: the value is not of type "integer"' in problems
+    assert "isError" not in result_of(_local({"n": 1}), tool, answering)
+
+
+@requirement("serve-mcp.unpromised")
+def test_what_has_no_schema_promises_nothing() -> None:
+    assert result_of(_local({"n": "x"}), TOOL, NEWEST) == {
+        "content": [{"type": "text", "text": '{"n":"x"}'}],
+        "structuredContent": {"n": "x"},
+    }
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 
 

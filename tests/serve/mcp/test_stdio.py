@@ -148,6 +148,32 @@ async def test_a_line_that_is_too_long_is_refused_and_the_next_is_read(monkeypat
             assert b"-32700" in await asyncio.to_thread(answers.readline)
 
 
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        (b'{"jsonrpc": "2.0", "id": 7, "method": "x", "params": []}', 7),
+        (b'{"jsonrpc": "2.0", "id": "\\ud800", "method": 5}', "\ufffd"),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": "x", "params": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}", 7),
+        (b'{"jsonrpc": "2.0", "id": [], "method": 5}', None),
+        (b"[" * 50_000, None),
+        (b"[]", None),
+    ],
+)
+async def test_a_request_that_cannot_be_read_is_answered_under_its_id(line: bytes, id: Any) -> None:
+    async with piped() as (out, answers, _):
+        out.write(line + b"\n")
+        async with asyncio.timeout(PATIENCE):
+            answer = json.loads(await asyncio.to_thread(answers.readline))
+    assert (answer["id"], answer["error"]["code"]) == (id, -32700)
+
+
+async def test_text_that_was_cut_in_the_middle_of_a_character_is_read() -> None:
+    async with piped() as (out, _, (read, _)):
+        out.write(b'\xef\xbb\xbf{"jsonrpc": "2.0", "method": "x", "params": {"a": "\\ud83d", "b": "\xff"}}\n')
+        async with asyncio.timeout(PATIENCE):
+            assert (await read.receive()).message.params == {"a": "\ufffd", "b": "\ufffd"}
+
+
 async def test_the_last_line_needs_no_end() -> None:
     async with piped() as (out, _, (read, _)):
         out.write(b'{"jsonrpc": "2.0", "method": "ping"}')
@@ -161,7 +187,7 @@ async def test_a_client_that_has_gone_is_no_error() -> None:
         answers.close()
         for _ in range(3):
             async with asyncio.timeout(PATIENCE):
-                await write.send(stdio.SessionMessage(stdio._UNREADABLE))
+                await write.send(stdio.SessionMessage(stdio._unreadable(None)))
 
 
 async def test_a_file_that_somebody_closed_has_ended() -> None:
@@ -178,6 +204,6 @@ async def test_what_comes_after_the_server_has_ended_is_read_by_nobody() -> None
         await read.aclose()
         for _ in range(3):
             out.write(b'{"jsonrpc": "2.0", "method": "ping"}\n')
-        reading = next(task for task in asyncio.all_tasks() if "_read" in repr(task.get_coro()))
+        reading = next(task for task in asyncio.all_tasks() if " _read " in repr(task.get_coro()))
         async with asyncio.timeout(PATIENCE):
             await reading

@@ -20,7 +20,7 @@ def test_nothing_runs_until_it_is_asked_for() -> None:
     surface.asgi()
 
 
-@pytest.mark.parametrize("option", ["timeout", "max_items", "max_seconds", "page_size"])
+@pytest.mark.parametrize("option", ["timeout", "max_items", "max_seconds", "max_bytes", "page_size"])
 def test_limits_are_above_zero(option: str) -> None:
     with pytest.raises(CallError, match=option):
         serve_mcp(OperationRegistry(), **cast("Any", {option: 0}))

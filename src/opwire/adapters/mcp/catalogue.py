@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ logger = logging.getLogger("opwire.mcp")
 
 SETTLE = 0.05
 """Seconds to wait after a change for the next: a server may tell of every single tool that it adds."""
+
+LONGEST_SETTLE = 5.0
+"""The same for a server that never stops, as it tells of a change whenever it is asked: each time twice as long."""
 
 _CHANGES = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed"})
 
@@ -116,15 +120,19 @@ class Catalogue:
         self._stale.set()
 
     async def _keep_up(self, reader: OfferReader) -> None:
+        settle, was_read = SETTLE, 0.0
         while True:
             await self._stale.wait()
-            await asyncio.sleep(SETTLE)
+            settle = min(settle * 2, LONGEST_SETTLE) if time.monotonic() < was_read + settle else SETTLE
+            await asyncio.sleep(settle)
             self._stale.clear()
             try:
                 offers = await reader.read(self._options.connect_timeout)
             except CallError as error:  # the next change, or the next connection, is the next occasion
                 logger.warning("what an MCP server offers has changed, and cannot be read: %s", error)
                 continue
+            finally:
+                was_read = time.monotonic()
             if self._was_lost:  # said only now, because the resources are watched again only now
                 self._was_lost = False
                 self._updates.missed()

@@ -161,9 +161,11 @@ class Connection:
                 self._spawn(self._follow_changes(wanted))
 
     async def _serve(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        await self._dispatcher.run(self._on_request, _ignore, self._on_notify, task_status=task_status)
-        self.failure = self.failure or self._reason()
-        self._end()
+        try:
+            await self._dispatcher.run(self._on_request, _ignore, self._on_notify, task_status=task_status)
+        finally:  # whatever became of it, nobody reads any more; to stop the server may still take a while
+            self.failure = self.failure or self._reason()
+            self._end()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

@@ -6,6 +6,8 @@ one request, and its error says what happened.
 """
 
 import logging
+from codecs import BOM_UTF8
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
@@ -14,6 +16,7 @@ import msgspec
 from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND, JSONRPCError, jsonrpc_message_adapter
 
 from opwire.adapters.mcp.failures import HTTP_FAILURE, HTTPFailure
+from opwire.adapters.mcp.messages import mended
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
 
@@ -40,14 +43,20 @@ class HTTPClient(httpx2.AsyncClient):
             reason = str(error) if isinstance(error, (TypeError, OSError)) else type(error).__name__
             message = f"the options or headers for the MCP server {server.name} cannot be used: {reason}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
+        self._server = server
         self._max_message = max_message
         self._refused_from = 300 if server.kind == "sse" else 400  # the SDK follows redirects within the origin
 
     def build_request(self, method: str, url: httpx2.URL | str, **options: Any) -> httpx2.Request:
-        """As always, but NaN and infinities become null: the default encoder raises, and that ends the connection."""
+        """As always, but NaN and infinities become null: the default encoder raises, and that ends the connection.
+
+        Whoever logs the address logs it without secrets: the server's name stands for its URL.
+        """
         if (body := options.pop("json", None)) is not None:
             options["content"] = msgspec.json.encode(body)
-        return super().build_request(method, url, **options)
+        request = super().build_request(method, self._server.url if url == self._server.name else url, **options)
+        request.url = _QuietURL(request.url)
+        return request
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """As always, with what failed in a response."""
@@ -56,8 +65,10 @@ class HTTPClient(httpx2.AsyncClient):
                 response = await super().send(request, **options)
                 if response.status_code >= self._refused_from:
                     return await self._refused(response)
-                if response.status_code < 300 and _is_json(response):
+                if response.status_code < 300 and _is(response, "application/json"):
                     return await self._read(response)
+            if response.status_code < 300 and _is(response, "text/event-stream"):
+                return _anew(response, stream=_Mended(response, self._max_message))
             return response
         except Exception as error:  # also what an auth flow of the user's raises
             logger.debug("%s %s failed", request.method, request.url.host, exc_info=True)
@@ -70,12 +81,11 @@ class HTTPClient(httpx2.AsyncClient):
         if body is None:
             reason = f" and more than {self._max_message} bytes"
             return _failed(response.request, HTTPFailure(status=response.status_code, reason=reason, too_long=True))
-        # The body is decoded already, so what says how it was encoded and how long it was does not hold any more.
-        headers = [pair for pair in response.headers.multi_items() if not pair[0].startswith("content-")]
-        content_type = [("content-type", "application/json")]
-        return httpx2.Response(
-            response.status_code, headers=headers + content_type, content=body, request=response.request
-        )
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            body = body.decode("utf-8", "replace").encode()
+        return _anew(response, content=mended(body.removeprefix(BOM_UTF8)))
 
     async def _refused(self, response: httpx2.Response) -> httpx2.Response:
         """The JSON-RPC error that a server gave beside the status, or one that says what the status means."""
@@ -91,6 +101,44 @@ class HTTPClient(httpx2.AsyncClient):
         return _failed(request, HTTPFailure(status=status, retry_after=retry_after, lost=lost))
 
 
+class _QuietURL(httpx2.URL):
+    """A URL that is shown without user, password and query: every request is logged with it."""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.netloc.decode('ascii')}{self.path}"
+
+
+class _Mended(httpx2.AsyncByteStream):
+    """The event stream of a response. The SDK's transport would lose a message that holds half of a surrogate pair."""
+
+    def __init__(self, response: httpx2.Response, max_message: int) -> None:
+        self._response = response
+        self._max_message = max_message
+
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        rest = bytearray()
+        async for chunk in self._response.aiter_bytes():
+            begun = len(rest)
+            rest += chunk
+            end = max(rest.rfind(b"\n", begun), rest.rfind(b"\r", begun)) + 1
+            if len(rest) - end > self._max_message:  # the transport will refuse it
+                end = len(rest)
+            if end:
+                yield mended(bytes(rest[:end]))
+                del rest[:end]
+        yield mended(bytes(rest))
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def _anew(response: httpx2.Response, **body: Any) -> httpx2.Response:
+    """The response with another body. What says how the old one was encoded, and how long it was, does not hold."""
+    headers = [pair for pair in response.headers.multi_items() if not pair[0].startswith("content-")]
+    headers.append(("content-type", response.headers["content-type"]))
+    return httpx2.Response(response.status_code, headers=headers, request=response.request, **body)
+
+
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """All of it, or None if it is longer than the limit."""
     body = bytearray()
@@ -104,8 +152,8 @@ async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     return bytes(body)
 
 
-def _is_json(response: httpx2.Response) -> bool:
-    return response.headers.get("content-type", "").lower().startswith("application/json")
+def _is(response: httpx2.Response, content_type: str) -> bool:
+    return response.headers.get("content-type", "").lower().startswith(content_type)
 
 
 def _error_code(body: bytes | None) -> int | None:

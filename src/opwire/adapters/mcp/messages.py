@@ -6,6 +6,7 @@ connection. Anything else that a server writes is not a message.
 """
 
 import json
+import re
 from typing import Any, Self, cast
 
 import anyio
@@ -15,6 +16,11 @@ from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, json
 
 from opwire.errors import CallError, ErrorCode
 from opwire.typed.plain import replace_surrogates
+
+# A whole pair, or (in the group) half of one, or any other escape: a backslash that is escaped begins nothing.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 
 
 class MessageStream:
@@ -65,6 +71,13 @@ def write_message(message: JSONRPCMessage) -> bytes:
     return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
 
 
+def mended(raw: bytes) -> bytes:
+    """JSON in which halves of surrogate pairs are U+FFFD: JavaScript writes them, where it cuts a text, as escapes."""
+    if b"\\ud" not in raw and b"\\uD" not in raw:
+        return raw
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], raw)
+
+
 def read_message(raw: bytes) -> SessionMessage | None:
     """The message, or None if this is none.
 
@@ -78,23 +91,28 @@ def read_message(raw: bytes) -> SessionMessage | None:
 
 
 def _second_look(raw: bytes) -> SessionMessage | None:
-    """What is left: bytes that are not UTF-8, lone surrogates, results that are no object, nonsense."""
+    """What is left: a byte order mark, bytes that are not UTF-8, lone surrogates, broken answers, nonsense."""
     try:
-        found = json.loads(raw.decode("utf-8", "replace"))
+        found = json.loads(raw.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError) as error:
         if b'"jsonrpc"' in raw[:200]:
             raise CallError(
                 ErrorCode.PROTOCOL_ERROR, "a message that is not JSON, or nested too deeply, was received"
             ) from error
         return None
-    if not isinstance(found, dict) or "jsonrpc" not in found:
+    if not isinstance(found, dict):
         return None
-    plain = cast("dict[str, Any]", replace_surrogates(found))
+    message = cast("dict[str, Any]", found)
+    id = message.get("id")
+    if isinstance(id, float) and id.is_integer():  # some languages have no other numbers
+        id = message["id"] = int(id)
     try:
+        plain = replace_surrogates(message)
         return SessionMessage(jsonrpc_message_adapter.validate_python(plain, by_name=False))
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
-    if isinstance(plain.get("id"), (int, str)) and "method" not in plain:
-        broken = ErrorData(code=PARSE_ERROR, message="the answer is not a JSON-RPC response of MCP")
-        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=plain["id"], error=broken))
+    is_answer = "method" not in message and not message.keys().isdisjoint(("jsonrpc", "result", "error"))
+    if is_answer and type(id) in (int, str):
+        broken = ErrorData(code=PARSE_ERROR, message="the answer is not a JSON-RPC response of MCP, or is too deep")
+        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=replace_surrogates(id), error=broken))
     return None

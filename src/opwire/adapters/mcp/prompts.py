@@ -43,7 +43,11 @@ def read_prompt(prompt: Mapping[str, Any], session: Session, namespace: str, fin
     async def get(input: Any, context: Context) -> ResponseEnvelope[Any]:
         params: dict[str, Any] = {"name": name, "arguments": input or {}}
         result = await session.request(
-            "prompts/get", params, deadline=context.deadline, on_progress=context.on_progress
+            "prompts/get",
+            params,
+            deadline=context.deadline,
+            on_progress=context.on_progress,
+            metadata=context.metadata,
         )
         return structured_envelope(result, read_blocks(_contents(result.get("messages")), spec.id), spec.id)
 

@@ -58,7 +58,11 @@ def _read_operation(session: Session, namespace: str) -> Operation:
 
     async def read(input: Any, context: Context) -> ResponseEnvelope[Any]:
         result = await session.request(
-            "resources/read", {"uri": input["uri"]}, deadline=context.deadline, on_progress=context.on_progress
+            "resources/read",
+            {"uri": input["uri"]},
+            deadline=context.deadline,
+            on_progress=context.on_progress,
+            metadata=context.metadata,
         )
         contents = result.get("contents")
         if not isinstance(contents, list):

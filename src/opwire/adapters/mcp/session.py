@@ -9,16 +9,17 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 from opwire.adapters.mcp.callbacks import Callbacks
 from opwire.adapters.mcp.connection import Connection, SessionLostError
 from opwire.adapters.mcp.negotiation import ServerInfo
 from opwire.adapters.mcp.servers import MCPServer, StdioServer
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Progress
+from opwire.operation import Progress, trace_of
 
 __all__ = ["MAX_MESSAGE", "ServerInfo", "Session"]
 
@@ -26,6 +27,8 @@ logger = logging.getLogger("opwire.mcp")
 
 MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of one message from a server."""
+
+T = TypeVar("T")
 
 _PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds after the second failure in a row; doubled each time
 
@@ -86,26 +89,22 @@ class Session:
         deadline: float | None = None,
         on_progress: Callable[[Progress], object] | None = None,
         on_progress_params: Callable[[dict[str, Any]], object] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The result as the server sent it, nothing checked and nothing lost.
 
         `deadline` is a monotonic time. `on_progress_params` gets the params of progress notifications as they are.
+        `metadata` is that of the call's context, whose trace goes along.
 
         Raises:
             CallError: the server's error, or UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR.
         """
         progress = on_progress_params if on_progress is None else _progress(on_progress, on_progress_params)
-        for _ in range(2):
-            connection = await self._connected(deadline)
-            try:
-                result = await connection.request(method, params, deadline, progress)
-            except SessionLostError:  # the server has not looked at the request, so it can be made again
-                if connection is self._connection:
-                    self._leave(connection)
-            else:
-                self._failures = 0
-                return result
-        raise CallError(ErrorCode.UNAVAILABLE, f"the MCP server {self._server.name} forgets its sessions at once")
+        if metadata and (trace := trace_of(metadata)):
+            params = {**params, "_meta": {**params.get("_meta", {}), **trace}}
+        result = await self._with_connection(lambda each: each.request(method, params, deadline, progress), deadline)
+        self._failures = 0
+        return result
 
     def remember_tools(self, tools: Iterable[Any]) -> dict[str, str]:
         """Tell of all tools, as they were listed: from 2026-07-28 on, some of their arguments travel as headers too.
@@ -121,12 +120,12 @@ class Session:
         Raises:
             CallError: the server does not do this, or there is no connection.
         """
-        connection = await self._connected(None)
+        await self._connected(None)
         self._watched[uri] += 1
         if self._watched[uri] > 1:
             return
         try:
-            await connection.watch(uri, time.monotonic() + self._connect_timeout)
+            await self._with_connection(lambda each: each.watch(uri, time.monotonic() + self._connect_timeout), None)
         except BaseException:
             self._uncount(uri)
             raise
@@ -138,7 +137,8 @@ class Session:
             CallError: the server refused.
         """
         if self._uncount(uri) and self._connection is not None and not self._connection.lost:
-            await self._connection.unwatch(uri, time.monotonic() + self._connect_timeout)
+            with suppress(SessionLostError):  # then the server has forgotten this, too
+                await self._connection.unwatch(uri, time.monotonic() + self._connect_timeout)
 
     def _uncount(self, uri: str) -> bool:
         """One watch less; whether it was the last."""
@@ -158,6 +158,17 @@ class Session:
             await asyncio.wait(self._leaving)
 
     # --- connecting ---------------------------------------------------------------------------------------------------
+
+    async def _with_connection(self, use: Callable[[Connection], Awaitable[T]], deadline: float | None) -> T:
+        """What comes of using the connection; a server that has forgotten the session is connected again, once."""
+        for _ in range(2):
+            connection = await self._connected(deadline)
+            try:
+                return await use(connection)
+            except SessionLostError:  # the server has not looked at the request, so it can be made again
+                if connection is self._connection:
+                    self._leave(connection)
+        raise CallError(ErrorCode.UNAVAILABLE, f"the MCP server {self._server.name} forgets its sessions at once")
 
     async def _connected(self, deadline: float | None) -> Connection:
         """The connection, a new one if need be. All who wait for it wait for the same one."""
@@ -249,7 +260,7 @@ class Session:
         for uri in tuple(self._watched):
             try:
                 await connection.watch(uri, time.monotonic() + self._connect_timeout)
-            except CallError as error:
+            except (CallError, SessionLostError) as error:
                 logger.warning("a resource is not watched any more: %s", error)
 
     # --- leaving ------------------------------------------------------------------------------------------------------

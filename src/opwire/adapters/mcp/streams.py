@@ -63,7 +63,9 @@ async def stream_items(
             waiting.put_nowait(item)
 
     request = asyncio.create_task(
-        session.request("tools/call", params, deadline=context.deadline, on_progress_params=arrive)
+        session.request(
+            "tools/call", params, deadline=context.deadline, on_progress_params=arrive, metadata=context.metadata
+        )
     )
     request.add_done_callback(lambda _: waiting.put_nowait(None))
     given = 0

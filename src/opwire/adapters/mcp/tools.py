@@ -103,7 +103,13 @@ def _call_handler(session: Session, tool: str, spec: OperationSpec, *, wraps_inp
 
     async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
         params = _params(tool, spec.id, input, wraps_input=wraps_input)
-        result = await session.request("tools/call", params, deadline=context.deadline, on_progress=context.on_progress)
+        result = await session.request(
+            "tools/call",
+            params,
+            deadline=context.deadline,
+            on_progress=context.on_progress,
+            metadata=context.metadata,
+        )
         return result_envelope(result, spec.id, declared=declared)
 
     return call

@@ -53,6 +53,6 @@ async def _sse(server: HTTPServer, max_message: int) -> AsyncGenerator[Wire]:
 async def _streamable(server: HTTPServer, max_message: int) -> AsyncGenerator[Wire]:
     async with (
         HTTPClient(server, max_message) as client,
-        streamable_http_client(server.url, http_client=client, max_sse_event_size=max_message) as (read, write),
+        streamable_http_client(server.name, http_client=client, max_sse_event_size=max_message) as (read, write),
     ):
         yield Wire(read, write, lambda: None)

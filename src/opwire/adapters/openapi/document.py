@@ -1,7 +1,7 @@
 """Documents as plain data: JSON or YAML text to dictionaries, and which version of OpenAPI they speak. No I/O."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
 import msgspec
@@ -16,6 +16,7 @@ Version = Literal["2.0", "3.0", "3.1", "3.2"]
 
 _JSON = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder(enc_hook=json_form)
+_DATA = frozenset({"const", "default", "enum", "example", "examples"})  # what looks like a schema in there is none
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _REFERENCE = re.compile(rb"""\$ref["']?\s*:\s*(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"'{},\[\]][^\s,}]*))""")
 
@@ -87,17 +88,39 @@ def version_of(root: Any, name: str) -> Version:
     paths = document.get("paths")
     if paths is not None and not isinstance(paths, dict):
         raise _unusable(name, f"`paths` is {_kind(paths)}, not an object")
-    if paths is None and version in ("2.0", "3.0"):
+    if "paths" not in document and version in ("2.0", "3.0"):
         raise _unusable(name, "it has no `paths`")
     return version
 
 
-def references_in(text: bytes | str) -> set[str]:
-    """Every reference that a text seems to hold. Far quicker than a walk; may find some in examples too."""
+def references_in(text: bytes | str, root: Any) -> set[str]:
+    """Every reference of a document; some that only look like one too.
+
+    In JSON they are found in the text, which is far quicker than a walk. In YAML, only what was read tells where one
+    ends.
+    """
+    if text.lstrip()[:1] not in ("{", b"{"):
+        return {ref for each in objects_in(root, data=True) if isinstance(ref := each.get("$ref"), str)}
     found = _REFERENCE.findall(text.encode("utf-8", "replace") if isinstance(text, str) else text)
     return {
         _unescaped(double) if double else (single or bare).decode("utf-8", "replace") for double, single, bare in found
     }
+
+
+def objects_in(root: Any, *, data: bool = False) -> Iterator[dict[str, Any]]:
+    """Every object of a document that may be a schema, in no order.
+
+    What stands in examples is none, but `default` may also be a response: with `data`, all of this counts too.
+    """
+    waiting: list[Any] = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            mapping = cast("dict[str, Any]", node)
+            yield mapping
+            waiting.extend(value for key, value in mapping.items() if data or key not in _DATA)
+        elif isinstance(node, list):
+            waiting.extend(cast("list[Any]", node))
 
 
 def _unescaped(text: bytes) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from opwire.adapters.openapi.document import Document
+from opwire.adapters.openapi.media_types import media_type
 from opwire.adapters.openapi.refs import Documents, Place
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.shapes import mapping, sequence, text, texts
@@ -36,6 +37,11 @@ class Content(NamedTuple):
     fields: Place  # `schema`, `itemSchema`, `encoding`
 
 
+def is_token(name: str) -> bool:
+    """Whether it can be a method, or the name of a header."""
+    return _TOKEN.fullmatch(name) is not None
+
+
 def endpoints(documents: Documents, report: Report) -> Iterator[Endpoint]:
     """The operations that can be used, in the order of the document."""
     paths = _paths(documents, report)
@@ -48,10 +54,10 @@ def endpoints(documents: Documents, report: Report) -> Iterator[Endpoint]:
             report.skip("*", path, str(error))
             continue
         for method, operation in _operations(item.value, documents.version):
-            endpoint = Endpoint(
-                method, path if path.startswith("/") else f"/{path}", item, Place(operation, item.document)
-            )
             try:
+                # In documents of several files an operation, too, may stand elsewhere.
+                place = documents.follow_object(operation, item.document, "the operation")
+                endpoint = Endpoint(method, path if path.startswith("/") else f"/{path}", item, place)
                 _check(endpoint, documents)
             except SchemaError as error:
                 report.skip(method, path, str(error))
@@ -84,9 +90,7 @@ def _operations(item: dict[str, Any], version: str) -> Iterator[tuple[str, Any]]
 
 def _check(endpoint: Endpoint, documents: Documents) -> None:
     """Raises SchemaError where the operation cannot be called."""
-    if not isinstance(endpoint.operation.value, dict):
-        raise SchemaError("the operation is not an object")
-    if not _TOKEN.fullmatch(endpoint.method):
+    if not is_token(endpoint.method):
         raise SchemaError("the method is not one of HTTP")
     parameters_of(endpoint, documents)
     request_body(endpoint, documents)
@@ -106,11 +110,15 @@ def parameters_of(endpoint: Endpoint, documents: Documents) -> list[Place]:
         for each in sequence(given):
             place = documents.follow(each, owner.document)
             fields = mapping(place.value)
-            name, location = fields.get("name"), text(fields.get("in"))
-            if not isinstance(name, str) or location not in _LOCATIONS:
+            location = text(fields.get("in"))
+            # The whole query needs no name, but the input has to call it something.
+            name = text(fields.get("name")) or (location if location == "querystring" else "")
+            if not name or location not in _LOCATIONS:
                 raise SchemaError(f"a parameter needs a name and a place: {str(fields)[:80]}")
             if documents.version != "3.0" and "$ref" in mapping(each) and "description" in each:
                 place = Place({**fields, "description": each["description"]}, place.document)
+            if name != fields.get("name"):
+                place = Place({**place.value, "name": name}, place.document)
             found[name, location] = place
     return list(found.values())
 
@@ -148,24 +156,33 @@ def offered(endpoint: Endpoint, documents: Documents, what: Literal["consumes", 
 
 def successes(endpoint: Endpoint, documents: Documents) -> dict[str, list[Content]]:
     """The kinds of answer by status, lowest first; `default` only where no other one tells of a success."""
-    given = mapping(endpoint.operation.value.get("responses"))
+    given, home = _responses(endpoint, documents)
     responses = {status.upper() if status.lower() == "2xx" else status: each for status, each in given.items()}
     statuses = sorted(each for each in responses if each[:1] == "2" and len(each) == 3)
     if not statuses and "default" in responses:
         statuses = ["default"]
-    return {status: _answers(endpoint, responses[status], documents) for status in statuses}
+    return {status: _answers(endpoint, Place(responses[status], home), documents) for status in statuses}
 
 
-def _answers(endpoint: Endpoint, given: Any, documents: Documents) -> list[Content]:
+def _responses(endpoint: Endpoint, documents: Documents) -> Place:
     try:
-        response = documents.follow(given, endpoint.operation.document)
+        place = documents.follow(endpoint.operation.value.get("responses"), endpoint.operation.document)
+    except SchemaError:
+        place = endpoint.operation
+    return Place(mapping(place.value), place.document)
+
+
+def _answers(endpoint: Endpoint, given: Place, documents: Documents) -> list[Content]:
+    try:
+        response = documents.follow(*given)
     except SchemaError:
         return []
     response = Place(mapping(response.value), response.document)
     if documents.version != "2.0":
         return contents(response, documents)
-    if "schema" not in response.value:
-        return []
+    if "schema" not in response.value:  # nothing is answered, unless it is a stream that nobody describes
+        own = texts(endpoint.operation.value.get("produces"))
+        return [Content(each, response) for each in own if media_type(each).stream]
     return [Content(each, response) for each in offered(endpoint, documents, "produces")]
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from aiohttp import ClientResponse
+from msgspec.structs import replace
 
 from opwire.adapters.openapi.answers import MAX_ERROR_BODY, Head, Results, error_of
 from opwire.adapters.openapi.client import HTTPClient, host_of
@@ -13,7 +14,7 @@ from opwire.adapters.openapi.plan import Plan
 from opwire.adapters.openapi.request import HTTPRequest, compile_request
 from opwire.adapters.openapi.security import Credentials
 from opwire.errors import CallError
-from opwire.operation import Context
+from opwire.operation import Context, trace_of
 
 T = TypeVar("T")
 
@@ -69,6 +70,8 @@ class Exchange:
         Raises:
             CallError: EXECUTION_ERROR for an answer that is an error; else as `HTTPClient.open`.
         """
+        if context.metadata:
+            request = _traced(request, context)
         if self.plan.security:
             response = await self._open_with_credentials(request, context)
         else:
@@ -91,6 +94,15 @@ class Exchange:
         body, is_whole = await self.client.read_start(response, MAX_ERROR_BODY)
         hint = self._credentials.missing(self.plan) if head.status in (401, 403) else ""
         return error_of(head, body, is_whole=is_whole, hint=hint)
+
+
+def _traced(request: HTTPRequest, context: Context) -> HTTPRequest:
+    """The request as a part of the call's trace, unless the input has a trace of its own among the parameters."""
+    if any(name.lower() == "traceparent" for name, _ in request.headers):
+        return request
+    return replace(
+        request, headers=request.headers + [(name, str(value)) for name, value in trace_of(context.metadata).items()]
+    )
 
 
 def head_of(response: ClientResponse) -> Head:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from opwire.adapters.openapi.bodies import essence
 from opwire.adapters.openapi.endpoints import Endpoint
 from opwire.adapters.openapi.files import FILE_SCHEMA
-from opwire.adapters.openapi.media import is_json
+from opwire.adapters.openapi.media import is_any, is_form, is_json
 from opwire.adapters.openapi.objects import PlainObject, plain_object
 from opwire.adapters.openapi.parameters import Given, read_parameters
 from opwire.adapters.openapi.payloads import Payload, file_schema, is_binary_body, part_of, read_payload
@@ -177,7 +177,7 @@ class InputReader:
         if given.schema.value is None:
             self._report.warn(f"{self._where}: the parameter {given.name!r} has no schema: any value will do")
         schema = self._read(given.schema, f"the parameter {given.name!r}")
-        if given.content_type is not None and not is_json(given.content_type):
+        if given.content_type is not None and not is_json(given.content_type) and not _is_form(given):
             schema = schema if _is_scalar(schema) else {"type": "string"}
         return _described(schema if given.required else _or_null(schema), given.describes)
 
@@ -262,7 +262,12 @@ def _needed(plain: PlainObject, asked: dict[str, JSONSchema]) -> list[str]:
 
 
 def _has_fields(payload: Payload) -> bool:
-    return payload.is_form or is_json(payload.content_type) or essence(payload.content_type) == "*/*"
+    return payload.is_form or is_json(payload.content_type) or is_any(payload.content_type)
+
+
+def _is_form(given: Given) -> bool:
+    """Whether a parameter is the whole query, as fields."""
+    return given.location == "querystring" and is_form(given.content_type or "")
 
 
 def _group(given: Given) -> str:

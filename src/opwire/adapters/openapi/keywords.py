@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
+from opwire.adapters.openapi.shapes import text
 from opwire.errors import SchemaError
 from opwire.schema import Schema
 
@@ -31,6 +32,8 @@ def usable_keywords(schema: dict[str, Any], warn: Callable[[str], None]) -> dict
             kept[keyword] = value if tidy is None else tidy(value)
         elif not _says_nothing(keyword, value):
             warn(f"`{keyword}: {str(value)[:40]}` cannot be used")
+    if kept.get("type") == "string" and "enum" in kept:  # YAML takes `1.0` for a number, and `true` for a boolean
+        kept["enum"] = [each if each is None else text(each) or each for each in kept["enum"]]
     if kept.get("type") == "null":  # which needs not be allowed twice
         kept.pop("nullable", None)
         kept.pop("x-nullable", None)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urldefrag, urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
 from aiohttp import ClientResponse, hdrs
@@ -19,7 +19,7 @@ from aiohttp import ClientResponse, hdrs
 from opwire.adapters.openapi.client import HTTPClient
 from opwire.adapters.openapi.document import Document, read_text, references_in, text_of, version_of
 from opwire.adapters.openapi.redirects import REDIRECTS, redirected
-from opwire.adapters.openapi.refs import Documents
+from opwire.adapters.openapi.refs import Documents, joined
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.request import HTTPRequest
 from opwire.errors import CallError, ErrorCode, SchemaError
@@ -48,7 +48,7 @@ class Loader:
     @property
     def is_remote(self) -> bool:
         """Whether the document is an address, which can only be asked with `await`."""
-        return isinstance(self._given, str) and self._given.lstrip().startswith(("http://", "https://"))
+        return isinstance(self._given, str) and self._given.lstrip()[:8].lower().startswith(("http://", "https://"))
 
     def load(self) -> Documents:
         """The document, without the network.
@@ -99,6 +99,8 @@ class Loader:
                 return self._begin(self._given, "the document", "")
             case str() | Path():
                 path = Path(self._given)
+                if str(self._given).startswith("file:") and _is_address(str(self._given)):
+                    path = _path(str(self._given))
                 data = _read_file(path, str(path))
                 self._folder = path.resolve().parent
                 return self._begin(data, path.name, path.resolve().as_uri())
@@ -112,7 +114,7 @@ class Loader:
             root = read_text(given, name, self._report)
             documents = Documents(root, uri, version_of(root, name))
             self._address = urljoin(uri, ".") if _is_web(uri) else ""
-            references = references_in(given)
+            references = references_in(given, root)
             self._find(references, documents.main)
             self._check(references, documents)
             return documents
@@ -130,7 +132,8 @@ class Loader:
 
     def _find(self, references: set[str], document: Document) -> None:
         outside = sorted({ref.partition("#")[0] for ref in references} - {""})
-        self._waiting += [urljoin(document.uri, each) for each in outside]
+        # What is no address at all is said of by whoever refers to it.
+        self._waiting += [address for each in outside if _is_address(address := joined(document.uri, each))]
 
     def _next(self, documents: Documents) -> str | None:
         """The next address that is needed and may be read."""
@@ -176,7 +179,7 @@ class Loader:
         root = read_text(data, _shown(address), self._report)
         document = Document(root, final or address)
         documents.loaded[address] = documents.loaded[document.uri] = document
-        self._find(references_in(data), document)
+        self._find(references_in(data, root), document)
 
     async def _fetch(self, url: str, *, is_main: bool) -> tuple[str, bytes]:
         """What stands at an address, and the address that it has in the end.
@@ -218,7 +221,8 @@ class Loader:
                 raise CallError(ErrorCode.EXECUTION_ERROR, f"it redirects to {refusal}")
 
     def _is_below(self, url: str) -> bool:
-        return bool(self._address) and url.startswith(self._address)
+        # Servers resolve dots even when they are encoded, also behind an encoded slash or backslash.
+        return bool(self._address) and url.startswith(self._address) and ".." not in unquote(url)
 
 
 @contextmanager
@@ -251,6 +255,14 @@ def _read_file(path: Path, shown: str) -> bytes:
 
 def _is_web(address: str) -> bool:
     return address.startswith(("http://", "https://"))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        urlsplit(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _host(address: str) -> str | None:

@@ -15,6 +15,11 @@ def stream_kind(content_type: str) -> StreamKind | None:
     return media_type(content_type).stream
 
 
+def is_any(content_type: str) -> bool:
+    """Whether it is a range that JSON is in."""
+    return essence(content_type) in ("*/*", "application/*")
+
+
 def is_form(content_type: str) -> bool:
     """Whether the content is made of named fields."""
     return essence(content_type) in _FORMS
@@ -41,7 +46,7 @@ _PREFERENCES: tuple[Callable[[str], bool], ...] = (
     lambda each: each == "application/json",
     lambda each: essence(each) == "application/json",
     is_json,
-    lambda each: essence(each) == "*/*",
+    is_any,
     lambda each: essence(each) == "application/x-www-form-urlencoded",
     is_multipart,
     is_text,

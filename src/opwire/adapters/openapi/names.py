@@ -20,10 +20,8 @@ def name_from_path(method: str, path: str) -> str:
     return f"{method.lower()}_{words}"[:_MAX_NAME] if words else method.lower()
 
 
-def usable_name(operation_id: object) -> str:
+def usable_name(operation_id: str) -> str:
     """The operation's own id, without what no name may hold; "" where nothing is left."""
-    if not isinstance(operation_id, str):
-        return ""
     name = operation_id.strip()[:_MAX_NAME]
     return name if name.isprintable() else "".join(each if each.isprintable() else "_" for each in name)
 

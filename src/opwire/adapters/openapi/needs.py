@@ -1,11 +1,10 @@
 """What an operation asks of credentials: the document's security schemes and requirements as `Need`s."""
 
 from typing import Any
-from urllib.parse import urljoin
 
 from opwire.adapters.openapi.endpoints import Endpoint
 from opwire.adapters.openapi.plan import Need, Scheme
-from opwire.adapters.openapi.refs import Documents
+from opwire.adapters.openapi.refs import Documents, joined
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.shapes import mapping, sequence, text, texts
 from opwire.errors import SchemaError
@@ -56,4 +55,4 @@ def _read(name: str, fields: dict[str, Any], server: str) -> Scheme:
 def _token_url(fields: dict[str, Any], server: str) -> str:
     flow = mapping(mapping(fields.get("flows")).get("clientCredentials"))
     url = text(flow.get("tokenUrl")) or (text(fields.get("tokenUrl")) if fields.get("flow") == "application" else "")
-    return urljoin(server, url) if url else ""
+    return joined(server, url) if url else ""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from opwire.adapters.openapi.bodies import essence
 from opwire.adapters.openapi.endpoints import Content, Endpoint, successes
-from opwire.adapters.openapi.media import accept_header, is_json, is_text, preferred, stream_kind
+from opwire.adapters.openapi.media import accept_header, is_any, is_json, is_text, preferred, stream_kind
 from opwire.adapters.openapi.plan import Media, StreamKind
 from opwire.adapters.openapi.refs import Documents, Place
 from opwire.adapters.openapi.schemas import Schemas, Written
@@ -99,7 +99,7 @@ class OutputReader:
         schema = fields.get("schema")
         if not self._says(given) or schema is None:
             return Written(True, set())
-        if not (is_json(kind) or kind == "*/*"):
+        if not (is_json(kind) or is_any(kind)):
             node = self._schemas.resolve(schema, home).value
             if not is_text(kind) or node.get("type") != "string" or node.get("format") == "binary":
                 return Written(True, set())

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple, cast
 
-from opwire.adapters.openapi.endpoints import VARIABLE, Endpoint, contents, parameters_of
+from opwire.adapters.openapi.endpoints import VARIABLE, Endpoint, contents, is_token, parameters_of
 from opwire.adapters.openapi.plan import Location, Style
 from opwire.adapters.openapi.refs import Documents, Place
 from opwire.adapters.openapi.report import Report
@@ -47,6 +47,9 @@ def read_parameters(endpoint: Endpoint, documents: Documents, report: Report) ->
             continue
         if given.location == "path" and given.name not in variables:
             report.warn(f"{where}: the path has no place for the parameter {given.name!r}")
+            continue
+        if given.location == "header" and not is_token(given.name):
+            report.warn(f"{where}: {given.name!r} cannot be the name of a header: it is not sent")
             continue
         variables.pop(given.name if given.location == "path" else "", None)
         found.append(given)

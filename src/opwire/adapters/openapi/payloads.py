@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 from opwire.adapters.openapi.bodies import essence
 from opwire.adapters.openapi.endpoints import Endpoint, contents, offered, parameters_of, request_body
 from opwire.adapters.openapi.files import FILE_SCHEMA
-from opwire.adapters.openapi.media import is_form, is_json, is_multipart, is_text, preferred, stream_kind
+from opwire.adapters.openapi.media import is_any, is_form, is_json, is_multipart, is_text, preferred, stream_kind
 from opwire.adapters.openapi.parameters import swagger_schema, swagger_style
 from opwire.adapters.openapi.plan import Part, Style
 from opwire.adapters.openapi.refs import Documents, Place
@@ -128,7 +128,7 @@ def is_binary_body(payload: Payload, schemas: Schemas) -> bool:
     kind = essence(payload.content_type)
     if payload.is_form or payload.is_text or is_json(kind) or is_multipart(kind) or stream_kind(kind):
         return False
-    if kind in ("*/*", "application/*"):
+    if is_any(kind):
         return _is_binary(schemas.resolve(*payload.schema).value)
     return True
 

@@ -17,7 +17,7 @@ from opwire.adapters.openapi.refs import Documents
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.schemas import Schemas
 from opwire.adapters.openapi.servers import server_of
-from opwire.adapters.openapi.shapes import mapping, texts
+from opwire.adapters.openapi.shapes import mapping, text, texts
 from opwire.errors import RegistrationError
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
@@ -135,7 +135,7 @@ def origin_of(endpoint: Endpoint) -> Origin | None:
 def read_operations(documents: Documents, report: Report, options: ReadOptions) -> list[ReadOperation]:
     """Every operation of a document that is wanted, in its order."""
     api = API(documents, Schemas(documents, report), report, options)
-    wanted = [each for each in _without_copies(endpoints(documents, report)) if _is_wanted(each, options)]
+    wanted = [each for each in _without_copies(endpoints(documents, report), report) if _is_wanted(each, options)]
     names = distinct(map(_wish, wanted))
     taken = set(names.values())
     title = mapping(documents.main.root.get("info")).get("title")
@@ -167,20 +167,25 @@ def _operations(api: API, endpoint: Endpoint, namespace: str, name: str, taken: 
         yield ReadOperation(api, endpoint, namespace, twin, kind=OperationType.SUBSCRIPTION, streams=True)
 
 
-def _without_copies(found: Iterable[Endpoint]) -> list[Endpoint]:
-    """Another opwire serves some of its operations by GET too: the one that takes any input stays."""
+def _without_copies(found: Iterable[Endpoint], report: Report) -> list[Endpoint]:
+    """Each method and path once; the path `a` is that of `/a`, and the method `GET` that of `get`.
+
+    Another opwire serves some of its operations by GET too: the one that takes any input stays.
+    """
     kept: dict[Any, Endpoint] = {}
     for endpoint in found:
         origin = origin_of(endpoint)
         key = (endpoint.method, endpoint.path) if origin is None else origin.id
-        if key not in kept or "requestBody" in endpoint.operation.value:
+        if origin is None and key in kept:
+            report.skip(endpoint.method, endpoint.path, "the document has this method of this path twice")
+        elif key not in kept or "requestBody" in endpoint.operation.value:
             kept[key] = endpoint
     return list(kept.values())
 
 
 def _wish(endpoint: Endpoint) -> Wish:
     origin = origin_of(endpoint)
-    given = origin.id.partition(".")[2] if origin else usable_name(endpoint.operation.value.get("operationId"))
+    given = origin.id.partition(".")[2] if origin else usable_name(text(endpoint.operation.value.get("operationId")))
     name = given or name_from_path(endpoint.method, endpoint.path)
     return Wish(endpoint.method, endpoint.path, name, is_given=bool(given))
 
@@ -198,7 +203,7 @@ def _is_wanted(endpoint: Endpoint, options: ReadOptions) -> bool:
     known = [
         endpoint.path,
         f"{endpoint.method} {endpoint.path}",
-        str(own.get("operationId", "")),
+        text(own.get("operationId")),
         *texts(own.get("tags")),
     ]
     return (not options.include or _matches(known, options.include)) and not _matches(known, options.exclude)

@@ -1,17 +1,22 @@
 """Where a `$ref` of a document leads: inside it, or into another one that was loaded with it. No I/O."""
 
-from collections.abc import Iterator
+from collections.abc import Set
 from typing import Any, NamedTuple, cast
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urljoin
 
-from opwire.adapters.openapi.document import Document, Version
+from opwire.adapters.openapi.document import Document, Version, objects_in
 from opwire.adapters.openapi.shapes import mapping
 from opwire.errors import SchemaError
 
-_DATA = frozenset({"const", "default", "enum", "example", "examples"})  # what looks like a schema in there is none
-
-
 _Step = tuple[Document, str]  # a reference, and the document that it stands in
+
+
+def joined(base: str, given: str) -> str:
+    """An address read against another; as it is given where it is none, such as `http://[`."""
+    try:
+        return urljoin(base, given)
+    except ValueError:
+        return given
 
 
 class Place(NamedTuple):
@@ -31,9 +36,10 @@ class Documents:
         self.missing: dict[str, str] = {}
         said = root.get("$self")
         if version == "3.2" and isinstance(said, str):  # what it calls itself is also what it is read against
-            self.main.uri = urldefrag(urljoin(uri, said)).url
+            self.main.uri = joined(uri, said).partition("#")[0]
             self.loaded[self.main.uri] = self.main
         self._resolved: dict[_Step, Place] = {}
+        self._ends: dict[_Step, Place] = {}  # where a chain of references ends
         self._names: dict[int, dict[str, Any]] = {}  # the `$id`s and anchors of each document, once one was asked for
 
     def resolve(self, ref: str, document: Document) -> Place:
@@ -43,7 +49,7 @@ class Documents:
             SchemaError: it points at nothing, or into a document that was not loaded.
         """
         step = (document, ref)
-        return self._resolve(step, (step,))
+        return self._resolve(step, {step})
 
     def follow(self, value: Any, document: Document) -> Place:
         """The value itself, or what it refers to, through however many references.
@@ -51,7 +57,7 @@ class Documents:
         Raises:
             SchemaError: as `resolve`, or they lead in a circle.
         """
-        return self._follow(Place(value, document), ())
+        return self._follow(Place(value, document), frozenset())
 
     def follow_object(self, value: Any, document: Document, what: str) -> Place:
         """As `follow`, for what has to be an object.
@@ -70,25 +76,31 @@ class Documents:
 
     def single_dynamic_anchor(self, name: str, document: Document) -> Any:
         """The one schema of a document that has this `$dynamicAnchor`; None where there is none, or several."""
-        found = [each for each in _objects(document.root) if each.get("$dynamicAnchor") == name]
+        found = [each for each in objects_in(document.root) if each.get("$dynamicAnchor") == name]
         return found[0] if len(found) == 1 else None
 
-    def _follow(self, place: Place, through: tuple[_Step, ...]) -> Place:
+    def _follow(self, place: Place, through: Set[_Step]) -> Place:
+        if not isinstance(mapping(place.value).get("$ref"), str):
+            return place
+        steps = dict.fromkeys(through)
         while isinstance(ref := mapping(place.value).get("$ref"), str):
             step = (place.document, ref)
-            if step in through:
+            if (end := self._ends.get(step)) is not None:
+                return end
+            if step in steps:
                 raise SchemaError(f"the reference {ref!r} leads in a circle")
-            through = (*through, step)
-            place = self._resolve(step, through)
+            steps[step] = None
+            place = self._resolve(step, steps.keys())
+        self._ends |= dict.fromkeys(steps.keys() - through, place)
         return place
 
-    def _resolve(self, step: _Step, through: tuple[_Step, ...]) -> Place:
+    def _resolve(self, step: _Step, through: Set[_Step]) -> Place:
         known = self._resolved.get(step)  # most references of a large document are to the same few
         if known is None:
             known = self._resolved[step] = self._find_anywhere(*step, through)
         return known
 
-    def _find_anywhere(self, document: Document, ref: str, through: tuple[_Step, ...]) -> Place:
+    def _find_anywhere(self, document: Document, ref: str, through: Set[_Step]) -> Place:
         """Parts of a document in files of their own often refer to the whole as if they still stood in it."""
         try:
             return self._find(document, ref, through)
@@ -97,13 +109,13 @@ class Documents:
                 raise
             return self._find(self.main, ref, through)
 
-    def _find(self, document: Document, ref: str, through: tuple[_Step, ...]) -> Place:
+    def _find(self, document: Document, ref: str, through: Set[_Step]) -> Place:
         base, _, fragment = ref.partition("#")
-        target = self._document(urljoin(document.uri, base), ref) if base else document
+        target = self._document(joined(document.uri, base), ref) if base else document
         if not fragment:
             return Place(target.root, target)
-        if fragment.startswith("/"):
-            return self._walk(fragment, ref, target, through)
+        if "/" in fragment:  # no anchor has one: `#definitions/Pet` lacks its first
+            return self._walk(f"/{fragment.removeprefix('/')}", ref, target, through)
         anchored = self._named(target).get(f"#{unquote(fragment)}")
         if anchored is None:
             raise SchemaError(f"the reference {ref!r} points at nothing: there is no such anchor")
@@ -118,7 +130,7 @@ class Documents:
         why = self.missing.get(address, "a document that is not loaded")
         raise SchemaError(f"the reference {ref!r} leads to {why}")
 
-    def _walk(self, pointer: str, ref: str, document: Document, through: tuple[_Step, ...]) -> Place:
+    def _walk(self, pointer: str, ref: str, document: Document, through: Set[_Step]) -> Place:
         place = Place(document.root, document)
         for token in pointer.split("/")[1:]:
             # A part of what is itself a reference is strictly nothing, but plain to see.
@@ -133,9 +145,9 @@ class Documents:
         known = self._names.get(id(document.root))
         if known is None:
             known = self._names[id(document.root)] = {}
-            for each in _objects(document.root):
+            for each in objects_in(document.root):
                 if isinstance(id_ := each.get("$id"), str):
-                    known.setdefault(urljoin(document.uri, id_), each)
+                    known.setdefault(joined(document.uri, id_), each)
                 for keyword in ("$anchor", "$dynamicAnchor"):
                     if isinstance(name := each.get(keyword), str):
                         known.setdefault(f"#{name}", each)
@@ -152,16 +164,3 @@ def _below(place: Place, token: str) -> Place | None:
         if isinstance(node, list) and key.isdecimal() and int(key) < len(cast("list[Any]", node)):
             return Place(cast("list[Any]", node)[int(key)], place.document)
     return None
-
-
-def _objects(root: Any) -> Iterator[dict[str, Any]]:
-    """Every object of a document that may be a schema, in no order."""
-    waiting: list[Any] = [root]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            mapping = cast("dict[str, Any]", node)
-            yield mapping
-            waiting.extend(value for key, value in mapping.items() if key not in _DATA)
-        elif isinstance(node, list):
-            waiting.extend(cast("list[Any]", node))

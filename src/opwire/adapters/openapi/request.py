@@ -81,8 +81,9 @@ class _RequestWriter:
         if query:
             url = f"{url}?{'&'.join(query)}"
         headers = [self._accept]
-        headers += [(parameter.name, text) for parameter, text in self._written(self._headers, input)]
-        cookies = [text for _, text in self._written(self._cookies, input) if text]
+        if self._headers:
+            headers += [(parameter.name, text) for parameter, text in self._written(self._headers, input)]
+        cookies = self._cookies and [text for _, text in self._written(self._cookies, input) if text]
         if cookies:
             headers.append(("Cookie", "; ".join(cookies)))
         body = self._body_of(input)

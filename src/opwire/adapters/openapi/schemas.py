@@ -6,24 +6,27 @@ are two forms of each. What cannot be used is left out with a warning: a schema 
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, cast
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote
 
 from opwire.adapters.openapi.document import Document
 from opwire.adapters.openapi.keywords import lower_bounds, usable_keywords
 from opwire.adapters.openapi.names import free_name
-from opwire.adapters.openapi.refs import Documents, Place
+from opwire.adapters.openapi.refs import Documents, Place, joined
 from opwire.adapters.openapi.report import Report
-from opwire.adapters.openapi.shapes import mapping, sequence
+from opwire.adapters.openapi.shapes import mapping, sequence, text
+from opwire.adapters.openapi.variants import reference_in, tags_of, told_apart
 from opwire.errors import SchemaError
 from opwire.schema import JSONSchema
 from opwire.schema.dialect import lower, map_subschemas
+from opwire.typed.plain import survey
 
 Direction = Literal["input", "output"]
 
 _HIDDEN: dict[Direction, str] = {"input": "readOnly", "output": "writeOnly"}
 _UNUSUAL = re.compile(r"[^0-9A-Za-z._-]+")
+_MAX_PARTS = 50  # of one schema, through `allOf`: every one of them looks at the others
 _USUAL_PLACES = ("#/components/schemas/", "#/definitions/")
 
 
@@ -53,10 +56,13 @@ class Schemas:
         writing = _Writing(self, direction, where)
         try:
             written = writing.write(schema, document)
-            return Written(lower(written, "openapi-3.0") if self.hides_siblings else written, writing.uses)
+            written = lower(written, "openapi-3.0") if self.hides_siblings else written
+            if not survey(written).deep:  # else the compiler refuses it
+                return Written(written, writing.uses)
         except (RecursionError, SchemaError):
-            self._report.warn(f"{where}: the schema is nested too deeply to be used")
-            return Written(True, set())
+            pass
+        self._report.warn(f"{where}: the schema is nested too deeply to be used")
+        return Written(True, set())
 
     def complete(self, schema: JSONSchema, uses: Iterable[str], direction: Direction) -> JSONSchema:
         """The schema with the definitions that it uses, through however many steps, and no others.
@@ -126,19 +132,32 @@ class Schemas:
 
     def hidden_properties(self, schema: Any, document: Document, direction: Direction) -> set[str]:
         """The names of the properties that are only for the other direction, also those of `allOf`."""
-        found: set[str] = set()
+        return {
+            name
+            for node, home in self.parts(schema, document)
+            for name, each in mapping(node.get("properties")).items()
+            if self.is_hidden(each, home, direction)
+        }
+
+    def pins(self, schema: Any, document: Document, tag: str) -> bool:
+        """Whether a property can only have values that the schema lists."""
+        found = [
+            self.resolve(properties[tag], home).value
+            for node, home in self.parts(schema, document)
+            if tag in (properties := mapping(node.get("properties")))
+        ]
+        return any("const" in each or "enum" in each for each in found)
+
+    def parts(self, schema: Any, document: Document) -> Iterator[Place]:
+        """The schema and those of its `allOf`, through however many references."""
         waiting: list[Place] = [Place(schema, document)]
         seen: set[int] = set()
-        while waiting:
-            node, home = self.resolve(*waiting.pop())
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
-            for name, each in mapping(node.get("properties")).items():
-                if self.is_hidden(each, home, direction):
-                    found.add(name)
-            waiting.extend(Place(each, home) for each in sequence(node.get("allOf")))
-        return found
+        while waiting and len(seen) < _MAX_PARTS:
+            place = self.resolve(*waiting.pop())
+            if id(place.value) not in seen:
+                seen.add(id(place.value))
+                yield place
+                waiting.extend(Place(each, place.document) for each in sequence(place.value.get("allOf")))
 
     def dynamic_target(self, ref: str, document: Document) -> str | None:
         """The definition of a dynamic reference, where it can have only one target."""
@@ -161,7 +180,7 @@ class _Writing:
         self._recursive: dict[str, Any] = {}  # what `$recursiveRef` means here
 
     def write(self, schema: Any, document: Document, hidden: frozenset[str] = frozenset()) -> JSONSchema:
-        """The schema, rewritten. `hidden` are properties that another part of the same `allOf` hides."""
+        """The schema, rewritten. `hidden` are properties that the schema hides of which it is a part."""
         if isinstance(schema, bool):
             return schema
         if isinstance(schema, dict):
@@ -172,7 +191,7 @@ class _Writing:
 
     def _write_object(self, given: dict[str, Any], document: Document, hidden: frozenset[str]) -> JSONSchema:
         if isinstance(own := given.get("$id"), str) and not self._schemas.hides_siblings:
-            document = Document(given, urljoin(document.uri, own))
+            document = Document(given, joined(document.uri, own))
         if given.get("$recursiveAnchor") is True:
             self._recursive = given
         kept = usable_keywords(given, self._warn)
@@ -183,10 +202,10 @@ class _Writing:
         if not {"properties", "required", "allOf"}.isdisjoint(kept):
             hidden |= self._schemas.hidden_properties(given, document, self._direction)
             _hide(kept, hidden)
-        every = kept.pop("allOf", None)
+        same = {keyword: kept.pop(keyword) for keyword in ("allOf", "then", "else") if keyword in kept}
         written = map_subschemas(kept, lambda each: self.write(each, document))
-        if every is not None:
-            written["allOf"] = [self.write(each, document, hidden) for each in every]
+        written |= map_subschemas(same, lambda each: self.write(each, document, hidden))
+        self._tell_apart(written, given, document)
         if isinstance(written.get("items"), list) and not self._schemas.hides_siblings:
             written["prefixItems"] = written.pop("items")
         return written
@@ -224,6 +243,32 @@ class _Writing:
         variants = {tag: self._variant(str(each), document) for tag, each in mapping(fields.get("mapping")).items()}
         schema["discriminator"] = {**fields, "mapping": variants} if variants else fields
 
+    def _tell_apart(self, schema: dict[str, Any], given: dict[str, Any], document: Document) -> None:
+        union = next((each for each in ("oneOf", "anyOf") if each in schema), None)
+        if union is None:
+            return
+        discriminator = mapping(schema.get("discriminator")) or self._inherited(given[union], document)
+        tag = text(discriminator.get("propertyName"))
+        if not tag or all(self._schemas.pins(each, document, tag) for each in given[union]):
+            return
+        branches = schema.pop(union)
+        tags = tags_of(given[union], mapping(discriminator.get("mapping")), [reference_in(each) for each in branches])
+        schema["oneOf" if "anyOf" in schema else "anyOf"] = told_apart(branches, tag, tags)
+
+    def _inherited(self, branches: list[Any], document: Document) -> dict[str, Any]:
+        """The discriminator that all branches of a union have from what they extend; {} if there is none."""
+        variants: dict[str, str] = {}
+        tags: set[str] = set()
+        for branch in branches:
+            parts = self._schemas.parts(branch, document)
+            found = next((each for each in parts if "discriminator" in each.value), Place({}, document))
+            fields = mapping(found.value.get("discriminator"))
+            tags.add(text(fields.get("propertyName")))
+            variants |= {
+                tag: self._variant(str(each), found.document) for tag, each in mapping(fields.get("mapping")).items()
+            }
+        return {"propertyName": tags.pop(), "mapping": variants} if len(tags) == 1 else {}
+
     def _variant(self, given: str, document: Document) -> str:
         named = [place + given for place in _USUAL_PLACES]
         for ref in (given, *named) if "/" in given else (*named, given):
@@ -242,6 +287,11 @@ def _hide(schema: dict[str, Any], hidden: Collection[str]) -> None:
         schema["properties"] = {name: each for name, each in schema["properties"].items() if name not in hidden}
     if hidden and "required" in schema:
         schema["required"] = [name for name in schema["required"] if name not in hidden]
+    if hidden and "dependentRequired" in schema:
+        needed = schema["dependentRequired"].items()
+        schema["dependentRequired"] = {
+            name: [each for each in sequence(names) if each not in hidden] for name, names in needed
+        }
 
 
 def _short_name(ref: str) -> str:

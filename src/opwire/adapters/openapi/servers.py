@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from opwire.adapters.openapi.endpoints import VARIABLE, Endpoint
-from opwire.adapters.openapi.refs import Documents
+from opwire.adapters.openapi.refs import Documents, joined
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.shapes import mapping, sequence, text, texts
 
@@ -39,8 +39,8 @@ def _filled(server: dict[str, Any], given: Mapping[str, str], report: Report) ->
                 report.warn(f"the server variable {name!r} is one of {', '.join(choices[:10])}, not {given[name]!r}")
             return str(given[name])
         default = variable.get("default")
-        if isinstance(default, str | int):
-            return str(default)
+        if isinstance(default, str | int | float):
+            return text(default)
         return choices[0] if choices else found[0]
 
     return VARIABLE.sub(value, server["url"].strip())
@@ -49,7 +49,7 @@ def _filled(server: dict[str, Any], given: Mapping[str, str], report: Report) ->
 def _absolute(address: str, base: str) -> str:
     if _ABSOLUTE.match(address) or not base.startswith(("http://", "https://")):
         return address
-    return urljoin(base, address or "/")
+    return joined(base, address or "/")
 
 
 def _from_swagger(endpoint: Endpoint, root: dict[str, Any], base: str) -> str:

@@ -14,10 +14,12 @@ def sequence(value: Any) -> list[Any]:
 
 
 def text(value: Any) -> str:
-    """The value if it is a string, else an empty one."""
-    return value if isinstance(value, str) else ""
+    """The value if it is a string, else an empty one. YAML takes names such as `1.0` and `true` for something else."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, str | int | float) else ""
 
 
 def texts(value: Any) -> list[str]:
     """The strings of an array."""
-    return [each for each in sequence(value) if isinstance(each, str)]
+    return [text(each) for each in sequence(value) if isinstance(each, str | int | float)]

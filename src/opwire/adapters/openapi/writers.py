@@ -26,6 +26,7 @@ from opwire.adapters.openapi.styles import (
 Write = Callable[[Any], str]
 """A value to text, "" where there is nothing to be written. Raises ValueError: the value cannot stand there."""
 
+_SCALAR = (str, int)  # most values: they need none of the rules for arrays and objects
 _NOT_IN_COOKIE = re.compile(r"[^\x20-\x3a\x3c-\x7e]")  # control characters, the semicolon, and all that is not ASCII
 
 
@@ -44,7 +45,11 @@ def _path(parameter: Parameter) -> Write:
     if parameter.content_type is not None:
         return lambda value: encode(_content_text(parameter, value))
     escape = encode_reserved_in_path if parameter.allow_reserved else encode
-    return lambda value: expand(name, value, style, explode, escape)
+    if style != "simple":
+        return lambda value: expand(name, value, style, explode, escape)
+    return lambda value: (
+        escape(text_of(value)) if isinstance(value, _SCALAR) else expand(name, value, style, explode, escape)
+    )
 
 
 def _query(parameter: Parameter) -> Write:
@@ -52,7 +57,12 @@ def _query(parameter: Parameter) -> Write:
     if parameter.content_type is not None:
         return lambda value: f"{encode(name)}={encode(_content_text(parameter, value))}"
     escape = encode_reserved_in_query if parameter.allow_reserved else encode
-    return lambda value: join(pairs(name, value, style, explode, escape))
+    key = escape(name)
+    return lambda value: (
+        f"{key}={escape(text_of(value))}"
+        if isinstance(value, _SCALAR)
+        else join(pairs(name, value, style, explode, escape))
+    )
 
 
 def _querystring(parameter: Parameter) -> Write:

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from starlette.middleware.cors import CORSMiddleware
 
 from opwire.access import check_access
+from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
@@ -91,6 +92,7 @@ class HTTPApp:
             self._door = CORSMiddleware(
                 self._door, cors, allow_methods=wildcard, allow_headers=wildcard, expose_headers=wildcard
             )
+        self._deadlines = Deadlines()
         self._routes: dict[str, Route] = {}
         self._streams: set[Guard] = set()
         self.draining = False
@@ -160,7 +162,7 @@ class HTTPApp:
     async def _call(self, spec: OperationSpec, request: Request, input: Any, receive: Receive, send: Send) -> None:
         context = _context(request, self._timeout)
         envelope = None
-        with Guard(receive):
+        with Guard(receive, self._deadlines):
             envelope = await self._registry.execute(spec.id, input, context)
         if envelope is None:
             return  # the client left, and nobody is there to answer to
@@ -181,7 +183,7 @@ class HTTPApp:
             route.spec.id, route.resumed(input, request.last_event_id), _context(request, None)
         )
         headers = [(b"x-request-id", request.request_id.encode())]
-        guard = Guard(receive)
+        guard = Guard(receive, self._deadlines)
         stream = EventStream(request, guard, send, headers, heartbeat=self._heartbeat)
         self._streams.add(guard)
         try:

@@ -5,6 +5,7 @@ import time
 from types import TracebackType
 from typing import Self
 
+from opwire.deadlines import Deadlines
 from opwire.errors import CallError
 from opwire.serve.door import Receive
 
@@ -15,15 +16,17 @@ PATIENCE = 0.02
 class Guard:
     """While the block runs, its task is cancelled if the client leaves, or by `interrupt`; the block ends there.
 
-    with Guard(receive) as guard:
+    with Guard(receive, deadlines) as guard:
         envelope = await registry.execute(...)
     if guard.interrupted: ...
 
     `reason` is what the client is to be told. None: it is not there.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, deadlines: Deadlines) -> None:
         self._receive = receive
+        self._deadlines = deadlines
+        self._tick = 0
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -33,12 +36,13 @@ class Guard:
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._timers.append(self._loop.call_later(PATIENCE, self._watch))
+        self._tick = self._deadlines.add(self, time.monotonic() + PATIENCE, Guard._watch)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        self._deadlines.discard(self, self._tick)
         for timer in self._timers:
             timer.cancel()
         if self._watcher is not None:

@@ -26,7 +26,8 @@ class HTTPOptions(TypedDict, total=False):
     """Who may come in over HTTP, and with how much; see `Door` for all but the last three.
 
     `path` is where the server answers, below the place that the app is mounted at. `max_sessions` are at the same
-    time; `session_idle` is the seconds without a request after which one ends.
+    time, and as many again of clients without an identity, so that these cannot take the place of the others.
+    `session_idle` is the seconds without a request after which one ends.
     """
 
     authenticate: "Authenticator | None"
@@ -60,10 +61,8 @@ class MCPApp:
         self._catalogue = catalogue
         self._path = path.rstrip("/")
         self._door = Door(self._enter, max_body=max_body, **options)
-        self._sessions = lambda: _Sessions(
-            StreamableHTTPSessionManager(
-                server, max_request_body_size=max_body, max_sessions=max_sessions, session_idle_timeout=session_idle
-            )
+        self._manager = lambda: StreamableHTTPSessionManager(
+            server, max_request_body_size=max_body, max_sessions=max_sessions, session_idle_timeout=session_idle
         )
         self._open: _Sessions | None = None
 
@@ -106,7 +105,7 @@ class MCPApp:
 
     async def _started(self) -> "_Sessions":
         if self._open is None or self._open.is_over:
-            self._open = self._sessions()
+            self._open = _Sessions(self._manager(), self._manager())
         await self._open.started.wait()
         return self._open
 
@@ -117,15 +116,17 @@ class MCPApp:
             await send_problem(send, refusal, with_body=scope["method"] != "HEAD")
             return
         sessions = await self._started()
-        scope = {**scope, "user": _owner(identity_of(scope))}
+        identity = identity_of(scope)
+        manager = sessions.of_nobody if identity is None else sessions.of_known
+        scope = {**scope, "user": _owner(identity)}
         is_listening = dict(scope["headers"]).get(b"mcp-method") == b"subscriptions/listen"
         if scope["method"] != "GET" and not is_listening:
-            await sessions.manager.handle_request(scope, receive, send)
+            await manager.handle_request(scope, receive, send)
             return
         # Who listens in the newest way is told of the end by the SDK, who listens on a GET only by its end.
         ends = asyncio.Event() if is_listening else sessions.draining
         stream = _Stream(receive, send, ends, expires_of(scope))
-        await sessions.manager.handle_request(scope, stream.receive, stream.send)
+        await manager.handle_request(scope, stream.receive, stream.send)
         await stream.finish()
 
     def _check(self, scope: Scope) -> None:
@@ -141,14 +142,15 @@ class MCPApp:
 class _Sessions:
     """The sessions of one run. They are started and ended by one task, as the SDK's task groups ask for."""
 
-    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
-        self.manager = manager
+    def __init__(self, of_known: StreamableHTTPSessionManager, of_nobody: StreamableHTTPSessionManager) -> None:
+        self.of_known = of_known
+        self.of_nobody = of_nobody
         self.started = asyncio.Event()
         self.draining = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep())
 
     async def _keep(self) -> None:
-        async with self.manager.run():
+        async with self.of_known.run(), self.of_nobody.run():
             self.started.set()
             await asyncio.Event().wait()
 

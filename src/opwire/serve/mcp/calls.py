@@ -13,7 +13,7 @@ from msgspec import Struct
 from opwire.access import check_access
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE, failure
-from opwire.operation import Context, Identity, OperationType
+from opwire.operation import Context, Identity, OperationType, trace_of
 from opwire.registry import OperationRegistry
 from opwire.serve.mcp.progress import Reports, RequestContext, progress_token, send_item
 from opwire.serve.mcp.results import Answering, Result, Sendable, collected_result, error_result, result_of, sendable
@@ -28,6 +28,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     timeout: float | None = 30.0  # of an operation that has none of its own
     max_items: int = 100
     max_seconds: float = 30.0
+    max_bytes: int = 4 * 1024 * 1024  # of the items in JSON; the one that goes beyond it is the last
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -95,7 +96,7 @@ async def _executed(call: Call, registry: OperationRegistry, limits: Limits) -> 
 async def _collected(call: Call, registry: OperationRegistry, limits: Limits) -> Result:
     """What comes of a subscription until it ends or a limit is reached; each item is also told at once."""
     items: list[Sendable] = []
-    complete, failed = False, None
+    size, complete, failed = 0, False, None
     envelopes = registry.subscribe(call.tool.spec.id, _input(call), _context(call, None))
     token = progress_token(call.ctx)
     try:
@@ -104,7 +105,8 @@ async def _collected(call: Call, registry: OperationRegistry, limits: Limits) ->
                 items.append(sendable(envelope.data, call.tool.spec.id))
                 if token is not None:
                     await send_item(call.ctx, token, len(items) - 1, items[-1])
-                if len(items) >= limits.max_items:
+                size += len(items[-1].json)
+                if len(items) >= limits.max_items or size >= limits.max_bytes:
                     break
             else:
                 complete = True
@@ -118,14 +120,10 @@ async def _collected(call: Call, registry: OperationRegistry, limits: Limits) ->
 
 
 def _context(call: Call, reports: Reports | None) -> Context:
+    meta: Any = call.ctx.meta or {}
+    trace = trace_of(meta)
     # A request id of our own: the client's is unique only on its own connection.
-    return Context(request_id=uuid4().hex, identity=call.identity, metadata=_trace(call.ctx), on_progress=reports)
-
-
-def _trace(ctx: RequestContext) -> dict[str, Any]:
-    """The caller's trace, in the form that W3C gives it."""
-    meta: Any = ctx.meta or {}
-    return {key: meta[key] for key in ("traceparent", "tracestate") if isinstance(meta.get(key), str)}
+    return Context(request_id=uuid4().hex, identity=call.identity, metadata=trace, on_progress=reports)
 
 
 def _input(call: Call) -> Any:

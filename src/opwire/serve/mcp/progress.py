@@ -1,6 +1,7 @@
 """How far a call has come, as progress notifications: of a handler that reports, and of a subscription's items."""
 
 import asyncio
+from math import inf, isfinite
 from typing import Any
 
 from mcp.server.context import ServerRequestContext
@@ -9,8 +10,10 @@ from mcp_types import ProgressNotification, ProgressNotificationParams
 from opwire.operation import Progress
 from opwire.origin import ITEM_META
 from opwire.serve.mcp.results import Sendable
+from opwire.typed.plain import replace_surrogates
 
 _MAX_MESSAGE = 200
+_MAX_REPORT = 2000
 
 RequestContext = ServerRequestContext[Any, Any]
 
@@ -38,9 +41,10 @@ class Reports:
         self._loop.call_soon_threadsafe(self._take, progress)
 
     def _take(self, progress: Progress) -> None:
-        if self._closed or not progress.progress > self._highest:  # the protocol's rule: each is above the one before
+        sent = _sendable(progress)
+        if self._closed or sent is None or not sent.progress > self._highest:  # the protocol: each above the one before
             return
-        self._latest, self._highest = progress, progress.progress
+        self._latest, self._highest = sent, sent.progress
         if self._sending is None:
             self._sending = self._loop.create_task(self._send())
 
@@ -62,6 +66,23 @@ class Reports:
         self._closed = True
         if self._sending is not None:
             self._sending.cancel()
+
+
+def _sendable(progress: Progress) -> Progress | None:
+    """What can be sent of what a handler reports: what has no JSON form would cost the whole connection."""
+    reached, message = _number(progress.progress), progress.message
+    if reached is None:
+        return None
+    shown = None if message is None else replace_surrogates(str(message)[:_MAX_REPORT])
+    return Progress(reached, _number(progress.total), shown)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value) if isinstance(value, int | float) else inf
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if isfinite(number) else None
 
 
 async def send_item(ctx: RequestContext, token: str | int, number: int, item: Sendable) -> None:

@@ -86,7 +86,8 @@ def result_of(envelope: ResponseEnvelope[Any], tool: Tool, answering: Answering)
     else:
         content_type = meta.content_type if isinstance(meta, HTTPResponseMeta) else None
         content = [data_block(envelope.data, sent.json, tool.spec.id, content_type)]
-    return _result(content, sent, tool, answering, http_meta=_http_meta(meta))
+    result = _result(content, sent, tool, answering, http_meta=_http_meta(meta))
+    return _unpromised(result, sent, tool) if "outputSchema" in tool.older else result
 
 
 def collected_result(
@@ -172,6 +173,20 @@ def _result(
     said = {} if origin == ResultOrigin() else {RESULT_META: origin.to_json()}
     result: Result = {"content": content, "structuredContent": {"result": data} if wraps else data}
     return {**result, "_meta": {**(extensions or {}), **said}} if extensions or said else result
+
+
+def _unpromised(result: Result, sent: Sendable, tool: Tool) -> Result:
+    """The result as it is, if it keeps what the tool's schema promises; else as content alone, marked as an error.
+
+    Clients throw a result away whose structured content does not match, and take one without it only as an error.
+    """
+    problems = tool.spec.output_schema.problems(sent.data, limit=_SHOWN_PROBLEMS)
+    if not problems:
+        return result
+    lines = ["The call was made. Its result, as it came, does not match the tool's output schema:"]
+    lines += [f"- {path or 'the result'}: {message}" for path, message in problems]
+    kept = {key: value for key, value in result.items() if key != "structuredContent"}
+    return {**kept, "content": [*result["content"], _text("\n".join(lines))], "isError": True}
 
 
 def _http_meta(meta: Any) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ next line. Here both threads are left behind. What handlers print goes to standa
 """
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import anyio
 from mcp.shared.memory import MessageStream, create_client_server_memory_streams
@@ -23,6 +24,7 @@ from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, json
 
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE
+from opwire.typed.plain import replace_surrogates
 
 logger = logging.getLogger("opwire.serve")
 
@@ -50,9 +52,11 @@ async def line_streams(source: BinaryIO, sink: RawIOBase) -> AsyncGenerator[Mess
         reading = asyncio.create_task(_read(lines, outgoing, writer))
         writing = asyncio.create_task(_write(incoming, writer))
         try:
-            yield theirs
-            await theirs[1].aclose()
-            await asyncio.wait([writing], timeout=CLOSE_GRACE)  # the last answers
+            try:
+                yield theirs
+            finally:
+                await theirs[1].aclose()
+                await asyncio.wait([writing], timeout=CLOSE_GRACE)  # the last answers
         finally:
             reading.cancel()
             writing.cancel()
@@ -65,9 +69,9 @@ async def _read(lines: "_Lines", messages: Any, writer: "_Writer") -> None:
     async with messages:
         while line := await lines.next():
             try:
-                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-            except ValueError:
-                await writer.write(_line(_UNREADABLE))
+                message = _message(line)
+            except _UnreadableError as error:
+                await writer.write(_line(_unreadable(error.id)))
                 continue
             try:
                 await messages.send(SessionMessage(message))
@@ -84,11 +88,34 @@ def _line(message: JSONRPCMessage) -> bytes:
     return message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
 
 
-_UNREADABLE = JSONRPCError(
-    jsonrpc="2.0",
-    id=None,
-    error=ErrorData(code=PARSE_ERROR, message=f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes"),
-)
+def _message(line: bytes) -> JSONRPCMessage:
+    """The message of a line. A character that JavaScript has cut in the middle is replaced.
+
+    Raises:
+        _UnreadableError: it is none; with the id of what was meant to be a request, so that nobody waits for ever.
+    """
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        pass
+    id: Any = None
+    try:
+        found: Any = json.loads(line.decode("utf-8-sig", "replace"))
+        id = cast("dict[str, Any]", found).get("id") if isinstance(found, dict) else None
+        return jsonrpc_message_adapter.validate_python(replace_surrogates(found), by_name=False)
+    except (ValueError, RecursionError):
+        raise _UnreadableError(id) from None
+
+
+class _UnreadableError(Exception):
+    def __init__(self, id: Any) -> None:
+        super().__init__()
+        self.id = replace_surrogates(id) if type(id) in (int, str) else None
+
+
+def _unreadable(id: int | str | None) -> JSONRPCError:
+    wrong = ErrorData(code=PARSE_ERROR, message=f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
+    return JSONRPCError(jsonrpc="2.0", id=id, error=wrong)
 
 
 class _Lines:

@@ -77,6 +77,7 @@ def serve_mcp(
     timeout: float | None = 30.0,
     max_items: int = 100,
     max_seconds: float = 30.0,
+    max_bytes: int = 4 * 1024 * 1024,
     page_size: int = 100,
     tool_envelopes: bool = False,
 ) -> MCPSurface:
@@ -87,19 +88,25 @@ def serve_mcp(
 
     `identity` is who calls over stdio. `serves` picks the operations that are shown. `timeout` is in seconds, for
     operations that have none of their own. Of a subscription at most `max_items` are collected in at most
-    `max_seconds`. `tool_envelopes` writes results and errors as ToolEnvelope V1.
+    `max_seconds`, and none after `max_bytes` of JSON. `tool_envelopes` writes results and errors as ToolEnvelope V1.
 
     Raises:
         CallError: VALIDATION_ERROR, if one of the numbers is not above zero.
     """
-    limits = {"timeout": timeout, "max_items": max_items, "max_seconds": max_seconds, "page_size": page_size}
-    for option, number in limits.items():
+    numbers = {
+        "timeout": timeout,
+        "max_items": max_items,
+        "max_seconds": max_seconds,
+        "max_bytes": max_bytes,
+        "page_size": page_size,
+    }
+    for option, number in numbers.items():
         if number is not None and not number > 0:
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{option} is a number above zero, not {number!r}")
     serving = Serving(
         registry=registry,
         catalogue=Catalogue(registry, serves),
-        limits=Limits(timeout=timeout, max_items=max_items, max_seconds=max_seconds),
+        limits=Limits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
         page_size=page_size,
         tool_envelopes=tool_envelopes,
     )

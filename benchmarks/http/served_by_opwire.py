@@ -1,0 +1,26 @@
+"""The work of the served HTTP ladder on `serve_http`."""
+
+from dataclasses import dataclass
+
+from benchmarks.http.uvicorn_server import run
+from opwire import OperationRegistry
+from opwire.call import LOCAL_IDENTITY
+from opwire.serve.http import serve_http
+
+registry = OperationRegistry()
+
+
+@dataclass
+class Sum:
+    sum: int
+    note: str
+
+
+@registry.query("work.add")
+async def add(a: int, b: int, note: str) -> Sum:
+    """Add two numbers."""
+    return Sum(a + b, note)
+
+
+if __name__ == "__main__":
+    run(serve_http(registry, identity=LOCAL_IDENTITY))

@@ -1,0 +1,1 @@
+"""MCP: calling a server's tools, and serving a registry as one."""

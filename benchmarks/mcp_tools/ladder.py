@@ -1,0 +1,86 @@
+"""A tool call over stdio, by the SDK's client, by `from_mcp` and by the peers; and a registry served as tools."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import NamedTuple
+
+from mcp import Client
+
+from benchmarks.exchanges import Call, Way, beside, measured_peer, race, rows, served, version_in
+from benchmarks.mcp_tools.clients import SDK_SERVER, opwire_over_stdio, sdk_call, sdk_over_stdio
+from benchmarks.measure import Row, Table
+from benchmarks.peers import python_of
+
+_LIMIT = 1.05  # times the SDK's client
+_PEERS = {"fastmcp": "benchmarks.peers.fastmcp_client", "utcp": "benchmarks.peers.utcp_mcp_client"}
+
+
+class _Served(NamedTuple):
+    """A server of the tool, as a module that takes "stdio" or "http"."""
+
+    name: str
+    module: str
+    tool: str
+    peer: str | None = None
+
+
+def tables() -> Iterator[Table]:
+    """Calling over stdio, then serving over stdio and over streamable HTTP."""
+    yield Table("a tool call over stdio, one at a time", "µs", "SDK", asyncio.run(_calling()))
+    yield Table("a served tool over stdio, by the SDK's client", "µs", "SDK", asyncio.run(_serving_stdio()))
+    yield Table("a served tool over streamable HTTP", "µs", "SDK", asyncio.run(_serving_http()))
+
+
+async def _calling() -> list[Row]:
+    async with (
+        sdk_over_stdio(sys.executable, SDK_SERVER, "add") as (sdk, sdk_server),
+        opwire_over_stdio(sys.executable, SDK_SERVER) as (opwire, opwire_server),
+    ):
+        ways = [
+            Way(f"mcp {version('mcp')}: its own Client", sdk, sdk_server),
+            Way(f"opwire {version('opwire')}: from_mcp, execute", opwire, opwire_server, limit=_LIMIT),
+        ]
+        figures = await race(ways)
+    table = rows(ways, figures, ways[1].name)
+    for peer, module in _PEERS.items():
+        table += beside(measured_peer(peer, module, sys.executable), figures[1].ratio)
+    return table
+
+
+def _servers() -> list[_Served]:
+    return [
+        _Served(f"mcp {version('mcp')}: its low-level Server", "benchmarks.mcp_tools.sdk_server", "add"),
+        _Served(f"opwire {version('opwire')}: serve_mcp", "benchmarks.mcp_tools.opwire_server", "work_add"),
+        _Served(f"fastmcp {version_in('fastmcp', 'fastmcp')}", "benchmarks.peers.fastmcp_tools", "add", "fastmcp"),
+    ]
+
+
+def _ways(servers: list[_Served], calls: list[tuple[Call, int]]) -> list[Way]:
+    return [Way(each.name, *call, behind=each.peer is not None) for each, call in zip(servers, calls, strict=True)]
+
+
+async def _serving_stdio() -> list[Row]:
+    servers = _servers()
+    async with AsyncExitStack() as stack:
+        calls: list[tuple[Call, int]] = []
+        for each in servers:
+            python = sys.executable if each.peer is None else python_of(each.peer)
+            client = sdk_over_stdio(python, ("-m", each.module, "stdio"), each.tool)
+            calls.append(await stack.enter_async_context(client))
+        ways = _ways(servers, calls)
+        return rows(ways, await race(ways), ways[1].name)
+
+
+async def _serving_http() -> list[Row]:
+    servers = _servers()
+    async with AsyncExitStack() as stack:
+        calls: list[tuple[Call, int]] = []
+        for each in servers:
+            server = await stack.enter_async_context(served(each.module, "http", peer=each.peer))
+            client = await stack.enter_async_context(Client(f"{server.address}/mcp"))
+            calls.append((sdk_call(client, each.tool), server.pid))
+        ways = _ways(servers, calls)
+        return rows(ways, await race(ways), ways[1].name)

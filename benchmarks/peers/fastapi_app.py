@@ -1,0 +1,35 @@
+"""The work of the served HTTP ladder on FastAPI, as its documentation shows it."""
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query  # pyright: ignore[reportMissingImports] - its own environment
+from pydantic import BaseModel
+
+from benchmarks.http.uvicorn_server import run
+
+app = FastAPI()
+
+
+class Input(BaseModel):
+    a: int
+    b: int
+    note: str
+
+
+class Sum(BaseModel):
+    sum: int
+    note: str
+
+
+@app.post("/work/add")
+async def add(input: Input) -> Sum:
+    return Sum(sum=input.a + input.b, note=input.note)
+
+
+@app.get("/work/add")
+async def add_by_query(input: Annotated[Input, Query()]) -> Sum:
+    return Sum(sum=input.a + input.b, note=input.note)
+
+
+if __name__ == "__main__":
+    run(app)

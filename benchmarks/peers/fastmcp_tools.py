@@ -1,0 +1,28 @@
+"""fastmcp's server with the tool of the MCP ladder: `python -m benchmarks.peers.fastmcp_tools stdio|http`."""
+
+import sys
+from dataclasses import dataclass
+
+from fastmcp import FastMCP  # pyright: ignore[reportMissingImports] - its own environment
+
+from benchmarks.http.uvicorn_server import run
+
+server = FastMCP("benchmark")
+
+
+@dataclass
+class Sum:
+    sum: int
+
+
+@server.tool
+async def add(a: int, b: int, note: str) -> Sum:
+    """Add two numbers."""
+    return Sum(a + b)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "stdio":
+        server.run(show_banner=False, log_level="WARNING")
+    else:
+        run(server.http_app())
