@@ -1005,6 +1005,24 @@ OPENAPI_JUDGES: dict[str, str] = {
     "http.judges.typescript-client": "A client made by hey-api passes the type checker and calls the served registry.",
 }
 
+TELEMETRY: dict[str, str] = {
+    "trace.carried": "A caller's W3C trace reaches the handler over every transport, MCP and HTTP, and goes on.",
+    "trace.malformed": "A trace that cannot be read is neither sent nor believed.",
+    "trace.optional": "Without a trace requests are written as before; without OpenTelemetry a trace still passes.",
+    "telemetry.spans": "`instrument` makes a span of every call, below what caused it.",
+    "telemetry.across": "A call that crosses a transport, MCP or HTTP stays one trace.",
+    "telemetry.lineage": "The nearest span is the parent: a handler's own before its context's, a peer's before a "
+    "stranger's.",
+    "telemetry.trust": "Instrumenting changes nothing of who may call what.",
+    "telemetry.undo": "What is instrumented twice is recorded once, and the end leaves nothing behind.",
+    "telemetry.absent": "OpenTelemetry is loaded only when it is asked for.",
+    "telemetry.attributes": "A span says operation, type, source and outcome.",
+    "telemetry.errors": "Errors are told by code; a server's span is an error only if it was its fault.",
+    "telemetry.privacy": "Neither data nor messages are recorded; the caller's id only if asked for.",
+    "telemetry.metrics": "Durations, calls under way and errors by code; names that callers invent do not count.",
+    "logging.library": "Logs go below `opwire`; no handler is added, and the root logger is left alone.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -1034,6 +1052,7 @@ SECTIONS = (
     SERVE_HTTP,
     MCP_JUDGES,
     OPENAPI_JUDGES,
+    TELEMETRY,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

@@ -1,9 +1,10 @@
 """What an operation is: its specification, who may call it, and what a handler is given."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict, TypeGuard
 from uuid import uuid4
 
 from msgspec import Struct
@@ -16,6 +17,13 @@ NormalizeMode = Literal["fit", "cast", "check", "off"]
 """What is done to a result that does not match its schema; see the `pipeline` module."""
 
 NORMALIZE_MODES: tuple[NormalizeMode, ...] = ("fit", "cast", "check", "off")
+
+# W3C's Trace Context: an id of zeros is none, and a version after 00 may say more at its end. The patterns compile when
+# there is a first trace: that takes longer than many a module to import.
+_SPAN = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_TRACEPARENT = rf"00{_SPAN}|(?!00|ff)[0-9a-f]{{2}}{_SPAN}(?:-[!-~]{{0,200}})?"
+_TRACESTATE = r"[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]"  # one of its members
+_MAX_TRACESTATE = 512
 
 
 class OperationType(StrEnum):
@@ -126,7 +134,8 @@ class Context(Struct, frozen=True, kw_only=True):
     """What a handler may know of the call that it serves. A parameter annotated `Context` receives it.
 
     `deadline` is a monotonic time (`time.monotonic()`), or None. `env` calls other operations on behalf of this
-    call: they carry on its identity and deadline, and know its request id as their parent.
+    call: they carry on its identity, deadline and metadata, and know its request id as their parent. `metadata` stays
+    in this process, except for the `traceparent` and `tracestate` of a distributed trace, which go along everywhere.
 
         @registry.query("shop.total")
         async def total(cart: str, context: Context) -> float:
@@ -172,6 +181,30 @@ class Context(Struct, frozen=True, kw_only=True):
         if self.deadline is not None and self.deadline <= deadline:
             return self
         return replace(self, deadline=deadline, watched=False)
+
+
+class Trace(TypedDict, total=False):
+    """Where a call belongs in a distributed trace, in the words of W3C's Trace Context."""
+
+    traceparent: str
+    tracestate: str
+
+
+def trace_of(carrier: Mapping[str, Any]) -> Trace:
+    """The trace that `Context.metadata`, headers or the like carry; empty if there is none that can be read.
+
+    It goes along with every call that is made on behalf of another, over every transport.
+    """
+    parent, state = carrier.get("traceparent"), carrier.get("tracestate")
+    if not isinstance(parent, str) or not re.fullmatch(_TRACEPARENT, parent):
+        return {}
+    return {"traceparent": parent, "tracestate": state} if _is_tracestate(state) else {"traceparent": parent}
+
+
+def _is_tracestate(state: Any) -> TypeGuard[str]:
+    if not isinstance(state, str) or not state or len(state) > _MAX_TRACESTATE:
+        return False
+    return all(re.fullmatch(_TRACESTATE, member) for each in state.split(",") if (member := each.strip(" \t")))
 
 
 Handler = Callable[[Any, Context], Any]

@@ -45,6 +45,17 @@ def test_a_call_gives_the_envelope_of_its_handler() -> None:
     in_a_shop(run)
 
 
+@requirement("trace.carried")
+def test_the_callers_trace_reaches_the_handler() -> None:
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+
+    async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
+        await durable.call("shop.order", TEA, key="order-18", context=Context(metadata=trace))
+        assert trace.items() <= shop.contexts[0].metadata.items()
+
+    in_a_shop(run)
+
+
 @requirement("durable.duplicates")
 def test_a_second_call_with_the_same_key_runs_nothing_and_gets_the_same_outcome() -> None:
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, field
 
 from opwire.envelope import RESPONSE_ENVELOPE_SCHEMA, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, NotPlainError
-from opwire.operation import Identity
+from opwire.operation import Identity, Trace, trace_of
 from opwire.typed import json_schema_of
 from opwire.typed.plain import to_plain
 
@@ -38,7 +38,8 @@ class CallRequested(
     """Call an operation. `deadline` is in epoch milliseconds; `timeout_ms`, the time that is left, is preferred.
 
     `credential` proves the identity where nobody but the caller can state it. Requests with the same `sticky_key` go to
-    the same server, as long as the servers are the same and the transport can do that.
+    the same server, as long as the servers are the same and the transport can do that. `traceparent` and `tracestate`
+    are those of W3C's Trace Context.
     """
 
     request_id: str
@@ -51,6 +52,15 @@ class CallRequested(
     credits: Natural | None = None
     credential: str | None = None
     sticky_key: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """The trace that the call is part of; empty if it is part of none, or of one that cannot be read."""
+        if self.traceparent is None:
+            return {}
+        return trace_of({"traceparent": self.traceparent, "tracestate": self.tracestate})
 
     def seconds_left(self, default: float | None) -> float | None:
         """How long the call may still take. Clocks differ between machines, so the remaining time goes first."""
@@ -169,6 +179,8 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
             "credits": {"type": "integer", "minimum": 0},
             "credential": _STRING,
             "stickyKey": _STRING,
+            "traceparent": {**_STRING, "description": "W3C Trace Context"},
+            "tracestate": {**_STRING, "description": "W3C Trace Context"},
         },
     ),
     "call.responded": _schema(

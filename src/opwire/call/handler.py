@@ -125,6 +125,11 @@ class CallHandler:
         """How many requests are being answered."""
         return len(self._served)
 
+    @property
+    def registry(self) -> OperationRegistry:
+        """What is served here."""
+        return self._registry
+
     def about(self) -> ServerInfo:
         """Who serves here, and how busy it is."""
         id, name, version, started = self._instance
@@ -249,6 +254,7 @@ class CallHandler:
                 parent_request_id=event.parent_request_id,
                 identity=served.identity,
                 deadline=self._watch(served, event.seconds_left(None if streams else self._timeout)),
+                metadata=event.trace,
                 watched=True,
                 bind_env=self._registry.bind_env,
             )

@@ -31,7 +31,7 @@ from opwire.call.transport import Address, Transport
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode
-from opwire.operation import Context
+from opwire.operation import Context, trace_of
 from opwire.pipeline import typed_envelope
 
 logger = logging.getLogger("opwire.call")
@@ -292,6 +292,8 @@ class PendingRequestMap:
             credits=credits,
             sticky_key=sticky_key,
         )
+        if context.metadata:
+            event = replace(event, **trace_of(context.metadata))
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
         self._ledger.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None)

@@ -83,7 +83,7 @@ class Attempts:
                 request_id=event.request_id,
                 parent_request_id=event.parent_request_id,
                 identity=identity,
-                metadata={"idempotency_key": claim.task.key, "attempt": claim.attempt},
+                metadata={**event.trace, "idempotency_key": claim.task.key, "attempt": claim.attempt},
                 bind_env=self._registry.bind_env,
             )
             return await self._registry.execute(event.operation_id, event.input, context)

@@ -14,7 +14,7 @@ from opwire.call.pending import DEFAULT_TIMEOUT
 from opwire.durable.journal import Journal, JournalInfo, Outcome, Task
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context
+from opwire.operation import Context, trace_of
 from opwire.pipeline import typed_envelope
 from opwire.typed.plain import json_form
 from opwire.typed.text import write_json
@@ -181,6 +181,7 @@ def _task(operation_id: str, input: Any, context: Context, key: str | None) -> T
         input=input,
         parent_request_id=context.parent_request_id,
         identity=context.identity,
+        **trace_of(context.metadata),
     )
     return Task(
         key=key,

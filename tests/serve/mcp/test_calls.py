@@ -62,12 +62,12 @@ async def test_a_handler_knows_who_calls_and_under_which_request_and_trace() -> 
         seen.append(context)
 
     async with raw(serve_mcp(registry)) as client:
-        await client.ask(call("a_b", id=1, traceparent="00-a-b-01", tracestate=5))
+        await client.ask(call("a_b", id=1, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", tracestate=5))
         await client.ask(call("a_b", id=1))
     first, second = seen
     assert first.identity is not None
     assert first.identity.id == "local"
-    assert first.metadata == {"traceparent": "00-a-b-01"}
+    assert first.metadata == {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     assert first.request_id
     assert second.request_id not in {None, first.request_id}
 

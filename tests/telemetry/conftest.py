@@ -1,0 +1,20 @@
+"""The ways that a call may go, and what is recorded of it."""
+
+import pytest
+
+from tests.telemetry.tape import Tape
+from tests.telemetry.ways import WAYS, Way, over_broker
+
+
+@pytest.fixture(params=[*WAYS, "redis", "nats"])
+def way(request: pytest.FixtureRequest) -> Way:
+    """One of the ways."""
+    if request.param in WAYS:
+        return WAYS[request.param]
+    return over_broker(request.getfixturevalue(f"{request.param}_server").url)
+
+
+@pytest.fixture
+def tape() -> Tape:
+    """A recorder of spans and metrics that nobody else writes to."""
+    return Tape()
