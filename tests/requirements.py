@@ -1023,6 +1023,25 @@ TELEMETRY: dict[str, str] = {
     "logging.library": "Logs go below `opwire`; no handler is added, and the root logger is left alone.",
 }
 
+CONFIG: dict[str, str] = {
+    "config.every-mistake": "Every mistake of a configuration file is reported at once, with its line and its key.",
+    "config.suggestions": "A mistake says what was expected and, where something comes close, what was meant.",
+    "config.secrets": "A secret that stands in the file is a mistake; secrets come from the environment.",
+    "config.missing-variable": "A variable that is not set is named, with the key that asks for it.",
+    "config.no-secret-is-shown": "No repr and no message shows a text that may be secret.",
+    "config.template": "The file that `opwire init` writes is valid, as it is and with every example in use.",
+    "config.sources": "Python modules, MCP servers, mcpServers files and OpenAPI documents can be sources.",
+    "config.open": "All sources are in one registry, in the order of the file, until it is closed.",
+    "config.concurrent": "Sources are loaded at the same time.",
+    "config.failing-source": "A source that fails or hangs is reported with its reason; the others are there.",
+    "config.required": "A required source that fails stops the start, and the others are closed.",
+    "config.reload": "Of a changed configuration only what is different is closed and opened; the registry stays.",
+    "config.hot-reload": "An edited configuration file, Python module or OpenAPI document is taken over.",
+    "config.broken-reload": "A file or source that cannot be loaded anew is reported, and what ran runs on.",
+    "config.identities": "Who shows an identity's token has its name, scopes, resources and namespaces.",
+    "config.surfaces": "Surfaces, hub and spoke are made as the file says, and let in whom it names.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -1053,6 +1072,7 @@ SECTIONS = (
     MCP_JUDGES,
     OPENAPI_JUDGES,
     TELEMETRY,
+    CONFIG,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

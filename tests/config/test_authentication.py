@@ -1,0 +1,150 @@
+"""Who callers are, as a configuration says it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from opwire import CallError, Identity
+from opwire.auth import Authenticator, Grant
+from opwire.config.authentication import build_authenticator, identity_of, or_anonymous
+from opwire.errors import ConfigError
+from tests.adapters.openapi.echo import EchoServer, answer, redirect
+from tests.auth.issuers import published, token, verification_key
+from tests.config.stages import project
+from tests.requirements import requirement
+
+ALICE = """
+[identities.alice]
+token = "${OPWIRE_ALICE}"
+scopes = ["a"]
+resources = { order = ["read"] }
+announces = ["shop"]
+"""
+JWT = '[auth.jwt]\nalgorithms = ["ES256"]\naudience = "opwire"\nissuer = "https://id.example"\n'
+GRANT = Grant(Identity(id="alice", scopes=("a",), resources={"order": ("read",)}), ("shop",))
+SECRET = "a-token-of-many-letters"
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWIRE_ALICE", SECRET)
+
+
+def authenticator(folder: Path, toml: str) -> Authenticator:
+    found = build_authenticator(project(folder, toml))
+    assert found is not None
+    return found
+
+
+async def refused(authenticator: Authenticator, token: str | None) -> str:
+    with pytest.raises(CallError) as caught:
+        await authenticator.authenticate(token)
+    return caught.value.code
+
+
+@requirement("config.identities")
+async def test_who_shows_the_token_of_an_identity_has_its_name_scopes_resources_and_namespaces(tmp_path: Path) -> None:
+    found = authenticator(tmp_path, ALICE)
+    assert await found.authenticate(SECRET) == GRANT
+    assert await refused(found, "another-token-of-many-letters") == "UNAUTHENTICATED"
+
+
+def test_where_nothing_is_said_of_tokens_there_is_no_authenticator(tmp_path: Path) -> None:
+    assert build_authenticator(project(tmp_path, "[identities.guest]")) is None
+
+
+@requirement("config.missing-variable")
+def test_a_token_that_is_not_in_the_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPWIRE_ALICE")
+    with pytest.raises(ConfigError, match=r"^identities\.alice\.token asks for the environment variable OPWIRE_ALICE"):
+        authenticator(tmp_path, ALICE)
+
+
+@requirement("config.no-secret-is-shown")
+def test_a_token_that_is_no_good_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWIRE_ALICE", "hunter2")
+    with pytest.raises(ConfigError, match=r"^identities\.alice\.token: it has 7 characters") as caught:
+        authenticator(tmp_path, ALICE)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_two_identities_cannot_share_a_token(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"identities\.bob\.token is the token of alice as well"):
+        authenticator(tmp_path, ALICE + ALICE.replace("alice", "bob"))
+
+
+async def test_signed_tokens_are_checked_with_the_key_of_a_file(tmp_path: Path) -> None:
+    toml = f'{JWT}key_file = "key.pem"\nclaims = {{ id = "email" }}'
+    found = authenticator_of_file(tmp_path, toml)
+    grant = await found.authenticate(token("ES256", email="a@x.example"))
+    assert grant.identity.id == "a@x.example"
+    assert await refused(found, SECRET) == "UNAUTHENTICATED"
+
+
+async def test_known_tokens_and_signed_ones_are_taken_side_by_side(tmp_path: Path) -> None:
+    found = authenticator_of_file(tmp_path, f'{JWT}key_file = "key.pem"\n{ALICE}')
+    assert await found.authenticate(SECRET) == GRANT
+    assert (await found.authenticate(token("ES256"))).identity.id != "alice"
+    assert await refused(found, "neither-of-the-two-kinds") == "UNAUTHENTICATED"
+
+
+async def test_keys_that_an_issuer_publishes_are_fetched_and_no_redirect_is_followed(tmp_path: Path) -> None:
+    async with EchoServer() as server:
+        keys = json.dumps({"keys": [published("ES256")]}).encode()
+        server.on("/keys", answer(200, keys, {"content-type": "application/json"}))
+        server.on("/moved", redirect(302, f"{server.url}/keys"))
+        found = authenticator(tmp_path, f'{JWT}jwks_url = "{server.url}/keys"')
+        assert (await found.authenticate(token("ES256", headers={"kid": "ES256"}))).identity.id == "ann"
+        found = authenticator(tmp_path, f'{JWT}jwks_url = "{server.url}/moved"')
+        assert await refused(found, token("ES256")) == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('key = "${OPWIRE_NO}"', "auth.jwt.key asks for the environment variable OPWIRE_NO"),
+        ('key = "${OPWIRE_ALICE}"', "auth.jwt: "),
+        ('key_file = "absent.pem"', "auth.jwt.key_file cannot be read"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, message: str
+) -> None:
+    monkeypatch.delenv("OPWIRE_NO", raising=False)
+    with pytest.raises(ConfigError) as caught:
+        authenticator(tmp_path, JWT + settings)
+    assert str(caught.value).startswith(message)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_package_that_is_not_installed_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opwire.auth.jwt", None)
+    with pytest.raises(
+        ConfigError, match=r"^auth\.jwt: JWTs needs PyJWT and cryptography: pip install 'opwire\[auth\]'"
+    ):
+        authenticator(tmp_path, f'{JWT}jwks_url = "https://x.example"')
+
+
+async def test_who_shows_no_token_may_be_somebody_and_a_bad_token_is_still_refused(tmp_path: Path) -> None:
+    config = project(tmp_path, f"{ALICE}[identities.guest]\nscopes = ['g']")
+    guest = Identity(id="guest", scopes=("g",))
+    assert (identity_of(config, "guest"), identity_of(config, None)) == (guest, None)
+    tokens = build_authenticator(config)
+    assert or_anonymous(tokens, config, None) is tokens
+    found = or_anonymous(tokens, config, "guest")
+    assert found is not None
+    assert await found.authenticate(None) == Grant(guest)
+    assert await found.authenticate(SECRET) == GRANT
+    assert await refused(found, "another-token-of-many-letters") == "UNAUTHENTICATED"
+    alone = or_anonymous(None, config, "guest")
+    assert alone is not None
+    assert await alone.authenticate("whatever") == Grant(guest)
+
+
+def authenticator_of_file(folder: Path, toml: str) -> Authenticator:
+    (folder / "key.pem").write_text(verification_key("ES256"))
+    return authenticator(folder, toml)

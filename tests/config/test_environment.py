@@ -1,0 +1,57 @@
+"""Texts whose parts come from the environment."""
+
+import pytest
+
+from opwire.config.environment import EnvText, Secret, problem_of
+from opwire.errors import ConfigError
+from tests.requirements import requirement
+
+
+def test_variables_are_replaced_where_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWIRE_A", "one")
+    monkeypatch.setenv("OPWIRE_B", "${OPWIRE_A}")
+    assert EnvText("Bearer ${OPWIRE_A}, ${env:OPWIRE_A}").resolve("key") == "Bearer one, one"
+    assert EnvText("${OPWIRE_B}").resolve("key") == "${OPWIRE_A}"  # what a variable holds is not looked into
+    assert EnvText("$OPWIRE_A {OPWIRE_A} $$").resolve("key") == "$OPWIRE_A {OPWIRE_A} $$"
+
+
+def test_a_default_is_for_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPWIRE_A", raising=False)
+    text = EnvText("${OPWIRE_A:-127.0.0.1}:80${OPWIRE_A:-}")
+    assert text.resolve("key") == "127.0.0.1:80"
+    assert text.missing == ()
+    monkeypatch.setenv("OPWIRE_A", "")
+    assert text.resolve("key") == ":80"
+
+
+@requirement("config.missing-variable")
+def test_every_variable_that_is_not_set_is_named_with_the_key_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPWIRE_A", "OPWIRE_B"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"^sources\.x\.url asks for the environment variable OPWIRE_A, which is not"):
+        EnvText("${OPWIRE_A}").resolve("sources.x.url")
+    with pytest.raises(ConfigError, match="variables OPWIRE_A and OPWIRE_B, which are not set"):
+        EnvText("${OPWIRE_A}${OPWIRE_B}${OPWIRE_A}").resolve("key")
+
+
+@requirement("config.no-secret-is-shown")
+def test_a_repr_names_the_variables_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWIRE_A", "hunter2")
+    assert repr(EnvText("user:pass ${OPWIRE_A}")) == "EnvText(${OPWIRE_A})"
+    assert repr(Secret("${OPWIRE_A}")) == "Secret(${OPWIRE_A})"
+    assert repr(EnvText("plain")) == "EnvText(…)"
+
+
+@pytest.mark.parametrize("template", ["${OPWIRE-A}", "${}", "${OPWIRE_A", "a ${1A}"])
+def test_a_placeholder_that_names_no_variable_is_a_mistake_and_not_text(template: str) -> None:
+    problem, suggestion = problem_of(EnvText(template)) or ("", "")
+    assert (problem, suggestion) == ('has a "${" that names no environment variable', "write ${NAME}")
+
+
+@pytest.mark.parametrize("template", ["hunter2", "", "${OPWIRE_A:-hunter2}"])
+@requirement("config.secrets")
+def test_a_secret_that_does_not_come_from_the_environment_is_a_mistake(template: str) -> None:
+    problem, _ = problem_of(Secret(template)) or ("", "")
+    assert problem == "is a secret, and does not belong in a file"
+    assert problem_of(EnvText(template)) is None
+    assert problem_of(Secret("Bearer ${OPWIRE_A}")) is None

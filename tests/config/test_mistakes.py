@@ -1,0 +1,40 @@
+"""How mistakes are said."""
+
+import tomllib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.config.mistakes import Mistake, did_you_mean, dotted, told
+
+ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=6)
+
+
+def test_a_mistake_is_its_line_its_key_the_problem_and_a_suggestion() -> None:
+    assert str(Mistake("a.b", "is wrong", "mend it", 3)) == "line 3, a.b is wrong; mend it"
+    assert str(Mistake("", "is not TOML")) == "the file is not TOML"
+
+
+def test_one_mistake_is_one_line_and_several_are_a_list() -> None:
+    one = Mistake("a", "is wrong", line=1)
+    assert told("opwire.toml", [one]) == "opwire.toml: line 1, a is wrong"
+    assert told("opwire.toml", [one, one]) == (
+        "opwire.toml has 2 mistakes:\n  line 1, a is wrong\n  line 1, a is wrong"
+    )
+
+
+def test_only_words_that_come_close_are_suggested() -> None:
+    assert did_you_mean("timout", ["timeout", "required"]) == "did you mean timeout?"
+    assert did_you_mean("xyz", ["timeout"]) == ""
+
+
+def test_places_in_lists_are_counted_in_brackets() -> None:
+    assert dotted(("sources", "my shop", "args", 2)) == 'sources."my shop".args[2]'
+
+
+@given(st.lists(ASCII, min_size=1, max_size=4))
+def test_a_key_is_written_as_toml_writes_it(names: list[str]) -> None:
+    found = tomllib.loads(f"{dotted(tuple(names))} = 1")
+    for name in names:
+        found = found[name]
+    assert found == 1

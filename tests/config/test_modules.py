@@ -1,0 +1,114 @@
+"""Modules of a project: found, imported anew, and their failures told."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from opwire.config.modules import ProjectModules
+from opwire.errors import ConfigError
+from tests.config.stages import shop, write
+
+
+async def price(modules: ProjectModules, target: str = "shop:registry") -> int:
+    """What the operation of the module answers."""
+    (registry,) = await modules.registries(target, "key")
+    return (await registry.execute("shop.price", {"article": "tea"})).data
+
+
+async def failure(modules: ProjectModules, target: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        await modules.registries(target, "sources.x.python")
+    return str(caught.value)
+
+
+async def test_a_registry_of_a_module_beside_the_file_is_found_and_the_path_is_left_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path, shop_py=shop(3))
+    before = list(sys.path)
+    modules = ProjectModules(tmp_path)
+    assert await price(modules) == 3
+    assert sys.path == before
+    assert modules.files == {tmp_path / "shop.py"}
+
+
+async def test_a_registry_may_be_an_attribute_of_something(tmp_path: Path) -> None:
+    write(tmp_path, shop_py=f"{shop(3)}\nclass Shop:\n    inner = registry\n")
+    assert await price(ProjectModules(tmp_path), "shop:Shop.inner") == 3
+
+
+async def test_a_module_alone_stands_for_all_its_registries_each_once(tmp_path: Path) -> None:
+    write(tmp_path, shop_py=f"{shop()}\nagain = registry\nother = OperationRegistry()\n")
+    assert len(await ProjectModules(tmp_path).registries("shop", "key")) == 2
+
+
+async def test_modules_of_installed_packages_are_found_too_and_are_not_the_projects(tmp_path: Path) -> None:
+    modules = ProjectModules(tmp_path)
+    assert "holds no OperationRegistry" in await failure(modules, "json")
+    assert modules.files == set()
+
+
+async def test_what_is_forgotten_is_read_again_with_all_that_it_imports(tmp_path: Path) -> None:
+    text = f"import prices\n{shop(0).replace('return 0', 'return prices.TEA')}"
+    write(tmp_path, shop_py=text, prices_py="TEA = 1")
+    modules = ProjectModules(tmp_path)
+    assert await price(modules) == 1
+    write(tmp_path, prices_py="TEA = 2")  # of the same size, and within the same second
+    assert await price(modules) == 1
+    modules.forget_edited()
+    assert await price(modules) == 2
+    assert modules.files == {tmp_path / "shop.py", tmp_path / "prices.py"}
+
+
+async def test_projects_with_modules_of_the_same_name_do_not_meet_one_after_the_other(tmp_path: Path) -> None:
+    for number, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, shop_py=shop(number))
+    first, second = ProjectModules(tmp_path / "one"), ProjectModules(tmp_path / "two")
+    assert await price(first) == 0
+    compiled = list((tmp_path / "one").rglob("*.pyc"))
+    first.forget()
+    assert await price(second) == 1
+    assert list((tmp_path / "one").rglob("*.pyc")) == compiled  # the next start need not compile it
+
+
+async def test_what_the_process_has_loaded_for_itself_is_never_forgotten(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent.parent  # where the library and these tests are
+    before = dict(sys.modules)
+    modules = ProjectModules(root)
+    modules.forget_edited()
+    assert {name for name in before if name not in sys.modules} == set()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("absent:registry", "sources.x.python: there is no module absent, neither in"),
+        ("broken:registry", "broken cannot be imported: ZeroDivisionError: division by zero (broken.py, line 2)"),
+        ("unwell:registry", "unwell cannot be imported: SyntaxError: "),
+        ("leaves:registry", "leaves cannot be imported: SystemExit: 3 (leaves.py, line 2)"),
+        (
+            "needy:registry",
+            "needy cannot be imported: ModuleNotFoundError: No module named 'absent' (needy.py, line 1)",
+        ),
+        ("shop:regstry", "the module shop has no regstry; did you mean registry?"),
+        ("shop:xyz", "the module shop has no xyz; it has registry"),
+        ("plain:xyz", "the module plain has no xyz"),
+        ("plain:number", "number of plain is no OperationRegistry, but of type int"),
+        ("shop:", 'sources.x.python is "module:registry" or "module"'),
+        (":registry", 'sources.x.python is "module:registry" or "module"'),
+    ],
+)
+async def test_what_cannot_be_used_is_told_with_the_place(tmp_path: Path, target: str, message: str) -> None:
+    write(
+        tmp_path,
+        broken_py="\n1 / 0",
+        unwell_py="def",
+        leaves_py="import sys\nsys.exit(3)",
+        needy_py="import absent",
+        shop_py=shop(),
+        plain_py="number = 3",
+    )
+    modules = ProjectModules(tmp_path)
+    assert message in await failure(modules, target)
+    name = target.partition(":")[0]
+    assert not name or (name == "shop" and target == "shop:") or tmp_path / f"{name}.py" in modules.files

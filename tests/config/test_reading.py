@@ -1,0 +1,171 @@
+"""From a file to settings, or to everything that is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.config import find_config, load_config, read_config
+from opwire.config.environment import EnvText, Secret
+from opwire.config.reading import parse_config
+from opwire.config.settings import (
+    ClientCredential,
+    OpenAPISource,
+    ProgramSource,
+    PythonSource,
+    ServersFileSource,
+    ServerSource,
+    UserCredential,
+)
+from opwire.errors import ConfigError, OpwireError
+from tests.requirements import requirement
+
+WRONG = """\
+[registry]
+normalize = "fits"
+
+[sources.shop]
+pyton = "shop:registry"
+
+[sources.api]
+openapi = "api.yaml"
+timout = 3
+credentials = { token = "hunter2" }
+
+[serve.http]
+port = "80"
+anonymous = "gest"
+
+[identities.guest]
+"""
+
+
+def test_each_kind_of_source_is_told_by_its_own_key() -> None:
+    config, mistakes = parse_config(
+        """
+        [sources]
+        a.python = "shop:registry"
+        b = { command = "uvx", args = ["x"], env = { KEY = { env = "KEY" } } }
+        c.url = "https://x.example"
+        d.mcp_servers = "servers.json"
+        [sources.e]
+        openapi = "e.yaml"
+        required = true
+        [sources.e.credentials]
+        key = { env = "KEY" }
+        basic = { user = "u", password = "${P}" }
+        oauth = { client_id = "c", client_secret = "${S}", scopes = ["a"] }
+        """
+    )
+    assert mistakes == ()
+    assert config is not None
+    credentials = {
+        "key": Secret("${KEY}"),
+        "basic": UserCredential(user=EnvText("u"), password=Secret("${P}")),
+        "oauth": ClientCredential(client_id=EnvText("c"), client_secret=Secret("${S}"), scopes=("a",)),
+    }
+    assert config.sources == {
+        "a": PythonSource(python="shop:registry"),
+        "b": ProgramSource(command=EnvText("uvx"), args=(EnvText("x"),), env={"KEY": EnvText("${KEY}")}),
+        "c": ServerSource(url=EnvText("https://x.example")),
+        "d": ServersFileSource(mcp_servers=EnvText("servers.json")),
+        "e": OpenAPISource(openapi=EnvText("e.yaml"), required=True, credentials=credentials),
+    }
+
+
+@requirement("config.every-mistake")
+def test_every_mistake_of_a_file_is_reported_at_once_with_its_line_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "opwire.toml"
+    path.write_text(WRONG)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).splitlines() == [
+        f"{path} has 6 mistakes:",
+        '  line 2, registry.normalize is one of "fit", "cast", "check", "off", not "fits"; did you mean fit?',
+        "  line 4, sources.shop has none of python, command, url, mcp_servers, openapi, which say what it is; "
+        "did you mean python?",
+        "  line 9, sources.api.timout is no key that is known here; did you mean timeout?",
+        "  line 10, sources.api.credentials.token is a secret, and does not belong in a file; "
+        'write "${NAME}", and set NAME in the environment',
+        "  line 13, serve.http.port is a whole number of 0 or more and up to 65535, not a text",
+        "  line 14, serve.http.anonymous names the identity 'gest', which is not there; did you mean guest?",
+    ]
+
+
+def test_mistakes_can_be_had_as_data(tmp_path: Path) -> None:
+    path = tmp_path / "opwire.toml"
+    path.write_text("[limits]\nrate = 0\n")
+    config, (mistake,) = read_config(path)
+    assert config is None
+    assert (mistake.key, mistake.line) == ("limits.rate", 2)
+
+
+def test_what_is_wrong_inside_a_table_hides_what_would_only_follow_from_it() -> None:
+    jwt = '[auth.jwt]\nalgorithms = ["ES256"]\naudience = "a"\nissuer = "i"\nkey = 5\n'
+    assert [each.key for each in parse_config(jwt)[1]] == ["auth.jwt.key"]
+
+
+def test_a_text_that_is_not_toml_is_reported_with_its_line() -> None:
+    (mistake,) = parse_config('[sources]\na = "b\n')[1]
+    assert mistake.line == 2
+    assert str(mistake).startswith("line 2, the file is not TOML: illegal character")
+    (mistake,) = parse_config('a = """')[1]
+    assert str(mistake).startswith("the file is not TOML")
+
+
+@given(st.text(st.sampled_from("ab=[]{}.,\"'#\n ${}1"), max_size=60))
+def test_no_text_whatsoever_makes_it_raise(text: str) -> None:
+    config, mistakes = parse_config(text)
+    assert (config is None) == bool(mistakes)
+
+
+def test_a_file_that_is_nested_too_deep_is_a_mistake() -> None:
+    (mistake,) = parse_config("a = " + "[" * 10_000)[1]
+    assert "nested too deep" in mistake.problem
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "no such file; `opwire init`"), (b"a = '\xff'", "is not UTF-8 at byte 5")]
+)
+def test_a_file_that_cannot_be_read_is_an_error_that_says_why(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "opwire.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(OpwireError, match=message):
+        load_config(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "opwire.toml"
+    path.write_bytes(b"\xef\xbb\xbf[limits]\nburst = 7\n")
+    config = load_config(path)
+    assert (config.limits.burst, config.file) == (7, path)
+
+
+def test_where_a_file_is_does_not_depend_on_where_the_process_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "opwire.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    config = load_config()
+    monkeypatch.chdir("/")
+    assert (config.file, config.folder) == (tmp_path / "opwire.toml", tmp_path)
+
+
+def test_the_nearest_file_is_found(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "opwire.toml").write_text("")
+    assert find_config(inner) == tmp_path / "opwire.toml"
+    (inner / "opwire.toml").write_text("")
+    assert find_config(inner) == inner / "opwire.toml"
+
+
+def test_where_there_is_no_file_none_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opwire.config.reading.NAME", "no-such-opwire.toml")
+    assert find_config(tmp_path) is None

@@ -1,0 +1,232 @@
+"""Each kind of source, opened by its adapter: real servers, real files."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opwire import OperationRegistry
+from opwire.config import load_config
+from opwire.config.modules import ProjectModules
+from opwire.config.sources import OpenSource, files_of, open_source
+from opwire.errors import CallError, ConfigError, OpwireError
+from opwire.serve.mcp import serve_mcp
+from tests.adapters.openapi.echo import EchoServer, answer
+from tests.config.stages import DOCUMENT, TIME_SERVER, TINY, project, shop, write
+from tests.requirements import requirement
+
+
+async def opened(folder: Path, toml: str, **files: str) -> OpenSource:
+    """The only source of a project."""
+    config = project(folder, toml, **files)
+    ((name, settings),) = config.sources.items()
+    return await open_source(name, settings, config.folder, ProjectModules(folder))
+
+
+async def answered(source: OpenSource, id: str, input: Any = None) -> Any:
+    registry = OperationRegistry()
+    registry.follow(source.source)
+    return (await registry.execute(id, input)).data
+
+
+def ids(source: OpenSource) -> set[str]:
+    return {each.spec.id for each in source.source}
+
+
+@requirement("config.sources")
+async def test_a_python_module(tmp_path: Path) -> None:
+    source = await opened(tmp_path, '[sources.any]\npython = "shop:registry"', shop_py=shop(7))
+    assert await answered(source, "shop.price", {"article": "tea"}) == 7
+    await source.close()
+
+
+@requirement("config.sources")
+async def test_an_mcp_server_that_is_a_program(tmp_path: Path) -> None:
+    source = await opened(tmp_path, f"[sources.time]\n{TIME_SERVER}")
+    try:
+        assert {"time.get_current_time", "time.convert_time"} <= ids(source)
+        assert (await answered(source, "time.get_current_time", {"timezone": "UTC"}))["timezone"] == "UTC"
+    finally:
+        await source.close()
+
+
+async def test_a_program_runs_in_the_folder_of_the_file_with_the_variables_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPWIRE_SECRET", "hunter2")
+    toml = f'[sources.x]\n{TINY}\nnamespace = "y"\nenv = {{ KEY = "${{OPWIRE_SECRET}}" }}\n'
+    source = await opened(tmp_path, toml)
+    try:
+        told = await answered(source, "y.where")
+        assert told["folder"] == str(tmp_path)
+        assert told["environment"]["KEY"] == "hunter2"
+        assert "OPWIRE_SECRET" not in told["environment"]
+    finally:
+        await source.close()
+
+
+@requirement("config.sources")
+async def test_an_mcp_server_behind_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opwire.auth import StaticTokens
+    from opwire.operation import Identity
+    from opwire.serve.listener import listening
+
+    monkeypatch.setenv("OPWIRE_TOKEN", "a-token-of-many-letters")
+    registry = OperationRegistry()
+
+    @registry.query("a.one")
+    async def one() -> int:
+        return 1
+
+    tokens = StaticTokens({"a-token-of-many-letters": Identity(id="alice")})
+    app = serve_mcp(registry).asgi(authenticate=tokens)
+    async with listening(app, on_drain=app.drain) as address:
+        toml = f'[sources.x]\nurl = "{address}/mcp"\nheaders = {{ Authorization = "Bearer ${{OPWIRE_TOKEN}}" }}'
+        source = await opened(tmp_path, toml)
+        try:
+            (id,) = ids(source)
+            assert await answered(source, id) == 1
+        finally:
+            await source.close()
+
+
+@requirement("config.sources")
+async def test_all_servers_of_an_existing_file_one_of_which_fails(tmp_path: Path) -> None:
+    tiny = Path(__file__).with_name("tiny_server.py")
+    absent = {"command": "opwire-no-such-program"}
+    servers = {"tiny": {"command": sys.executable, "args": ["-I", str(tiny)]}, "absent": absent}
+    toml = '[sources.desktop]\nmcp_servers = "servers.json"'
+    source = await opened(tmp_path, toml, servers_json=json.dumps({"mcpServers": servers}))
+    try:
+        assert ids(source) == {"tiny.where"}
+        assert set(source.failures) == {"absent"}
+    finally:
+        await source.close()
+    with pytest.raises(OpwireError):
+        await opened(tmp_path, f"{toml}\nrequired = true")
+
+
+@requirement("config.sources")
+async def test_an_http_api_from_a_file_with_a_key_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPWIRE_KEY", "hunter2")
+    async with EchoServer() as server:
+        server.on("/v1/pets", answer(200, b"[1, 2]", {"content-type": "application/json"}))
+        toml = (
+            f'[sources.pets]\nopenapi = "pets.yaml"\nbase_url = "{server.url}/v1"\ncredentials.key = "${{OPWIRE_KEY}}"'
+        )
+        source = await opened(tmp_path, toml, pets_yaml=DOCUMENT)
+        try:
+            assert await answered(source, "pets.list_pets") == [1, 2]
+            assert server.arrived[-1].header("x-api-key") == "hunter2"
+        finally:
+            await source.close()
+
+
+@requirement("config.sources")
+async def test_an_http_api_from_a_url_of_which_some_operations_are_left_out(tmp_path: Path) -> None:
+    async with EchoServer() as server:
+        server.on("/openapi.yaml", answer(200, DOCUMENT.encode(), {"content-type": "application/yaml"}))
+        toml = f'[sources.pets]\nopenapi = "{server.url}/openapi.yaml"\n'
+        everything = await opened(tmp_path, toml)
+        nothing = await opened(tmp_path, f'{toml}namespace = "p"\nexclude = ["list_*"]')
+        assert (ids(everything), ids(nothing)) == ({"pets.list_pets"}, set())
+        await everything.close()
+        await nothing.close()
+
+
+@requirement("config.missing-variable")
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ('command = "${OPWIRE_NO}"', "command"),
+        ('command = "x"\nargs = ["a", "${OPWIRE_NO}"]', "args[1]"),
+        ('command = "x"\nenv = { A = "${OPWIRE_NO}" }', "env.A"),
+        ('command = "x"\ncwd = "${OPWIRE_NO}"', "cwd"),
+        ('url = "https://${OPWIRE_NO}"', "url"),
+        ('url = "https://x.example"\nheaders = { A = "${OPWIRE_NO}" }', "headers.A"),
+        ('mcp_servers = "${OPWIRE_NO}"', "mcp_servers"),
+        ('openapi = "${OPWIRE_NO}"', "openapi"),
+        ('openapi = "x"\nbase_url = "${OPWIRE_NO}"', "base_url"),
+        ('openapi = "x"\nserver_variables = { a = "${OPWIRE_NO}" }', "server_variables.a"),
+        ('openapi = "x"\ncredentials.a = { env = "OPWIRE_NO" }', "credentials.a"),
+        ('openapi = "x"\ncredentials.a = { user = "u", password = "${OPWIRE_NO}" }', "credentials.a.password"),
+        (
+            'openapi = "x"\ncredentials.a = { client_id = "c", client_secret = "${OPWIRE_NO}" }',
+            "credentials.a.client_secret",
+        ),
+    ],
+)
+async def test_a_variable_that_is_not_set_is_named_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, key: str
+) -> None:
+    monkeypatch.delenv("OPWIRE_NO", raising=False)
+    message = f"sources.x.{key} asks for the environment variable OPWIRE_NO, which is not set"
+    with pytest.raises(ConfigError) as caught:
+        await opened(tmp_path, f"[sources.x]\n{settings}")
+    assert str(caught.value) == message
+
+
+async def test_credentials_of_every_kind_reach_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWIRE_SECRET", "hunter2")
+    document = DOCUMENT.replace("type: apiKey, in: header, name: X-API-Key", "type: http, scheme: basic")
+    async with EchoServer() as server:
+        server.on("/pets", answer(200, b"[]", {"content-type": "application/json"}))
+        toml = f'[sources.pets]\nopenapi = "pets.yaml"\nbase_url = "{server.url}"\n'
+        basic = await opened(
+            tmp_path, f'{toml}credentials.key = {{ user = "u", password = "${{OPWIRE_SECRET}}" }}', pets_yaml=document
+        )
+        await answered(basic, "pets.list_pets")
+        assert server.arrived[-1].header("authorization") == "Basic dTpodW50ZXIy"
+        await basic.close()
+        document = DOCUMENT.replace(
+            "type: apiKey, in: header, name: X-API-Key",
+            f"type: oauth2, flows: {{clientCredentials: {{tokenUrl: {server.url}/token, scopes: {{}}}}}}",
+        )
+        token = b'{"access_token": "t", "token_type": "Bearer", "expires_in": 300}'
+        server.on("/token", answer(200, token, {"content-type": "application/json"}))
+        oauth = f'{toml}credentials.key = {{ client_id = "c", client_secret = "${{OPWIRE_SECRET}}" }}'
+        client = await opened(tmp_path, oauth, pets_yaml=document)
+        await answered(client, "pets.list_pets")
+        assert server.arrived[-1].header("authorization") == "Bearer t"
+        await client.close()
+
+
+def test_the_files_of_a_source_are_those_that_it_is_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPWIRE_NO", raising=False)
+    toml = """
+    [sources]
+    a.openapi = "a.yaml"
+    b.openapi = "https://x.example/openapi.json"
+    c.mcp_servers = "c.json"
+    d.openapi = "${OPWIRE_NO}"
+    e.command = "x"
+    """
+    write(tmp_path, opwire_toml=toml)
+    config = load_config(tmp_path / "opwire.toml")
+    found = {name: files_of(each, config.folder) for name, each in config.sources.items()}
+    assert found == {"a": [tmp_path / "a.yaml"], "b": [], "c": [tmp_path / "c.json"], "d": [], "e": []}
+
+
+@pytest.mark.parametrize(
+    ("settings", "module", "extra"),
+    [('openapi = "x"', "opwire.adapters.openapi", "openapi"), ('command = "x"', "opwire.adapters.mcp", "mcp")],
+)
+async def test_a_package_that_is_not_installed_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, module: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"sources.x needs the package .*pip install 'opwire\[{extra}\]'"):
+        await opened(tmp_path, f"[sources.x]\n{settings}")
+
+
+async def test_a_url_that_cannot_be_used_is_told_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPWIRE_SECRET", "hunter2")
+    with pytest.raises(CallError) as caught:
+        await opened(tmp_path, '[sources.x]\nurl = "ftp://u:${OPWIRE_SECRET}@x.example"')
+    assert "hunter2" not in str(caught.value)

@@ -1,0 +1,35 @@
+"""The file that `opwire init` writes."""
+
+import re
+
+from opwire.config import TEMPLATE, Config
+from opwire.config.reading import parse_config
+from opwire.config.settings import (
+    OpenAPISource,
+    ProgramSource,
+    PythonSource,
+    ServersFileSource,
+    ServerSource,
+)
+from tests.requirements import requirement
+
+
+@requirement("config.template")
+def test_the_template_is_valid_as_it_is_and_says_nothing() -> None:
+    assert parse_config(TEMPLATE) == (Config(), ())
+
+
+@requirement("config.template")
+def test_every_example_of_the_template_is_valid() -> None:
+    config, mistakes = parse_config(re.sub(r"^#(?=[^\s#])", "", TEMPLATE, flags=re.MULTILINE))
+    assert mistakes == ()
+    assert config is not None
+    kinds = [PythonSource, ProgramSource, ServerSource, ServersFileSource, OpenAPISource]
+    assert [type(each) for each in config.sources.values()] == kinds
+    assert None not in (config.serve.mcp, config.serve.http, config.hub, config.spoke, config.auth.jwt)
+    assert list(config.identities) == ["alice", "guest"]
+
+
+def test_the_template_has_no_line_that_an_editor_would_wrap() -> None:
+    assert max(map(len, TEMPLATE.splitlines())) <= 120
+    assert TEMPLATE.endswith("\n")
