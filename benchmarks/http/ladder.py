@@ -106,7 +106,7 @@ async def _serving(method: str, in_flight: int) -> list[Row]:
         ways: list[Way] = []
         for each in servers:
             server = await stack.enter_async_context(served(each.module, *each.arguments, peer=each.peer))
-            call = _client(session, method, f"{server.address}/work/add")
+            call = _client(session, method, f"{server.address}/math/add")
             ways.append(Way(each.name, call, server.pid, behind=each.peer is not None))
         return rows(ways, await race(ways, in_flight=in_flight), ways[2].name)
 

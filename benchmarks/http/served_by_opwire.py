@@ -16,7 +16,7 @@ class Sum:
     note: str
 
 
-@registry.query("work.add")
+@registry.query("math.add")
 async def add(a: int, b: int, note: str) -> Sum:
     """Add two numbers."""
     return Sum(a + b, note)

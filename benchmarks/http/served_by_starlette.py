@@ -56,4 +56,4 @@ def _query(request: Request) -> dict[str, Any]:
 
 if __name__ == "__main__":
     endpoint = {"jsonschema-rs": _with_jsonschema, "pydantic": _with_pydantic}[sys.argv[1]]
-    run(Starlette(routes=[Route("/work/add", endpoint, methods=["GET", "POST"])]))
+    run(Starlette(routes=[Route("/math/add", endpoint, methods=["GET", "POST"])]))

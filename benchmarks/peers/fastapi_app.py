@@ -21,12 +21,12 @@ class Sum(BaseModel):
     note: str
 
 
-@app.post("/work/add")
+@app.post("/math/add")
 async def add(input: Input) -> Sum:
     return Sum(sum=input.a + input.b, note=input.note)
 
 
-@app.get("/work/add")
+@app.get("/math/add")
 async def add_by_query(input: Annotated[Input, Query()]) -> Sum:
     return Sum(sum=input.a + input.b, note=input.note)
 
