@@ -1042,6 +1042,28 @@ CONFIG: dict[str, str] = {
     "config.surfaces": "Surfaces, hub and spoke are made as the file says, and let in whom it names.",
 }
 
+CLIENT: dict[str, str] = {
+    "client.contract": "The same calls give the same over a registry, a transport, a hub, a broker and served HTTP.",
+    "client.data": "`call` gives the data; with `output_type` it really is of that type.",
+    "client.errors": "Errors arrive with equal code, message, details, retryable and retry_after on every way.",
+    "client.deadline": "One deadline spans all attempts of a call, travels with it, and ends it on both sides.",
+    "client.cancel": "Whoever gives a call up stops its handler.",
+    "client.subscribe": "Subscriptions give data or envelopes in order; leaving the loop stops the producer.",
+    "client.is-error": "A tool's isError raises or is returned, by policy; an envelope is always given as it is.",
+    "client.retries": "Only QUERYs are repeated, after retryable errors, with jitter and one budget, before the "
+    "deadline, honouring retry_after.",
+    "client.pages": "Pages are found by Link header, cursor field or number, and end by themselves; endless and "
+    "repeated ones are errors.",
+    "client.operations": "`operations` shows what the caller can call, whatever answers.",
+    "client.identity": "Over a registry the caller is trusted unless an identity is given; then access is checked.",
+    "client.targets": "A target that cannot be used, or whose package is missing, is told with what to do.",
+    "client.closed": "A client that is not open refuses; closing ends what is under way on its own connection.",
+    "client.http": "Over HTTP, envelopes and problems are read back whole; foreign answers are errors by status.",
+    "client.sync": "SyncClient works in scripts, threads and beside a running loop, and leaves no thread.",
+    "client.codegen": "`generate_client` writes a deterministic typed module that pyright strict accepts and that "
+    "runs.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -1073,6 +1095,7 @@ SECTIONS = (
     OPENAPI_JUDGES,
     TELEMETRY,
     CONFIG,
+    CLIENT,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

@@ -228,3 +228,23 @@ async def test_a_handler_that_fails_late_is_told_too() -> None:
     async with served(tap.registry) as client, opened_when_it_runs(client, tap) as reply:
         tap.items.put_nowait(CallError("EXECUTION_ERROR", "broken"))
         assert parsed(await reply.content.read())[-1]["event"] == "error"
+
+
+@requirement("http.gone")
+@on_one_loop
+async def test_a_producer_that_never_waits_is_stopped_too_when_its_client_leaves() -> None:
+    registry, closed = OperationRegistry(), asyncio.Event()
+
+    @registry.subscription("flood.items")
+    async def items() -> AsyncIterator[int]:
+        try:
+            for number in range(10_000_000):
+                yield number
+        finally:
+            closed.set()
+
+    async with served(registry) as client, opened(client, "/flood/items") as reply:
+        await read_until(reply, b"data: 1\n")
+        reply.close()
+        async with asyncio.timeout(5):
+            await closed.wait()

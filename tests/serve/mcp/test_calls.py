@@ -62,7 +62,9 @@ async def test_a_handler_knows_who_calls_and_under_which_request_and_trace() -> 
         seen.append(context)
 
     async with raw(serve_mcp(registry)) as client:
-        await client.ask(call("a_b", id=1, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", tracestate=5))
+        await client.ask(
+            call("a_b", id=1, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", tracestate=5)
+        )
         await client.ask(call("a_b", id=1))
     first, second = seen
     assert first.identity is not None

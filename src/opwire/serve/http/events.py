@@ -30,6 +30,8 @@ RETRY = 3_000
 STALLED = 60.0
 """Seconds that a client may leave its buffers full. Then it is as good as gone."""
 
+_BREATH = 64  # items after which others get a turn: a producer that never waits would hide that its client left
+
 
 class EventStream:
     """The response to a subscription."""
@@ -79,6 +81,8 @@ class EventStream:
             async for envelope in items:
                 count += 1
                 await self._write(self._event(envelope, count))
+                if count % _BREATH == 0:
+                    await asyncio.sleep(0)
         except CallError as error:
             return error
         return None

@@ -1,0 +1,261 @@
+"""`generate_client`: a typed Python module for operations. No I/O.
+
+    Path("shop.py").write_text(generate_client(await client.operations(), class_name="Shop"))
+
+What it writes is used with any client, checked by type checkers and completed by editors:
+
+    shop = Shop(client)
+    order = await shop.orders.place(lines=[{"article": "tea"}])
+"""
+
+import keyword
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from opwire.client.codegen_names import Names, pascal, quoted, snake
+from opwire.client.codegen_types import ANY, BYTES, FLOAT, OBJECT, TypeReader, Types, shadowed_in, shadowing, written
+from opwire.operation import OperationSpec, OperationType
+from opwire.schema import Schema
+
+_WIDTH = 112
+_IMPORTED = "Any AsyncGenerator Client Literal NotRequired TypeAlias TypedDict UNSET UnsetType".split()
+_TAKEN = ("self", "timeout")
+_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_WORD = re.compile(r"\w+")
+_GIVEN = """
+
+def _given(input: dict[str, Any]) -> dict[str, Any]:
+    \"""What was given, without what was left out.\"""
+    return {name: value for name, value in input.items() if value is not UNSET}""".splitlines()
+
+
+class _Parameter(NamedTuple):
+    name: str
+    key: str
+    hint: str
+    required: bool
+
+
+class _Method(NamedTuple):
+    spec: OperationSpec
+    name: str
+    parameters: list[_Parameter]
+    whole: str | None  # the hint of the input, where it is not taken apart
+    optional: bool  # whether the whole input may be left out
+    output: str
+
+    @property
+    def hints(self) -> list[str]:
+        """All type hints of its signature."""
+        return [self.output, self.whole or "None", *(each.hint for each in self.parameters), FLOAT]
+
+
+class _Space(NamedTuple):
+    namespace: str
+    attribute: str
+    class_name: str
+    methods: list[_Method]
+    hidden: frozenset[str]  # the built-in types that methods of the class hide
+
+
+def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operations") -> str:
+    """The source of a module with a class that has one attribute for each namespace, and one method for each operation.
+
+    Objects are TypedDicts: data stays as plain as `Client.call` gives it. The same operations give the same text.
+
+    Raises:
+        ValueError: the name is not one of a class.
+    """
+    if not class_name.isidentifier() or keyword.iskeyword(class_name):
+        raise ValueError(f"{class_name!r} is not the name of a class")
+    listed = sorted({spec.id: spec for spec in specs}.values(), key=lambda spec: spec.id)
+    names = Names([*_IMPORTED, class_name])
+    attributes, types, spaces = Names(), Types(names), list[_Space]()
+    for namespace, group in groupby(listed, key=lambda spec: spec.namespace):
+        attribute = attributes.take(snake(namespace, "namespace"))
+        of_class = names.take(f"{pascal(namespace, 'Namespace')}Operations")
+        methods = _methods(group, types)
+        spaces.append(_Space(namespace, attribute, of_class, methods, shadowing(each.name for each in methods)))
+    parts = [*types.definitions.values(), *map(_namespace_class, spaces), _whole_class(class_name, spaces)]
+    return "\n\n".join([_header(spaces, types), *parts])
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def _methods(specs: Iterable[OperationSpec], types: Types) -> list[_Method]:
+    names = Names()
+    return [_method(spec, names.take(snake(spec.name, "operation")), types) for spec in specs]
+
+
+def _method(spec: OperationSpec, name: str, types: Types) -> _Method:
+    wish = pascal(spec.name, "Operation")
+    parameters, whole, optional = _input(types.reader(spec.input_schema), f"{wish}Input", spec.input_schema)
+    json = spec.output_schema.json
+    is_binary = isinstance(json, dict) and json.get("type") == "string" and "contentEncoding" in json
+    reader = types.reader(spec.output_schema)
+    output = BYTES if is_binary else reader.hint(reader.root, f"{wish}Output")
+    return _Method(spec, name, parameters, whole, optional, output)
+
+
+def _input(reader: TypeReader, wish: str, schema: Schema) -> tuple[list[_Parameter], str | None, bool]:
+    """How a method takes its input: as parameters, or whole."""
+    if schema.is_unknown:
+        return [], ANY, True
+    root = reader.resolved(reader.root)
+    properties = reader.properties(root)
+    if not isinstance(root, dict) or root.get("type", "object") != "object":
+        return [], reader.hint(reader.root, wish), False
+    if properties is None:
+        if "anyOf" in root or "oneOf" in root:
+            return [], reader.hint(reader.root, wish), False
+        is_empty = root.get("additionalProperties") is False or root.get("properties") == {}
+        return [], None if is_empty else OBJECT, True
+    declared, required = properties
+    names = Names(_TAKEN)
+    parameters = [
+        _Parameter(
+            names.take(snake(key, "field")), key, reader.hint(each, f"{wish}{pascal(key, 'Field')}"), key in required
+        )
+        for key, each in declared.items()
+    ]
+    return sorted(parameters, key=lambda each: not each.required), None, False
+
+
+def _written_method(method: _Method, hidden: frozenset[str]) -> Iterator[str]:
+    streams = method.spec.type is OperationType.SUBSCRIPTION
+    output = written(method.output, hidden)
+    yield from _signature(method, f"AsyncGenerator[{output}, None]" if streams else output, hidden)
+    yield from _docstring(method.spec)
+    verb = "self._client.subscribe" if streams else "await self._client.call"
+    yield from _call(f"        return {verb}({quoted(method.spec.id)}", _input_expression(method))
+
+
+def _signature(method: _Method, output: str, hidden: frozenset[str]) -> Iterator[str]:
+    prefix = "def" if method.spec.type is OperationType.SUBSCRIPTION else "async def"
+    parts = ["self"]
+    if method.whole is not None:
+        hint = written(method.whole, hidden)
+        parts.append(
+            f"input: {hint}{' = None' if hint == ANY else ' | None = None'}" if method.optional else f"input: {hint}"
+        )
+    parts += [f"{each.name}: {written(each.hint, hidden)}" for each in method.parameters if each.required]
+    parts.append("*")
+    parts += [
+        f"{each.name}: {written(each.hint, hidden)} | UnsetType = UNSET"
+        for each in method.parameters
+        if not each.required
+    ]
+    parts.append(f"timeout: {written(FLOAT, hidden)} | None = None")
+    line = f"    {prefix} {method.name}({', '.join(parts)}) -> {output}:"
+    if len(line) <= _WIDTH:
+        yield line
+        return
+    yield f"    {prefix} {method.name}("
+    yield from (f"        {part}," for part in parts)
+    yield f"    ) -> {output}:"
+
+
+def _input_expression(method: _Method) -> list[str] | None:
+    """The lines of the input that the method hands on; None if there is none."""
+    if method.whole is not None:
+        return ["input"]
+    if not method.parameters:
+        return None
+    pairs = [f"{quoted(each.key)}: {each.name}" for each in method.parameters]
+    opening, closing = ("{", "}") if all(each.required for each in method.parameters) else ("_given({", "})")
+    line = f"{opening}{', '.join(pairs)}{closing}"
+    return [line] if len(line) <= _WIDTH - 12 else [opening, *(f"    {pair}," for pair in pairs), closing]
+
+
+def _call(start: str, input: list[str] | None) -> Iterator[str]:
+    line = f"{start}, {''.join(input or [])}{', ' if input else ''}timeout=timeout)"
+    if len(line) <= _WIDTH and (input is None or len(input) == 1):
+        yield line
+        return
+    head, _, id = start.partition("(")
+    yield f"{head}("
+    yield f"            {id},"
+    for number, each in enumerate(input or []):
+        yield f"            {each}{',' if number == len(input or []) - 1 else ''}"
+    yield "            timeout=timeout,"
+    yield "        )"
+
+
+# --- the module -------------------------------------------------------------------------------------------------------
+
+
+def _header(spaces: list[_Space], types: Types) -> str:
+    """Docstring and imports: those that the rest needs, and no others."""
+    methods = [method for space in spaces for method in space.methods]
+    hints = [*types.hints, *(hint for method in methods for hint in method.hints)]
+    words = set(_WORD.findall(" ".join(_TEXT.sub("", hint) for hint in hints)))
+    optional = any(not each.required for method in methods for each in method.parameters)
+    streams = any(method.spec.type is OperationType.SUBSCRIPTION for method in methods)
+    typing = {name for name in ("Any", "Literal", "NotRequired", "TypeAlias", "TypedDict") if name in words}
+    lines = [
+        f'"""A typed client of {len(methods)} operations, written by `opwire gen client`: the next run replaces it."""',
+        "",
+        "from __future__ import annotations",
+        "",
+    ]
+    if any(space.hidden & shadowed_in(hint) for space in spaces for method in space.methods for hint in method.hints):
+        lines.append("import builtins")
+    if streams:
+        lines.append("from collections.abc import AsyncGenerator")
+    if typing or optional:
+        lines.append(f"from typing import {', '.join(sorted(typing | ({'Any'} if optional else set())))}")
+    lines += ["", *(["from msgspec import UNSET, UnsetType", ""] if optional else [])]
+    lines += ["from opwire.client import Client", *(_GIVEN if optional else [])]
+    return "\n".join(lines).replace("\n\n\nfrom", "\n\nfrom") + "\n"
+
+
+def _namespace_class(space: _Space) -> str:
+    lines = [
+        f"class {space.class_name}:",
+        f'    """The operations of {_in_docstring(space.namespace)}."""',
+        "",
+        "    def __init__(self, client: Client) -> None:",
+        "        self._client = client",
+    ]
+    for method in space.methods:
+        lines += ["", *_written_method(method, space.hidden)]
+    return "\n".join(lines) + "\n"
+
+
+def _whole_class(name: str, spaces: list[_Space]) -> str:
+    lines = [
+        f"class {name}:",
+        f'    """{sum(len(space.methods) for space in spaces)} operations, by namespace."""',
+        "",
+        "    def __init__(self, client: Client) -> None:",
+        *(f"        self.{space.attribute} = {space.class_name}(client)" for space in spaces),
+        *([] if spaces else ["        self._client = client"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _docstring(spec: OperationSpec) -> Iterator[str]:
+    paragraphs = [each for each in (spec.title, spec.description) if each.strip()]
+    text = _in_docstring("\n\n".join(dict.fromkeys(each.strip() for each in paragraphs)) or spec.id)
+    lines = [
+        wrapped
+        for line in textwrap.dedent(text).splitlines()
+        for wrapped in (textwrap.wrap(line, _WIDTH - 8, break_long_words=False, break_on_hyphens=False) or [""])
+    ]
+    if len(lines) == 1:
+        yield f'        """{lines[0]}"""'
+        return
+    yield f'        """{lines[0]}'
+    yield from (f"        {line}".rstrip() for line in lines[1:])
+    yield '        """'
+
+
+def _in_docstring(text: str) -> str:
+    """Text that can stand between three quotes."""
+    plain = "".join(each if each.isprintable() or each == "\n" else " " for each in text.replace("\r\n", "\n"))
+    escaped = plain.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    return f'{escaped[:-1]}\\"' if escaped.endswith('"') else escaped

@@ -1,0 +1,314 @@
+"""Type hints from JSON Schemas: a TypedDict for each object, a literal for each enumeration. No I/O.
+
+Data is plain, so its types are too: nothing is converted when an answer arrives. A schema that several operations share
+becomes one type, as does one that they spell alike. What a hint cannot say (patterns, bounds, conditions) is left to
+the operation, which checks it.
+
+Within a hint, names of built-in types begin with a mark until they are written: a class that has a method `list` has to
+call the type `builtins.list`.
+"""
+
+import keyword
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import msgspec
+
+from opwire.client.codegen_names import Names, pascal, quoted
+from opwire.errors import SchemaError
+from opwire.schema import Schema
+from opwire.schema.dialect import lower
+from opwire.schema.refs import JSONSchema, References
+
+_WORDS = re.compile(r"\w+")
+_MARKED = re.compile(r"\0(\w+)")
+_SCALARS = {"string": "\0str", "integer": "\0int", "number": "\0float", "boolean": "\0bool", "null": "None"}
+_BUILTINS = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str"})
+_DEFINITIONS = frozenset({"$defs", "components", "definitions"})
+_DEPTH = 60
+_MAX_LITERALS = 200
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+ANY = "Any"
+OBJECT = "\0dict[\0str, Any]"
+BYTES = "\0bytes"
+FLOAT = "\0float"
+
+
+def written(hint: str, shadowed: Iterable[str] = ()) -> str:
+    """The hint as it stands in a module, where these names of built-in types mean something else."""
+    hidden = frozenset(shadowed)
+    return _MARKED.sub(lambda found: f"builtins.{found[1]}" if found[1] in hidden else found[1], hint)
+
+
+def shadowing(names: Iterable[str]) -> frozenset[str]:
+    """Those of some names that hide a built-in type."""
+    return _BUILTINS.intersection(names)
+
+
+def shadowed_in(hint: str) -> frozenset[str]:
+    """The built-in types that a hint needs."""
+    return frozenset(_MARKED.findall(hint))
+
+
+def union(hints: Iterable[str]) -> str:
+    """The hint for one of several: each once, None last, and nothing else beside `Any`."""
+    parts = [part for hint in dict.fromkeys(hints) for part in ([hint] if "[" in hint else hint.split(" | "))]
+    distinct = dict.fromkeys(parts)
+    if ANY in distinct or not distinct:
+        return ANY
+    last = ["None"] if distinct.pop("None", "") is None else []
+    return " | ".join([*distinct, *last])
+
+
+class Types:
+    """The types of one module, in the order in which they were first needed."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._known: dict[int, str] = {}  # the hint of a schema, by its identity
+        self._alike: dict[tuple[str, int], str] = {}  # and by what it says
+        self._objects: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
+        self._kept: list[Any] = []  # schemas whose identity is used may not be gone
+        self.digests: dict[int, int] = {}
+        self.definitions: dict[str, str] = {}
+        self.hints: list[str] = []  # all that the definitions are made of
+
+    def reader(self, schema: Schema) -> "TypeReader":
+        """What reads one schema of an operation."""
+        try:
+            json = lower(schema.json, schema.dialect)
+        except SchemaError:
+            json = True
+        self._kept.append(json)
+        return TypeReader(self, json)
+
+    def known(self, schema: dict[str, Any], wish: str, digest: int) -> str | None:
+        """The hint of a schema that was there before."""
+        hint = self._known.get(id(schema)) or self._alike.get((wish, digest))
+        if hint is not None:
+            self._known[id(schema)] = hint
+        return hint
+
+    def define(self, name: str, hints: Iterable[str], text: str) -> None:
+        """A definition is complete."""
+        self.hints += hints
+        self.definitions[name] = text
+
+    def define_object(self, name: str, wish: str, fields: dict[str, str]) -> str:
+        """A TypedDict; the name of another one, if that says the same. Descriptions and the like make no difference."""
+        body = tuple(fields.items())
+        other = self._objects.setdefault((wish, body), name)
+        if other == name or any(name in _WORDS.findall(hint) for hint in fields.values()):
+            self.define(name, [*fields.values(), "TypedDict"], _typed_dict(name, fields))
+            return name
+        self._names.give_back(name)
+        return other
+
+    def begin(self, schema: dict[str, Any], wish: str, digest: int) -> str:
+        """A name for a schema; whoever refers to it from within gets the name."""
+        name = self._names.take(wish)
+        self.settle(schema, wish, digest, name)
+        return name
+
+    def settle(self, schema: dict[str, Any], wish: str, digest: int, hint: str) -> None:
+        """From now on this is the hint of a schema."""
+        self._kept.append(schema)
+        self._known[id(schema)] = self._alike[wish, digest] = hint
+
+
+class TypeReader:
+    """Makes hints of one schema with all that it refers to."""
+
+    def __init__(self, types: Types, root: JSONSchema) -> None:
+        self.root = root
+        self._types = types
+        self._references = References(root)
+
+    def resolved(self, schema: JSONSchema) -> JSONSchema:
+        """The schema, or the one that it does nothing else than refer to."""
+        for _ in range(_DEPTH):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                return schema
+            try:
+                schema = self._references.resolve(schema["$ref"])
+            except SchemaError:
+                return True
+        return True
+
+    def hint(self, schema: JSONSchema, wish: str, depth: int = _DEPTH) -> str:
+        """The type of what fits a schema; `wish` is what it would be called."""
+        if not isinstance(schema, dict) or not depth:
+            return ANY
+        if isinstance(schema.get("$ref"), str):
+            return self._referred(schema["$ref"], wish, depth)
+        if "const" in schema or isinstance(schema.get("enum"), list):
+            return _literal([schema["const"]] if "const" in schema else schema["enum"])
+        properties = self.properties(schema)
+        if properties is not None:
+            return self._object(schema, properties, wish, depth)
+        for several in ("anyOf", "oneOf"):
+            if isinstance(schema.get(several), list):
+                branches = cast("list[JSONSchema]", schema[several])
+                return union(
+                    self.hint(each, wish if len(branches) == 1 else f"{wish}{number}", depth - 1)
+                    for number, each in enumerate(branches, 1)
+                )
+        if isinstance(schema.get("allOf"), list):
+            hints = [self.hint(each, wish, depth - 1) for each in cast("list[JSONSchema]", schema["allOf"])]
+            return next((hint for hint in hints if hint != ANY), ANY)
+        return self._by_type(schema, wish, depth)
+
+    def properties(self, schema: JSONSchema) -> tuple[dict[str, JSONSchema], set[str]] | None:
+        """The properties of an object, and the required ones; None if it declares none.
+
+        Those of its `allOf` are its own. Those of its variants may be there, if it has others.
+        """
+        found: dict[str, JSONSchema] = {}
+        required: set[str] = set()
+        for part in self._parts(schema, ("allOf",)):
+            found.update(_mapping(part.get("properties")))
+            required.update(map(str, _listed(part.get("required"))))
+        if not found:
+            return None
+        required.intersection_update(found)
+        for part in self._parts(schema, ("allOf", "anyOf", "oneOf")):
+            for key, each in _mapping(part.get("properties")).items():
+                found.setdefault(key, each)
+        return found, required
+
+    def _parts(self, schema: JSONSchema, keywords: tuple[str, ...], depth: int = 8) -> Iterator[dict[str, Any]]:
+        """The schema, and those within it under these keywords."""
+        schema = self.resolved(schema)
+        if isinstance(schema, dict) and depth:
+            yield schema
+            for keyword in keywords:
+                for each in _listed(schema.get(keyword)):
+                    yield from self._parts(each, keywords, depth - 1)
+
+    def _referred(self, ref: str, wish: str, depth: int) -> str:
+        target = self.resolved({"$ref": ref})
+        if not isinstance(target, dict):
+            return ANY
+        wish = pascal(ref.rpartition("/")[2], wish) if "/" in ref else wish
+        if self.properties(target) is not None:
+            return self.hint(target, wish, depth - 1)
+        digest = self._digest(target)
+        if (known := self._types.known(target, wish, digest)) is not None:
+            return known
+        name = self._types.begin(target, wish, digest)
+        hint = self.hint(target, wish, depth - 1)
+        if hint in _SCALARS.values() or hint in (ANY, OBJECT):  # not worth a name
+            self._types.settle(target, wish, digest, hint)
+            return hint
+        self._types.define(name, [hint, "TypeAlias"], f"{name}: TypeAlias = {quoted(written(hint))}\n")
+        return name
+
+    def _object(
+        self,
+        schema: dict[str, Any],
+        properties: tuple[dict[str, JSONSchema], set[str]],
+        wish: str,
+        depth: int,
+    ) -> str:
+        title = schema.get("title")
+        wish = pascal(title, wish) if isinstance(title, str) and len(title) <= 60 else wish
+        digest = self._digest(schema)
+        known = self._types.known(schema, wish, digest)
+        if known is None:
+            known = self._types.begin(schema, wish, digest)
+            declared, required = properties
+            hints = {key: self.hint(each, f"{wish}{pascal(key, 'Field')}", depth - 1) for key, each in declared.items()}
+            fields = {key: hint if key in required else f"NotRequired[{hint}]" for key, hint in hints.items()}
+            known = self._types.define_object(known, wish, fields)
+            self._types.settle(schema, wish, digest, known)
+        null = isinstance(schema.get("type"), list) and "null" in schema["type"]
+        return f"{known} | None" if null else known
+
+    def _by_type(self, schema: dict[str, Any], wish: str, depth: int) -> str:
+        kind = schema.get("type") or ("array" if "items" in schema else "object" if _is_map(schema) else None)
+        if isinstance(kind, list):
+            kinds = cast("list[str]", kind)
+            return union(self._by_type({**schema, "type": each}, wish, depth) for each in kinds)
+        if kind == "array":
+            return f"\0list[{self._items(schema, wish, depth)}]"
+        if kind == "object":
+            values = self.hint(schema["additionalProperties"], wish, depth - 1) if _is_map(schema) else ANY
+            return f"\0dict[\0str, {values}]"
+        return _SCALARS.get(str(kind), ANY)
+
+    def _items(self, schema: dict[str, Any], wish: str, depth: int) -> str:
+        first: list[JSONSchema] = schema.get("prefixItems") or []
+        rest: list[JSONSchema] = [schema.get("items", True)] if schema.get("items") is not False else []
+        return union(self.hint(each, f"{wish}Item", depth - 1) for each in (*first, *rest))
+
+    def _digest(self, schema: dict[str, Any]) -> int:
+        """What a schema says, together with all that it refers to, as a number."""
+        known = self._types.digests.get(id(schema))
+        if known is None:
+            reached: dict[str, JSONSchema] = {}
+            waiting: list[Any] = [schema]
+            while waiting:
+                for ref in _references(waiting.pop()):
+                    if ref not in reached:
+                        reached[ref] = self.resolved({"$ref": ref})
+                        waiting.append(reached[ref])
+            try:
+                own = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+                known = hash(_encoder.encode([own, reached]))
+            except (TypeError, ValueError, RecursionError):
+                known = id(schema)
+            self._types.digests[id(schema)] = known
+        return known
+
+
+def _references(node: Any) -> Iterator[str]:
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            fields = cast("dict[str, Any]", each)
+            if isinstance(fields.get("$ref"), str):
+                yield fields["$ref"]
+            waiting.extend(value for key, value in fields.items() if key not in _DEFINITIONS)
+        elif isinstance(each, list):
+            waiting.extend(cast("list[Any]", each))
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _listed(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _is_map(schema: dict[str, Any]) -> bool:
+    return isinstance(schema.get("additionalProperties"), dict)
+
+
+def _literal(values: list[Any]) -> str:
+    """The values themselves, or, where a literal cannot hold them, their types."""
+    if len(values) <= _MAX_LITERALS and all(isinstance(each, str | int | None) for each in values):
+        listed = ", ".join(
+            dict.fromkeys(quoted(each) if isinstance(each, str) else str(each) for each in values if each is not None)
+        )
+        return union([*([f"Literal[{listed}]"] if listed else []), *(["None"] if None in values else [])])
+    kinds = {"str": "\0str", "bool": "\0bool", "int": "\0int", "float": "\0float", "NoneType": "None"}
+    return union(kinds.get(type(each).__name__, ANY) for each in values)
+
+
+def _typed_dict(name: str, fields: dict[str, str]) -> str:
+    """A class, or where a key cannot be the name of an attribute, a call."""
+    if all(_can_be_attribute(key) for key in fields):
+        lines = "".join(f"    {key}: {written(hint)}\n" for key, hint in fields.items())
+        return f"class {name}(TypedDict):\n{lines}"
+    lines = "".join(f"        {quoted(key)}: {quoted(written(hint))},\n" for key, hint in fields.items())
+    return f"{name} = TypedDict(\n    {quoted(name)},\n    {{\n{lines}    }},\n)\n"
+
+
+def _can_be_attribute(key: str) -> bool:
+    """Whether a key means the same within a class: `__x` would not, nor what hides a type that a hint may need."""
+    is_name = key.isidentifier() and key.isascii() and not keyword.iskeyword(key)
+    return is_name and key[0].islower() and key not in _BUILTINS

@@ -1,0 +1,345 @@
+"""The contract of the client: the same calls give the same, whatever answers them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, assert_type
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry, OperationType
+from opwire.call import PendingRequestMap
+from opwire.client import Client, Retries
+from opwire.envelope import LocalResponseMeta, MCPResponseMeta
+from opwire.hub import Spoke
+from opwire.serve.listener import listening
+from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.client.stage import ME, Point, Stage, Way
+from tests.requirements import requirement
+
+QUICK = Retries(shortest=0.001, longest=0.002)
+
+
+async def soon(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), 5)
+
+
+@requirement("client.contract", "client.data")
+async def test_a_call_gives_the_data(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        assert await client.call("math.add", {"a": 1, "b": 2}) == 3
+        assert await client.call("math.add", {"a": 1}, timeout=5) == 3
+        assert await client.call("odd.point") == {"x": 1, "y": 2}
+        assert assert_type(await client.call("odd.point", output_type=Point), Point) == Point(1, 2)
+        with pytest.raises(CallError) as caught:
+            await client.call("odd.point", output_type=int)
+        assert caught.value.code is ErrorCode.EXECUTION_ERROR
+
+
+@requirement("client.contract")
+async def test_an_envelope_says_where_the_data_came_from(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        envelope = await client.call_envelope("math.add", {"a": 1})
+        typed = await client.call_envelope("odd.point", output_type=Point)
+    assert envelope.data == 3
+    assert isinstance(envelope.meta, LocalResponseMeta)
+    assert envelope.meta.operation_id == "math.add"
+    assert typed.data == Point(1, 2)
+
+
+@requirement("client.contract")
+async def test_data_arrives_as_it_is_under_any_name(way: Way, stage: Stage) -> None:
+    values = (None, "é 😀", 2**70, [], {"a": {"b": [None, 1.5]}})
+    async with way(stage.registry) as client:
+        assert await client.call("odd.bytes") == b"\x00\xff"
+        for value in values:
+            assert await client.call("odd.a/b ~2F é..", {"value": value}) == value
+
+
+@requirement("client.contract", "client.errors")
+async def test_an_error_arrives_with_all_its_fields(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        with pytest.raises(CallError) as caught:
+            await client.call("fail.always")
+        error = caught.value
+        assert (error.code, error.message) == (ErrorCode.RATE_LIMITED, "once a minute")
+        assert error.details == {"limit": [1, "é"]}
+        assert (error.retryable, error.retry_after) == (False, 59.5)
+        with pytest.raises(CallError, match="error id") as caught:
+            await client.call("fail.by_mistake")
+        assert caught.value.code is ErrorCode.EXECUTION_ERROR
+        assert "swordfish" not in str(caught.value)
+
+
+@requirement("client.contract", "client.errors")
+async def test_what_cannot_be_called_is_told_alike(way: Way, stage: Stage) -> None:
+    async with way(stage.registry, retries=None) as client:
+        with pytest.raises(CallError) as caught:
+            await client.call("math.add", {"a": "one"})
+        assert caught.value.code is ErrorCode.VALIDATION_ERROR
+        assert caught.value.details == {"problems": [{"path": "/a", "message": 'the value is not of type "integer"'}]}
+        with pytest.raises(CallError) as caught:
+            await client.call("shop.secret")
+        assert caught.value.code is ErrorCode.ACCESS_DENIED
+        with pytest.raises(CallError) as caught:
+            await client.call("math.ad", timeout=2)
+        assert caught.value.code in (ErrorCode.OPERATION_NOT_FOUND, ErrorCode.UNAVAILABLE)
+        with pytest.raises(CallError) as caught:
+            await client.call("clock.ticks")
+        assert caught.value.code is ErrorCode.VALIDATION_ERROR
+        with pytest.raises(CallError) as caught:
+            await anext(client.subscribe("math.add", {"a": 1}))
+        assert caught.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@requirement("client.contract", "client.deadline")
+async def test_a_deadline_ends_the_call_on_both_sides(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        with pytest.raises(CallError) as caught:
+            await client.call("slow.wait", timeout=0.2)
+        assert caught.value.code is ErrorCode.TIMEOUT
+        await soon(stage.stopped)
+        left = await client.call("slow.left", timeout=7)
+        assert 5 < left <= 7
+        assert 25 < await client.call("slow.left") <= 30
+        assert 2 < await client.call("slow.left", context=Context().within(4)) <= 4
+
+
+@requirement("client.contract", "client.cancel")
+async def test_who_gives_up_stops_the_handler(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        call = asyncio.create_task(client.call("slow.wait"))
+        await soon(stage.began)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await soon(stage.stopped)
+
+
+@requirement("client.contract", "client.subscribe")
+async def test_a_subscription_gives_the_data_of_each_item(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        assert [item async for item in client.subscribe("clock.ticks", {"count": 200})] == list(range(200))
+        envelopes = [item async for item in client.subscribe_envelopes("clock.ticks")]
+        texts = [item async for item in client.subscribe("clock.ticks", output_type=int)]
+    assert [envelope.data for envelope in envelopes] == texts == [0, 1, 2]
+    assert {envelope.meta.source for envelope in envelopes} == {"local"}
+
+
+@requirement("client.contract", "client.subscribe")
+async def test_leaving_a_subscription_stops_its_producer(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        async for item in client.subscribe("clock.ticks", {"count": 10**9}):
+            if item == 3:
+                break
+        await soon(stage.stopped)
+
+
+@requirement("client.contract", "client.subscribe", "client.errors")
+async def test_an_error_within_a_subscription_arrives_after_its_items(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        items = client.subscribe("clock.fails")
+        assert await anext(items) == 1
+        with pytest.raises(CallError) as caught:
+            await anext(items)
+    assert (caught.value.code, caught.value.message) == (ErrorCode.UNAVAILABLE, "no more")
+    assert (caught.value.details, caught.value.retry_after) == ({"after": 1}, 2.5)
+
+
+@requirement("client.contract", "client.subscribe", "client.deadline")
+async def test_a_quiet_subscription_ends_at_its_limit(way: Way, stage: Stage) -> None:
+    async def until_it_ends(items: AsyncGenerator[int]) -> None:
+        async with aclosing(items):
+            assert await anext(items) == 1
+            with pytest.raises(CallError) as caught:
+                await anext(items)
+            assert caught.value.code is ErrorCode.TIMEOUT
+
+    async with way(stage.registry) as client:
+        await asyncio.gather(
+            until_it_ends(client.subscribe("clock.quiet", timeout=0.3)),
+            until_it_ends(client.subscribe("clock.quiet", idle_timeout=0.3)),
+        )
+        await soon(stage.stopped)
+
+
+@requirement("client.contract", "client.retries")
+async def test_a_query_is_repeated_after_a_retryable_error(way: Way, stage: Stage) -> None:
+    async with way(stage.registry, retries=QUICK) as client:
+        stage.failures["fail.at_first"] = 2
+        assert await client.call("fail.at_first") == "done"
+        assert len(stage.calls) == 3
+        stage.failures["fail.at_first"] = 3
+        with pytest.raises(CallError, match="not yet"):
+            await client.call("fail.at_first")
+        assert len(stage.calls) == 6
+
+
+@requirement("client.contract", "client.retries")
+async def test_a_mutation_is_never_repeated(way: Way, stage: Stage) -> None:
+    async with way(stage.registry, retries=QUICK) as client:
+        stage.failures["fail.writing"] = 1
+        with pytest.raises(CallError, match="not yet"):
+            await client.call("fail.writing")
+        assert stage.calls == ["fail.writing"]
+
+
+@requirement("client.contract", "client.is-error")
+async def test_a_tool_that_failed_raises_unless_its_envelope_is_asked_for(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        with pytest.raises(CallError) as caught:
+            await client.call("far.tool")
+        envelope = await client.call_envelope("far.tool")
+        fine = await client.call("far.tool", {"fails": False})
+    assert (caught.value.code, caught.value.message) == (ErrorCode.EXECUTION_ERROR, "no such\ncity")
+    assert caught.value.details == {"content": envelope.data}
+    assert isinstance(envelope.meta, MCPResponseMeta)
+    assert envelope.meta.is_error
+    assert fine == envelope.data
+    async with way(stage.registry, is_error="return") as client:
+        assert await client.call("far.tool") == envelope.data
+
+
+@requirement("client.contract", "client.pages")
+async def test_pages_are_followed(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        assert [item async for item in client.paginate("far.page")] == [1, 2, 3]
+        assert [item async for item in client.paginate("far.page", {"page": 2}, output_type=int)] == [2, 3]
+        assert [item async for item in client.paginate("far.page", max_items=2)] == [1, 2]
+        assert [item async for item in client.paginate("far.page", max_items=0)] == []
+
+
+@requirement("client.contract", "client.operations")
+async def test_all_that_can_be_called_is_shown(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        specs = await client.operations()
+    ids = [spec.id for spec in specs]
+    assert ids == sorted(spec.id for spec in stage.registry.list() if spec.id != "shop.secret")
+    add = next(spec for spec in specs if spec.id == "math.add")
+    known = stage.registry.get_spec("math.add")
+    assert known is not None
+    assert (add.type, add.title, add.tags) == (OperationType.QUERY, "Add", ("numbers",))
+    assert add.description == "Add two integers."
+    assert add.input_schema.json == known.input_schema.json
+    assert add.output_schema.json == known.output_schema.json
+
+
+@requirement("client.contract", "client.closed")
+async def test_a_client_that_is_not_open_refuses(way: Way, stage: Stage) -> None:
+    async with way(stage.registry) as client:
+        await client.close()
+        for refused in (client.call("math.add", {"a": 1}), anext(client.subscribe("clock.ticks")), client.operations()):
+            with pytest.raises(CallError) as caught:
+                await refused
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+            assert not caught.value.retryable
+
+
+# --- what is not the same everywhere ----------------------------------------------------------------------------------
+
+
+@requirement("client.identity")
+async def test_over_a_registry_the_caller_is_trusted_unless_an_identity_is_given() -> None:
+    stage = Stage()
+    async with Client(stage.registry) as client:
+        assert await client.call("shop.secret") == 42
+        assert await client.call("who.calls") == "local"
+        assert await client.call("who.calls", context=Context(identity=ME)) == "me"
+        assert "shop.secret" in [spec.id for spec in await client.operations()]
+    async with Client(stage.registry, identity=ME) as client:
+        boss = Context(identity=Identity(id="boss", scopes=("*",)))
+        with pytest.raises(CallError, match="admin"):
+            await client.call("shop.secret", context=boss)
+        with pytest.raises(CallError, match="Operation not found"):
+            await client.call("shop.none")
+        assert await client.call("who.calls") == "me"
+
+
+@requirement("client.identity")
+@pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "http://127.0.0.1:1", ["ws://127.0.0.1:1"]])
+async def test_over_a_network_nobody_can_name_an_identity(url: str | list[str]) -> None:
+    with pytest.raises(CallError, match="token"):
+        Client(url, identity=ME)
+
+
+@requirement("client.targets")
+async def test_a_map_of_pending_requests_is_used_as_it_is_and_stays_open() -> None:
+    bus, stage = MemoryBus(), Stage()
+    async with Spoke(stage.registry, MemoryTransport(bus)), PendingRequestMap(MemoryTransport(bus)) as calls:
+        async with Client(calls) as client:
+            assert await client.call("math.add", {"a": 1}) == 3
+        assert (await calls.call("math.add", {"a": 1})).data == 3
+
+
+@requirement("client.targets")
+async def test_a_target_that_cannot_be_reached_is_told() -> None:
+    with pytest.raises(CallError, match="there is no transport for 'gopher'"):
+        Client("gopher://127.0.0.1")
+    for target in (OperationRegistry(), MemoryTransport(MemoryBus())):
+        with pytest.raises(CallError, match="takes no options: token"):
+            Client(target, token="unused")
+    with pytest.raises(CallError) as caught:
+        await Client("ws://127.0.0.1:1", retries=None).start()
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("client.operations", "client.deadline")
+async def test_who_does_not_say_what_there_is_in_time_is_told() -> None:
+    async def silent(_: Any) -> Response:
+        await asyncio.sleep(5)
+        return Response()
+
+    app = Starlette(routes=[Route("/openapi.json", silent)])
+    async with listening(app, "127.0.0.1", 0) as address, Client(address) as client:
+        with pytest.raises(CallError) as caught:
+            await client.operations(timeout=0.1)
+    assert caught.value.code is ErrorCode.TIMEOUT
+
+
+@requirement("client.retries", "client.deadline")
+async def test_all_attempts_of_a_call_share_one_deadline() -> None:
+    registry, left = OperationRegistry(), list[float]()
+
+    @registry.query("a.b")
+    async def fails(context: Context) -> None:
+        left.append(context.remaining or 0)
+        raise CallError("UNAVAILABLE", "not yet", retry_after=0.1)
+
+    async with Client(registry, retries=Retries(attempts=10, shortest=0)) as client:
+        with pytest.raises(CallError, match="not yet"):
+            await client.call("a.b", timeout=0.35)
+    assert 2 <= len(left) <= 4
+    assert left == sorted(left, reverse=True)
+    assert left[0] - left[-1] >= 0.1 * (len(left) - 1) - 0.001
+
+
+@requirement("client.retries")
+async def test_the_budget_of_retries_is_one_for_all_calls() -> None:
+    registry, calls = OperationRegistry(), list[int]()
+
+    @registry.query("a.b")
+    async def fails() -> None:
+        calls.append(1)
+        raise CallError("UNAVAILABLE")
+
+    policy = Retries(attempts=3, shortest=0, share=0.1, reserve=10)
+    async with Client(registry, retries=policy) as client:
+        for _ in range(100):
+            with pytest.raises(CallError):
+                await client.call("a.b")
+    assert 100 + 10 <= len(calls) <= 100 + 10 + 10  # what was saved up, and a tenth of the calls
+
+
+@requirement("client.retries")
+async def test_a_query_is_repeated_although_nobody_could_say_at_first_that_it_is_one() -> None:
+    """The only server is away when the first call fails, and it is the one who knows."""
+    bus, stage = MemoryBus(), Stage()
+    patient = Retries(attempts=100, shortest=0.05, longest=0.05, reserve=100)
+    async with Client(MemoryTransport(bus), retries=patient) as client:
+        call = asyncio.create_task(client.call("math.add", {"a": 1}))
+        await asyncio.sleep(0)
+        async with Spoke(stage.registry, MemoryTransport(bus)):
+            assert await asyncio.wait_for(call, 5) == 3

@@ -1,0 +1,254 @@
+"""Generated modules: pyright accepts them in strict mode, and they call what they say."""
+
+import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pytest
+
+from opwire import OperationRegistry, OperationSpec, OperationType, Schema
+from opwire.adapters.openapi import from_openapi
+from opwire.client import Client, generate_client
+from tests.requirements import requirement
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = 'bl"ue'
+
+
+@dataclass
+class Cat:
+    kind: Literal["cat"] = "cat"
+    lives: int = 9
+
+
+@dataclass
+class Dog:
+    name: str
+    kind: Literal["dog"] = "dog"
+
+
+@dataclass
+class Tree:
+    value: int
+    children: "list[Tree]" = field(default_factory=list)
+
+
+def add_functions(registry: OperationRegistry) -> None:
+    @registry.query("zoo.list", title="List animals")
+    async def list_animals(colour: Colour | None = None, limit: int = 2) -> list[Cat | Dog]:
+        r'''Of a colour.
+
+        Ends in a quote: """x""" and \n "so"
+        '''
+        return [Cat(), Dog(str(colour and colour.value))][:limit]
+
+    @registry.mutation("zoo.adopt")
+    async def adopt(animal: Cat | Dog, names: dict[str, int] | None = None) -> str:
+        return animal.kind
+
+    @registry.query("zoo.grow")
+    async def grow(tree: Tree) -> Tree:
+        return Tree(tree.value + 1, [tree])
+
+    @registry.query("zoo.prune")
+    async def prune(tree: Tree) -> Tree | None:
+        return tree.children[0] if tree.children else None
+
+    @registry.subscription("zoo.watch")
+    async def watch(count: int = 2) -> AsyncIterator[Tree]:
+        for number in range(count):
+            yield Tree(number)
+
+    @registry.query("zoo.picture")
+    async def picture() -> bytes:
+        return b"\xff"
+
+
+def add_odd_ones(registry: OperationRegistry) -> None:
+    odd = {"self": {"type": "string"}, "timeout": {"type": "number"}, "class": {"type": "boolean"}}
+    odd |= {"per-page": {"type": "integer"}, "per_page": {"type": "integer"}, "list": {"type": "array"}}
+    names = {"type": "object", "properties": odd, "required": ["self", "class"]}
+    keys = {"type": "object", "properties": {"list": {"type": "array", "items": {"type": "string"}}, "a-b": True}}
+    nested = {
+        "$defs": {"Value": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/Value"}}]}}
+    }
+    specs = [
+        OperationSpec(namespace="odd", name="a/b ~é..", input_schema=Schema(names), output_schema=Schema(keys)),
+        OperationSpec(namespace="odd", name="a.b-é", output_schema=Schema(nested | {"$ref": "#/$defs/Value"})),
+        OperationSpec(
+            namespace="odd", name="9 lives", input_schema=Schema({"type": "array", "items": {"type": "integer"}})
+        ),
+        OperationSpec(namespace="odd", name="one of", input_schema=Schema({"anyOf": [{"type": "object"}, keys]})),
+        OperationSpec(namespace="class", name="import", input_schema=Schema({"type": "object"})),
+        OperationSpec(namespace="日本", name="!", type=OperationType.MUTATION),
+    ]
+    for spec in specs:
+        registry.register(spec, lambda input, context: input, inline=True)
+
+
+@pytest.fixture(scope="module")
+def registry() -> OperationRegistry:
+    registry = OperationRegistry(normalize="off")
+    add_functions(registry)
+    add_odd_ones(registry)
+    return registry
+
+
+@pytest.fixture(scope="module")
+def folder(registry: OperationRegistry, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generated")
+    (folder / "zoo.py").write_text(generate_client(registry.list(), class_name="Zoo"), encoding="utf-8")
+    return folder
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # as an import does: type hints are looked up there
+    spec.loader.exec_module(module)
+    return module
+
+
+RIGHT = """
+from typing import Any, assert_type
+from collections.abc import AsyncGenerator
+from opwire.client import Client
+from zoo import Cat, Dog, Tree, Value, Zoo
+
+async def use(client: Client) -> None:
+    zoo = Zoo(client)
+    assert_type(await zoo.zoo.list(), list[Cat | Dog])
+    assert_type(await zoo.zoo.list(colour="red", limit=1, timeout=5), list[Cat | Dog])
+    assert_type(await zoo.zoo.adopt({"kind": "dog", "name": "Rex"}, names={"Rex": 1}), str)
+    tree: Tree = {"value": 1, "children": [{"value": 2}]}
+    assert_type(await zoo.zoo.grow(tree), Tree)
+    assert_type(await zoo.zoo.prune(tree), Tree | None)
+    assert_type(zoo.zoo.watch(count=3), AsyncGenerator[Tree, None])
+    assert_type(await zoo.zoo.picture(), bytes)
+    answer = await zoo.odd.a_b_é_2(self_2="x", class_=True, timeout_2=1.5, per_page=1, per_page_2=2, list=[])
+    assert_type(answer.get("list"), list[str] | None)
+    assert_type(await zoo.odd.a_b_é(), Value)
+    assert_type(await zoo.odd.operation_9_lives([1, 2]), Any)
+    await zoo.odd.one_of({"list": ["x"]})
+    await zoo.class_.import_({"any": "thing"})
+    await zoo.日本.operation(None)
+"""
+
+WRONG = """
+from opwire.client import Client
+from zoo import Zoo
+
+async def use(client: Client) -> None:
+    zoo = Zoo(client)
+    await zoo.zoo.list(colour="green")  # error
+    await zoo.zoo.adopt()  # error
+    await zoo.zoo.grow({"value": "one"})  # error
+    await zoo.zoo.prune({"children": []})  # error
+    await zoo.zoo.none()  # error
+    await zoo.odd.operation_9_lives(["x"])  # error
+"""
+
+
+@requirement("client.codegen")
+def test_pyright_accepts_the_module_and_what_uses_it_rightly_and_nothing_else(folder: Path) -> None:
+    (folder / "right.py").write_text(RIGHT, encoding="utf-8")
+    (folder / "wrong.py").write_text(WRONG, encoding="utf-8")
+    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}', encoding="utf-8")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
+    found = [
+        (Path(each["file"]).name, each["range"]["start"]["line"], each["message"])
+        for each in json.loads(result.stdout)["generalDiagnostics"]
+    ]
+    expected = [number for number, line in enumerate(WRONG.splitlines()) if line.endswith("# error")]
+    assert [each for each in found if each[0] != "wrong.py"] == []
+    assert sorted({line for name, line, _ in found if name == "wrong.py"}) == expected
+
+
+@requirement("client.codegen")
+async def test_a_generated_client_calls_the_operations(registry: OperationRegistry, folder: Path) -> None:
+    module = load(folder / "zoo.py")
+    async with Client(registry) as client:
+        zoo: Any = module.Zoo(client)
+        assert await zoo.zoo.list(colour='bl"ue') == [{"kind": "cat", "lives": 9}, {"kind": "dog", "name": 'bl"ue'}]
+        assert await zoo.zoo.list(limit=1) == [{"kind": "cat", "lives": 9}]
+        assert await zoo.zoo.adopt({"kind": "dog", "name": "Rex"}) == "dog"
+        grown = await zoo.zoo.grow({"value": 1})
+        assert grown == {"value": 2, "children": [{"value": 1, "children": []}]}
+        assert await client.call("zoo.grow", {"tree": {"value": 1}}, output_type=module.Tree) == grown
+        assert await zoo.zoo.prune(tree={"value": 1}, timeout=5) is None
+        assert [tree["value"] async for tree in zoo.zoo.watch(count=3)] == [0, 1, 2]
+        assert await zoo.zoo.picture() == b"\xff"
+        odd = await zoo.odd.a_b_é_2("x", True, timeout_2=1.5, per_page=1, per_page_2=2)
+        assert odd == {"self": "x", "class": True, "timeout": 1.5, "per-page": 1, "per_page": 2}
+        assert await zoo.odd.operation_9_lives([1]) == [1]
+        assert await zoo.odd.one_of({"any": "thing"}) == {"any": "thing"}
+        assert await zoo.class_.import_({"a": 1}) == {"a": 1}
+        assert await zoo.日本.operation("x") == "x"
+
+
+@requirement("client.codegen")
+def test_what_operations_share_is_one_type(folder: Path) -> None:
+    text = (folder / "zoo.py").read_text(encoding="utf-8")
+    assert [text.count(f"class {name}(TypedDict)") for name in ("Cat", "Dog", "Tree")] == [1, 1, 1]
+    assert "Tree_2" not in text
+
+
+@requirement("client.codegen")
+def test_docstrings_are_those_of_the_operations(folder: Path) -> None:
+    module: Any = load(folder / "zoo.py")
+    assert module.ZooOperations.list.__doc__.startswith("List animals\n\n        Of a colour.")
+    assert '"""x""" and \\n' in module.ZooOperations.list.__doc__
+    assert module.ZooOperations.watch.__doc__ == "zoo.watch"
+
+
+@requirement("client.codegen")
+def test_the_same_operations_give_the_same_text(registry: OperationRegistry) -> None:
+    specs = registry.list()
+    assert generate_client(specs) == generate_client(reversed(specs)) == generate_client([*specs, *specs])
+
+
+@requirement("client.codegen")
+async def test_a_client_of_what_is_served_gives_the_same_text(registry: OperationRegistry) -> None:
+    async with Client(registry) as client:
+        assert generate_client(await client.operations()) == generate_client(registry.list())
+
+
+@requirement("client.codegen")
+def test_no_operations_are_a_module_too() -> None:
+    exec(generate_client([]), {"__name__": "empty"})
+
+
+@requirement("client.codegen")
+@pytest.mark.parametrize("name", ["", "a b", "class", "9"])
+def test_a_name_that_is_none_of_a_class_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="class"):
+        generate_client([], class_name=name)
+
+
+@requirement("client.codegen")
+async def test_a_large_api_becomes_a_module(shared: Path) -> None:
+    specs = [operation.spec for operation in from_openapi(shared / "openapi" / "github_api.json", namespace="github")]
+    text = await asyncio.wait_for(asyncio.to_thread(generate_client, specs, class_name="GitHub"), 60)
+    namespace: dict[str, Any] = {"__name__": "github"}
+    exec(compile(text, "github.py", "exec"), namespace)
+    operations = vars(namespace["GithubOperations"])
+    assert sum(asyncio.iscoroutinefunction(each) for each in operations.values()) == len(specs) == 1223
+    assert operations["repos_get"].__annotations__ == {
+        "owner": "str",
+        "repo": "str",
+        "timeout": "float | None",
+        "return": "FullRepository",
+    }

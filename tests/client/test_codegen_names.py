@@ -1,0 +1,55 @@
+"""Names of Python for whatever operations and fields are called."""
+
+import keyword
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.client.codegen_names import Names, pascal, quoted, snake
+from tests.requirements import requirement
+
+
+@requirement("client.codegen")
+@pytest.mark.parametrize(
+    ("text", "of_function", "of_class"),
+    [
+        ("repos/get", "repos_get", "ReposGet"),
+        ("listFiles", "list_files", "ListFiles"),
+        ("getHTTPResponse", "get_http_response", "GetHTTPResponse"),
+        ("class", "class_", "Class"),
+        ("none", "none", "None_"),
+        ("9 lives", "x_9_lives", "x_9Lives"),
+        ("", "x", "x"),
+        ("!!", "x", "x"),
+        ("__init__", "init", "Init"),
+        ("Größe", "größe", "Größe"),
+        ("ﬁle", "file", "File"),
+    ],
+)
+def test_names_are_in_the_style_of_python(text: str, of_function: str, of_class: str) -> None:
+    assert snake(text, "x") == of_function
+    assert pascal(text, "x") == of_class
+
+
+@requirement("client.codegen")
+@given(st.text())
+def test_any_text_becomes_a_name(text: str) -> None:
+    for name in (snake(text, "x"), pascal(text, "x")):
+        assert name.isidentifier()
+        assert not keyword.iskeyword(name)
+
+
+@requirement("client.codegen")
+def test_no_name_is_given_twice() -> None:
+    names = Names(["a"])
+    assert [names.take("a"), names.take("a"), names.take("b")] == ["a_2", "a_3", "b"]
+    names.give_back("a_3")
+    assert names.take("a") == "a_3"
+
+
+@requirement("client.codegen")
+@given(st.text())
+def test_quoted_text_is_ascii_that_means_the_text(text: str) -> None:
+    assert quoted(text).isascii()
+    assert eval(quoted(text)) == text

@@ -1,0 +1,68 @@
+"""When a call is made again, and how much later."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.client.retries import Retries, RetryBudget
+from opwire.errors import CallError
+from tests.requirements import requirement
+
+AGAIN = CallError("UNAVAILABLE")
+
+
+@requirement("client.retries")
+def test_waits_are_random_below_a_bound_that_doubles() -> None:
+    budget = RetryBudget(Retries(attempts=9, shortest=1, longest=10), chance=lambda: 1.0)
+    assert [budget.wait(AGAIN, attempts, 100) for attempts in range(1, 7)] == [1, 2, 4, 8, 10, 10]
+    none = RetryBudget(Retries(attempts=9, shortest=1, longest=10), chance=lambda: 0.0)
+    assert none.wait(AGAIN, 5, 100) == 0
+
+
+@requirement("client.retries")
+def test_what_the_server_asks_for_comes_before_the_random_wait() -> None:
+    budget = RetryBudget(Retries(shortest=1), chance=lambda: 0.5)
+    assert budget.wait(CallError("RATE_LIMITED", retry_after=20), 1, 100) == 20.5
+
+
+@requirement("client.retries", "client.deadline")
+def test_a_wait_beyond_the_deadline_is_none() -> None:
+    budget = RetryBudget(Retries(shortest=0))
+    late = CallError("RATE_LIMITED", retry_after=5)
+    assert budget.wait(late, 1, 5.1) == 5
+    assert budget.wait(late, 1, 5) is None
+    assert budget.wait(AGAIN, 1, 0) is None
+
+
+@requirement("client.retries")
+def test_only_retryable_errors_are_repeated_and_only_so_often() -> None:
+    budget = RetryBudget(Retries(attempts=2, shortest=0))
+    assert budget.wait(CallError("VALIDATION_ERROR"), 1, 100) is None
+    assert budget.wait(CallError("UNAVAILABLE", retryable=False), 1, 100) is None
+    assert budget.wait(CallError("EXECUTION_ERROR", retryable=True), 1, 100) == 0
+    assert budget.wait(AGAIN, 2, 100) is None
+    assert budget.wait(AGAIN, 10**6, 100) is None
+
+
+@requirement("client.retries")
+@given(st.floats(0, 1), st.integers(0, 20), st.lists(st.booleans(), max_size=200))
+def test_retries_are_never_more_than_the_reserve_and_the_share_of_the_calls(
+    share: float, reserve: int, steps: list[bool]
+) -> None:
+    """True is a call, False an attempt to repeat one."""
+    budget = RetryBudget(Retries(share=share, reserve=reserve))
+    calls = spent = 0
+    for is_call in steps:
+        if is_call:
+            calls += 1
+            budget.called()
+        else:
+            spent += budget.spend()
+        assert spent <= reserve + share * calls + 1e-6
+
+
+@requirement("client.retries")
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"shortest": -1}, {"share": -0.1}, {"reserve": -1}])
+def test_numbers_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="retries"):
+        Retries(**wrong)  # pyright: ignore[reportArgumentType]
