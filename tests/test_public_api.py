@@ -11,8 +11,8 @@ from tests.requirements import requirement
 PINNED = """
     ERROR_TABLE HTTP_RESPONSE_META_SCHEMA LOCAL_RESPONSE_META_SCHEMA MCP_CONTENT_BLOCK_SCHEMA MCP_RESPONSE_META_SCHEMA
     RESPONSE_ENVELOPE_SCHEMA RESPONSE_META_SCHEMA RESPONSE_SOURCES UNKNOWN
-    AccessControl CallError CastError ConfigError Context ConversionError ErrorCode HTTPResponseMeta Handler HintError Identity
-    LocalResponseMeta MCPContentBlock MCPResponseMeta NotPlainError Operation OperationRegistry OperationSpec
+    AccessControl CallError CastError ConfigError Context ConversionError ErrorCode HTTPResponseMeta Handler HintError
+    Identity LocalResponseMeta MCPContentBlock MCPResponseMeta NotPlainError Operation OperationRegistry OperationSpec
     OperationType OpwireError Progress RegistrationError ResourceRule ResponseEnvelope ResponseMeta ResponseSource
     Schema SchemaError Source ToolEnvelopeError
     build_env check_access decode_envelope encode_envelope http_envelope is_response_envelope local_envelope

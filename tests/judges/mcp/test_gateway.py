@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-
 from mcp import Client, StdioServerParameters
+
 from opwire import OperationRegistry
 from opwire.adapters.mcp import StdioServer, from_mcp
 from opwire.serve.mcp import serve_mcp

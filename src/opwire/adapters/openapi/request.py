@@ -80,12 +80,12 @@ class _RequestWriter:
         query = [*self._fixed_query, *(text for _, text in self._written(self._query, input) if text)]
         if query:
             url = f"{url}?{'&'.join(query)}"
-        headers = [self._accept]
+        headers: list[tuple[str, str]] = [self._accept]
         if self._headers:
             headers += [(parameter.name, text) for parameter, text in self._written(self._headers, input)]
-        cookies = self._cookies and [text for _, text in self._written(self._cookies, input) if text]
-        if cookies:
-            headers.append(("Cookie", "; ".join(cookies)))
+        if self._cookies:
+            cookies = [text for _, text in self._written(self._cookies, input) if text]
+            headers += [("Cookie", "; ".join(cookies))] if cookies else []
         body = self._body_of(input)
         if body is None:
             return HTTPRequest(method=self._plan.method, url=url, headers=headers)
