@@ -17,7 +17,7 @@ test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist (with
 	  else $(MAKE) --no-print-directory test-3.$$v || exit 1; fi; done
 	.venv/bin/pytest -n 2 --cov --ignore=tests/judges
 test-3.%: .venv/.test .venv3%/.done
-	.venv3$*/bin/pytest -q -n 2 $(addprefix --ignore=tests/,judges hub durable servers soak testing transports/faults transports/nats transports/redis)
+	.venv3$*/bin/pytest -q -n 2 $(addprefix --ignore=tests/,judges docs hub durable servers soak testing transports/faults transports/nats transports/redis)
 
 chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
 	.venv/bin/python -m opwire.testing --calls 100000 --seed $(or $(SEED),1)
@@ -30,7 +30,7 @@ check: .venv/.check  ## format, lint, types, import layers
 	.venv/bin/pyright && .venv/bin/mypy tests/typing && .venv/bin/lint-imports --no-cache
 
 docs: .venv-docs/.done  ## build the documentation into build/site
-	.venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure against a control and the peers
 	.venv-bench/bin/python -m benchmarks

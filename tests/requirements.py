@@ -1064,6 +1064,15 @@ CLIENT: dict[str, str] = {
     "runs.",
 }
 
+DOCS: dict[str, str] = {
+    "docs.snippets": "Every snippet in the documentation is a file that runs and prints what the page says.",
+    "docs.links": "Every link within the documentation leads somewhere, and every page is in the navigation once.",
+    "docs.made": "Tables and schemas in the documentation are made from the code, and every public name is in the "
+    "reference.",
+    "docs.clients": "Client configurations in the documentation start or reach opwire as they are.",
+    "docs.numbers": "Numbers in the comparison's tables stand in the benchmarks' last run.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -1096,6 +1105,7 @@ SECTIONS = (
     TELEMETRY,
     CONFIG,
     CLIENT,
+    DOCS,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

@@ -1,0 +1,8 @@
+import asyncio
+
+from opwire.serve.mcp import serve_mcp
+
+from shop import registry
+
+if __name__ == "__main__":
+    asyncio.run(serve_mcp(registry, name="shop", version="1.0").run_stdio())

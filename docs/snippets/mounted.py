@@ -1,0 +1,15 @@
+from opwire import Identity
+from opwire.serve.http import serve_http
+from opwire.serve.mcp import serve_mcp
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from shop import registry
+
+anybody = Identity(id="anybody")
+app = Starlette(
+    routes=[
+        Mount("/api", serve_http(registry, title="Shop", identity=anybody)),
+        Mount("/", serve_mcp(registry, name="shop").asgi(identity=anybody)),  # at /mcp
+    ]
+)

@@ -1,0 +1,24 @@
+import asyncio
+import os
+
+from opwire import Identity
+from opwire.hub import Spoke
+
+from shop import registry
+
+URL = os.environ.get("BROKER_URL", "redis://127.0.0.1:6379")  # or nats://127.0.0.1:4222
+ORDER = {"lines": [{"article": "tea", "price": 4.5}]}
+
+
+async def main() -> None:
+    anybody = Identity(id="anybody")  # whoever reaches the broker
+    async with Spoke(registry, URL, name="shop", version="2.1.0", identity=anybody), Spoke(None, URL) as caller:
+        envelope = await caller.call("shop.order", ORDER, timeout=5)
+        print(envelope.data)
+        for found in await caller.discover():
+            print(found.server.name, found.server.version, found.server.status)
+            for operation in found.operations:
+                print("  ", operation.id, operation.statistics.calls, operation.statistics.errors)
+
+
+asyncio.run(main())

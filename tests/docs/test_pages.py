@@ -1,0 +1,86 @@
+"""The pages hold together. `make docs` builds them, and finds what cannot be seen from here."""
+
+import re
+from pathlib import PurePosixPath
+from posixpath import normpath
+from typing import Any
+
+import pytest
+
+from opwire.config.reading import parse_config
+from tests.docs.places import DOCS, FENCE, INCLUDE, OWN_PAGES, PAGES, ROOT, SNIPPETS, hooks, included, settings, text_of
+from tests.requirements import requirement
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose_of(page: str) -> str:
+    return FENCE.sub("", text_of(page))
+
+
+def anchors_of(page: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower()) for each in headings}
+
+
+@requirement("docs.links")
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_within_the_documentation_leads_somewhere(page: str) -> None:
+    for link in LINK.findall(prose_of(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = normpath((PurePosixPath(page).parent / path).as_posix()) if path else page
+        assert target in PAGES, f"{page}: {link}"
+        assert not anchor or anchor in anchors_of(target), f"{page}: {link}"
+
+
+def listed(nav: Any) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [page for each in (nav.values() if isinstance(nav, dict) else nav) for page in listed(each)]
+
+
+@requirement("docs.links")
+def test_every_page_is_in_the_navigation_once() -> None:
+    assert sorted(listed(hooks().with_decisions(settings()["nav"], DOCS))) == PAGES
+
+
+@requirement("docs.snippets")
+def test_pages_show_files_that_are_there_and_every_snippet_is_shown() -> None:
+    for name in included():
+        assert (SNIPPETS / name).is_file() or (ROOT / name).is_file(), name
+    files = (path for path in SNIPPETS.rglob("*.*") if "__pycache__" not in path.parts)
+    shipped = {path.relative_to(SNIPPETS).as_posix() for path in files}
+    assert shipped - included() == set()
+
+
+@requirement("docs.snippets")
+@pytest.mark.parametrize("page", OWN_PAGES)
+def test_code_in_pages_comes_from_files(page: str) -> None:
+    for _, language, body in FENCE.findall(text_of(page)):
+        if language == "python":
+            assert INCLUDE.fullmatch(body.rstrip("\n")), f"{page}: {body}"
+
+
+@requirement("docs.snippets")
+@pytest.mark.parametrize("page", OWN_PAGES)
+def test_pieces_of_configuration_in_pages_are_valid(page: str) -> None:
+    for _, language, body in FENCE.findall(text_of(page)):
+        if language == "toml" and not INCLUDE.search(body):
+            assert parse_config(body)[1] == ()
+
+
+def test_nothing_is_fetched_from_elsewhere_when_the_site_is_read() -> None:
+    assert settings()["theme"]["font"] is False
+    assert not {"extra_css", "extra_javascript"} & settings().keys()
+
+
+@requirement("docs.numbers")
+def test_every_number_of_the_comparison_was_measured() -> None:
+    numbers = text_of("comparison.md").partition("## Numbers")[2].partition("## FastMCP")[0]
+    cells = [cell.strip() for row in re.findall(r"^\| .+", numbers, re.MULTILINE) for cell in row.split("|")]
+    given = [cell for cell in cells if re.fullmatch(r"[\d.,]+", cell)]
+    measured = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert len(given) > 20
+    assert [each for each in given if not re.search(rf"(?<![\d.,]){re.escape(each)}(?![\d.,]*\d)", measured)] == []

@@ -1,0 +1,205 @@
+"""Every snippet runs, and prints what the page beside it says."""
+
+import ast
+import asyncio
+import json
+import os
+import re
+import runpy
+import socket
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from opwire import CallError, OperationRegistry
+from opwire.adapters.mcp import MCPServer, StdioServer, from_mcp, read_servers
+from opwire.auth import StaticTokens
+from opwire.client import Client
+from opwire.operation import Identity
+from opwire.serve.listener import listening
+from opwire.serve.mcp import serve_mcp
+from tests.docs.places import SNIPPETS
+from tests.requirements import requirement
+from tests.servers.brokers import NatsServer, RedisServer
+
+PROGRAMS = sorted(path.stem for path in SNIPPETS.glob("*.txt"))
+MODULES = {path.stem for path in SNIPPETS.glob("*.py")} - set(PROGRAMS)
+CONSOLES = sorted(path.name for path in SNIPPETS.glob("*.console"))
+BIN = Path(sys.executable).parent
+LINES = {"lines": [{"article": "tea", "price": 4.5, "quantity": 2}]}
+TOKEN = "a-long-random-secret"
+THERE = "/path/to/shop"
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder_of_the_snippets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As a reader would have it: the files beside each other, and the programs of the environment at hand."""
+    monkeypatch.chdir(SNIPPETS)
+    monkeypatch.syspath_prepend(SNIPPETS)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(BIN), os.environ["PATH"]]))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).parent == SNIPPETS:
+            del sys.modules[name]
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether that was printed; "…" stands for anything."""
+    return re.fullmatch(re.escape(shown).replace("…", ".*"), printed, re.DOTALL) is not None
+
+
+@requirement("docs.snippets")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_snippet_prints_what_the_page_says(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer
+) -> None:
+    monkeypatch.setenv("BROKER_URL", redis_server.url)
+    runpy.run_path(f"{name}.py", run_name="__main__")
+    printed = capsys.readouterr().out
+    assert matches((SNIPPETS / f"{name}.txt").read_text(encoding="utf-8"), printed), printed
+
+
+@requirement("docs.snippets")
+def test_what_runs_over_redis_runs_over_nats(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
+) -> None:
+    monkeypatch.setenv("BROKER_URL", nats_server.url)
+    runpy.run_path("over_a_broker.py", run_name="__main__")
+    assert matches((SNIPPETS / "over_a_broker.txt").read_text(encoding="utf-8"), capsys.readouterr().out)
+
+
+def imported_by(name: str) -> set[str]:
+    tree = ast.walk(ast.parse((SNIPPETS / f"{name}.py").read_text(encoding="utf-8")))
+    return {node.module for node in tree if isinstance(node, ast.ImportFrom) and node.module}
+
+
+@requirement("docs.snippets")
+def test_every_snippet_is_run_by_one_of_these_tests() -> None:
+    used = {module for name in (*PROGRAMS, *MODULES) for module in imported_by(name)}
+    assert MODULES - used == {"warehouse", "mounted", "as_mcp", "as_http"}  # others start it; the rest is below
+
+
+@requirement("docs.snippets")
+async def test_both_surfaces_can_be_mounted_into_one_app() -> None:
+    app = runpy.run_path("mounted.py")["app"]
+    async with listening(app) as address:
+        async with Client(f"{address}/api") as client:
+            assert await client.call("shop.order", LINES) == {"total": 9.0, "currency": "EUR"}
+        async with from_mcp(f"{address}/mcp", trust_annotations=True) as tools:
+            assert {"shop.order", "shop.visitors"} <= {operation.spec.id for operation in tools}
+
+
+@requirement("docs.snippets")
+async def test_the_program_that_serves_mcp_is_an_mcp_server() -> None:
+    await check_shop(StdioServer(sys.executable, ("as_mcp.py",), cwd=str(SNIPPETS)))
+
+
+@requirement("docs.snippets")
+async def test_the_program_that_serves_http_listens_behind_a_token() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with started(sys.executable, "as_http.py", PORT=str(port), SHOP_TOKEN=TOKEN) as process:
+        address = f"http://127.0.0.1:{port}"
+        await answering(port)
+        async with Client(address, token=TOKEN) as client:
+            assert await client.call("shop.order", LINES) == {"total": 9.0, "currency": "EUR"}
+        async with Client(address) as stranger:
+            with pytest.raises(CallError, match="UNAUTHENTICATED"):
+                await stranger.call("shop.order", LINES)
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+async def answering(port: int) -> None:
+    """Wait until somebody listens."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                return
+
+
+@asynccontextmanager
+async def started(*command: str, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A program that has ended when the block does."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, **env},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@requirement("docs.snippets")
+@pytest.mark.parametrize("console", CONSOLES)
+async def test_commands_print_what_the_page_says(console: str, tmp_path: Path) -> None:
+    text = (SNIPPETS / console).read_text(encoding="utf-8")
+    rates = runpy.run_path("rates.py")["app"]
+    async with listening(rates) as address:
+        for command, shown in re.findall(r"^\$ ([^\n]+)\n(.*?)(?=^\$ |\Z)", text, re.MULTILINE | re.DOTALL):
+            printed = await run(command, RATES_URL=address, XDG_CACHE_HOME=str(tmp_path))
+            assert matches(shown, printed), f"{command}\n{printed}"
+
+
+async def run(command: str, **env: str) -> str:
+    async with started("sh", "-c", command, **env) as process:
+        printed, _ = await asyncio.wait_for(process.communicate(), 30)
+    return printed.decode()
+
+
+def servers_of(name: str, address: str = "") -> dict[str, MCPServer]:
+    """The servers of a client's configuration, as it would be here."""
+    text = (SNIPPETS / "clients" / name).read_text(encoding="utf-8")
+    text = text.replace(f"{THERE}/.venv/bin", str(BIN)).replace(THERE, str(SNIPPETS))
+    text = text.replace("http://127.0.0.1:8000", address)
+    if name.endswith(".json"):
+        return read_servers(json.loads(text))
+    servers = tomllib.loads(text)["mcp_servers"]  # the same words but for this one
+    for server in servers.values():
+        if variable := server.pop("bearer_token_env_var", None):
+            server["headers"] = {"Authorization": f"Bearer ${{{variable}}}"}
+    return read_servers({"mcpServers": servers})
+
+
+@requirement("docs.clients")
+async def test_clients_can_start_opwire_as_the_page_tells_them() -> None:
+    servers = servers_of("claude_desktop_config.json")
+    assert servers == servers_of("vscode.json") == servers_of("codex.toml")
+    await check_shop(servers["shop"])
+
+
+@requirement("docs.clients")
+@pytest.mark.parametrize("name", ["cursor_http.json", "codex_http.toml"])
+async def test_clients_can_reach_opwire_as_the_page_tells_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", TOKEN)
+    registry: OperationRegistry = runpy.run_path("shop.py")["registry"]
+    tokens = StaticTokens({TOKEN: Identity(id="client", scopes=("*",))})
+    app = serve_mcp(registry, name="shop").asgi(authenticate=tokens)
+    async with listening(app, on_drain=app.drain) as address:
+        await check_shop(servers_of(name, address)["shop"])
+
+
+async def check_shop(server: MCPServer) -> None:
+    """The server is the shop, and it can be called."""
+    async with from_mcp(server, trust_annotations=True) as tools:
+        registry = OperationRegistry()
+        registry.follow(tools)
+        assert (await registry.execute("shop.order", LINES)).data == {"total": 9.0, "currency": "EUR"}
