@@ -9,8 +9,8 @@ COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.1
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
-demo: .venv/.demo  ## run the example that shows what opwire does
-	.venv/bin/python examples/demo.py
+demo: .venv/.demo  ## tell what opwire does, by running it
+	.venv/bin/opwire demo
 
 test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist (without brokers), then 3.11 with coverage
 	@for v in 12 13; do if ! PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then echo "no python3.$$v here: skipped"; \

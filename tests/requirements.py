@@ -281,7 +281,8 @@ OPERATIONS: dict[str, str] = {
     "examples.two-processes": "Two processes find and call each other over each broker, and stop cleanly.",
     "soak.history": "Calls, subscriptions and durable mutations keep their promises while processes, brokers and "
     "connections are killed at random.",
-    "examples.demo": "The demo runs on opwire alone and prints an envelope for each kind of operation.",
+    "examples.demo": "The demo loads three sources, calls, composes, streams, fails, and is called back through both "
+    "surfaces.",
 }
 
 ORIGIN: dict[str, str] = {
@@ -1073,6 +1074,34 @@ DOCS: dict[str, str] = {
     "docs.numbers": "Numbers in the comparison's tables stand in the benchmarks' last run.",
 }
 
+CLI: dict[str, str] = {
+    "cli.call": "A call takes words, files and standard input, and prints, saves or passes on what it answers.",
+    "cli.callers": "Where nobody is named, serving needs a token, made for the run if none is given; opening is "
+    "said aloud.",
+    "cli.completion": "Shells complete commands and operation ids; no server is started for it.",
+    "cli.describe": "An operation is described in words, with an example that can be run.",
+    "cli.doctor": "Everything that is wrong is found at once, with what to do about it, and told by the exit code.",
+    "cli.errors": "An error is one line on standard error; details and tracebacks are for who asks.",
+    "cli.exit-codes": "Every way to end has its exit code, one for each class of errors.",
+    "cli.forms": "A result is readable, JSON, the envelope or raw; binary data is described, saved or passed on.",
+    "cli.gen": "A typed client of the operations is written as a module that compiles.",
+    "cli.harmless": "Text that others wrote cannot steer the terminal.",
+    "cli.hub": "A hub, a spoke and a caller are three commands that find each other.",
+    "cli.init": "A commented configuration is written, and nothing is ever overwritten.",
+    "cli.interrupt": "^C ends a command at once, quietly, with code 130.",
+    "cli.json": "With --json all that is printed is JSON, errors included.",
+    "cli.lazy": "Listing a Python registry imports no optional package but click.",
+    "cli.ls": "Operations are listed, searched and filtered.",
+    "cli.pipes": "Whoever stops reading hears no complaint.",
+    "cli.plain": "Tables and colour are for terminals, and NO_COLOR is respected.",
+    "cli.prompts": "Missing required fields are asked for on a terminal, and nowhere else.",
+    "cli.serve": "Operations are served as MCP and HTTP, called back through them, and loaded anew when edited.",
+    "cli.sources": "Operations come from the nearest configuration or from sources named on the spot.",
+    "cli.spoke": "Operations are served over a broker by one command.",
+    "cli.typed-input": "Words become what the schema says: a number only where it says number.",
+    "cli.watch": "The items of a subscription are printed as they come.",
+}
+
 SECTIONS = (
     ERRORS,
     LAYOUT,
@@ -1106,6 +1135,7 @@ SECTIONS = (
     CONFIG,
     CLIENT,
     DOCS,
+    CLI,
 )
 REQUIREMENTS: dict[str, str] = {key: text for section in SECTIONS for key, text in section.items()}
 

@@ -1,0 +1,145 @@
+"""`opwire serve`: the operations, seen from outside."""
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from msgspec.structs import replace
+
+from opwire.cli.options import served_source_options, shared_options
+from opwire.cli.screen import Screen, counted
+from opwire.cli.serving import EVERYBODY, open_option, until_stopped, with_callers
+from opwire.cli.sources import Sources, opened
+
+if TYPE_CHECKING:
+    from opwire.config import Config, OpenedConfig, Reloaded
+    from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings
+
+
+class Choice(NamedTuple):
+    """What the options say of the surfaces."""
+
+    mcp: str | None
+    http: bool
+    host: str | None
+    port: int | None
+    allow_host: tuple[str, ...]
+    is_open: bool
+
+
+@click.command(name="serve")
+@click.option("--mcp", "surface", type=click.Choice(["stdio", "http"]), help="As an MCP server.")
+@click.option("--http", is_flag=True, help="As an HTTP API with an OpenAPI document.")
+@click.option("--host", help="The address to listen on; 127.0.0.1 unless given.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), help="The port; 0 is a free one. Of two surfaces, of the first."
+)
+@click.option("--allow-host", multiple=True, metavar="NAME", help="A name that it answers to, beside localhost.")
+@click.option("--reload", is_flag=True, help="Load anew what changes: the configuration, Python modules, documents.")
+@open_option
+@served_source_options
+@shared_options
+@click.pass_obj
+def command(screen: Screen, sources: Sources, surface: str | None, reload: bool, **options: Any) -> None:
+    """Serve the operations as an MCP server, an HTTP API, or both, until ^C.
+
+    Without --mcp and --http it serves what the configuration says, and both over HTTP where that says nothing. If the
+    configuration names no callers, a token is needed: that in OPWIRE_TOKEN, or one that is made and shown.
+
+    \b
+      opwire serve --python shop:registry --mcp stdio     for Claude Desktop, Cursor and others
+      opwire serve --http --port 8080 --reload            while you write the operations
+    """
+    config = chosen_surfaces(sources.read(), Choice(mcp=surface, **options))
+    if config.serve.http is not None or (config.serve.mcp is not None and config.serve.mcp.transport == "http"):
+        config = with_callers(config, screen, is_open=options["is_open"])
+    asyncio.run(_serve(config, screen, reload=reload))
+
+
+def chosen_surfaces(config: "Config", choice: Choice) -> "Config":
+    """The configuration with the surfaces that were asked for."""
+    from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
+
+    mcp, http = config.serve.mcp, config.serve.http
+    if choice.mcp is not None or choice.http or (mcp is None and http is None):
+        both = choice.mcp is None and not choice.http
+        transport: Any = choice.mcp or "http"
+        mcp = replace(mcp or MCPSurfaceSettings(), transport=transport) if choice.mcp or both else None
+        http = (http or HTTPSurfaceSettings()) if choice.http or both else None
+    if mcp is not None:
+        mcp = _placed(mcp, choice, port=None if http is not None and mcp.transport == "stdio" else choice.port)
+    if http is not None:
+        second = mcp is not None and mcp.transport == "http"
+        http = _placed(http, choice, port=choice.port + 1 if choice.port and second else choice.port)
+    return replace(config, serve=ServeSettings(mcp=mcp, http=http))
+
+
+def _placed(settings: Any, choice: Choice, *, port: int | None) -> Any:
+    given: dict[str, Any] = {"host": choice.host, "port": port, "anonymous": EVERYBODY if choice.is_open else None}
+    if choice.allow_host:
+        given["hosts"] = ("localhost", "127.0.0.1", "[::1]", *choice.allow_host)
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+
+
+async def _serve(config: "Config", screen: Screen, *, reload: bool) -> None:
+    async with opened(config, screen) as running, AsyncExitStack() as surfaces:
+        waiting: list[Awaitable[Any]] = []
+        if reload:
+            following = asyncio.create_task(_follow(running, screen))
+            surfaces.callback(following.cancel)
+            waiting.append(following)
+        if config.serve.mcp is not None:
+            waiting += await _serve_mcp(config, config.serve.mcp, running, surfaces, screen)
+        if config.serve.http is not None:
+            await _serve_http(config, config.serve.http, running, surfaces, screen)
+        screen.note(f"{counted(len(running.registry), 'operation')}; ^C stops")
+        await until_stopped(*waiting)
+
+
+async def _serve_mcp(
+    config: "Config", settings: "MCPSurfaceSettings", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen
+) -> list[Awaitable[None]]:
+    """Listen, or give what is to be waited for: a client on standard input."""
+    from opwire.config import mcp_http_options, mcp_surface
+
+    surface = mcp_surface(config, running.registry)
+    if settings.transport == "stdio":
+        return [surface.run_stdio()]
+    from opwire.serve.listener import listening
+
+    app = surface.asgi(**mcp_http_options(config))
+    address = await surfaces.enter_async_context(listening(app, settings.host, settings.port, on_drain=app.drain))
+    screen.note(f"MCP server at {address}{settings.path}")
+    return []
+
+
+async def _serve_http(
+    config: "Config", settings: "HTTPSurfaceSettings", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen
+) -> None:
+    from opwire.config import http_surface
+
+    app = http_surface(config, running.registry)
+    address = await surfaces.enter_async_context(app.listening(settings.host, settings.port))
+    screen.note(f"HTTP API at {address}, described at {address}/openapi.json")
+
+
+async def _follow(running: "OpenedConfig", screen: Screen) -> None:
+    from opwire.config import watch
+
+    async for change in watch(running):
+        _tell(change, screen)
+
+
+def _tell(change: "Reloaded", screen: Screen) -> None:
+    """Say what became of a change."""
+    if change.error is not None:
+        screen.warning(f"nothing is changed: {change.error}")
+    for name, error in change.failures.items():
+        screen.warning(f"{name} stays as it was: {error}")
+    for what, names in (("loaded anew", change.loaded), ("removed", change.removed)):
+        if names:
+            screen.note(f"{what}: {', '.join(names)}")
+    if change.restart:
+        screen.warning(f"{', '.join(change.restart)} changed, and waits for the next start")

@@ -1,0 +1,47 @@
+"""A line that says what is waited for, on a terminal and only when it takes a while."""
+
+import asyncio
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from opwire.cli.screen import harmless, rich_console
+
+_PATIENCE = 0.3  # seconds before anything is shown: most things are done by then
+
+
+class Spinner:
+    """Shows a text on standard error as long as the block lasts, if that is a terminal."""
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+        self._status: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE, self._begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self, text: str) -> None:
+        """Show another text from now on."""
+        self._text = text
+        if self._status is not None:
+            self._status.update(_unmarked(text))
+
+    def _begin(self) -> None:
+        self._status = rich_console(sys.stderr).status(_unmarked(self._text))
+        self._status.start()
+
+
+def _unmarked(text: str) -> str:
+    """Text in which rich finds no markup."""
+    return harmless(text).replace("[", r"\[")

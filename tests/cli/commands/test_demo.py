@@ -1,0 +1,20 @@
+"""`opwire demo`; the story itself is tested where it is told."""
+
+import sys
+
+import pytest
+
+from opwire.cli.program import run
+from tests.requirements import requirement
+
+
+@requirement("examples.demo")
+@pytest.mark.parametrize("package", ["starlette.applications", "aiohttp"])
+def test_without_its_packages_the_demo_says_what_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("opwire.cli.demo", "opwire.adapters"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert run(["demo"]) == 6
+    assert "pip install 'opwire[cli,http,mcp,openapi]'" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""`opwire describe`."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from opwire import AccessControl, ResourceRule
+from opwire.cli.commands.describe import access_in_words
+from opwire.cli.program import run
+from tests.cli.process import SHOP
+from tests.cli.shop import registry
+from tests.requirements import requirement
+
+
+@requirement("cli.describe")
+def test_an_operation_is_described_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["describe", *SHOP, "shop.order"]) == 0
+    said = capsys.readouterr().out
+    for part in ("Order something.", "pieces   integer", "How many.; ≥ 1; default 1", "one of s, m", "shop:write"):
+        assert part in said
+
+
+@requirement("cli.describe")
+@pytest.mark.parametrize("id", [spec.id for spec in registry.list()])
+def test_the_example_can_be_run(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["describe", *SHOP, id]) == 0
+    example = capsys.readouterr().out.splitlines()[-1].strip()
+    program, verb, *words = shlex.split(example)
+    assert (program, verb) == ("opwire", "watch" if id == "clock.ticks" else "call")
+    assert run([verb, *SHOP, *words]) == (7 if id == "shop.fail" else 0)
+
+
+@requirement("cli.describe", "cli.json")
+def test_as_json_it_has_the_schemas(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["describe", *SHOP, "--json", "math.add"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["inputSchema"]["required"] == ["a", "b"]
+    assert said["outputSchema"] == {"type": "integer"}
+    assert run(["describe", *SHOP, "--json", "math.sub"]) == 3
+
+
+def test_of_a_schema_with_very_many_fields_the_first_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {f"field_{number}": {"type": "string"} for number in range(100)}
+    (tmp_path / "wide_schema.py").write_text(
+        "from opwire import OperationRegistry, OperationSpec\nregistry = OperationRegistry()\n"
+        f"registry.register(OperationSpec(namespace='a', name='b', input_schema={{'properties': {fields}}}))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert run(["describe", "--python", "wide_schema", "a.b"]) == 0
+    said = capsys.readouterr().out
+    assert "field_59 " in said
+    assert "field_60" not in said
+    assert "  … and 40 more: --json shows the whole schema\n" in said
+
+
+@pytest.mark.parametrize(
+    ("access", "words"),
+    [
+        (AccessControl(public=True), "everybody"),
+        (AccessControl(), "who has a token"),
+        (AccessControl(required_scopes=("a", "b")), "who has the scope a and the scope b"),
+        (
+            AccessControl(required_scopes_any=("a", "b"), resources=(ResourceRule("order", "read"),)),
+            "who has one of the scopes a, b and read on order",
+        ),
+    ],
+)
+def test_who_may_call_is_said_in_words(access: AccessControl, words: str) -> None:
+    assert access_in_words(access) == words
+
+
+def test_what_has_no_schema_is_not_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["describe", *SHOP, "shop.tool"]) == 0
+    assert "Output\n  not described" in capsys.readouterr().out

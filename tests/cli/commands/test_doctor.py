@@ -1,0 +1,98 @@
+"""`opwire doctor`."""
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opwire.cli.program import run
+from tests.cli.process import SHOP
+from tests.requirements import requirement
+
+
+def findings(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[Any]]:
+    code = run(["doctor", "--json", *arguments])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@requirement("cli.doctor")
+def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = findings(capsys, *SHOP)
+    assert code == 0
+    assert {"check": "source tests.cli.shop:registry", "status": "ok", "message": "8 operations"} in found
+    assert run(["doctor", *SHOP]) == 0
+    assert "✓ source tests.cli.shop:registry: 8 operations\n" in capsys.readouterr().out
+
+
+@requirement("cli.doctor")
+def test_every_thing_that_is_wrong_is_found_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHORT_TOKEN", "short")
+    (tmp_path / "good.py").write_text("from opwire import OperationRegistry\nregistry = OperationRegistry()\n")
+    (tmp_path / "opwire.toml").write_text(
+        """
+        [sources.good]
+        python = "good:registry"
+        [sources.broken]
+        command = "there-is-no-such-program"
+        required = true
+        [sources.secret]
+        url = "http://127.0.0.1:1/mcp"
+        headers = { Authorization = "Bearer ${NOT_SET_ANYWHERE}" }
+        [identities.ann]
+        token = "${SHORT_TOKEN}"
+        [spoke]
+        url = "ws://127.0.0.1:1"
+        """
+    )
+    code, found = findings(capsys, "-c", str(tmp_path / "opwire.toml"))
+    assert code == 1
+    wrong = {each["check"]: each["message"] for each in found if each["status"] == "wrong"}
+    assert wrong.keys() == {"environment", "source broken", "source secret", "callers", "spoke"}
+    assert "export NOT_SET_ANYWHERE=" in wrong["environment"]
+    assert "identities.ann.token" in wrong["callers"]
+    assert {"check": "source good", "status": "ok", "message": "0 operations"} in found
+
+
+@requirement("cli.doctor")
+def test_mistakes_of_the_file_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "opwire.toml").write_text("[source.x]\npython = 1\n")
+    code, found = findings(capsys, "-c", str(tmp_path / "opwire.toml"))
+    assert code == 1
+    assert found[-1]["check"] == "configuration"
+    assert "sources" in found[-1]["message"]
+
+
+@requirement("cli.doctor")
+def test_what_is_not_installed_is_said_and_is_no_mistake(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(package: str) -> str:
+        if package == "aiohttp":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    code, found = findings(capsys, *SHOP)
+    assert code == 0
+    [missing] = [each for each in found if each["status"] == "note"]
+    assert missing["message"] == "not installed; if you need it: pip install 'opwire[openapi]'"
+
+
+@requirement("cli.doctor")
+def test_that_there_is_nothing_to_check_is_wrong_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, found = findings(capsys)
+    assert code == 1
+    assert "`opwire init` writes one" in found[-1]["message"]
+
+
+@requirement("cli.doctor")
+def test_a_url_that_nobody_serves_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = findings(capsys, "--url", "http://127.0.0.1:1")
+    assert (code, found[-1]["check"], found[-1]["status"]) == (1, "url", "wrong")

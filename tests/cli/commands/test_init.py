@@ -1,0 +1,24 @@
+"""`opwire init`."""
+
+from pathlib import Path
+
+import pytest
+
+from opwire.cli.program import run
+from opwire.config import load_config
+from tests.requirements import requirement
+
+
+@requirement("cli.init")
+def test_a_configuration_is_written_and_never_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["init"]) == 0
+    assert load_config("opwire.toml").sources == {}
+    Path("opwire.toml").write_text("# mine\n")
+    assert run(["init"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert Path("opwire.toml").read_text() == "# mine\n"
+    assert run(["init", "nowhere/opwire.toml"]) == 2
+    assert "cannot be written" in capsys.readouterr().err

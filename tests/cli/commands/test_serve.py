@@ -1,0 +1,98 @@
+"""`opwire serve`."""
+
+from pathlib import Path
+
+import pytest
+
+from opwire.cli.commands.serve import Choice, chosen_surfaces
+from opwire.cli.program import run
+from opwire.config import Config
+from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
+from tests.cli.process import COMMAND, SHOP, Running, opwire
+from tests.requirements import requirement
+
+NOTHING = Choice(mcp=None, http=False, host=None, port=None, allow_host=(), is_open=False)
+CONFIGURED = Config(serve=ServeSettings(http=HTTPSurfaceSettings(port=99, title="Mine")))
+
+
+def surfaces(config: Config, choice: Choice) -> tuple[tuple[str, int] | None, int | None]:
+    """Transport and port of the MCP server, and the port of the HTTP API."""
+    serve = chosen_surfaces(config, choice).serve
+    return serve.mcp and (serve.mcp.transport, serve.mcp.port), serve.http and serve.http.port
+
+
+@requirement("cli.serve")
+@pytest.mark.parametrize(
+    ("config", "choice", "expected"),
+    [
+        (Config(), NOTHING, (("http", 8000), 8080)),
+        (CONFIGURED, NOTHING, (None, 99)),
+        (CONFIGURED, NOTHING._replace(mcp="stdio"), (("stdio", 8000), None)),
+        (CONFIGURED, NOTHING._replace(http=True, port=5), (None, 5)),
+        (Config(), NOTHING._replace(http=True, mcp="http", port=5), (("http", 5), 6)),
+        (Config(), NOTHING._replace(http=True, mcp="stdio", port=5), (("stdio", 8000), 5)),
+        (Config(), NOTHING._replace(port=0), (("http", 0), 0)),
+    ],
+)
+def test_options_choose_the_surfaces(config: Config, choice: Choice, expected: object) -> None:
+    assert surfaces(config, choice) == expected
+
+
+@requirement("cli.serve")
+def test_what_the_configuration_says_of_a_surface_stands_unless_an_option_says_otherwise() -> None:
+    chosen = chosen_surfaces(CONFIGURED, NOTHING._replace(http=True, host="0.0.0.0", allow_host=("shop.example",)))
+    assert chosen.serve.http is not None
+    assert (chosen.serve.http.title, chosen.serve.http.host) == ("Mine", "0.0.0.0")
+    assert chosen.serve.http.hosts == ("localhost", "127.0.0.1", "[::1]", "shop.example")
+    configured = Config(serve=ServeSettings(mcp=MCPSurfaceSettings(name="mine")))
+    opened = chosen_surfaces(configured, NOTHING._replace(mcp="http", is_open=True)).serve.mcp
+    assert opened is not None
+    assert (opened.name, opened.transport, opened.anonymous) == ("mine", "http", "everybody")
+
+
+@requirement("cli.serve", "cli.callers")
+def test_both_surfaces_are_called_back_with_the_token_that_was_shown() -> None:
+    with Running("serve", *SHOP, "--port", "0") as server:
+        token = server.says(r"token for this run: (\S+)")
+        mcp = server.says(r"MCP server at (\S+)")
+        http = server.says(r"HTTP API at ([^,\s]+)")
+        called = opwire("call", "--url", http, "math.add", "a=1", "b=2", OPWIRE_TOKEN=token)
+        assert (called.returncode, called.stdout) == (0, "3\n"), called.stderr
+        denied = opwire("call", "--url", http, "math.add", "a=1", "b=2", OPWIRE_TOKEN="no" * 10)
+        assert (denied.returncode, denied.stdout) == (5, ""), denied.stderr
+        assert mcp.endswith("/mcp")
+        assert server.stop() == 0
+
+
+@requirement("cli.serve")
+def test_over_standard_input_and_output_it_is_a_source_again(capsys: pytest.CaptureFixture[str]) -> None:
+    program = " ".join([*COMMAND, "serve", *SHOP, "--mcp", "stdio"])
+    assert run(["call", "--mcp", f"mine={program}", "--json", "mine.math_add", "a=1", "b=2"]) == 0
+    assert capsys.readouterr().out == "3\n"
+
+
+@requirement("cli.serve")
+def test_what_is_edited_is_loaded_anew(tmp_path: Path) -> None:
+    module = tmp_path / "mine.py"
+    code = "from opwire import OperationRegistry\nregistry = OperationRegistry()\n"
+    module.write_text(f"{code}@registry.query('my.answer')\nasync def answer() -> int:\n    return 41\n")
+    (tmp_path / "opwire.toml").write_text('[sources.mine]\npython = "mine:registry"\n')
+    with Running("serve", "--http", "--port", "0", "--open", "--reload", cwd=tmp_path) as server:
+        http = server.says(r"HTTP API at ([^,\s]+)")
+        server.says("1 operation")
+        module.write_text(module.read_text().replace("41", "42"))
+        server.says("loaded anew: mine")
+        assert opwire("call", "--url", http, "my.answer").stdout == "42\n"
+        module.write_text("syntax error")
+        server.says("warning: mine stays as it was: ")
+        (tmp_path / "opwire.toml").write_text('[sources.mine]\npython = "mine:registry"\n[limits]\nmax_body = 5000\n')
+        server.says("warning: limits changed, and waits for the next start")
+        assert opwire("call", "--url", http, "my.answer").stdout == "42\n"
+        assert server.stop() == 0
+
+
+def test_a_port_that_is_taken_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with Running("serve", *SHOP, "--http", "--port", "0", "--open") as server:
+        port = server.says(r"HTTP API at http://[^:]+:(\d+)")
+        assert run(["serve", *SHOP, "--http", "--open", "--port", port]) == 6
+        assert "cannot listen on" in capsys.readouterr().err

@@ -1,0 +1,34 @@
+"""`opwire watch`."""
+
+import json
+
+import pytest
+
+from opwire.cli.program import run
+from tests.cli.process import SHOP
+from tests.requirements import requirement
+
+WATCH = ("watch", *SHOP)
+
+
+@requirement("cli.watch")
+def test_items_are_printed_as_lines_until_the_end_or_the_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*WATCH, "clock.ticks", "count=3", "--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"tick": 0},
+        {"tick": 1},
+        {"tick": 2},
+    ]
+    assert run([*WATCH, "clock.ticks", "count=3", "last=false", "--count", "2", "--envelope"]) == 0
+    envelopes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["data"]["tick"], each["meta"]["source"]) for each in envelopes] == [(0, "local"), (1, "local")]
+
+
+def test_a_query_is_called_and_not_watched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*WATCH, "math.add"]) == 2
+    assert "`opwire call math.add` calls it" in capsys.readouterr().err
+
+
+def test_wrong_input_ends_it_with_the_code_of_its_class(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*WATCH, "clock.ticks", "count=many"]) == 4
+    assert "VALIDATION_ERROR" in capsys.readouterr().err

@@ -1,0 +1,39 @@
+"""The story of the demo, told once: everything in it is real."""
+
+import json
+import re
+
+import pytest
+
+from opwire import RESPONSE_ENVELOPE_SCHEMA, Schema
+from opwire.cli.demo.pages import Pages
+from opwire.cli.demo.story import tell
+from tests.requirements import requirement
+
+OFFER = "Offer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"
+
+
+@requirement("examples.demo")
+async def test_the_story_shows_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    await tell(Pages(width=200))
+    told = capsys.readouterr().out
+    listed, called, composed, streamed, failed, served = re.split(r"\n\d\. .*\n", told)[1:-1]
+    for id in ("shop.price", "shop.offer", "warehouse.stock", "warehouse.reserve", "rates.get", "rates.follow"):
+        assert f"    {id} " in listed
+    for source in ("local", "mcp", "http"):
+        assert f'"source": "{source}"' in called
+    assert len(set(re.findall(r'.*"source":.*', called))) <= 3, "they stand beside each other"
+    assert OFFER in composed
+    items = [json.loads(line) for line in streamed.splitlines() if line.startswith("    {")]
+    assert [(item["data"], item["meta"]["lastEventId"]) for item in items] == [
+        ({"rate": 1.09}, "0"),
+        ({"rate": 1.1}, "1"),
+        ({"rate": 1.11}, "2"),
+    ]
+    [refused] = [json.loads(line) for line in failed.splitlines() if line.startswith("    {")]
+    assert refused["meta"]["isError"] is True
+    assert [Schema(RESPONSE_ENVELOPE_SCHEMA).problems(each) for each in (*items, refused)] == [[]] * 4
+    for code in ("VALIDATION_ERROR: shop.price", "EXECUTION_ERROR: HTTP 404", "OPERATION_NOT_FOUND: "):
+        assert f"    {code}" in failed
+    assert re.search(r"in this process +over MCP +over HTTP", served)
+    assert served.count('"total": 1468.8') == 3

@@ -1,0 +1,39 @@
+"""What is shown while sources are loaded."""
+
+import sys
+
+import pytest
+
+from opwire import CallError
+from opwire.cli.loading import Loading
+from opwire.cli.screen import Screen
+from opwire.config.events import Failed, Loaded, Removed, Started
+from tests.cli.test_spinner import FakeTerminal
+
+
+async def test_failures_are_shown_and_the_rest_to_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose in (False, True):
+        screen = Screen()
+        screen.verbose = verbose
+        with Loading(screen, unsaid=["needed"]) as loading:
+            for each in (Started("a"), Started("b"), Started("needed")):
+                loading.event(each)
+            loading.event(Loaded("a", 1200, 0.25, ("one was skipped\x1b",)))
+            loading.event(Failed("b", CallError("TIMEOUT", "too late"), 1.0))
+            loading.event(Failed("needed", CallError("TIMEOUT"), 1.0))
+        loading.event(Removed("a"))
+        said = capsys.readouterr().err
+        assert "warning: b is left out: TIMEOUT: too late\n" in said
+        assert "needed" not in said
+        assert ("a: 1,200 operations in 0.2 s\na: one was skipped\\x1b\n" in said) is verbose
+
+
+async def test_on_a_terminal_a_line_says_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Loading(Screen()) as loading:
+        loading.event(Started("slow"))
+        loading.event(Started("quick"))
+        await terminal.shows("loading slow, quick")
+        loading.event(Loaded("quick", 1, 0.1))
+        await terminal.shows("loading slow\r")

@@ -1,0 +1,120 @@
+"""How commands are found, and how they end."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from opwire.cli.program import COMMANDS, run
+from tests.cli.process import COMMAND, ROOT, SHOP, OnTerminal, opwire
+from tests.requirements import requirement
+
+
+def test_the_help_lists_every_command_and_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert [name for name in COMMANDS if f"\n  {name} " not in listed] == []
+    for name in COMMANDS:
+        assert run([name, "--help"]) == 0
+        assert f"Usage: opwire {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_a_module(name: str) -> None:
+    command = importlib.import_module(f"opwire.cli.commands.{name}").command
+    assert isinstance(command, click.Command)
+    assert command.name == name
+
+
+def test_a_command_that_is_not_there_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cal"]) == 2
+    assert "there is no command 'cal'; did you mean call?" in capsys.readouterr().err
+
+
+@requirement("cli.exit-codes", "cli.errors")
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["math.add", "a=1", "b=2"], 0, ""),
+        (["shop.tool", "is_error=true"], 1, ""),
+        (["math.add", "{"], 2, "Error: the input: not JSON"),
+        (["math.ad"], 3, "error: OPERATION_NOT_FOUND: Operation not found: math.ad; did you mean math.add?\n"),
+        (["math.add", "a=x", "b=2"], 4, 'error: VALIDATION_ERROR: math.add: /a: the value is not of type "integer"\n'),
+        (["shop.fail", "code=ACCESS_DENIED"], 5, "error: ACCESS_DENIED: as you wish\\x1b[2J\n"),
+        (["shop.fail", "code=UNAVAILABLE", "--timeout", "0.2"], 6, "error: "),
+        (["shop.fail"], 7, "error: EXECUTION_ERROR: as you wish"),
+        (["shop.fail", "code=INTERNAL"], 8, "error: INTERNAL: as you wish"),
+    ],
+)
+def test_a_call_ends_with_the_code_of_its_outcome(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["call", *SHOP, *arguments]) == code
+    assert said in capsys.readouterr().err
+
+
+@requirement("cli.errors")
+def test_a_traceback_is_shown_to_who_asks_and_a_secret_to_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["call", *SHOP, "shop.fail", "code=unforeseen"]) == 7
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(["call", "--debug", *SHOP, "shop.fail", "code=unforeseen"]) == 7
+    assert "Traceback" in capsys.readouterr().err
+
+
+@requirement("cli.json")
+def test_switches_stand_before_or_after_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["-v", "call", *SHOP, "shop.fail"]) == 7
+    assert '"because": "you asked"' in capsys.readouterr().err
+    assert run(["call", "--json", *SHOP, "shop.fail"]) == 7
+    assert json.loads(capsys.readouterr().err)["error"]["details"] == {"because": "you asked"}
+    assert run(["call", "--json", *SHOP, "math.add", "{"]) == 2
+    assert json.loads(capsys.readouterr().err)["error"]["code"] == "USAGE"
+
+
+@requirement("cli.pipes")
+def test_whoever_stops_reading_hears_no_complaint() -> None:
+    listing = subprocess.Popen(
+        [*COMMAND, "watch", *SHOP, "clock.ticks", "count=100000", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert listing.stdout is not None
+    assert listing.stderr is not None
+    with listing:
+        assert listing.stdout.readline() == b'{"tick":0}\n'
+        listing.stdout.close()
+        assert listing.wait(15) == 141
+        assert listing.stderr.read() == b""
+
+
+@requirement("cli.interrupt")
+def test_control_c_ends_a_command_quietly() -> None:
+    with OnTerminal("watch", *SHOP, "clock.ticks", "count=1", "last=false") as terminal:
+        terminal.expect('"tick": 0')
+        code, shown = terminal.interrupt()
+    assert code == 130
+    assert "Traceback" not in shown
+
+
+@requirement("cli.lazy")
+def test_listing_a_python_registry_imports_nothing_that_it_does_not_need() -> None:
+    report = (
+        "import sys\nfrom opwire.cli.program import run\n"
+        "assert run(['ls', '--python', 'tests.cli.shop:registry']) == 0\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", report], capture_output=True, text=True, check=True, cwd=ROOT, timeout=30
+    )
+    heavy = {"mcp", "mcp_types", "aiohttp", "rich", "pydantic", "starlette", "uvicorn", "yaml", "websockets", "jwt"}
+    assert heavy & set(ended.stderr.split()) == set()
+
+
+def test_a_command_in_a_pipe_has_no_colour() -> None:
+    ended = opwire("doctor", *SHOP)
+    assert ended.returncode == 0
+    assert "\x1b" not in ended.stdout

@@ -1,0 +1,93 @@
+"""Missing fields are asked for on a terminal, and nowhere else."""
+
+from typing import Any
+
+import click
+import pytest
+
+from opwire import Schema
+from opwire.cli.prompts import complete_input
+from tests.cli.process import SHOP, OnTerminal, opwire
+from tests.requirements import requirement
+
+ORDER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "description": "Who\x1b orders."},
+        "pieces": {"type": "integer", "minimum": 2},
+        "key": {"type": "string", "writeOnly": True},
+        "place": {"type": "object", "properties": {"shelf": {"$ref": "#/$defs/shelf"}}, "required": ["shelf"]},
+        "note": {"type": "string"},
+    },
+    "required": ["name", "pieces", "key", "place"],
+    "$defs": {"shelf": {"type": "integer"}},
+}
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the person types, and behind it the questions."""
+    given: list[str] = []
+
+    def prompt(text: str, **options: Any) -> str:
+        given.append(f"{text}{' hidden' if options['hide_input'] else ''}{options['default'] or ''}")
+        return given.pop(0)
+
+    monkeypatch.setattr(click, "prompt", prompt)
+    return given
+
+
+@requirement("cli.prompts")
+def test_required_fields_are_asked_for_until_the_schema_has_nothing_against_them(
+    answers: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers += ["Ann", "many", "1", "2", "s3cret", "7"]
+    assert complete_input(None, Schema(ORDER)) == {
+        "name": "Ann",
+        "pieces": 2,
+        "key": "s3cret",
+        "place": {"shelf": 7},
+    }
+    pieces = "pieces (integer)"
+    assert answers == ["name (string)", pieces, pieces, pieces, "key (string) hidden", "place.shelf (integer)"]
+    about, wrong, less = capsys.readouterr().err.splitlines()
+    assert about == "Who\\x1b orders."
+    assert "integer" in wrong
+    assert "2" in less
+
+
+@requirement("cli.prompts")
+def test_what_is_given_is_not_asked_for(answers: list[str]) -> None:
+    answers += ["3"]
+    given = {"name": "Ann", "pieces": 2, "key": "x", "place": {}}
+    assert complete_input(given, Schema(ORDER))["place"] == {"shelf": 3}
+    assert given["place"] == {}, "the input itself is not changed"
+    assert complete_input({"x": 1}, Schema(True)) == {"x": 1}
+    assert complete_input([1], Schema(ORDER)) == [1]
+
+
+@requirement("cli.prompts")
+def test_a_person_at_a_terminal_is_asked() -> None:
+    with OnTerminal("call", *SHOP, "math.add", "a=1") as terminal:
+        terminal.expect("b (integer): ")
+        terminal.type("two\n")
+        terminal.expect("b (integer): ")
+        terminal.type("2\n")
+        code, shown = terminal.end()
+    assert (code, shown.split()) == (0, ["2", "3"])
+
+
+@requirement("cli.prompts", "cli.interrupt")
+def test_control_c_ends_a_question_at_once() -> None:
+    with OnTerminal("call", *SHOP, "math.add") as terminal:
+        terminal.expect("a (integer): ")
+        code, shown = terminal.interrupt()
+    assert code == 130
+    assert "Traceback" not in shown
+
+
+@requirement("cli.prompts")
+def test_nobody_is_asked_in_a_pipe() -> None:
+    ended = opwire("call", *SHOP, "math.add", "a=1", input="2\n")
+    assert ended.returncode == 4
+    assert '"b" is a required property' in ended.stderr

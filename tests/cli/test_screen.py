@@ -1,0 +1,141 @@
+"""What is printed, where, and what cannot be done to a terminal."""
+
+import json
+import logging
+import sys
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire import CallError, ConfigError
+from opwire.cli.screen import Screen, harmless, json_text, one_line
+from tests.requirements import requirement
+
+
+def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output and error claim to be a terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@requirement("cli.harmless")
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2Jgone", r"\x1b[2Jgone"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("a\rb", r"a\rb"),
+        ("txt.\u202eexe", r"txt.\u202eexe"),
+        ("tab\tand\nline stay, so do ümlauts and 漢字", "tab\tand\nline stay, so do ümlauts and 漢字"),
+    ],
+)
+def test_what_could_steer_a_terminal_is_written_out(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+
+
+@requirement("cli.harmless")
+@given(st.text())
+def test_no_text_can_steer_a_terminal(text: str) -> None:
+    shown = harmless(text)
+    assert all(unicodedata.category(character) != "Cc" or character in "\t\n" for character in shown)
+    assert harmless(shown) == shown
+
+
+@requirement("cli.harmless")
+@given(st.recursive(st.none() | st.text() | st.integers(-(2**53), 2**53), lambda inner: st.lists(inner, max_size=3)))
+def test_json_is_harmless_and_says_the_same(value: Any) -> None:
+    for indent in (True, False):
+        text = json_text(value, indent=indent)
+        assert harmless(text) == text
+        assert json.loads(text) == value
+
+
+def test_one_line_is_the_first_that_says_something() -> None:
+    assert one_line("\n\n  Add.\nMore.") == "Add."
+    assert one_line("") == ""
+
+
+@requirement("cli.plain")
+def test_a_table_in_a_pipe_is_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen().table(("id", ""), [("math.add", "Add.\nTwo."), ("x.y", "a\tb\x1b")])
+    assert capsys.readouterr().out == "math.add\tAdd.\nx.y\ta\tb\\x1b\n"
+
+
+@requirement("cli.plain")
+def test_a_table_on_a_terminal_is_drawn_and_its_text_is_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend_terminal(monkeypatch)
+    Screen().table(("id", ""), [("math.add", "[red]Add[/red]")])
+    drawn = capsys.readouterr().out
+    assert "[red]Add[/red]" in drawn
+    assert "\x1b[" in drawn
+
+
+@requirement("cli.plain")
+@pytest.mark.parametrize("colour", [True, False])
+def test_no_color_is_respected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], colour: bool
+) -> None:
+    pretend_terminal(monkeypatch)
+    if not colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    Screen().warning("careful")
+    assert ("\x1b[33m" in capsys.readouterr().err) is colour
+
+
+@requirement("cli.errors")
+def test_an_error_is_one_line_and_its_details_are_for_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    error = CallError("VALIDATION_ERROR", "math.add: /a: no\x1b", {"problems": [1]})
+    screen.failure(error)
+    assert capsys.readouterr() == ("", "error: VALIDATION_ERROR: math.add: /a: no\\x1b\n")
+    screen.verbose = True
+    screen.failure(error)
+    assert '"problems"' in capsys.readouterr().err
+
+
+@requirement("cli.errors")
+def test_a_fault_of_ours_shows_its_traceback_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    try:
+        raise KeyError("x")
+    except KeyError as error:
+        screen.failure(error)
+        assert capsys.readouterr().err == "error: a fault of opwire itself: KeyError: 'x'; --debug shows where\n"
+        screen.debug = True
+        screen.failure(error)
+    assert "Traceback" in capsys.readouterr().err
+
+
+@requirement("cli.json")
+def test_with_json_an_error_is_an_object_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    screen.as_json = True
+    screen.failure(CallError("RATE_LIMITED", "slowly", {"a": 1}, retry_after=1.5))
+    screen.failure(ConfigError("a mistake"))
+    limited, wrong = map(json.loads, capsys.readouterr().err.splitlines())
+    assert limited["error"] == {
+        "code": "RATE_LIMITED",
+        "message": "slowly",
+        "retryable": True,
+        "details": {"a": 1},
+        "retryAfterMs": 1500,
+    }
+    assert wrong["error"] == {"code": "CONFIGURATION", "message": "a mistake"}
+
+
+def test_warnings_of_opwire_are_shown_as_long_as_the_block_lasts(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("opwire.pipeline")
+    handlers = list(logging.getLogger("opwire").handlers)
+    with Screen().logging():
+        logger.warning("mended %s", "a\x1b")
+        logger.info("not this")
+    assert capsys.readouterr().err == "warning: mended a\\x1b\n"
+    assert logging.getLogger("opwire").handlers == handlers

@@ -1,0 +1,75 @@
+"""Who may call, and when to stop."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from opwire.cli.screen import Screen
+from opwire.cli.serving import until_stopped, with_callers
+from opwire.config import Config, build_authenticator
+from opwire.config.settings import IdentitySettings, Secret
+from tests.requirements import requirement
+
+
+@requirement("cli.callers")
+async def test_where_nobody_is_named_a_token_is_made_and_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPWIRE_TOKEN", "")
+    config = with_callers(Config(), Screen(), is_open=False)
+    token = os.environ["OPWIRE_TOKEN"]
+    assert f"token for this run: {token}" in capsys.readouterr().err
+    authenticator = build_authenticator(config)
+    assert authenticator is not None
+    assert (await authenticator.authenticate(token)).identity.scopes == ("*",)
+
+
+@requirement("cli.callers")
+def test_a_token_that_is_given_is_used_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPWIRE_TOKEN", "a-long-random-secret")
+    assert list(with_callers(Config(), Screen(), is_open=False).identities) == ["owner"]
+    assert capsys.readouterr().err == ""
+
+
+@requirement("cli.callers")
+def test_callers_of_the_configuration_stand_and_everybody_comes_only_when_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = Config(identities={"ann": IdentitySettings(token=Secret("${ANN}"))})
+    assert list(with_callers(named, Screen(), is_open=False).identities) == ["ann"]
+    assert list(with_callers(named, Screen(), is_open=True).identities) == ["ann", "everybody"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_stops_and_ends_what_runs(number: signal.Signals) -> None:
+    ended = asyncio.Event()
+
+    async def run() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with asyncio.timeout(5):
+        await until_stopped(run())
+    assert ended.is_set()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+async def test_what_ends_by_itself_stops_too_and_its_failure_is_raised() -> None:
+    async def end() -> None:
+        pass
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async with asyncio.timeout(5):
+        await until_stopped(end())
+        with pytest.raises(ZeroDivisionError):
+            await until_stopped(fail())
