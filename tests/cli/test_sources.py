@@ -129,3 +129,16 @@ def test_a_url_goes_with_no_other_source(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_url_that_nobody_serves_is_an_error_in_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ls", "--url", "http://127.0.0.1:1"]) == 6
     assert capsys.readouterr().err.startswith("error: UNAVAILABLE: ")
+
+
+@requirement("cli.describe")
+def test_the_options_can_be_said_again() -> None:
+    given = Sources(None, ("shop:registry",), ("time=uvx mcp-server-time",), ("pets.yaml",), token_env="SHOP_TOKEN")
+    assert given.words == [
+        *("--python", "shop:registry"),
+        *("--from-mcp", "time=uvx mcp-server-time"),
+        *("--openapi", "pets.yaml"),
+        *("--token-env", "SHOP_TOKEN"),
+    ]
+    assert Sources("my.toml", url="ws://hub").words == ["--config", "my.toml", "--url", "ws://hub"]
+    assert Sources().words == []

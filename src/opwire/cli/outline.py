@@ -1,7 +1,7 @@
 """A schema as lines that a person reads, and an input to begin with. No I/O."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -110,10 +110,10 @@ def _sample(field: Field, depth: int) -> Any:
     return max(_SAMPLES[kind], minimum) if kind in _NUMBERS and type(minimum) in (int, float) else _SAMPLES.get(kind)
 
 
-def example_command(spec: OperationSpec, verb: str) -> str:
-    """The call of an operation, to be copied into a shell."""
+def example_command(spec: OperationSpec, verb: str, options: Iterable[str] = ()) -> str:
+    """The call of an operation, to be copied into a shell. `options` name its sources."""
     input = example_input(spec)
-    words = ["opwire", verb, spec.id, *_words(input, Field(spec.input_schema.json))]
+    words = ["opwire", verb, *options, spec.id, *_words(input, Field(spec.input_schema.json))]
     return " ".join(shlex.quote(word) for word in words)
 
 

@@ -74,6 +74,17 @@ class Sources(NamedTuple):
     token_env: str = "OPWIRE_TOKEN"  # noqa: S105 - its name
 
     @property
+    def words(self) -> list[str]:
+        """The options again, for a command that is to have the same sources."""
+        named = [("--config", self.config), *(("--python", each) for each in self.python)]
+        named += [("--from-mcp", each) for each in self.mcp]
+        named += [("--openapi", each) for each in self.openapi]
+        named += [("--url", self.url)]
+        if self.token_env != Sources._field_defaults["token_env"]:
+            named += [("--token-env", self.token_env)]
+        return [word for option, value in named if value for word in (option, value)]
+
+    @property
     def key(self) -> str:
         """What tells these sources from others: under it, the ids are remembered for the completion."""
         file = self._file()

@@ -29,7 +29,7 @@ def command(screen: Screen, operation_id: str, sources: Sources) -> None:
     if screen.as_json:
         screen.json(description(spec))
     else:
-        _show(spec, screen)
+        _show(spec, screen, sources)
 
 
 async def _found(screen: Screen, operation_id: str, sources: Sources) -> OperationSpec:
@@ -54,7 +54,7 @@ def description(spec: OperationSpec) -> dict[str, Any]:
     }
 
 
-def _show(spec: OperationSpec, screen: Screen) -> None:
+def _show(spec: OperationSpec, screen: Screen, sources: Sources) -> None:
     screen.heading(spec.id)
     screen.line(f"{spec.type.value}{''.join(f', {tag}' for tag in spec.tags)}")
     for text in (spec.title, spec.description):
@@ -67,7 +67,7 @@ def _show(spec: OperationSpec, screen: Screen) -> None:
         screen.line(f"  {access_in_words(spec.access)}")
     screen.heading("\nExample")
     verb = "watch" if spec.type is OperationType.SUBSCRIPTION else "call"
-    screen.line(f"  {example_command(spec, verb)}")
+    screen.line(f"  {example_command(spec, verb, sources.words)}")
 
 
 def access_in_words(access: AccessControl) -> str:
