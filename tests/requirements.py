@@ -111,6 +111,7 @@ SCHEMA: dict[str, str] = {
     "schema.invalid": "A schema that is not valid is a SchemaError that says where.",
     "schema.lazy": "A schema compiles when it is first used, and once.",
     "schema.deferred": "A deferred schema is made once, when it is first asked for.",
+    "schema.cost": "A schema whose definitions multiply is refused before it is compiled; no real one is.",
 }
 
 CAST: dict[str, str] = {

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self, cast
 
 from opwire.errors import CastError, SchemaError
 from opwire.schema.cast import Caster
+from opwire.schema.cost import check_cost
 from opwire.schema.dialect import META_SCHEMAS, Dialect, dialect_of, lower
 from opwire.schema.fit import Fitted, Fitter
 from opwire.schema.refs import JSONSchema, escaped, may_recurse
@@ -197,6 +198,7 @@ class Schema:
 
     @cached_property
     def _validator(self) -> Validator:
+        check_cost(self._lowered)
         if self.dialect == "openapi-3.0" or not isinstance(self.json, dict):
             return compile_validator(self._lowered)
         return compile_validator({**self.json, "$schema": META_SCHEMAS[self.dialect]})
