@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mcp_types import JSONRPCError, JSONRPCResponse, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from opwire.adapters.mcp.messages import mended, read_message, write_message
 from opwire.errors import CallError, ErrorCode
