@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -209,7 +210,7 @@ def test_what_operations_share_is_one_type(folder: Path) -> None:
 @requirement("client.codegen")
 def test_docstrings_are_those_of_the_operations(folder: Path) -> None:
     module: Any = load(folder / "zoo.py")
-    assert module.ZooOperations.list.__doc__.startswith("List animals\n\n        Of a colour.")
+    assert (inspect.getdoc(module.ZooOperations.list) or "").startswith("List animals\n\nOf a colour.")
     assert '"""x""" and \\n' in module.ZooOperations.list.__doc__
     assert module.ZooOperations.watch.__doc__ == "zoo.watch"
 
