@@ -4,7 +4,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from opwire.operation import AccessControl, OperationSpec, OperationType
+from opwire.operation import AccessControl, NormalizeMode, OperationSpec, OperationType, split_id
+from opwire.schema import Schema
 
 
 class Statistics(Struct, rename="camel"):
@@ -57,6 +58,27 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
             output_schema=spec.output_schema.json,
             access=spec.access,
             statistics=statistics,
+        )
+
+    def spec(self, normalize: NormalizeMode | None = None) -> OperationSpec:
+        """The operation as a registry here can show it.
+
+        Raises:
+            RegistrationError, SchemaError: the peer shows what is none.
+        """
+        namespace, name = split_id(self.id)
+        return OperationSpec(
+            namespace=namespace,
+            name=name,
+            type=self.type,
+            title=self.title,
+            description=self.description,
+            tags=self.tags,
+            version=self.version,
+            input_schema=Schema(self.input_schema),
+            output_schema=Schema(self.output_schema),
+            access=self.access,
+            normalize=normalize,
         )
 
 

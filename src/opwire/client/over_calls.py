@@ -9,8 +9,7 @@ from opwire.call import OperationInfo, PendingRequestMap, discover
 from opwire.client.backend import Catalogue
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import RegistrationError
-from opwire.operation import Context, Identity, OperationSpec, split_id
-from opwire.schema import Schema
+from opwire.operation import Context, Identity, OperationSpec
 
 logger = logging.getLogger("opwire.client")
 
@@ -63,19 +62,7 @@ class CallsBackEnd:
 def _spec(info: OperationInfo) -> OperationSpec | None:
     """The specification; None, with a warning, if a peer shows what is none."""
     try:
-        namespace, name = split_id(info.id)
-        return OperationSpec(
-            namespace=namespace,
-            name=name,
-            type=info.type,
-            title=info.title,
-            description=info.description,
-            tags=info.tags,
-            version=info.version,
-            input_schema=Schema(info.input_schema),
-            output_schema=Schema(info.output_schema),
-            access=info.access,
-        )
+        return info.spec()
     except RegistrationError as error:
         logger.warning("an operation of a peer is left out: %s", error)
         return None

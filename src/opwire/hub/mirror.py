@@ -15,9 +15,8 @@ from opwire.call import Address, OperationInfo, PendingRequestMap
 from opwire.call.about import ABOUT, OPERATIONS
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
-from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType, split_id
+from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
-from opwire.schema import Schema
 
 HUB = Identity(id="hub", scopes=("*",))
 """Who calls when it is the hub itself: somebody who may do everything."""
@@ -175,20 +174,7 @@ def _passed_on(context: Context) -> Context:
 def _spec(info: OperationInfo) -> OperationSpec:
     """What the registry shows. Its results were normalised where they were made."""
     try:
-        namespace, name = split_id(info.id)
-        return OperationSpec(
-            namespace=namespace,
-            name=name,
-            type=info.type,
-            title=info.title,
-            description=info.description,
-            tags=info.tags,
-            version=info.version,
-            input_schema=Schema(info.input_schema),
-            output_schema=Schema(info.output_schema),
-            access=info.access,
-            normalize="off",
-        )
+        return info.spec(normalize="off")
     except (RegistrationError, SchemaError) as error:
         raise _disagreement(f"{info.id} cannot be registered: {error}") from error
 
