@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -16,15 +14,10 @@ from starlette.routing import Mount, Route
 from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry
 from opwire.auth import StaticTokens
 from opwire.client import Client
-from opwire.client.over_http import path_of
 from opwire.serve.http import serve_http
-from opwire.serve.http.paths import id_of
-from opwire.serve.http.paths import path_of as served_at
 from opwire.serve.listener import listening
 from tests.client.stage import ME, Stage
 from tests.requirements import requirement
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
 @asynccontextmanager
@@ -37,15 +30,6 @@ async def answering(**answers: Response) -> AsyncGenerator[Client]:
     app = Starlette(routes=[Route("/far/{name}", answer, methods=["POST"])])
     async with listening(app, "127.0.0.1", 0) as address, Client(address, retries=None) as client:
         yield client
-
-
-@requirement("client.http")
-@settings(max_examples=200)
-@given(texts, texts | st.sampled_from([".", "..", "~2F", "a/b", "é"]))
-def test_the_path_of_an_operation_is_the_one_where_it_is_served(namespace: str, name: str) -> None:
-    operation_id = f"{namespace.replace('.', '_')}.{name}"
-    assert path_of(operation_id) == served_at(operation_id)
-    assert id_of(path_of(operation_id)) == operation_id
 
 
 @requirement("client.http")

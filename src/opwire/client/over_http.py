@@ -3,7 +3,6 @@
 Whole envelopes are asked for, and problems are read back as the `CallError` that they were made of.
 """
 
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -22,14 +21,13 @@ from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, No
 from opwire.operation import Context, OperationSpec, trace_of
 from opwire.typed.plain import to_plain
 from opwire.typed.text import read_json, write_json
+from opwire.urls import ENVELOPE_JSON, path_of
 
 if TYPE_CHECKING:  # aiohttp is imported by the adapter alone
     from aiohttp import ClientResponse
 
 Token = str | Callable[[], str]
 
-_ENVELOPE = "application/vnd.opwire.envelope+json"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_PROBLEM = 1024 * 1024
 _SECRET = frozenset({"authorization"})
 _encoder = msgspec.json.Encoder()
@@ -79,7 +77,7 @@ class HTTPBackEnd:
 
         async def answer() -> ResponseEnvelope[Any]:
             response = await self._open(request)
-            if response.content_type != _ENVELOPE:
+            if response.content_type != ENVELOPE_JSON:
                 response.close()
                 streams = response.content_type == "text/event-stream"
                 raise _subscription(operation_id) if streams else self._foreign(response)
@@ -93,7 +91,8 @@ class HTTPBackEnd:
         response: ClientResponse = await self._in_time(lambda: self._open(request), context, "did not answer")
         try:
             if response.content_type != "text/event-stream":
-                raise _no_subscription(operation_id) if response.content_type == _ENVELOPE else self._foreign(response)
+                is_ours = response.content_type == ENVELOPE_JSON
+                raise _no_subscription(operation_id) if is_ours else self._foreign(response)
             parser = SSEParser(max_event=self._client.options.max_item)
             while piece := await self._in_time(
                 lambda: self._client.read_some(response), context, "did not end the stream"
@@ -122,7 +121,7 @@ class HTTPBackEnd:
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def _request(self, operation_id: str, input: Any, context: Context) -> HTTPRequest:
-        headers = [("accept", _ENVELOPE), *self._authorization()]
+        headers = [("accept", ENVELOPE_JSON), *self._authorization()]
         if context.remaining is not None:
             headers.append(("x-deadline-ms", str(max(int(context.remaining * 1000), 1))))
         if _fits_header(context.request_id):
@@ -178,18 +177,6 @@ class HTTPBackEnd:
         code = _CODES.get(response.status, ErrorCode.PROTOCOL_ERROR)
         answer = f"HTTP {response.status} and {response.content_type}"
         return CallError(code, f"{self._host} answers with {answer}, which is not how opwire serves operations")
-
-
-def path_of(operation_id: str) -> str:
-    """Where an operation is: what a path could not carry is `~` and two hexadecimal digits for each byte."""
-    namespace, _, name = operation_id.partition(".")
-    return f"/{_escaped(namespace)}/{_escaped(name)}"
-
-
-def _escaped(segment: str) -> str:
-    if not segment.strip("."):  # `.` and `..` mean something in a path
-        return "~2E" * len(segment)
-    return _UNSAFE.sub(lambda found: "".join(f"~{byte:02X}" for byte in found[0].encode(errors="replace")), segment)
 
 
 def _fits_header(value: Any) -> TypeGuard[str]:

@@ -10,9 +10,9 @@ import msgspec
 
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, encode_envelope, warn_of_nulls
 from opwire.errors import CallError, ConversionError, ErrorCode
-from opwire.serve.http.request import ENVELOPE_JSON
 from opwire.serve.problem import Header
 from opwire.typed.text import write_json
+from opwire.urls import ENVELOPE_JSON
 
 IsErrorPolicy = Literal["return", "fail"]
 """What becomes of the result of an MCP tool that says `isError`.

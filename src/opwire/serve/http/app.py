@@ -20,11 +20,11 @@ from opwire.serve.http.document import About
 from opwire.serve.http.documents import Documents
 from opwire.serve.http.events import EventStream
 from opwire.serve.http.guard import Guard
-from opwire.serve.http.paths import id_of, path_of
 from opwire.serve.http.request import Request
 from opwire.serve.http.routes import READS, Route
 from opwire.serve.listener import listening, run_until_signalled
 from opwire.serve.problem import Header, Refusal, Send, send_problem
+from opwire.urls import id_of, path_of
 
 logger = logging.getLogger("opwire.serve.http")
 

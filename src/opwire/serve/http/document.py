@@ -12,9 +12,8 @@ from opwire.schema.refs import JSONSchema
 from opwire.serve.http.components import PREFIX, Components
 from opwire.serve.http.flat import parameters_of
 from opwire.serve.http.named_schemas import NAMED_SCHEMAS
-from opwire.serve.http.paths import path_of
-from opwire.serve.http.request import ENVELOPE_JSON
 from opwire.serve.problem import PROBLEM_JSON
+from opwire.urls import ENVELOPE_JSON, path_of
 
 Version = Literal["3.1", "3.2"]
 VERSIONS: Mapping[str, str] = {"3.1": "3.1.1", "3.2": "3.2.0"}

@@ -15,8 +15,7 @@ from opwire.operation import Identity, Trace, trace_of
 from opwire.serve.door import Receive, Scope, expires_of, identity_of
 from opwire.serve.problem import Refusal
 from opwire.typed.text import read_json
-
-ENVELOPE_JSON = "application/vnd.opwire.envelope+json"
+from opwire.urls import ENVELOPE_JSON
 
 _ENVELOPE = ENVELOPE_JSON.encode()
 _JSON = re.compile(rb"application/(?:json|[\w.!#$&^-]+\+json)\s*(?:;\s*charset=\"?utf-?8\"?\s*)?;?", re.IGNORECASE)

@@ -1,4 +1,6 @@
-"""Operation ids as URL paths: `/{namespace}/{name}`, one segment each, both ways.
+"""Operation ids as URL paths, for who serves them over HTTP and for who calls them there.
+
+An operation is at `/{namespace}/{name}`, one segment each.
 
 Percent-encoding alone does not survive: servers decode `%2F` before they hand a path on, proxies fold `..` and `//`,
 and some refuse both. So whatever is not a letter, a digit, `-`, `_` or `.` is written as `~` and two hexadecimal
@@ -7,6 +9,9 @@ characters. A client that percent-encodes the plain name, or writes its slashes 
 """
 
 import re
+
+ENVELOPE_JSON = "application/vnd.opwire.envelope+json"
+"""The content type of a whole envelope, for those who ask for it."""
 
 _ESCAPED = re.compile(r"(?:~[0-9A-F]{2})+")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
