@@ -10,7 +10,6 @@ import gc
 import json
 import subprocess
 import sys
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -20,7 +19,7 @@ from tempfile import TemporaryFile
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-from benchmarks.measure import NotMeasuredError, Row
+from benchmarks.measure import NotMeasuredError, Row, need_linux, processor_time
 from benchmarks.peers import ROOT, python_of
 
 _ROUNDS = 21
@@ -192,18 +191,18 @@ def children() -> set[int]:
     Raises:
         NotMeasuredError: this is not Linux.
     """
-    _need_linux()
+    need_linux()
     tasks = Path("/proc/self/task").iterdir()
     return {int(pid) for task in tasks for pid in (task / "children").read_text(encoding="utf-8").split()}
 
 
 async def _slice(way: Way, in_flight: int) -> _Slice:
-    server, client = _processor_time(way.server), process_time()
+    server, client = 0.0 if way.server is None else processor_time(way.server), process_time()
     began = perf_counter()
     done = await asyncio.gather(*(_keep_calling(way, number, began + _SECONDS) for number in range(in_flight)))
     wall, client = perf_counter() - began, process_time() - client
     calls = sum(done) / 1e6
-    used = None if way.server is None else (_processor_time(way.server) - server) / calls
+    used = None if way.server is None else (processor_time(way.server) - server) / calls
     return _Slice(wall / calls, client / calls, used)
 
 
@@ -245,21 +244,3 @@ def _note(figure: Figures) -> str:
     spread = "" if low == high else f"half of the rounds {low:.2f} to {high:.2f}; "
     server = "" if figure.server is None else f" + server {figure.server:.0f}"
     return f"{spread}CPU client {figure.client:.0f}{server} µs"
-
-
-def _processor_time(pid: int | None) -> float:
-    """Seconds that another process has used, in all its threads.
-
-    Raises:
-        NotMeasuredError: this is not Linux.
-    """
-    if pid is None:
-        return 0.0
-    _need_linux()
-    # The number of its clock, as clock_getcpuclockid() of the C library makes it; /proc counts in steps of 10 ms.
-    return time.clock_gettime(~pid << 3 | 2)
-
-
-def _need_linux() -> None:
-    if sys.platform != "linux":
-        raise NotMeasuredError("the processor time of other processes is read in Linux' way")

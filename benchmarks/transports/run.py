@@ -9,14 +9,13 @@ exactly the calls that are counted.
 import asyncio
 import json
 import sys
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from statistics import median
 from tempfile import TemporaryFile
 from typing import IO, NamedTuple
 
-from benchmarks.measure import NotMeasuredError
+from benchmarks.measure import NotMeasuredError, processor_time
 from benchmarks.peers import ROOT, python_of
 from benchmarks.transports.process import Measured
 from benchmarks.transports.scenario import Scenario
@@ -127,24 +126,12 @@ async def _start(stack: AsyncExitStack, scenario: Scenario, loop: str, broker: B
     return _Running(version, caller, {"caller": caller.pid, **pids})
 
 
-def _processor_time(pid: int) -> float:
-    """Seconds that a process has used, in all its threads.
-
-    Raises:
-        NotMeasuredError: this is not Linux.
-    """
-    if sys.platform != "linux":
-        raise NotMeasuredError("the processor time of other processes is read in Linux' way")
-    # The number of its clock, as clock_getcpuclockid() of the C library makes it; /proc counts in steps of 10 ms.
-    return time.clock_gettime(~pid << 3 | 2)
-
-
 async def _round(running: _Running) -> Figures:
     alone = await running.caller.measure(1, _SINGLE)
     await running.caller.measure(IN_FLIGHT, _SETTLE)
-    before = {end: _processor_time(pid) for end, pid in running.pids.items()}
+    before = {end: processor_time(pid) for end, pid in running.pids.items()}
     many = await running.caller.measure(IN_FLIGHT, _MANY)
-    used = {end: (_processor_time(pid) - before[end]) / many.calls for end, pid in running.pids.items()}
+    used = {end: (processor_time(pid) - before[end]) / many.calls for end, pid in running.pids.items()}
     return Figures(running.version, alone.p50, alone.p99, many.calls / many.seconds, used)
 
 

@@ -303,16 +303,7 @@ class OperationRegistry:
 
     def search(self, text: str, *, limit: int = 20) -> tuple[OperationSpec, ...]:
         """The operations that hold every word of a text, those that hold them in their id first."""
-        words = text.lower().split()
-        ranked: list[tuple[int, OperationSpec]] = []
-        for bound in self._operations.values():
-            spec = bound.spec
-            id = spec.id.lower()
-            everything = " ".join((id, spec.title, spec.description, *spec.tags)).lower()
-            if all(word in everything for word in words):
-                ranked.append((-sum(word in id for word in words), spec))
-        ranked.sort(key=lambda each: each[0])
-        return tuple(spec for _, spec in ranked[:limit])
+        return tuple(matching((bound.spec for bound in self._operations.values()), text)[:limit])
 
     def on_change(self, listener: Callable[[Change], None]) -> Callable[[], None]:
         """Be told of every change; the function that is returned ends it."""
@@ -440,6 +431,18 @@ class OperationRegistry:
         close = difflib.get_close_matches(operation_id, self._operations, n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}{hint}")
+
+
+def matching(specs: Iterable[OperationSpec], text: str) -> list[OperationSpec]:
+    """The operations that hold every word of a text, those that hold them in their id first."""
+    words = text.lower().split()
+    ranked: list[tuple[int, OperationSpec]] = []
+    for spec in specs:
+        id = spec.id.lower()
+        everything = " ".join((id, spec.title, spec.description, *spec.tags)).lower()
+        if all(word in everything for word in words):
+            ranked.append((-sum(word in id for word in words), spec))
+    return [spec for _, spec in sorted(ranked, key=lambda each: each[0])]
 
 
 def build_env(registry: OperationRegistry, context: Context | None = None, *, checked: bool = False) -> Env:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.bodies import body_encoder, essence, urlencoded
+from opwire.adapters.openapi.bodies import body_encoder, urlencoded
 from opwire.adapters.openapi.plan import Body, Part
 from tests.requirements import requirement
 
@@ -276,7 +276,3 @@ def test_an_array_as_multipart_body_is_parts_without_names() -> None:
 def test_a_file_that_is_not_base64_is_named() -> None:
     with pytest.raises(ValueError, match=r"photo: a file is given as bytes"):
         encoded("multipart/form-data", {"photo": "cat.png"}, parts={"photo": Part(binary=True)})
-
-
-def test_the_essence_of_a_content_type_has_no_parameters() -> None:
-    assert essence(" Text/JSON ;charset=x") == "text/json"

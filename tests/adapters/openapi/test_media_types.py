@@ -91,3 +91,7 @@ def test_streams_are_known_by_their_names(header: str, kind: str | None) -> None
 def test_the_kind_that_is_most_exactly_declared_is_chosen(declared: list[str], actual: str, chosen: str | None) -> None:
     found = choose([Media(content_type=each) for each in declared], media_type(actual))
     assert (found and found.content_type) == chosen
+
+
+def test_the_name_of_a_content_type_has_no_parameters() -> None:
+    assert media_type(" Text/JSON ;charset=x").name == "text/json"

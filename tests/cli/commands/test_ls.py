@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from opwire.cli.commands.ls import matching
 from opwire.cli.program import run
+from opwire.registry import matching
 from tests.cli.process import SHOP, OnTerminal
 from tests.cli.shop import registry
 from tests.requirements import requirement
@@ -36,7 +36,7 @@ def test_operations_are_searched_and_filtered(
 
 
 def test_who_holds_the_words_in_the_id_comes_first() -> None:
-    found = [spec.id for spec in matching(registry.list(), ["text"])]
+    found = [spec.id for spec in matching(registry.list(), "text")]
     assert found[0] == "shop.text"
     assert len(found) > 1
 

@@ -52,11 +52,6 @@ def body_encoder(body: Body) -> Callable[[Any], EncodedBody]:
     return partial(_text, declared)
 
 
-def essence(content_type: str) -> str:
-    """A content type without its parameters, in lower case."""
-    return media_type(content_type).name
-
-
 def urlencoded(value: Any, parts: Mapping[str, Part] | None = None) -> str:
     """An object as `application/x-www-form-urlencoded`.
 

@@ -11,10 +11,10 @@ The input of another opwire's operation is its body, whatever that is.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from opwire.adapters.openapi.bodies import essence
 from opwire.adapters.openapi.endpoints import Endpoint
 from opwire.adapters.openapi.files import FILE_SCHEMA
 from opwire.adapters.openapi.media import is_any, is_form, is_json
+from opwire.adapters.openapi.media_types import media_type
 from opwire.adapters.openapi.objects import PlainObject, plain_object
 from opwire.adapters.openapi.parameters import Given, read_parameters
 from opwire.adapters.openapi.payloads import Payload, file_schema, is_binary_body, part_of, read_payload
@@ -238,7 +238,7 @@ class InputReader:
         return any(mapping(self._schemas.resolve(each, home).value).get("type") == "boolean" for each in branches)
 
     def _files(self, name: str, places: list[Place], payload: Payload) -> JSONSchema | None:
-        if essence(payload.content_type) != "multipart/form-data" or len(places) != 1:
+        if media_type(payload.content_type).name != "multipart/form-data" or len(places) != 1:
             return None
         encoding = mapping(payload.encoding.value.get(name))
         return file_schema(places[0], str(encoding.get("contentType", "")), self._schemas)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-from opwire.adapters.openapi.bodies import essence
 from opwire.adapters.openapi.endpoints import Content
 from opwire.adapters.openapi.media_types import media_type
 from opwire.adapters.openapi.plan import StreamKind
@@ -17,17 +16,17 @@ def stream_kind(content_type: str) -> StreamKind | None:
 
 def is_any(content_type: str) -> bool:
     """Whether it is a range that JSON is in."""
-    return essence(content_type) in ("*/*", "application/*")
+    return media_type(content_type).name in ("*/*", "application/*")
 
 
 def is_form(content_type: str) -> bool:
     """Whether the content is made of named fields."""
-    return essence(content_type) in _FORMS
+    return media_type(content_type).name in _FORMS
 
 
 def is_multipart(content_type: str) -> bool:
     """Whether the content is made of parts."""
-    return essence(content_type).startswith("multipart/")
+    return media_type(content_type).name.startswith("multipart/")
 
 
 def is_text(content_type: str) -> bool:
@@ -44,10 +43,10 @@ def is_json(content_type: str) -> bool:
 # What comes first is taken: JSON itself before its relatives, which often are other forms of the same thing.
 _PREFERENCES: tuple[Callable[[str], bool], ...] = (
     lambda each: each == "application/json",
-    lambda each: essence(each) == "application/json",
+    lambda each: media_type(each).name == "application/json",
     is_json,
     is_any,
-    lambda each: essence(each) == "application/x-www-form-urlencoded",
+    lambda each: media_type(each).name == "application/x-www-form-urlencoded",
     is_multipart,
     is_text,
 )
@@ -68,6 +67,6 @@ def accept_header(chosen: Iterable[str], others: Iterable[str]) -> str:
 
     Other kinds of JSON are not asked for beside it: they often are other forms of the answer.
     """
-    wanted = [each for each in chosen if is_json(each)] or [each for each in others if essence(each) != "*/*"]
+    wanted = [each for each in chosen if is_json(each)] or [each for each in others if media_type(each).name != "*/*"]
     wanted = list(dict.fromkeys(each for each in wanted if "\n" not in each and "\r" not in each))
     return ", ".join([*wanted, "*/*;q=0.1"]) if wanted else "*/*"

@@ -7,9 +7,9 @@ call is judged by the status and content type that really came.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from opwire.adapters.openapi.bodies import essence
 from opwire.adapters.openapi.endpoints import Content, Endpoint, successes
 from opwire.adapters.openapi.media import accept_header, is_any, is_json, is_text, preferred, stream_kind
+from opwire.adapters.openapi.media_types import media_type
 from opwire.adapters.openapi.plan import Media, StreamKind
 from opwire.adapters.openapi.refs import Documents, Place
 from opwire.adapters.openapi.schemas import Schemas, Written
@@ -93,7 +93,7 @@ class OutputReader:
 
     def _schema(self, given: Content) -> Written:
         fields, home = given.fields
-        kind = essence(given.content_type)
+        kind = media_type(given.content_type).name
         if stream_kind(kind):
             return self._item(fields, home, is_event=kind == "text/event-stream")
         schema = fields.get("schema")

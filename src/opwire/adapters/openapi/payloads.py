@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple, cast
 
-from opwire.adapters.openapi.bodies import essence
 from opwire.adapters.openapi.endpoints import Endpoint, contents, offered, parameters_of, request_body
 from opwire.adapters.openapi.files import FILE_SCHEMA
 from opwire.adapters.openapi.media import is_any, is_form, is_json, is_multipart, is_text, preferred, stream_kind
+from opwire.adapters.openapi.media_types import media_type
 from opwire.adapters.openapi.parameters import swagger_schema, swagger_style
 from opwire.adapters.openapi.plan import Part, Style
 from opwire.adapters.openapi.refs import Documents, Place
@@ -53,8 +53,8 @@ def read_payload(endpoint: Endpoint, documents: Documents) -> Payload | None:
     chosen = preferred(offers)
     if chosen is None:
         return None
-    patches = [each for each in offers if essence(each.content_type) == _MERGE_PATCH]
-    if patches and essence(chosen.content_type) == _JSON_PATCH:
+    patches = [each for each in offers if media_type(each.content_type).name == _MERGE_PATCH]
+    if patches and media_type(chosen.content_type).name == _JSON_PATCH:
         chosen = patches[0]
     fields, home = chosen.fields
     return Payload(
@@ -92,14 +92,14 @@ def _from_swagger(endpoint: Endpoint, documents: Documents) -> Payload | None:
 
 def _consumed(consumes: list[str]) -> str:
     for wanted in ("application/json", _MERGE_PATCH):
-        if found := [each for each in consumes if essence(each) == wanted]:
+        if found := [each for each in consumes if media_type(each).name == wanted]:
             return found[0]
     relatives = [each for each in consumes if is_json(each)]
     return relatives[0] if relatives else consumes[0]
 
 
 def _swagger_form(fields: list[Place], consumes: list[str]) -> Payload:
-    kinds = [essence(each) for each in consumes]
+    kinds = [media_type(each).name for each in consumes]
     has_file = any(each.value.get("type") == "file" for each in fields)
     multipart = has_file or (_MULTIPART in kinds and _FORM not in kinds)
     properties: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def _swagger_form(fields: list[Place], consumes: list[str]) -> Payload:
 
 def is_binary_body(payload: Payload, schemas: Schemas) -> bool:
     """Whether the whole body is bytes."""
-    kind = essence(payload.content_type)
+    kind = media_type(payload.content_type).name
     if payload.is_form or payload.is_text or is_json(kind) or is_multipart(kind) or stream_kind(kind):
         return False
     if is_any(kind):
@@ -168,7 +168,7 @@ def _is_binary(node: dict[str, Any]) -> bool:
 
 
 def _is_binary_type(content_type: str) -> bool:
-    first = essence(content_type.partition(",")[0])
+    first = media_type(content_type.partition(",")[0]).name
     return bool(first) and not (is_text(first) or is_json(first) or is_form(first) or first == "*/*")
 
 

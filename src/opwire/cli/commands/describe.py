@@ -6,6 +6,7 @@ from typing import Any
 import click
 import msgspec
 
+from opwire.cli.commands.ls import summary
 from opwire.cli.fields import Field
 from opwire.cli.options import json_option, operation_argument, shared_options, source_options
 from opwire.cli.outline import Line, example_command, outline, type_in_words
@@ -40,12 +41,7 @@ async def _found(screen: Screen, operation_id: str, sources: Sources) -> Operati
 def description(spec: OperationSpec) -> dict[str, Any]:
     """All that is known of an operation, as JSON."""
     return {
-        "id": spec.id,
-        "type": spec.type.value,
-        "title": spec.title,
-        "description": spec.description,
-        "tags": spec.tags,
-        "version": spec.version,
+        **summary(spec),
         "inputSchema": spec.input_schema.json,
         "outputSchema": spec.output_schema.json,
         "access": None if spec.access is None else msgspec.to_builtins(spec.access),

@@ -1,7 +1,6 @@
 """`opwire ls`: the operations that there are."""
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -10,6 +9,7 @@ from opwire.cli.options import json_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
 from opwire.operation import OperationSpec, OperationType
+from opwire.registry import matching
 
 
 @click.command(name="ls")
@@ -25,7 +25,7 @@ from opwire.operation import OperationSpec, OperationType
 def command(screen: Screen, search: tuple[str, ...], sources: Sources, **filters: str | None) -> None:
     """List the operations. With words to SEARCH for, those that hold them all."""
     found = asyncio.run(_listed(screen, sources, filters))
-    chosen = matching(found, " ".join(search).lower().split())
+    chosen = matching(found, " ".join(search))
     if screen.as_json:
         screen.json([summary(spec) for spec in chosen])
         return
@@ -49,17 +49,6 @@ def _passes(spec: OperationSpec, filters: dict[str, str | None]) -> bool:
         and (type is None or spec.type.value == type)
         and (tag is None or tag in spec.tags)
     )
-
-
-def matching(specs: Iterable[OperationSpec], words: list[str]) -> list[OperationSpec]:
-    """The operations that hold every word, those that hold them in their id first."""
-    ranked: list[tuple[int, OperationSpec]] = []
-    for spec in specs:
-        id = spec.id.lower()
-        everything = " ".join((id, spec.title, spec.description, *spec.tags)).lower()
-        if all(word in everything for word in words):
-            ranked.append((-sum(word in id for word in words), spec))
-    return [spec for _, spec in sorted(ranked, key=lambda each: each[0])]
 
 
 def summary(spec: OperationSpec) -> dict[str, Any]:
