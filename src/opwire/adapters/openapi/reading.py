@@ -98,7 +98,7 @@ class ReadOperation:
             parameters=self._inputs.parameters,
             body=self._inputs.body,
             responses=self._outputs.responses,
-            security=needs_of(endpoint, api.documents, server, api.report),
+            security=needs_of(endpoint, api.documents, api.report),
             accept=self._outputs.accept,
             stream=self._outputs.stream,
             input_schema=self.input_schema,
