@@ -260,6 +260,7 @@ OPERATIONS: dict[str, str] = {
     "handlers.exit": "A handler that never returns does not keep the process from ending.",
     "deadlines.per-operation": "An operation's own timeout ends its calls with TIMEOUT.",
     "deadlines.expired": "A call whose deadline has passed does not start its handler.",
+    "deadlines.hold-ups": "How long the event loop was held up lately is known to what it reads afterwards.",
     "deadlines.shrink": "Deadlines only shrink through nested calls.",
     "deadlines.own-timeout-error": "A TimeoutError that the handler itself raises is not the call's TIMEOUT.",
     "env.callables": "An env has every operation as a callable, by attribute and by item, each giving an envelope.",
@@ -424,7 +425,10 @@ CALL: dict[str, str] = {
     "subscribe.missed-abort": "An item that nobody waits for is answered with an abort, so that its producer ends.",
     "call.foreign-answers": "Only the peer that a request was routed to can answer it; what others send is dropped and "
     "counted.",
-    "call.repeated-requests": "A request that arrives twice is run once and answered once.",
+    "call.repeated-requests": "A request that arrives twice is run once; a request id that was used is an error.",
+    "call.nested": "A call that is made with the context of a served call is its child: another request id, its "
+    "parent, the remaining time and the caller's identity; a connection that cannot carry that identity refuses.",
+    "call.numbers": "Every number of a peer is bounded where it is read: none breaks a connection or a timer.",
     "call.error.travels": "A CallError is the same at the caller as where it was raised.",
     "call.error.unknown-code": "An error code of a newer peer is EXECUTION_ERROR, and its name is kept.",
     "call.aborted.by-server": "A call that the serving side stopped is ABORTED with its reason.",
@@ -454,7 +458,11 @@ CALL: dict[str, str] = {
     "subscribe.lost-items": "A lost item ends the stream with an error on both sides.",
     "subscribe.errors": "An error in the middle of a stream comes after the items before it.",
     "subscribe.credits": "A producer is never advanced beyond the credits that its consumer gave.",
-    "subscribe.bounded": "The buffer of a consumer is never above its limit, whatever the producer does.",
+    "subscribe.credits.repeatable": "Grants are totals: a repeated one changes nothing, a lost one is made up for, and "
+    "a consumer that waits repeats its own.",
+    "subscribe.bounded": "The buffer of a consumer is bounded, whatever the producer does.",
+    "subscribe.without-credits": "A producer that knows neither credits nor item numbers is consumed; what it sends "
+    "beyond the window is bounded in bytes, and ends with an error.",
     "subscribe.overflow": "A stream that must not be slowed down drops or ends as its policy says, counted exactly.",
     "subscribe.slow-consumers": "A slow consumer never delays others.",
     "subscribe.leaving": "However a consumer leaves, the generator on the other side is closed.",
@@ -465,6 +473,7 @@ CALL: dict[str, str] = {
     "handler.access": "Access is checked for every call that arrives.",
     "handler.access-first": "Access is checked before the input is validated.",
     "handler.validates": "The input of a request is validated before the handler runs.",
+    "handler.serves": "What a handler does not serve cannot be called, however it is addressed.",
     "handler.identity": "On a trusted transport a caller is whom it says; without an identity it is whom the server "
     "configured, or the local identity.",
     "handler.identity.forged": "An identity that a peer states on an untrusted transport is ignored.",
@@ -735,7 +744,8 @@ AUTH: dict[str, str] = {
     "auth.credential.expiry": "A credential ends with its call, its lifetime or its passport, whichever is first.",
     "auth.replay": "The same request of the same holder passes once within its credential's time.",
     "auth.replay.bounded": "The memory for replays is bounded: what does not fit is refused, none is forgotten early.",
-    "auth.delegation": "A server whose passport allows it calls on as its caller, for children of that request alone.",
+    "auth.delegation": "A server whose passport delegates calls on as its caller, for children of that request alone; "
+    "any other is refused.",
     "auth.signed-requests": "Over a broker a request carries a credential and no identity; the server gives it the "
     "identity that the credential proves, or none.",
     "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",

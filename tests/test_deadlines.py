@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from opwire import CallError, ErrorCode
-from opwire.deadlines import Deadlines
+from opwire.deadlines import Deadlines, HoldUps
 from tests.requirements import requirement
 
 PATIENCE = 20
@@ -240,3 +240,37 @@ async def test_a_limit_that_has_ended_holds_no_reference_to_its_task() -> None:
         await deadlines.limit(answer, time.monotonic() + 60, "x")
     gc.collect()
     assert sum(len(due) for due in deadlines._due.values()) == 0
+
+
+# --- hold-ups ---------------------------------------------------------------------------------------------------------
+
+
+@requirement("deadlines.hold-ups")
+async def test_a_loop_that_runs_was_not_held_up_and_one_that_was_stopped_says_for_how_long() -> None:
+    clock = [100.0]
+    looks: list[Any] = []
+    hold_ups, loop = HoldUps(), asyncio.get_running_loop()
+    with (
+        mock.patch.object(time, "monotonic", side_effect=lambda: clock[0]),
+        mock.patch.object(loop, "call_later", lambda delay, look: looks.append((delay, look)) or mock.Mock()),
+    ):
+        assert hold_ups.recent(clock[0]) == 0, "it has not begun to look"
+        hold_ups.start()
+        for _ in range(3):
+            delay, look = looks.pop()
+            clock[0] += delay
+            assert hold_ups.recent(clock[0]) == 0
+            look()
+        clock[0] += 7.25
+        assert hold_ups.recent(clock[0]) == 7, "what is read before the timer runs has waited, too"
+        looks.pop()[1]()
+        assert hold_ups.recent(clock[0]) == 7
+        assert hold_ups.recent(clock[0] + 4.9) == 7, "what has waited is not read all at once"
+        assert hold_ups.recent(clock[0] + 10) > 0, "nothing has looked since"
+        for _ in range(40):
+            delay, look = looks.pop()
+            clock[0] += delay
+            look()
+        assert hold_ups.recent(clock[0]) == 0
+        hold_ups.stop()
+        assert hold_ups.recent(clock[0] + 60) == 0

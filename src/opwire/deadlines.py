@@ -8,6 +8,7 @@ at most 10 ms late.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any, TypeVar
 
 from opwire.errors import CallError, ErrorCode
@@ -15,6 +16,9 @@ from opwire.errors import CallError, ErrorCode
 K = TypeVar("K")
 
 _TICK = 0.01
+_LOOK = 0.25  # seconds between two looks at whether the loop is held up
+_TOLERATED = 0.1  # seconds by which a look may be late
+_CATCH_UP = 5.0  # seconds, at most, that it takes to read what has waited
 
 
 class Deadlines:
@@ -100,3 +104,46 @@ class _Scope:
 
 def _timeout(complaint: str, seconds: float) -> CallError:
     return CallError(ErrorCode.TIMEOUT, f"{complaint} within {max(seconds, 0):.3g} s")
+
+
+class HoldUps:
+    """How long the event loop was held up lately: by a handler that blocks, or because the process was stopped.
+
+    What is read after a hold-up may have waited in a socket for as long.
+    """
+
+    __slots__ = ("_due", "_handle", "_held_up", "_until")
+
+    def __init__(self) -> None:
+        self._due = inf  # the monotonic time of the next look
+        self._held_up = 0.0
+        self._until = 0.0  # until then, what is read may have waited
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look at the running loop from now on."""
+        self.stop()
+        self._schedule(time.monotonic())
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self._due = inf
+
+    def recent(self, now: float) -> float:
+        """Return for how many seconds a message that is read now may have waited because of the loop."""
+        late = now - self._due  # the first messages after a hold-up are read before the timer is run
+        return max(late if late > _TOLERATED else 0.0, self._held_up if now < self._until else 0.0)
+
+    def _schedule(self, now: float) -> None:
+        self._due = now + _LOOK
+        self._handle = asyncio.get_running_loop().call_later(_LOOK, self._look)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        late = now - self._due
+        if late > _TOLERATED:
+            self._held_up, self._until = late, now + min(late, _CATCH_UP)
+        self._schedule(now)

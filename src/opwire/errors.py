@@ -8,6 +8,7 @@
     ├── CastError            `Schema.cast` has no answer for this value, where TypeBox's Cast throws too
     ├── NotPlainError        a value that has no JSON form: an open file, a cycle, a generator
     ├── ConversionError      plain data that does not fit the Python type it is asked to become
+    ├── UsageError           an argument that cannot be used: a window of no items, a negative number of seconds
     ├── ConfigError          a configuration file that cannot be used; names the file and the key
     └── ToolEnvelopeError    a text block that is not a readable ToolEnvelope V1 block
 
@@ -134,6 +135,10 @@ class NotPlainError(OpwireError, TypeError):
 
 class ConversionError(OpwireError, ValueError):
     """Plain data that does not fit the Python type it is asked to become."""
+
+
+class UsageError(OpwireError, ValueError):
+    """An argument that cannot be used; the message says what it has to be."""
 
 
 class ConfigError(OpwireError, ValueError):

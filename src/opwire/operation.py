@@ -58,6 +58,10 @@ class Identity(Struct, frozen=True, kw_only=True):
     resources: dict[str, tuple[str, ...]] = {}
 
 
+LOCAL_IDENTITY = Identity(id="local", scopes=("*",))
+"""The program that runs this process, calling its own operations: trusted with everything."""
+
+
 class OperationSpec(Struct, frozen=True, kw_only=True):
     """What is known of an operation without its handler.
 
@@ -130,6 +134,16 @@ class Progress(Struct, frozen=True):
     message: str | None = None
 
 
+class Inbound(Struct, frozen=True):
+    """The request from outside that a call is part of: its id, and the connection that delivered it.
+
+    `connection` is the `PendingRequestMap` that received it; None for other surfaces (HTTP, MCP, a journal).
+    """
+
+    request_id: str
+    connection: object = None
+
+
 class Context(Struct, frozen=True, kw_only=True):
     """What a handler may know of the call that it serves. A parameter annotated `Context` receives it.
 
@@ -140,6 +154,10 @@ class Context(Struct, frozen=True, kw_only=True):
         @registry.query("shop.total")
         async def total(cart: str, context: Context) -> float:
             items = await context.env.carts.items(cart=cart)
+
+    A context that is passed to a remote call (`Spoke.call`, `Client.call`) makes it a child of this call, with the
+    identity of this call's caller. A connection that cannot carry that identity refuses; `detached()` calls with the
+    identity of this process instead.
     """
 
     request_id: str | None = None
@@ -150,6 +168,7 @@ class Context(Struct, frozen=True, kw_only=True):
     on_progress: Callable[[Progress], object] | None = None  # who wants to know how far this call has come
     watched: bool = False  # whoever made this context enforces its deadline
     bind_env: Callable[["Context"], Any] | None = None
+    inbound: Inbound | None = None  # set by the surface that accepted the request
 
     @property
     def env(self) -> Any:
@@ -167,6 +186,13 @@ class Context(Struct, frozen=True, kw_only=True):
         """The context of a call made on behalf of this one. How far that one has come is not said of this one."""
         parent = self.request_id
         return replace(self, request_id=uuid4().hex, parent_request_id=parent, watched=False, on_progress=None)
+
+    def detached(self) -> "Context":
+        """Return a context for calls that this process makes with its own identity, within the same deadline and trace.
+
+        await spoke.call("audit.write", entry, context.detached())
+        """
+        return Context(deadline=self.deadline, metadata=dict(trace_of(self.metadata)))
 
     def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Say how far the call has come, to whoever wants to know."""

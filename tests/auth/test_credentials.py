@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import CallError, ErrorCode, Identity
-from opwire.auth import Authority, Signer, SigningKey, Verifier, credentials
+from opwire.auth import Authority, Grant, Signer, SigningKey, Verifier, credentials
 from opwire.auth.credentials import MAX_CREDENTIAL, MAX_LINKS
 from opwire.auth.passports import read_passport
 from opwire.call import CallRequested
@@ -32,9 +32,8 @@ def request(id: str = "r1", operation: str = "shop.order", **fields: Any) -> Cal
 
 def signer(name: str = "ann", *, authority: Authority = AUTHORITY, delegates: bool = False, **options: Any) -> Signer:
     key = SigningKey.generate()
-    passport = authority.issue(
-        Identity(id=name, scopes=("read",)), key.public_pem, lifetime=options.pop("valid", 3600), delegates=delegates
-    )
+    grant = Grant(Identity(id=name, scopes=("read",)), delegates=delegates)
+    passport = authority.issue(grant, key.public_pem, lifetime=options.pop("valid", 3600))
     return Signer(passport, key, **options)
 
 

@@ -22,12 +22,12 @@ ANN, EVE, SHOP = Identity(id="ann", scopes=("orders",)), Identity(id="eve"), Ide
 
 def holder(identity: Identity, *, delegates: bool = False) -> SignedRequests:
     key = SigningKey.generate()
-    passport = AUTHORITY.issue(Grant(identity), key.public_pem, lifetime=600, delegates=delegates)
+    passport = AUTHORITY.issue(Grant(identity, delegates=delegates), key.public_pem, lifetime=600)
     return SignedRequests(Signer(passport, key), Verifier(AUTHORITY.public_pem))
 
 
-def request(id: str = "r", input: Any = None, **fields: Any) -> CallRequested:
-    return CallRequested(request_id=id, operation_id="math.add", input=input, timeout_ms=5000, **fields)
+def request(id: str = "r", input: Any = None, *, operation_id: str = "math.add", **fields: Any) -> CallRequested:
+    return CallRequested(request_id=id, operation_id=operation_id, input=input, timeout_ms=5000, **fields)
 
 
 def travelled(event: CallRequested) -> CallRequested:
@@ -84,21 +84,48 @@ def test_a_captured_credential_is_refused_for_another_call(change: dict[str, Any
 
 
 @requirement("auth.delegation")
-def test_a_server_that_may_delegate_calls_on_as_its_caller_and_another_as_itself() -> None:
-    for delegates, expected in ((True, ANN), (False, SHOP)):
-        shop, bank = holder(SHOP, delegates=delegates), holder(Identity(id="bank"))
+def test_a_server_that_delegates_makes_nested_calls_as_its_caller_and_another_is_refused() -> None:
+    bank = holder(Identity(id="bank"))
+    for delegates in (True, False):
+        shop = holder(SHOP, delegates=delegates)
         served = shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
-        on = shop.leaving(request("r2", parent_request_id="r1", identity=served.identity))
-        assert bank.arriving(travelled(on)).identity == expected
+        nested = request("r2", parent_request_id="r1", identity=served.identity)
+        if delegates:
+            assert bank.arriving(travelled(shop.leaving(nested))).identity == ANN
+        else:
+            refused(shop, nested)
+        assert bank.arriving(travelled(shop.leaving(request(f"r3-{delegates}")))).identity == SHOP
+
+
+def refused(end: SignedRequests, event: CallRequested) -> None:
+    with pytest.raises(CallError, match="delegates=True") as refusal:
+        end.leaving(event)
+    assert refusal.value.code is ErrorCode.ACCESS_DENIED
+
+
+@requirement("auth.delegation")
+def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_that_of_others() -> None:
+    shop, bank = holder(SHOP, delegates=True), holder(Identity(id="bank"))
+    about = shop.arriving(travelled(holder(ANN).leaving(request("r1", operation_id="opwire.about"))))
+    refused(shop, request("r2", parent_request_id="r1", identity=about.identity))
+    served = shop.arriving(travelled(holder(ANN).leaving(request("r3"))))
+    refused(shop, request("r4", operation_id="opwire.operations", parent_request_id="r3", identity=served.identity))
+    # A server that does not keep to this is found out.
+    asked = holder(ANN).leaving(request("r5", operation_id="opwire.about"))
+    assert shop._signer is not None
+    forged = request("r6", parent_request_id="r5")
+    credential = shop._signer.sign(forged, body=b"null", on_behalf_of=asked.credential)
+    with pytest.raises(CallError) as refusal:
+        bank.arriving(travelled(replace(forged, credential=credential)))
+    assert refusal.value.code is ErrorCode.UNAUTHENTICATED
 
 
 @requirement("auth.delegation")
 def test_a_call_is_not_made_on_as_another_caller_who_used_the_same_request_id() -> None:
-    shop, bank = holder(SHOP, delegates=True), holder(Identity(id="bank"))
+    shop = holder(SHOP, delegates=True)
     eves = shop.arriving(travelled(holder(EVE).leaving(request("r1"))))
     shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
-    on = shop.leaving(request("r2", parent_request_id="r1", identity=eves.identity))
-    assert bank.arriving(travelled(on)).identity == SHOP
+    refused(shop, request("r2", parent_request_id="r1", identity=eves.identity))
 
 
 @requirement("auth.signed-requests")
@@ -112,14 +139,13 @@ async def test_over_a_broker_a_call_is_made_as_whom_its_credential_proves_and_no
     def end(signed: SignedRequests | None) -> PendingRequestMap:
         return PendingRequestMap(BrokerTransport(MemoryMedium(market), heartbeat=0.2, signed=signed))
 
-    stated = Context(identity=ANN)
     async with end(holder(SHOP)) as serving, CallHandler(registry, serving):
         async with end(holder(ANN)) as ann:
             assert (await ann.call("shop.whoami")).data == "ann"
         for other, code in ((holder(EVE), ErrorCode.ACCESS_DENIED), (None, ErrorCode.UNAUTHENTICATED)):
             async with end(other) as calls:
                 with pytest.raises(CallError) as refused:
-                    await calls.call("shop.whoami", None, stated)
+                    await calls.call("shop.whoami")
                 assert refused.value.code is code
 
 

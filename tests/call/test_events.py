@@ -77,7 +77,7 @@ def test_an_event_fits_the_schema_of_its_kind_and_no_other(event: CallEvent) -> 
         {"type": "call.completed"},
         {"type": "call.error", "requestId": "r", "code": "TIMEOUT"},
         {"type": "call.aborted", "requestId": None},
-        {"type": "call.credit", "requestId": "r", "n": 0},
+        {"type": "call.credit", "requestId": "r", "n": -1},
         {"type": "call.credited", "requestId": "r", "n": 1},
     ],
     ids=str,
@@ -170,3 +170,48 @@ def test_a_request_without_a_deadline_has_that_of_the_server() -> None:
     event = CallRequested(request_id="r", operation_id="a.b")
     assert event.seconds_left(30) == 30
     assert event.seconds_left(None) is None
+
+
+def arriving(late: float, timeout: float) -> CallRequested:
+    """A request that was sent so many seconds ago, as its sender's clock says."""
+    sent = time.time() - late
+    deadline, timeout_ms = (sent + timeout) * 1000, timeout * 1000
+    return CallRequested(request_id="r", operation_id="a.b", deadline=deadline, timeout_ms=timeout_ms)
+
+
+@requirement("call.deadline.expired")
+@pytest.mark.parametrize(
+    ("late", "timeout", "held_up", "left"),
+    [
+        (0, 1, 0, 1),
+        (6, 1, 7, -5),  # it waited for 6 s in the socket of a process that was stopped for 7
+        (6, 1, 2, -1),  # 2 s of these are explained by that, 4 by clocks that differ, which is tolerated up to 5 s
+        (4, 1, 0, 1),  # the clocks may differ by so much
+        (8, 1, 0, -2),  # the medium has kept it
+        (8, 30, 0, 27),
+        (-3_600, 1, 0, 1),  # the sender's clock is ahead
+        (3_600, 1, 0, 1),  # no transport keeps a request for an hour: that clock is wrong
+        (3_600, 1, 2, 1),
+    ],
+)
+def test_the_time_that_a_request_spent_on_its_way_is_deducted(
+    late: float, timeout: float, held_up: float, left: float
+) -> None:
+    assert arriving(late, timeout).seconds_left(30, held_up) == pytest.approx(left, abs=0.5)
+
+
+def test_without_a_deadline_the_time_that_the_receiver_was_held_up_is_deducted() -> None:
+    request = CallRequested(request_id="r", operation_id="a.b", timeout_ms=1_500)
+    assert request.seconds_left(30, 1.0) == 0.5
+
+
+@requirement("call.numbers")
+@pytest.mark.parametrize("number", [10**400, -(10**400), 1e300, 0, 0.5])
+def test_no_number_of_milliseconds_breaks_the_arithmetic(number: float) -> None:
+    failed = CallFailed(request_id="r", code="RATE_LIMITED", message="m", retry_after_ms=number)
+    assert isinstance(failed.error().retry_after, float)
+    fields: dict[str, Any]
+    for fields in ({"timeout_ms": number}, {"deadline": number}, {"deadline": number, "timeout_ms": number}):
+        left = CallRequested(request_id="r", operation_id="a.b", **fields).seconds_left(30, 1.0)
+        assert isinstance(left, float)
+        assert abs(left) < 1e14

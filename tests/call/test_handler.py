@@ -39,6 +39,8 @@ from opwire.call import (
     Overflow,
     PendingRequestMap,
 )
+from opwire.deadlines import HoldUps
+from opwire.operation import Inbound
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.scenes import SHORT, call_error, peer, scene, settled, until, within
 from tests.requirements import requirement
@@ -1051,8 +1053,11 @@ async def test_a_request_that_comes_again_is_not_run_twice(handlers: Handlers) -
         caller.request(request)
         await until(lambda: len(seen.events) == 1)
         caller.request(request)
-        await settled()
-        assert (handlers.log, len(seen.events)) == (["add"], 1)
+        await until(lambda: len(seen.events) == 2)
+        assert handlers.log == ["add"]
+        assert isinstance(seen.events[0], CallResponded)
+        assert isinstance(seen.events[1], CallFailed), "silence would leave a caller waiting for its deadline"
+        assert (seen.events[1].code, "used before" in seen.events[1].message) == ("PROTOCOL_ERROR", True)
         assert here.at_rest
 
 
@@ -1198,3 +1203,106 @@ async def test_a_change_that_cannot_be_announced_is_reported_and_harms_nobody(
         handlers.registry.register(OperationSpec(namespace="just", name="now"))
         await until(lambda: "could not be announced" in caplog.text)
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+# --- what is served, and for whom -------------------------------------------------------------------------------------
+
+
+@requirement("handler.serves")
+async def test_what_is_not_served_cannot_be_called_by_addressing_the_server(handlers: Handlers) -> None:
+    @handlers.registry.query("internal.dump")
+    async def dump() -> str:
+        return "internal"
+
+    async with scene(handlers.registry, serves=lambda spec: spec.namespace == "math") as here:
+        (address,) = await here.client.transport.servers()
+        for to in (None, address):
+            error = await call_error(here.client.call("internal.dump", to=to))
+            assert error.code is ErrorCode.OPERATION_NOT_FOUND
+        assert await here.call("math.add", {"a": 1, "b": 2}, to=address) == 3
+
+
+@requirement("call.nested")
+async def test_a_call_on_behalf_of_an_anonymous_caller_is_not_one_of_the_program(handlers: Handlers) -> None:
+    async with scene(handlers.registry) as here:
+        anonymous = Context(request_id="r", inbound=Inbound("r"))
+        error = await call_error(here.client.call("math.add", {"a": 1, "b": 2}, anonymous))
+        assert error.code is ErrorCode.UNAUTHENTICATED
+        assert await here.call("math.add", {"a": 1, "b": 2}) == 3
+
+
+@requirement("call.nested")
+async def test_a_handler_that_passes_its_context_on_calls_as_its_caller() -> None:
+    registry, seen, other = OperationRegistry(), dict[str, Context](), list[PendingRequestMap]()
+
+    @registry.query("outer.ask")
+    async def outer(context: Context) -> None:
+        seen["outer"] = context
+        await other[0].call("inner.ask", None, context)
+
+    @registry.query("inner.ask")
+    async def inner(context: Context) -> None:
+        seen["inner"] = context
+
+    bus = MemoryBus(codec=True)
+    async with scene(registry, bus=bus) as here, PendingRequestMap(MemoryTransport(bus)) as second:
+        other.append(second)
+        await here.call("outer.ask", None, context=Context(identity=ANN, deadline=time.monotonic() + 5))
+    assert seen["inner"].identity == ANN
+    assert seen["inner"].parent_request_id == seen["outer"].request_id
+    assert seen["inner"].request_id != seen["outer"].request_id
+    assert (seen["inner"].deadline or 0) <= time.monotonic() + 5
+
+
+@requirement("subscribe.lost-items")
+async def test_a_stream_whose_consumer_keeps_missing_an_item_ends_on_both_sides(handlers: Handlers) -> None:
+    closed = asyncio.Event()
+
+    @handlers.registry.subscription("will.stay")
+    async def stay() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    async with scene(handlers.registry) as here:
+        caller, seen = await peer(here.bus)
+        caller.request(CallRequested(request_id="r", operation_id="will.stay", credits=10))
+        await until(lambda: len(seen.events) == 2)
+        for _ in range(3):
+            caller.send(CallCredit(request_id="r", n=0, total=10, received=1), seen.senders[0])
+        await within(closed.wait())
+        failed = seen.events[2]
+        assert isinstance(failed, CallFailed)
+        assert (failed.code, "item 2" in failed.message) == ("UNAVAILABLE", True)
+
+
+# --- late requests ----------------------------------------------------------------------------------------------------
+
+
+@requirement("call.deadline.expired")
+async def test_a_request_that_waited_while_the_loop_was_held_up_is_not_started(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(handlers.registry, transport=Untrusted, identity=ANN) as here:
+        monkeypatch.setattr(HoldUps, "recent", lambda self, now: 7.0)
+        caller, seen = await peer(here.bus)
+        sent = time.time() - 6
+        for number, timeout in enumerate((1, 60)):
+            caller.request(
+                CallRequested(
+                    request_id=str(number),
+                    operation_id="math.add",
+                    input={"a": 1, "b": 2},
+                    deadline=(sent + timeout) * 1000,
+                    timeout_ms=timeout * 1000,
+                )
+            )
+        await until(lambda: len(seen.events) == 2)
+        events = {event.request_id: event for event in seen.events}
+        assert isinstance(events["0"], CallFailed)
+        assert events["0"].code == "TIMEOUT"
+        assert isinstance(events["1"], CallResponded)
+        assert handlers.log == ["add"]

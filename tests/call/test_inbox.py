@@ -8,13 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import CallError, ErrorCode, local_envelope
-from opwire.call.inbox import Credits, Inbox, Overflow
+from opwire.call import CallCredit
+from opwire.call.inbox import EVERYTHING, MAX_EXCESS, Credits, Inbox, Overflow, Window
 from tests.call.scenes import settled, within
 from tests.requirements import requirement
 
 
 def item(n: int) -> Any:
     return local_envelope(n, "a.b")
+
+
+def box(limit: int, overflow: Overflow, size: int = 0) -> Inbox:
+    """A buffer whose every item has this size."""
+    return Inbox(limit, overflow, lambda _: size)
+
+
+def credit(n: int, **fields: Any) -> CallCredit:
+    return CallCredit(request_id="r", n=n, **fields)
 
 
 async def drain(inbox: Inbox) -> list[Any]:
@@ -25,9 +35,13 @@ async def drain(inbox: Inbox) -> list[Any]:
     return found
 
 
+async def drain_some(inbox: Inbox, n: int) -> list[Any]:
+    return [envelope.data for _ in range(n) if (envelope := await within(inbox.get())) is not None]
+
+
 @requirement("subscribe.order")
 async def test_items_come_out_as_they_went_in_and_the_end_comes_last() -> None:
-    inbox = Inbox(10, "block")
+    inbox = box(10, "block")
     assert all(inbox.put(item(n)) for n in range(5))
     assert not inbox.ended
     inbox.end(None)
@@ -38,7 +52,7 @@ async def test_items_come_out_as_they_went_in_and_the_end_comes_last() -> None:
 
 @requirement("subscribe.errors")
 async def test_what_is_buffered_is_consumed_before_the_error_is_raised() -> None:
-    inbox = Inbox(10, "block")
+    inbox = box(10, "block")
     inbox.put(item(1))
     inbox.end(CallError("EXECUTION_ERROR", "broken"))
     assert (await within(inbox.get())).data == 1
@@ -48,7 +62,7 @@ async def test_what_is_buffered_is_consumed_before_the_error_is_raised() -> None
 
 
 async def test_a_consumer_that_waits_is_woken_by_an_item_and_by_the_end() -> None:
-    inbox = Inbox(10, "block")
+    inbox = box(10, "block")
     waiting = asyncio.ensure_future(inbox.get())
     await settled()
     inbox.put(item(1))
@@ -63,7 +77,7 @@ async def test_a_consumer_that_waits_is_woken_by_an_item_and_by_the_end() -> Non
 
 
 async def test_a_consumer_that_was_cancelled_while_it_waited_loses_no_item() -> None:
-    inbox = Inbox(10, "block")
+    inbox = box(10, "block")
     waiting = asyncio.ensure_future(inbox.get())
     await settled()
     inbox.put(item(1))
@@ -83,7 +97,7 @@ POLICIES: list[tuple[Overflow, list[int], int]] = [
 @requirement("subscribe.overflow")
 @pytest.mark.parametrize(("overflow", "kept", "dropped"), POLICIES)
 async def test_a_full_buffer_keeps_and_drops_what_its_policy_says(overflow: Overflow, kept: Any, dropped: int) -> None:
-    inbox = Inbox(3, overflow)
+    inbox = box(3, overflow)
     assert all(inbox.put(item(n)) for n in range(10))
     inbox.end(None)
     assert await drain(inbox) == kept
@@ -91,25 +105,39 @@ async def test_a_full_buffer_keeps_and_drops_what_its_policy_says(overflow: Over
 
 
 @requirement("subscribe.overflow")
-@pytest.mark.parametrize("overflow", ["block", "error"])
-async def test_a_full_buffer_that_may_not_drop_ends_the_stream_with_a_clear_error(overflow: Overflow) -> None:
-    inbox = Inbox(3, overflow)
+async def test_a_full_buffer_that_may_not_drop_ends_the_stream_with_a_clear_error() -> None:
+    inbox = box(3, "error")
     assert [inbox.put(item(n)) for n in range(4)] == [True, True, True, False]
     error = inbox.overflowed()
     assert error.code is ErrorCode.ABORTED
-    assert "3 items were waiting" in error.message
+    assert "3 items were buffered" in error.message
     assert inbox.dropped == 0
     inbox.end(None)
     assert await drain(inbox) == [0, 1, 2]
 
 
+@requirement("subscribe.without-credits")
+async def test_what_a_producer_without_credits_sends_beyond_the_window_is_bounded_in_bytes() -> None:
+    inbox = box(3, "block", size=MAX_EXCESS // 4)
+    assert [inbox.put(item(n)) for n in range(7)] == [True] * 6 + [False]
+    assert "ignores credits" in inbox.overflowed().message
+    assert await drain_some(inbox, 6) == [0, 1, 2, 3, 4, 5]
+    assert [inbox.put(item(n)) for n in range(6)] == [True] * 6, "a buffer that was consumed has room again"
+
+
+@requirement("subscribe.without-credits")
+def test_items_without_content_are_bounded_in_number() -> None:
+    inbox = box(3, "block")
+    assert sum(inbox.put(item(n)) for n in range(20_000)) < 10_000
+
+
 @requirement("subscribe.bounded")
-@given(st.sampled_from(["block", "error", "drop_oldest", "drop_newest", "latest"]), st.integers(1, 5), st.data())
+@given(st.sampled_from(["error", "drop_oldest", "drop_newest", "latest"]), st.integers(1, 5), st.data())
 def test_a_buffer_is_never_above_its_limit_and_every_item_is_consumed_dropped_or_refused(
     overflow: Overflow, limit: int, data: st.DataObject
 ) -> None:
     async def consume() -> None:
-        inbox = Inbox(limit, overflow)
+        inbox = box(limit, overflow)
         put = refused = 0
         taken: list[int] = []
         for step in data.draw(st.lists(st.sampled_from(["put", "get"]), max_size=40)):
@@ -143,14 +171,14 @@ async def test_a_producer_takes_exactly_the_credits_that_it_was_given() -> None:
     producer = asyncio.ensure_future(takes(credits, log))
     await settled()
     assert log == [1, 2, 3]
-    credits.grant(2)
-    credits.grant(1)
+    credits.grant(credit(2))
+    credits.grant(credit(1))
     await settled()
     assert len(log) == 6
     producer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await within(producer)
-    credits.grant(1)
+    credits.grant(credit(1))
     await within(credits.take())
 
 
@@ -160,11 +188,11 @@ async def test_no_credits_at_first_is_a_producer_that_waits() -> None:
     waiting = asyncio.ensure_future(credits.take())
     await settled()
     assert not waiting.done()
-    for nothing in (0, -5):
-        credits.grant(nothing)
+    for nothing in (0, 0):
+        credits.grant(credit(nothing))
     await settled()
     assert not waiting.done()
-    credits.grant(1)
+    credits.grant(credit(1))
     await within(waiting)
 
 
@@ -173,5 +201,63 @@ async def test_a_consumer_that_says_nothing_of_credits_sets_no_limit() -> None:
     credits = Credits(None)
     for _ in range(1_000):
         await within(credits.take())
-    credits.grant(5)
+    credits.grant(credit(5))
     await within(credits.take())
+
+
+@requirement("subscribe.credits.repeatable")
+async def test_a_total_that_is_repeated_grants_nothing_more_and_a_lost_one_is_made_up_for() -> None:
+    credits, log = Credits(3), []
+    producer = asyncio.ensure_future(takes(credits, log))
+    for _ in range(3):
+        credits.grant(credit(2, total=5))
+        await settled()
+    assert len(log) == 5
+    credits.grant(credit(2, total=9))  # the one between them was lost
+    credits.grant(credit(0, total=7))  # an old one, late
+    await settled()
+    assert len(log) == 9
+    producer.cancel()
+
+
+@requirement("call.numbers")
+@pytest.mark.parametrize("grant", [credit(10**400), credit(1, total=10**400)], ids=["increment", "total"])
+async def test_a_grant_without_end_is_an_end_of_flow_control_and_nothing_worse(grant: CallCredit) -> None:
+    for credits in (Credits(0), Credits(10**400)):
+        credits.grant(grant)
+        credits.grant(grant)
+        await within(credits.take())
+        assert credits._granted == EVERYTHING
+
+
+@requirement("subscribe.lost-items")
+async def test_an_item_that_a_waiting_consumer_keeps_missing_is_lost() -> None:
+    credits = Credits(10)
+    for _ in range(4):
+        await credits.take()
+    reports = [credits.lost_item(credit(0, total=10, received=2)) for _ in range(3)]
+    assert reports == [None, None, 3]
+
+
+@requirement("subscribe.lost-items")
+async def test_items_that_may_be_on_their_way_are_not_lost() -> None:
+    credits = Credits(10)
+    for received in range(5):  # each report is of an item more
+        await credits.take()
+        assert credits.lost_item(credit(0, total=10, received=received)) is None
+    credits = Credits(10)
+    for _ in range(9):  # the consumer waits for an item that is not there yet
+        assert credits.lost_item(credit(0, total=10, received=0)) is None
+    await credits.take()  # sent between two reports
+    for _ in range(2):
+        assert credits.lost_item(credit(0, total=10, received=0)) is None
+    for ordinary in (credit(2, total=12, received=0), credit(2)):
+        assert credits.lost_item(ordinary) is None
+
+
+def test_a_window_is_granted_again_by_halves() -> None:
+    window = Window(4, "block")
+    assert (window.granted, [window.take() for _ in range(5)], window.granted) == (4, [0, 2, 0, 2, 0], 8)
+    assert Window(1, "block").take() == 1
+    endless = Window(4, "drop_oldest")
+    assert (endless.granted, endless.take(), endless.take()) == (EVERYTHING, 0, 0)

@@ -3,15 +3,17 @@
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import date
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from opwire import CallError, Context, ConversionError, ErrorCode, Identity, OperationRegistry, local_envelope
 from opwire.call import (
+    LOCAL_IDENTITY,
     CallAborted,
     CallCompleted,
     CallCredit,
@@ -22,7 +24,10 @@ from opwire.call import (
     CallResponded,
     Overflow,
     PendingRequestMap,
+    pending,
 )
+from opwire.errors import UsageError
+from opwire.operation import Inbound
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.scenes import SHORT, Recorder, call_error, peer, scene, settled, until, within
 from tests.requirements import requirement
@@ -435,7 +440,7 @@ async def test_a_subscription_asks_for_a_window_and_tops_it_up_at_half(wire: Wir
         assert (await within(anext(stream))).data == 2
         assert wire.told(CallCredit) == [], "the second item is still in the consumer's hands"
         assert (await within(anext(stream))).data == 3
-        assert wire.told(CallCredit) == [CallCredit(request_id=request.request_id, n=2)]
+        assert wire.told(CallCredit) == [CallCredit(request_id=request.request_id, n=2, total=6, received=4)]
         assert (await within(anext(stream))).data == 4
         assert len(wire.told(CallCredit)) == 1
 
@@ -443,8 +448,14 @@ async def test_a_subscription_asks_for_a_window_and_tops_it_up_at_half(wire: Wir
 @requirement("subscribe.credits")
 @pytest.mark.parametrize("window", [0, -1])
 def test_a_window_in_which_no_item_fits_is_refused_at_once(window: int) -> None:
-    with pytest.raises(ValueError, match="at least one item"):
+    with pytest.raises(UsageError, match="window"):
         PendingRequestMap(MemoryTransport(MemoryBus()), window=window)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_default_timeout_that_is_no_time_is_refused_at_once(timeout: float) -> None:
+    with pytest.raises(UsageError, match="timeout"):
+        PendingRequestMap(MemoryTransport(MemoryBus()), timeout=timeout)
 
 
 @requirement("subscribe.credits")
@@ -461,19 +472,174 @@ async def test_a_stream_that_has_ended_gets_no_more_credits(wire: Wire, monkeypa
     assert sent == []
 
 
-@requirement("subscribe.bounded")
-async def test_a_producer_that_ignores_its_credits_is_stopped_and_the_consumer_told(wire: Wire) -> None:
+@requirement("subscribe.without-credits")
+@pytest.mark.parametrize("numbered", [True, False])
+async def test_a_producer_that_ignores_its_credits_is_consumed_like_any_other(wire: Wire, numbered: bool) -> None:
     stream = wire.calls.subscribe("a.b")
     consumer = asyncio.ensure_future(anext(stream))
     request = await wire.request()
-    wire.says(*items(request, *range(1, 10)))
-    found = [(await within(consumer)).data, *[(await within(anext(stream))).data for _ in range(3)]]
-    assert found == [1, 2, 3, 4]
-    error = await call_error(anext(stream))
-    assert error.code is ErrorCode.ABORTED
-    assert "did not keep up" in error.message
+    wire.says(*[event if numbered else replace(event, seq=None) for event in items(request, *range(1, 301))])
+    wire.says(CallCompleted(request_id=request.request_id))
+    assert [(await within(consumer)).data] + [item.data async for item in stream] == list(range(1, 301))
+
+
+@requirement("subscribe.bounded", "subscribe.without-credits")
+async def test_a_producer_that_ignores_its_credits_is_stopped_when_too_many_bytes_are_buffered(wire: Wire) -> None:
+    stream = wire.calls.subscribe("a.b")
+    consumer = asyncio.ensure_future(anext(stream))
+    request = await wire.request()
+    for n in range(1, 30):
+        output = local_envelope("x" * 500_000, "a.b")
+        wire.says(CallResponded(request_id=request.request_id, output=output, seq=n))
+    await within(consumer)
+    with pytest.raises(CallError, match="did not keep up") as caught:
+        _ = [item async for item in stream]
+    assert caught.value.code is ErrorCode.ABORTED
     assert wire.told(CallAborted)[0].reason == "the consumer did not keep up"
-    assert wire.calls._ledger.dropped == {"unknown": 4}
+
+
+class Lossy(MemoryTransport):
+    """A transport that may lose events; `refuses` fails what is sent."""
+
+    lossy = True  # type: ignore[assignment]
+    refuses = 0
+
+    def send(self, event: CallEvent, to: str | None) -> None:
+        if isinstance(event, CallCredit) and self.refuses:
+            self.refuses -= 1
+            raise CallError("RATE_LIMITED", "the buffer is full")
+        super().send(event, to)
+
+
+@requirement("subscribe.credits.repeatable")
+@pytest.mark.parametrize("transport", [Lossy, MemoryTransport])
+async def test_a_consumer_that_waits_repeats_its_grant_and_what_it_received(
+    monkeypatch: pytest.MonkeyPatch, transport: type[MemoryTransport]
+) -> None:
+    monkeypatch.setattr(pending, "_STALL", 0.01)
+    bus = MemoryBus()
+    server, seen = await peer(bus, "a.b")
+    async with PendingRequestMap(transport(bus), window=4) as calls:
+        wire = Wire(bus, calls, server, seen)
+        stream = calls.subscribe("a.b")
+        consumer = asyncio.ensure_future(anext(stream))
+        request = await wire.request()
+        if transport is MemoryTransport:  # nothing is lost here, and nothing repeated
+            await asyncio.sleep(0.1)
+            assert wire.told(CallCredit) == []
+            wire.says(*items(request, 1))
+        else:
+            await until_later(lambda: len(wire.told(CallCredit)) == 2)
+            wire.says(*items(request, 1))
+            repeated = CallCredit(request_id=request.request_id, n=0, total=4, received=0)
+            assert wire.told(CallCredit)[:2] == [repeated, repeated]
+        assert (await within(consumer)).data == 1
+        await stream.aclose()
+
+
+@requirement("subscribe.credits.repeatable")
+async def test_a_grant_that_the_transport_refuses_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "_STALL", 0.01)
+    monkeypatch.setattr(Lossy, "lossy", False)
+    bus = MemoryBus()
+    server, seen = await peer(bus, "a.b")
+    transport = Lossy(bus)
+    transport.refuses = 2
+    async with PendingRequestMap(transport, window=2) as calls:
+        wire = Wire(bus, calls, server, seen)
+        stream = calls.subscribe("a.b")
+        consumer = asyncio.ensure_future(anext(stream))
+        request = await wire.request()
+        wire.says(*items(request, 1, 2))
+        assert (await within(consumer)).data == 1
+        assert (await within(anext(stream))).data == 2
+        consumer = asyncio.ensure_future(anext(stream))
+        await until_later(lambda: bool(wire.told(CallCredit)))
+        assert wire.told(CallCredit) == [CallCredit(request_id=request.request_id, n=0, total=4, received=2)]
+        wire.says(CallCompleted(request_id=request.request_id, seq=2))
+        with pytest.raises(StopAsyncIteration):
+            await within(consumer)
+
+
+async def until_later(condition: Callable[[], bool]) -> None:
+    """Wait for something that a timer brings about."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+# --- on whose behalf --------------------------------------------------------------------------------------------------
+
+ANN = Identity(id="ann", scopes=("read",))
+
+
+class Remote(MemoryTransport):
+    """A transport that proves the identity of its own end, as a connection to a hub does."""
+
+    local = vouches = False  # type: ignore[assignment]
+
+
+async def sent(calls: PendingRequestMap, seen: Recorder, context: Context | None) -> CallRequested:
+    call = asyncio.ensure_future(calls.call("a.b", None, context))
+    await until(lambda: bool(seen.events) or call.done())
+    call.cancel()
+    await asyncio.wait([call])
+    if not seen.events:
+        call.result()
+    event = seen.events[0]
+    seen.events.clear()
+    assert isinstance(event, CallRequested)
+    return event
+
+
+@requirement("call.nested")
+@pytest.mark.parametrize("transport", [MemoryTransport, Remote])
+async def test_the_context_of_a_served_call_makes_a_call_its_child(transport: type[MemoryTransport]) -> None:
+    bus = MemoryBus()
+    _, seen = await peer(bus, "a.b")
+    async with PendingRequestMap(transport(bus)) as calls:
+        served = Context(request_id="r1", identity=ANN, inbound=Inbound("r1", calls)).within(5)
+        for context in (served, served.child(), served.child().child()):
+            event = await sent(calls, seen, context)
+            assert (event.parent_request_id, event.identity) == ("r1", ANN)
+            assert event.request_id not in ("r1", context.request_id)
+            assert event.timeout_ms is not None
+            assert event.timeout_ms <= 5_000
+
+
+@requirement("call.nested")
+@pytest.mark.parametrize(
+    "identity", [ANN, None, Identity(id="local", scopes=("*",))], ids=["known", "anonymous", "posing"]
+)
+@pytest.mark.parametrize("connection", [None, object()], ids=["surface", "another connection"])
+async def test_a_connection_that_cannot_carry_the_callers_identity_refuses(identity: Any, connection: Any) -> None:
+    bus = MemoryBus()
+    _, seen = await peer(bus, "a.b")
+    async with PendingRequestMap(Remote(bus)) as calls:
+        served = Context(request_id="r1", identity=identity, inbound=Inbound("r1", connection))
+        for context in (served, served.child()):
+            error = await call_error(calls.call("a.b", None, context))
+            assert error.code is ErrorCode.ACCESS_DENIED
+            assert "detached()" in error.message
+            with pytest.raises(CallError, match="detached"):
+                await within(anext(calls.subscribe("a.b", None, context)))
+        await settled()
+        assert seen.events == []
+        event = await sent(calls, seen, served.within(5).detached())
+        assert (event.parent_request_id, event.identity) == (None, None)
+        assert event.timeout_ms is not None
+        assert event.timeout_ms <= 5_000
+
+
+@requirement("call.nested")
+async def test_a_stated_identity_is_refused_where_peers_would_not_believe_it() -> None:
+    bus = MemoryBus()
+    _, seen = await peer(bus, "a.b")
+    async with PendingRequestMap(Remote(bus)) as calls:
+        assert (await call_error(calls.call("a.b", None, Context(identity=ANN)))).code is ErrorCode.ACCESS_DENIED
+        for own in (None, Context(), Context(identity=LOCAL_IDENTITY), Context(request_id="mine")):
+            event = await sent(calls, seen, own)
+            assert (event.parent_request_id, event.identity) == (None, None)
 
 
 @requirement("subscribe.missed-abort")

@@ -277,7 +277,7 @@ MALFORMED = {
         '"local"', '"local","encoding":"base64"'
     ),
     "negative credits": b'{"type":"call.requested","requestId":"r","operationId":"a.b","credits":-1}',
-    "no credit": b'{"type":"call.credit","requestId":"r","n":0}',
+    "negative credit": b'{"type":"call.credit","requestId":"r","n":-1}',
     "item number 0": RESPONDED[:-1] + ',"seq":0}',
 }
 

@@ -21,13 +21,14 @@ BEAT = 0.2
 OPEN = anybody(Grant(Identity(id="guest", scopes=("*",)), announces=("*",)))
 """Everybody may do everything."""
 
-TOKENS = {name: f"{name}-token-of-a-test" for name in ("billing", "shop", "alice", "mallory")}
+TOKENS = {name: f"{name}-token-of-a-test" for name in ("billing", "shop", "gateway", "alice", "mallory")}
 
 AUTH: Authenticator = StaticTokens(
     {
         TOKENS["billing"]: Grant(Identity(id="billing", scopes=("internal",)), announces=("billing",)),
         TOKENS["shop"]: Grant(Identity(id="shop"), announces=("shop", "shared")),
         TOKENS["alice"]: Identity(id="alice", scopes=("pay",)),
+        TOKENS["gateway"]: Grant(Identity(id="gateway"), announces=("gateway",), delegates=True),
         TOKENS["mallory"]: Grant(Identity(id="mallory"), announces=("mallory",)),
     }
 )

@@ -125,7 +125,8 @@ async def test_the_hub_says_who_calls(meeting: Meeting) -> None:
     root = Context(identity=Identity(id="root", scopes=("*",)))
     for operation_id in ("billing.whoami", "hub.whoami"):
         assert (await caller.call(operation_id)).data == "alice"
-        assert (await caller.call(operation_id, None, root)).data == "alice"
+        with pytest.raises(CallError, match="cannot carry"):
+            await caller.call(operation_id, None, root)
 
 
 FORGED = '"identity":{"id":"root","scopes":["*"]}'
@@ -204,27 +205,54 @@ async def test_what_nobody_asks_the_hub_for_is_not_passed_on_as_the_hub(meeting:
 
 
 @requirement("hub.delegation")
-async def test_a_service_calls_on_as_whoever_called_it(meeting: Meeting) -> None:
+async def test_a_server_that_delegates_calls_with_the_identity_of_its_caller(meeting: Meeting) -> None:
+    hub = await meeting.hub(auth=AUTH)
+    await meeting.spoke(hub.url, whoami(), token="billing")
+    registry, spokes = OperationRegistry(), list[Spoke]()
+
+    @registry.query("gateway.ask")
+    async def ask(context: Context) -> list[Any]:
+        (gateway,) = spokes
+        contexts = (None, context.detached(), context, context.child())
+        return [(await gateway.call("billing.whoami", None, each)).data for each in contexts]
+
+    @registry.query("gateway.nested")
+    async def nested(context: Context) -> list[Any]:
+        return (await context.env.gateway.ask()).data
+
+    spokes.append(await meeting.spoke(hub.url, registry, token="gateway"))
+    caller = await meeting.spoke(hub.url, token="alice")
+    for operation_id in ("gateway.ask", "gateway.nested"):
+        assert (await caller.call(operation_id)).data == ["gateway", "gateway", "alice", "alice"]
+    root = Context(identity=Identity(id="user"))
+    assert (await hub.registry.execute("gateway.ask", None, root)).data == ["gateway", "gateway", "user", "user"]
+
+
+@requirement("hub.delegation")
+@pytest.mark.parametrize("own_connection", [True, False])
+async def test_a_server_that_does_not_delegate_is_refused_and_acts_as_nobody_else(
+    meeting: Meeting, own_connection: bool
+) -> None:
     hub = await meeting.hub(auth=AUTH)
     await meeting.spoke(hub.url, whoami(), token="billing")
     registry, spokes = OperationRegistry(), list[Spoke]()
 
     @registry.query("shop.ask")
-    async def ask(context: Context) -> list[Any]:
+    async def ask(context: Context) -> Any:
         (shop,) = spokes
-        own = await shop.call("billing.whoami")
-        passed_on = await shop.call("billing.whoami", None, context.child())
-        return [own.data, passed_on.data]
+        return (await shop.call("billing.whoami", None, context)).data
 
-    spokes.append(await meeting.spoke(hub.url, registry, token="shop"))
+    shop = await meeting.spoke(hub.url, registry, token="shop")
+    spokes.append(shop if own_connection else await meeting.spoke(hub.url, token="shop"))
     caller = await meeting.spoke(hub.url, token="alice")
-    assert (await caller.call("shop.ask")).data == ["shop", "alice"]
-    root = Context(identity=Identity(id="web-user"))
-    assert (await hub.registry.execute("shop.ask", None, root)).data == ["shop", "web-user"]
+    with pytest.raises(CallError) as refused:
+        await soon("the call ends", caller.call("shop.ask"))
+    assert refused.value.code is ErrorCode.ACCESS_DENIED
+    assert ("delegates=True" if own_connection else "cannot carry") in refused.value.message
 
 
 @requirement("hub.delegation")
-async def test_nobody_speaks_for_the_caller_of_a_call_that_it_does_not_serve(meeting: Meeting) -> None:
+async def test_a_peer_is_refused_a_call_on_behalf_of_a_request_that_it_does_not_serve(meeting: Meeting) -> None:
     hub, waiting = await meeting.hub(auth=AUTH), Waiting("shop.wait")
     await meeting.spoke(hub.url, waiting.registry, token="shop")
     await meeting.spoke(hub.url, whoami(), token="billing")
@@ -234,7 +262,7 @@ async def test_nobody_speaks_for_the_caller_of_a_call_that_it_does_not_serve(mee
     await mallory.say(
         "call.requested", requestId="r", operationId="billing.whoami", parentRequestId="secret-id", identity={"id": "x"}
     )
-    assert (await answer(mallory, "r"))["output"]["data"] == "mallory"
+    assert (await answer(mallory, "r"))["code"] == "ACCESS_DENIED"
 
 
 @requirement("hub.replies")

@@ -8,12 +8,13 @@ from opwire.operation import Identity
 
 
 class ClaimNames(TypedDict, total=False):
-    """Which claims hold what, where they are not `sub`, `scope` or `scopes`, `resources` and `announce`."""
+    """Which claims hold what, where they are not `sub`, `scope` or `scopes`, `resources`, `announce`, `delegates`."""
 
     id: str
     scopes: str
     resources: str
     announces: str
+    delegates: str
 
 
 def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
@@ -35,7 +36,8 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
         scopes=tuple(dict.fromkeys(word for each in scopes for word in _words(claims, each))),
         resources=_resources(claims, names.get("resources", "resources")),
     )
-    return Grant(identity, _words(claims, names.get("announces", "announce")), float(expires))
+    delegates = claims.get(names.get("delegates", "delegates")) is True
+    return Grant(identity, _words(claims, names.get("announces", "announce")), float(expires), delegates)
 
 
 def _words(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from msgspec import Meta, Struct
 
-from opwire.auth.grants import refused
+from opwire.auth.grants import is_own, refused
 from opwire.auth.keys import SigningKey, public_key
 from opwire.auth.passports import Passport, own_passport, read_passport
 from opwire.auth.replays import Replays
@@ -88,7 +88,7 @@ class Signer:
     @property
     def delegates(self) -> bool:
         """Whether this passport allows calls on behalf of others."""
-        return self._passport.delegates
+        return self._passport.grant.delegates
 
     def sign(self, event: CallRequested, *, body: bytes = b"", on_behalf_of: str | None = None) -> str:
         """The credential of a request.
@@ -104,7 +104,7 @@ class Signer:
         now = self._clock()
         if now >= self._passport.expires:
             raise CallError(ErrorCode.UNAUTHENTICATED, "this passport has expired: have the authority issue a new one")
-        if on_behalf_of is not None and not self._passport.delegates:
+        if on_behalf_of is not None and not self.delegates:
             raise CallError(ErrorCode.ACCESS_DENIED, "this passport does not allow calls on behalf of others")
         left = event.seconds_left(None)
         until = now + (self._lifetime if left is None else min(left, self._lifetime))
@@ -160,8 +160,10 @@ class Verifier:
         links = _links(credential)
         _check_bound(links, event, body)
         holders = [self._holder(link, now) for link in links]
-        if not all(holder.delegates for holder in holders[1:]):
+        if not all(holder.grant.delegates for holder in holders[1:]):
             raise refused(_NOT_VALID, "a holder may not make calls on behalf of others")
+        if len(links) > 1 and any(is_own(link.statement.operation_id) for link in links):
+            raise refused(_NOT_VALID, "the authority of an operation of opwire itself is not passed on")
         until = links[-1].statement.expires / 1000 + self._leeway
         if not self._replays.is_new(holders[-1].holder, event.request_id, until, now):
             raise refused(_USED, "the same request came twice")

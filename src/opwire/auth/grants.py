@@ -27,11 +27,14 @@ class Grant(Struct, frozen=True):
     """What a token gives: who calls, and the namespaces in which it may announce operations ("*": in all).
 
     `expires` is the time (Unix epoch, in seconds) after which it gives nothing more; None: it is good for ever.
+    `delegates`: its holder may make calls with the identity of a caller while it serves that caller's call. Give it to
+    servers that may be trusted with everything that any of their callers may do.
     """
 
     identity: Identity
     announces: tuple[str, ...] = ()
     expires: float | None = None
+    delegates: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.announces, str):  # `("shop")` is a string, of which "sh" is a part
@@ -42,6 +45,19 @@ class Grant(Struct, frozen=True):
     def may_announce(self, operation_id: str) -> bool:
         """Whether an operation of this id may be announced."""
         return "*" in self.announces or operation_id.partition(".")[0] in self.announces
+
+
+def is_own(operation_id: str) -> bool:
+    """Whether an operation is one of those with which a server describes itself."""
+    return operation_id.startswith("opwire.")
+
+
+def not_delegated(operation_id: str, reason: str) -> CallError:
+    """Return the error of a call that would be made with the identity of another caller, and may not be."""
+    instead = "Grant(…, delegates=True) allows it; context.detached() calls with the server's own identity"
+    return CallError(
+        ErrorCode.ACCESS_DENIED, f"{operation_id} is called on behalf of a caller, but {reason}. {instead}"
+    )
 
 
 class Authenticator(Protocol):

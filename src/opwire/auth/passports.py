@@ -28,7 +28,6 @@ class Passport(Struct, frozen=True):
     grant: Grant
     key: Ed25519PublicKey
     holder: str  # the key's name
-    delegates: bool  # whether the holder may pass on the identity of those who call it
     expires: float
 
 
@@ -41,10 +40,8 @@ class Authority(SigningKey):
     Verifiers are given its `public_pem`. A passport cannot be taken back, so that it should not live for long.
     """
 
-    def issue(self, grant: Grant | Identity, key: str | bytes, *, lifetime: float, delegates: bool = False) -> str:
+    def issue(self, grant: Grant | Identity, key: str | bytes, *, lifetime: float) -> str:
         """A passport for the holder of a key (its public half, as PEM), good for so many seconds.
-
-        `delegates` lets its holder make calls in the name of those who call it: for servers that are trusted with that.
 
         Raises:
             CallError: VALIDATION_ERROR, if that is not a public key.
@@ -57,7 +54,7 @@ class Authority(SigningKey):
             "scopes": list(grant.identity.scopes),
             "resources": {type: list(actions) for type, actions in grant.identity.resources.items()},
             "announce": list(grant.announces),
-            "delegates": delegates,
+            "delegates": grant.delegates,
             "iat": int(now),
             "exp": int(until),
             "cnf": {"jwk": holder},
@@ -108,4 +105,4 @@ def _passport(token: dict[str, Any]) -> Passport:
         key = None
     if not isinstance(key, Ed25519PublicKey) or grant.expires is None:
         raise ValueError("the passport names no key")
-    return Passport(grant, key, name_of(key), claims.get("delegates") is True, grant.expires)
+    return Passport(grant, key, name_of(key), grant.expires)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from opwire.auth.credentials import Signer, Verifier
+from opwire.auth.grants import is_own, not_delegated
 from opwire.call import CallRequested
 from opwire.operation import Identity
 from opwire.typed.plain import json_form
@@ -23,8 +24,8 @@ _encoder = msgspec.json.Encoder(enc_hook=json_form)
 class SignedRequests:
     """What one end does to requests. One that only calls needs no verifier, one that only serves needs no signer.
 
-    A handler that calls on, with the context that it was given, does so as whoever called it, if its passport
-    delegates; else as itself.
+    A call that is made with the context of a served call has the identity of that call's caller if this end's passport
+    delegates (`Grant.delegates`), and is refused otherwise.
     """
 
     def __init__(self, signer: Signer | None = None, verifier: Verifier | None = None) -> None:
@@ -43,18 +44,25 @@ class SignedRequests:
         """A request as it is sent: with a credential, and without an identity that nobody would believe.
 
         Raises:
-            CallError: UNAUTHENTICATED, if our passport has expired; VALIDATION_ERROR, if the input has no JSON form.
+            CallError: UNAUTHENTICATED, if our passport has expired; VALIDATION_ERROR, if the input has no JSON form;
+                ACCESS_DENIED, if it is made on behalf of a caller whose identity this end may not pass on.
         """
         if self._signer is None:
             return replace(event, identity=None)
-        parent = self._parent(event) if self._signer.delegates else None
+        parent = None if event.parent_request_id is None else self._parent(event, event.parent_request_id)
         credential = self._signer.sign(event, body=_body(event), on_behalf_of=parent)
         return replace(event, identity=None, credential=credential)
 
-    def _parent(self, event: CallRequested) -> str | None:
-        """The credential of the call that this one is made for, if it is made as the same caller."""
-        credential, caller = self._held.get(event.parent_request_id or "", (None, None))
-        return credential if caller == event.identity else None
+    def _parent(self, event: CallRequested, parent: str) -> str:
+        """Return the credential of the request that this one is part of, if its caller's identity may be passed on."""
+        credential, caller = self._held.get(parent, (None, None))
+        if credential is None or caller != event.identity:
+            raise not_delegated(event.operation_id, "the request that it is part of is not being served here")
+        if self._signer is None or not self._signer.delegates:
+            raise not_delegated(event.operation_id, "the passport of this server does not delegate")
+        if is_own(event.operation_id):
+            raise not_delegated(event.operation_id, "operations of opwire itself are never delegated")
+        return credential
 
     def arriving(self, event: CallRequested) -> CallRequested:
         """A request as it is served: with the identity that its credential proves.
@@ -67,6 +75,8 @@ class SignedRequests:
         if event.credential is None:  # nobody: what is public is still there for it
             return replace(event, identity=None)
         identity = self._verifier.verify(event.credential, event, body=_body(event))
+        if is_own(event.operation_id):  # what asks a server about itself gives it no authority
+            return replace(event, identity=identity, credential=None)
         self._held[event.request_id] = event.credential, identity
         if len(self._held) > _REMEMBERED:
             self._held.popitem(last=False)

@@ -13,11 +13,12 @@ from opwire.call.events import (
     CallRequested,
     CallResponded,
 )
-from opwire.call.handler import LOCAL_IDENTITY, CallHandler
+from opwire.call.handler import CallHandler
 from opwire.call.inbox import Overflow
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address, Receiver, Transport
 from opwire.call.wire import MAX_MESSAGE, decode_event, encode_event
+from opwire.operation import LOCAL_IDENTITY
 
 __all__ = [
     "CALL_EVENT_SCHEMA",

@@ -5,7 +5,7 @@
                       <- call.responded {requestId, output, seq?}   the answer, or one item of a subscription
                       <- call.completed {requestId}                 the end of a subscription
                       <- call.error {requestId, code, message, …}   the call failed
-      call.credit {requestId, n}                         ->         n more items may come
+      call.credit {requestId, n, total?, received?}      ->         n more items may come, `total` since the start
       call.aborted {requestId, reason?}                 <->         caller: stop; server: it was stopped
 
 Every call ends with exactly one of: the `call.responded` of a query or mutation, `call.completed`, `call.error`,
@@ -26,6 +26,15 @@ from opwire.typed.plain import to_plain
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Milliseconds = int | float  # what JavaScript writes without a fraction stays so
+
+_FAR = 2**53  # milliseconds: some 285,000 years, and JavaScript's largest safe integer
+_MAX_SKEW = 5.0  # seconds by which the clocks of two machines may differ before calls between them suffer
+_MAX_DELAY = 60.0  # seconds: no transport keeps a request for longer, so a greater difference is a wrong clock
+
+
+def _bounded(milliseconds: Milliseconds) -> Milliseconds:
+    """Return a peer's number of milliseconds, within what arithmetic on times can take."""
+    return milliseconds if -_FAR < milliseconds < _FAR else _FAR if milliseconds > 0 else -_FAR
 
 
 def _null() -> None:
@@ -62,13 +71,22 @@ class CallRequested(
             return {}
         return trace_of({"traceparent": self.traceparent, "tracestate": self.tracestate})
 
-    def seconds_left(self, default: float | None) -> float | None:
-        """How long the call may still take. Clocks differ between machines, so the remaining time goes first."""
-        if self.timeout_ms is not None:
-            return self.timeout_ms / 1000
-        if self.deadline is not None:
-            return self.deadline / 1000 - time.time()
-        return default
+    def seconds_left(self, default: float | None, held_up: float = 0.0) -> float | None:
+        """Return how long the call may still take; zero or less: its deadline has passed.
+
+        `timeout_ms` counts from when the request was sent, and clocks differ between machines, so the time that it
+        spent on its way is estimated. Up to `held_up` seconds, during which the receiver read nothing, are believed as
+        the clocks say; beyond that only what no tolerated skew explains.
+        """
+        if self.timeout_ms is None:
+            return default if self.deadline is None else _bounded(self.deadline) / 1000 - time.time()
+        left = _bounded(self.timeout_ms) / 1000
+        if self.deadline is None:
+            return left - held_up
+        late = time.time() - _bounded(self.deadline) / 1000 + left
+        if late <= 0 or late >= _MAX_DELAY or (held_up == 0 and late <= _MAX_SKEW):  # nearly always
+            return left
+        return left - max(min(late, held_up), late - _MAX_SKEW)
 
 
 class CallResponded(
@@ -131,7 +149,7 @@ class CallFailed(
             self.message if known else f"{self.code}: {self.message}",
             self.details,
             retryable=self.retryable,
-            retry_after=None if self.retry_after_ms is None else self.retry_after_ms / 1000,
+            retry_after=None if self.retry_after_ms is None else max(_bounded(self.retry_after_ms) / 1000, 0.0),
         )
 
 
@@ -144,11 +162,19 @@ class CallAborted(
     reason: str | None = None
 
 
-class CallCredit(Struct, frozen=True, kw_only=True, rename="camel", tag_field="type", tag="call.credit"):
-    """The consumer of a subscription takes `n` more items."""
+class CallCredit(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.credit"
+):
+    """The consumer of a subscription takes `n` more items.
+
+    `total` is the sum of all grants, the first one included; a producer that knows it ignores `n`. `received` is the
+    number of the last item that arrived. With `n` 0 it is a repetition, by a consumer that waits.
+    """
 
     request_id: str
-    n: Positive
+    n: Natural
+    total: Natural | None = None
+    received: Natural | None = None
 
 
 CallEvent = CallRequested | CallResponded | CallCompleted | CallFailed | CallAborted | CallCredit
@@ -165,6 +191,7 @@ def _schema(type: str, required: dict[str, Any], optional: dict[str, Any] | None
 _STRING = {"type": "string"}
 _NUMBER = {"type": "number"}
 _BOOLEAN = {"type": "boolean"}
+_NATURAL = {"type": "integer", "minimum": 0}
 
 CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "call.requested": _schema(
@@ -176,7 +203,7 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
             "identity": json_schema_of(Identity),
             "deadline": {**_NUMBER, "description": "Unix epoch milliseconds"},
             "timeoutMs": {**_NUMBER, "description": "What is left of the deadline; preferred to it"},
-            "credits": {"type": "integer", "minimum": 0},
+            "credits": _NATURAL,
             "credential": _STRING,
             "stickyKey": _STRING,
             "traceparent": {**_STRING, "description": "W3C Trace Context"},
@@ -186,13 +213,13 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "call.responded": _schema(
         "call.responded", {"output": RESPONSE_ENVELOPE_SCHEMA}, {"seq": {"type": "integer", "minimum": 1}}
     ),
-    "call.completed": _schema("call.completed", {}, {"seq": {"type": "integer", "minimum": 0}}),
+    "call.completed": _schema("call.completed", {}, {"seq": _NATURAL}),
     "call.error": _schema(
         "call.error",
         {"code": _STRING, "message": _STRING},
         {"details": {}, "retryable": _BOOLEAN, "retryAfterMs": _NUMBER, "notStarted": _BOOLEAN},
     ),
     "call.aborted": _schema("call.aborted", {}, {"reason": _STRING}),
-    "call.credit": _schema("call.credit", {"n": {"type": "integer", "minimum": 1}}),
+    "call.credit": _schema("call.credit", {"n": _NATURAL}, {"total": _NATURAL, "received": _NATURAL}),
 }
 CALL_EVENT_SCHEMA: dict[str, Any] = {"oneOf": list(CALL_EVENT_SCHEMAS.values())}

@@ -21,19 +21,15 @@ from opwire.call.events import CallAborted, CallCredit, CallRequested
 from opwire.call.inbox import Credits
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
 from opwire.call.transport import Address
-from opwire.deadlines import Deadlines
+from opwire.deadlines import Deadlines, HoldUps
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure
-from opwire.operation import Context, Identity, OperationSpec, OperationType
+from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationSpec, OperationType
 from opwire.registry import Change, OperationRegistry
 
 logger = logging.getLogger("opwire.call")
 
-LOCAL_IDENTITY = Identity(id="local", scopes=("*",))
-"""Who a caller in this very process is, unless it says otherwise: trusted with everything."""
-
 _REMEMBERED = 10_000  # request ids whose repetition is recognised after they were answered
-_NO_CREDITS = Credits(None)  # has no state, so that all calls but the subscriptions share it
 _BREATH = 64  # items of a stream after which other tasks get a turn, however many credits there are
 
 
@@ -43,7 +39,8 @@ class _Served(Struct, eq=False):
     event: CallRequested
     caller: Address
     identity: Identity | None
-    credits: Credits
+    credits: Credits | None  # of a subscription
+    arrived: float  # monotonic time
     task: asyncio.Task[None] | None = None
     begun: bool = False
     cancelled: bool = False
@@ -65,7 +62,8 @@ class CallHandler:
     `max_calls` bounds the requests in hand at any time, `max_per_identity` those of one caller; what is above is
     refused at once with RATE_LIMITED. `identity` is whom callers without an identity count as: on a transport within
     this process that is `LOCAL_IDENTITY`, elsewhere nobody. `name` and `version` are what `discover` shows of this end;
-    `serves` picks the operations of the registry that are announced, all of them if it is not given.
+    `serves` picks the operations of the registry that can be called from here, all of them if it is not given, and
+    `announces` those of them that others are told of.
     """
 
     def __init__(
@@ -80,6 +78,7 @@ class CallHandler:
         name: str = "opwire",
         version: str = "0.0.0",
         serves: Callable[[OperationSpec], bool] | None = None,
+        announces: Callable[[OperationSpec], bool] | None = None,
     ) -> None:
         self._registry = registry
         self._calls = calls
@@ -88,19 +87,21 @@ class CallHandler:
         self._max_per_identity = max_per_identity
         self._timeout = timeout
         self._serves = serves
+        self._announces = announces
         self._served: dict[str, _Served] = {}
         self._by_identity: Counter[str | None] = Counter()
         # The latest requests, in the order of their answers. To find the oldest key of a dict means to search past all
         # that were deleted before: 3 µs a call.
         self._answered: OrderedDict[tuple[Address, str], None] = OrderedDict()
         self._deadlines = Deadlines()
+        self._hold_ups = HoldUps()
         self._announcing: set[asyncio.Task[None]] = set()
         self._end_watch = _nothing
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when nothing is in hand, once somebody waits for that
         self._instance = (token_hex(8), name, version, round(time.time() * 1000))
-        self._about = SelfDescription(registry, self.about, serves)
+        self._about = SelfDescription(registry, self.about, self._is_announced)
 
     async def start(self) -> "CallHandler":
         """Take requests from now on, and announce the registry's operations.
@@ -111,6 +112,8 @@ class CallHandler:
         self._draining = False
         self._loop = asyncio.get_running_loop()  # asked for once: that is a system call on Python 3.11
         self._calls.serve_with(self)
+        if not self._calls.transport.local:  # within one process nothing waits in a socket
+            self._hold_ups.start()
         self._end_watch = self._registry.on_change(self._changed)
         await self._calls.transport.announce(self._announced_ids())
         return self
@@ -166,11 +169,15 @@ class CallHandler:
         await self._calls.transport.withdraw(self._announced_ids())
 
     def _announced_ids(self) -> list[str]:
-        return [spec.id for spec in self._registry.list() if self._serves is None or self._serves(spec)]
+        return [spec.id for spec in self._registry.list() if self._is_announced(spec)]
+
+    def _is_announced(self, spec: OperationSpec) -> bool:
+        return (self._serves is None or self._serves(spec)) and (self._announces is None or self._announces(spec))
 
     async def close(self, *, grace: float = 5.0) -> None:
         """Take no more requests, and stop those in hand. A handler that ignores that is left behind after `grace`."""
         await self._withdraw(grace)
+        self._hold_ups.stop()
         self._calls.serve_with(None)
         tasks = [served.task for served in self._served.values() if served.task is not None]
         for request_id, served in list(self._served.items()):
@@ -184,23 +191,22 @@ class CallHandler:
 
     def requested(self, event: CallRequested, caller: Address) -> None:
         """Begin to answer a request."""
-        if (caller, event.request_id) in self._answered:
-            self._calls.forget(event.request_id)  # it arrived twice, and has had its answer
-            return
-        if event.request_id in self._served:  # a call of this id was given up, and its handler is still ending
-            self._calls.fail(event.request_id, CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use"))
+        if (caller, event.request_id) in self._answered or event.request_id in self._served:
+            # It was answered, or given up while its handler is still ending. Run nothing twice.
+            used = CallError(ErrorCode.PROTOCOL_ERROR, "the request id was used before: make a new one for each call")
+            self._calls.fail(event.request_id, used)
             return
         if self._draining and event.operation_id not in (ABOUT, OPERATIONS):
             leaving = CallError(ErrorCode.UNAVAILABLE, "the server is about to leave, and takes no new calls")
             self._calls.fail(event.request_id, leaving, not_started=True)
             return
-        identity = self._identity if event.identity is None else self._identify(event.identity)
+        identity = self._identify(event)
         refusal = self._refusal(identity)
         if refusal is not None:
             self._calls.fail(event.request_id, refusal)
             return
-        credits = _NO_CREDITS if event.credits is None else Credits(event.credits)
-        served = self._served[event.request_id] = _Served(event, caller, identity, credits)
+        credits = None if event.credits is None else Credits(event.credits)
+        served = self._served[event.request_id] = _Served(event, caller, identity, credits, time.monotonic())
         if self._max_per_identity is not None:
             self._by_identity[_id_of(identity)] += 1
         served.task = (self._loop or asyncio.get_running_loop()).create_task(self._serve(event, served))
@@ -208,8 +214,14 @@ class CallHandler:
     def credited(self, event: CallCredit, caller: Address) -> None:
         """A consumer takes more items."""
         served = self._served.get(event.request_id)
-        if served is not None and served.caller == caller:
-            served.credits.grant(event.n)
+        if served is None or served.caller != caller or served.credits is None:
+            return
+        served.credits.grant(event)
+        lost = served.credits.lost_item(event)
+        if lost is not None:
+            gap = f"item {lost} of {served.event.operation_id} was lost on its way to the consumer"
+            self._calls.fail(event.request_id, CallError(ErrorCode.UNAVAILABLE, gap))
+            served.cancel(gap)
 
     def aborted(self, event: CallAborted, caller: Address) -> None:
         """A caller gives up: stop the handler."""
@@ -229,8 +241,12 @@ class CallHandler:
         if not served.begun:  # a task that is cancelled before its first step never runs its `finally`
             self._done(request_id, served)
 
-    def _identify(self, stated: Identity) -> Identity | None:
-        return stated if self._calls.transport.trusted else self._identity
+    def _identify(self, event: CallRequested) -> Identity | None:
+        """Return the caller's identity. A call on behalf of an anonymous caller is not one of the program itself."""
+        if event.identity is not None and self._calls.transport.trusted:
+            return event.identity
+        is_nested = event.parent_request_id is not None
+        return None if is_nested and self._identity is LOCAL_IDENTITY else self._identity
 
     def _refusal(self, identity: Identity | None) -> CallError | None:
         if len(self._served) >= self._max_calls:
@@ -253,10 +269,11 @@ class CallHandler:
                 request_id=event.request_id,
                 parent_request_id=event.parent_request_id,
                 identity=served.identity,
-                deadline=self._watch(served, event.seconds_left(None if streams else self._timeout)),
+                deadline=self._watch(served, None if streams else self._timeout),
                 metadata=event.trace,
                 watched=True,
                 bind_env=self._registry.bind_env,
+                inbound=Inbound(event.request_id, self._calls),
             )
             if streams:
                 await self._stream(registry, event, served, context)
@@ -278,13 +295,19 @@ class CallHandler:
             self._about.count(event.operation_id, time.perf_counter() - began, error)
             self._done(event.request_id, served)
 
-    def _watch(self, served: _Served, seconds: float | None) -> float | None:
-        """Enforce the deadline of a request; the monotonic time that it is."""
+    def _watch(self, served: _Served, default: float | None) -> float | None:
+        """Enforce the deadline of a request, and return it as a monotonic time.
+
+        Raises:
+            CallError: TIMEOUT, if it has passed: what nobody waits for is not started.
+        """
+        held_up = 0.0 if self._calls.transport.local else self._hold_ups.recent(served.arrived)
+        seconds = served.event.seconds_left(default, held_up)
         if seconds is None:
             return None
-        deadline = time.monotonic() + seconds
-        if seconds <= 0:
-            raise CallError(ErrorCode.TIMEOUT, "the deadline had passed before the call arrived")
+        deadline = served.arrived + seconds
+        if deadline <= time.monotonic():
+            raise CallError(ErrorCode.TIMEOUT, "the deadline had passed before the call could be started")
         served.tick = self._deadlines.add(served, deadline, self._time_is_up)
         return deadline
 
@@ -297,14 +320,15 @@ class CallHandler:
         self, registry: OperationRegistry, event: CallRequested, served: _Served, context: Context
     ) -> None:
         seq = 0
+        credits = served.credits = served.credits or Credits(None)
         items = registry.subscribe(event.operation_id, event.input, context)
         try:
-            await served.credits.take()
+            await credits.take()
             async for envelope in items:
                 seq += 1
                 if not self._calls.respond(event.request_id, envelope, seq):
                     return
-                await served.credits.take()
+                await credits.take()
                 if seq % _BREATH == 0:
                     await asyncio.sleep(0)
         finally:
@@ -317,6 +341,8 @@ class CallHandler:
         if spec is None and operation_id in (ABOUT, OPERATIONS):
             registry = self._about.operations
             spec = registry.get_spec(operation_id)
+        elif spec is not None and self._serves is not None and not self._serves(spec):
+            spec = None
         if spec is None:
             raise registry.not_found(operation_id)
         if registry.get_handler(operation_id) is None:
@@ -340,7 +366,7 @@ class CallHandler:
 
     def _changed(self, change: Change) -> None:
         """Keep the announcement true while the registry changes."""
-        if self._serves is not None and not self._serves(change.spec):
+        if not self._is_announced(change.spec):
             return
         transport = self._calls.transport
         tell: Any = transport.withdraw if change.kind == "removed" else transport.announce

@@ -88,6 +88,11 @@ class Ledger(Generic[S]):
         entry = self._open.get(request_id)
         return None if entry is None else entry.peer
 
+    def received(self, request_id: str) -> int:
+        """Return the number of the last item of an open subscription."""
+        entry = self._open.get(request_id)
+        return 0 if entry is None else entry.last_seq
+
     def arrived(self, event: CallEvent, sender: Address) -> Arrival[S] | None:
         """What an event means, or None if it means nothing (it is then counted)."""
         entry = self._open.get(event.request_id)

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol, Self, TypeVar, Unpack, cast, overload
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.call.description import Description
@@ -22,16 +23,17 @@ from opwire.call.events import (
     CallRequested,
     CallResponded,
 )
-from opwire.call.inbox import Inbox, Overflow
+from opwire.call.inbox import MAX_EXCESS, Inbox, Overflow, Window
 from opwire.call.ledger import Ledger
 from opwire.call.observers import Observers
 from opwire.call.options import CallOptions, StreamOptions
 from opwire.call.tokens import random_ids
 from opwire.call.transport import Address, Transport
+from opwire.call.wire import encode_event
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
-from opwire.errors import CallError, ConversionError, ErrorCode
-from opwire.operation import Context, trace_of
+from opwire.errors import CallError, ConversionError, ErrorCode, UsageError
+from opwire.operation import LOCAL_IDENTITY, Context, Identity, trace_of
 from opwire.pipeline import typed_envelope
 
 logger = logging.getLogger("opwire.call")
@@ -44,13 +46,25 @@ DEFAULT_TIMEOUT = 30.0
 WINDOW = 64
 """Items of a subscription that may be on their way or wait for the consumer."""
 
-_EVERYTHING = 2**53 - 1  # credits of a stream that is not to be slowed down: JavaScript's largest safe integer
+_STALL = 1.0  # seconds without an item after which a consumer repeats its grant, at first
+_MAX_STALL = 16.0  # seconds between two repetitions at most
 _REMEMBERED = 10_000  # request ids that contexts brought, so that none is used twice; a server remembers as many
 
 _SHORT = 200  # characters of an error's message that fit into any message
 
 _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
+
+
+class _Stall(Struct, eq=False):
+    """The watch on a subscription that may receive nothing for a while."""
+
+    request_id: str
+    inbox: Inbox
+    window: Window
+    pause: float  # seconds until the next look
+    received: int = 0  # items, at the last look
+    tick: int = 0
 
 
 class Server(Protocol):
@@ -76,7 +90,9 @@ class PendingRequestMap:
 
     def __init__(self, transport: Transport, *, timeout: float = DEFAULT_TIMEOUT, window: int = WINDOW) -> None:
         if window < 1:
-            raise ValueError(f"a window holds at least one item: {window} would let no subscription begin")
+            raise UsageError(f"window is a number of items above zero, not {window!r}")
+        if not timeout > 0:
+            raise UsageError(f"timeout is a number of seconds above zero, not {timeout!r}")
         self.transport = transport
         self._timeout = timeout
         self._window = window
@@ -224,29 +240,55 @@ class PendingRequestMap:
             CallError: what ended the stream; TIMEOUT at its deadline, or after `idle_timeout` seconds without an item.
         """
         context = (context or _NO_CONTEXT).within(timeout)
-        inbox = Inbox(self._window, overflow)
-        credits = self._window if overflow == "block" else _EVERYTHING
+        inbox = Inbox(self._window, overflow, _size)
+        window = Window(self._window, overflow)
         request_id = self._request(
             operation_id,
             input,
             context,
             inbox,
             remaining=context.remaining,
-            credits=credits,
+            credits=window.granted,
             to=to,
             sticky_key=sticky_key,
         )
-        consumed = 0
+        stall = _Stall(request_id, inbox, window, _STALL)
+        if self.transport.lossy:
+            self._watch(stall)
         try:
             while (item := await self._next(inbox, context, idle_timeout, operation_id)) is not None:
                 yield item if output_type is None else typed_envelope(item, output_type, operation_id)
-                consumed += 1
-                if overflow == "block" and consumed * 2 >= self._window and request_id in self._ledger:
-                    self._send(CallCredit(request_id=request_id, n=consumed), self._ledger.peer(request_id))
-                    consumed = 0
+                if more := window.take():
+                    self._grant(stall, more)
         finally:
+            self._deadlines.discard(stall, stall.tick)
             self.dropped_items += inbox.dropped
             self.abort(request_id, "the consumer left")
+
+    def _grant(self, stall: "_Stall", n: int) -> None:
+        """Grant more items, or repeat what was granted (`n` 0)."""
+        if stall.request_id not in self._ledger:
+            return
+        window, received = stall.window, self._ledger.received(stall.request_id)
+        event = CallCredit(request_id=stall.request_id, n=n, total=window.granted, received=received)
+        window.unsent = not self._send(event, self._ledger.peer(stall.request_id))
+        if window.unsent and not stall.tick:
+            self._watch(stall)
+
+    def _watch(self, stall: "_Stall") -> None:
+        """Look at a subscription again in a while: has it received anything?"""
+        stall.tick = self._deadlines.add(stall, time.monotonic() + stall.pause, self._stalled)
+
+    def _stalled(self, stall: "_Stall") -> None:
+        """Repeat a grant while no item arrives: the last one may be lost, or never have left."""
+        received = self._ledger.received(stall.request_id)
+        if received != stall.received or not stall.inbox.waiting:
+            stall.received, stall.pause = received, _STALL
+        elif self.transport.lossy or stall.window.unsent:
+            self._grant(stall, 0)
+            stall.pause = min(2 * stall.pause, _MAX_STALL)
+        if stall.request_id in self._ledger:
+            self._watch(stall)
 
     async def _next(
         self, inbox: Inbox, context: Context, idle: float | None, operation_id: str
@@ -280,13 +322,17 @@ class PendingRequestMap:
     ) -> str:
         if remaining is not None and remaining <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was called")
-        request_id = self._fresh_id(context.request_id)
+        if context is _NO_CONTEXT:
+            parent, identity, request_id = None, None, next(self._ids)
+        else:
+            parent, identity = self._on_behalf_of(context, operation_id)
+            request_id = next(self._ids) if context.inbound is not None else self._fresh_id(context.request_id)
         event = CallRequested(
             request_id=request_id,
             operation_id=operation_id,
             input=input,
-            parent_request_id=context.parent_request_id,
-            identity=context.identity,
+            parent_request_id=parent,
+            identity=identity,
             deadline=None if remaining is None else round((time.time() + remaining) * 1000),
             timeout_ms=None if remaining is None else int(remaining * 1e6) / 1e3,  # `round` to digits costs 0.3 µs more
             credits=credits,
@@ -310,6 +356,26 @@ class PendingRequestMap:
                 shown.cancel()
             raise
         return request_id
+
+    def _on_behalf_of(self, context: Context, operation_id: str) -> tuple[str | None, Identity | None]:
+        """Return the request that a call is part of, and the identity that it states.
+
+        Raises:
+            CallError: ACCESS_DENIED, if the call would be made with an identity that its caller does not have.
+        """
+        inbound, identity = context.inbound, context.identity
+        if inbound is None and identity is None:
+            return (context.parent_request_id if self.transport.vouches else None), None
+        if self.transport.vouches or (inbound is not None and inbound.connection is self):
+            return (context.parent_request_id if inbound is None else inbound.request_id), identity
+        if identity is LOCAL_IDENTITY:  # the program itself, whose identity over there is that of the connection
+            return None, None
+        whose = "an anonymous caller" if identity is None else f"the identity {identity.id!r}"
+        raise CallError(
+            ErrorCode.ACCESS_DENIED,
+            f"{operation_id} is called on behalf of {whose}, which this connection cannot carry: call over the "
+            "connection that delivered the request, or pass context.detached() to call as this process itself",
+        )
 
     def _fresh_id(self, wanted: str | None) -> str:
         """The id of the context, unless it was used before: to a server that would be the same request again."""
@@ -486,14 +552,16 @@ class PendingRequestMap:
             self._ledger.settle(event.request_id)
             _fail(sink, error)
 
-    def _send(self, event: CallEvent, to: Address | None) -> None:
-        """Send what is good to know but not needed: a peer that is gone needs it least."""
+    def _send(self, event: CallEvent, to: Address | None) -> bool:
+        """Send an event that its peer can do without if it is gone. False: the transport did not take it."""
         shown = self._observers.show(event) if self._observers else None
         try:
             self.transport.send(event, to)
         except CallError:
             if shown is not None:
                 shown.cancel()
+            return False
+        return True
 
     # --- watching -----------------------------------------------------------------------------------------------------
 
@@ -503,6 +571,14 @@ class PendingRequestMap:
         Observers are called after the step that they watch, and cannot fail it. They see a cause before its effect.
         """
         return self._observers.add(observer)
+
+
+def _size(item: ResponseEnvelope[Any]) -> int:
+    """Return the bytes of an item on the wire; one that has no JSON form was never on one, and fills the buffer."""
+    try:
+        return len(encode_event(CallResponded(request_id="", output=item), limit=MAX_EXCESS))
+    except CallError:
+        return MAX_EXCESS + 1
 
 
 def _fail(sink: _Sink, error: CallError) -> None:

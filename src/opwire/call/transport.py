@@ -42,6 +42,19 @@ class Transport(Protocol):
         """Whether the identity on a request can be believed: the transport vouches for it, or peers are local."""
         ...
 
+    @property
+    def vouches(self) -> bool:
+        """Whether peers believe the identity that a request from here states: in this process, or at a hub itself.
+
+        Elsewhere a request has the identity of this end, or that of the caller whose request it serves.
+        """
+        ...
+
+    @property
+    def lossy(self) -> bool:
+        """Whether an event can be lost while the connection stays up, as over a broker."""
+        ...
+
     async def start(self, receiver: Receiver) -> None:
         """Connect, and hand events to the receiver from now on.
 

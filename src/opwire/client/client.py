@@ -334,7 +334,9 @@ class Client:
 
     def _context(self, context: Context | None, timeout: float | None) -> Context:
         context = (context or _NOBODY).within(timeout)
-        return context if self._identity is None else replace(context, identity=self._identity)
+        if self._identity is None or context.inbound is not None:  # a nested call keeps the identity of its caller
+            return context
+        return replace(context, identity=self._identity)
 
     def _data(self, envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> Any:
         meta = envelope.meta

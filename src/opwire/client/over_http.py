@@ -18,7 +18,7 @@ from opwire.adapters.openapi.sse import SSEEvent, SSEParser
 from opwire.client.backend import Catalogue
 from opwire.envelope import ResponseEnvelope, decode_envelope
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError
-from opwire.operation import Context, OperationSpec, trace_of
+from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, trace_of
 from opwire.typed.plain import to_plain
 from opwire.typed.text import read_json, write_json
 from opwire.urls import ENVELOPE_JSON, path_of
@@ -121,6 +121,11 @@ class HTTPBackEnd:
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def _request(self, operation_id: str, input: Any, context: Context) -> HTTPRequest:
+        if context.identity is not LOCAL_IDENTITY and (context.inbound or context.identity):
+            known = f"{self._host} knows only the token of this client: pass context.detached() to call with that"
+            raise CallError(
+                ErrorCode.ACCESS_DENIED, f"{operation_id} is called on behalf of another caller, and {known}"
+            )
         headers = [("accept", ENVELOPE_JSON), *self._authorization()]
         if context.remaining is not None:
             headers.append(("x-deadline-ms", str(max(int(context.remaining * 1000), 1))))

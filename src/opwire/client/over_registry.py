@@ -6,16 +6,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from opwire.access import check_access, may_access
-from opwire.call import LOCAL_IDENTITY
 from opwire.envelope import ResponseEnvelope
-from opwire.operation import Context, Identity, OperationSpec
+from opwire.operation import LOCAL_IDENTITY, Context, Identity, OperationSpec
 from opwire.registry import OperationRegistry
 
 
 class RegistryBackEnd:
-    """A registry. Without an identity calls are trusted, and made by `LOCAL_IDENTITY` where the context names nobody.
+    """A registry. Without an identity calls are trusted, and made by `LOCAL_IDENTITY` unless a context says otherwise.
 
-    With one, access is checked as at any other door.
+    With one, access is checked as at any other surface.
     """
 
     def __init__(self, registry: OperationRegistry, identity: Identity | None) -> None:
@@ -61,7 +60,8 @@ class RegistryBackEnd:
             CallError: OPERATION_NOT_FOUND; UNAUTHENTICATED or ACCESS_DENIED.
         """
         if self._identity is None:
-            return context if context.identity is not None else replace(context, identity=LOCAL_IDENTITY)
+            is_own = context.identity is None and context.inbound is None  # else its caller is anonymous, and stays so
+            return replace(context, identity=LOCAL_IDENTITY) if is_own else context
         spec = self._registry.get_spec(operation_id)
         if spec is None:
             raise self._registry.not_found(operation_id)

@@ -71,7 +71,8 @@ class _OrAnonymous:
 
 def _grant(config: Config, name: str) -> Grant:
     settings = config.identities[name]
-    return Grant(Identity(id=name, scopes=settings.scopes, resources=settings.resources), settings.announces)
+    identity = Identity(id=name, scopes=settings.scopes, resources=settings.resources)
+    return Grant(identity, settings.announces, delegates=settings.delegates)
 
 
 def _grants(config: Config) -> dict[str, Grant]:

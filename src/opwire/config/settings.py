@@ -199,6 +199,7 @@ class IdentitySettings(Settings, frozen=True, kw_only=True):
     token: Secret | None = None
     scopes: tuple[str, ...] = ()
     resources: dict[str, tuple[str, ...]] = {}
+    delegates: bool = False  # it may call with the identity of a caller whose call it serves
     announces: tuple[str, ...] = ()  # the namespaces in which it may serve operations at a hub; "*": all
 
 
@@ -209,6 +210,7 @@ class ClaimSettings(Settings, frozen=True, kw_only=True):
     scopes: str | None = None
     resources: str | None = None
     announces: str | None = None
+    delegates: str | None = None
 
 
 class JWTSettings(Settings, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ TEMPLATE = """\
 #scopes = ["shop:read", "shop:write"]
 #resources = { order = ["read", "refund"] }
 #announces = ["shop"]  # the namespaces in which it may serve operations at a hub
+#delegates = true  # it may call others with the identity of a caller whose call it serves
 
 # Whoever shows none may be somebody too: see `anonymous` below.
 #[identities.guest]

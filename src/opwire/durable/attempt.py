@@ -18,7 +18,7 @@ from opwire.durable.journal import Claim, Outcome
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure
-from opwire.operation import Context, Identity, OperationSpec, OperationType
+from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 
 _SHORT = 200  # characters of an error's message that fit into any message
@@ -77,7 +77,7 @@ class Attempts:
     async def _execute(self, event: CallRequested, claim: Claim) -> ResponseEnvelope[Any]:
         try:
             spec = self._find(event.operation_id)
-            identity = event.identity if self._trusted and event.identity is not None else self._identity
+            identity = self._identify(event)
             check_access(spec, identity)
             context = Context(
                 request_id=event.request_id,
@@ -85,12 +85,20 @@ class Attempts:
                 identity=identity,
                 metadata={**event.trace, "idempotency_key": claim.task.key, "attempt": claim.attempt},
                 bind_env=self._registry.bind_env,
+                inbound=Inbound(event.request_id),
             )
             return await self._registry.execute(event.operation_id, event.input, context)
         except CallError:
             raise
         except Exception as unforeseen:
             raise failure(unforeseen, event.operation_id) from unforeseen
+
+    def _identify(self, event: CallRequested) -> Identity | None:
+        """Return the caller's identity, as `CallHandler` does."""
+        if self._trusted and event.identity is not None:
+            return event.identity
+        is_nested = event.parent_request_id is not None
+        return None if is_nested and self._identity is LOCAL_IDENTITY else self._identity
 
     def _find(self, operation_id: str) -> OperationSpec:
         """The mutation. If it has left the registry since the task was claimed, another worker may have it."""

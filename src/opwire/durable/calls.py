@@ -179,7 +179,7 @@ def _task(operation_id: str, input: Any, context: Context, key: str | None) -> T
         request_id=key,
         operation_id=operation_id,
         input=input,
-        parent_request_id=context.parent_request_id,
+        parent_request_id=context.parent_request_id if context.inbound is None else context.inbound.request_id,
         identity=context.identity,
         **trace_of(context.metadata),
     )

@@ -77,7 +77,7 @@ class Hub:
             identity=identity,
             name=name,
             version=version,
-            serves=lambda spec: spec.id not in self._mirror,
+            announces=lambda spec: spec.id not in self._mirror,
         )
         if self._server is not None:
             self._server.gate = Keeper(auth, self.calls, self._mirror)

@@ -88,6 +88,16 @@ class ChaosTransport:
         return self._inner.trusted
 
     @property
+    def vouches(self) -> bool:
+        """As the transport inside."""
+        return self._inner.vouches
+
+    @property
+    def lossy(self) -> bool:
+        """Faults include losses."""
+        return True
+
+    @property
     def fallen(self) -> bool:
         """Whether chaos has closed this end."""
         return self._fall is not None

@@ -61,6 +61,8 @@ class BrokerTransport:
     """
 
     local = False
+    vouches = False
+    lossy = True
 
     def __init__(
         self,

@@ -92,6 +92,8 @@ class MemoryTransport:
 
     local = True
     trusted = True
+    vouches = True
+    lossy = False
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus

@@ -172,34 +172,60 @@ def test_the_least_busy_one_gets_the_next_call() -> None:
     assert table.turn("a.b", "key") == table.turn("a.b", "key")
 
 
-@requirement("hub.delegation")
-def test_a_request_is_made_for_the_caller_of_the_call_that_it_belongs_to() -> None:
-    table = routes("c", "d", "s", "t")
-    for address, identity in (("alice", b'{"id":"alice"}'), ("service", b'{"id":"service"}')):
-        table.join(address, identity)
-    table.announce("service", ["a.b"])
-    table.announce("t", ["a.c"])
-    call = opened(table, "alice", ask("parent"))
-    assert call.identity == b'{"id":"alice"}'
-    nested = ask("child", "a.c", parent_request_id="parent")
-    assert opened(table, "service", nested).identity == b'{"id":"alice"}'
-    assert opened(table, "s", nested).identity == b"null"  # that call was not routed there
-    table.end(call)
-    late = ask("late", "a.c", parent_request_id="parent")
-    assert opened(table, "service", late).identity == b'{"id":"service"}'
-
-
-@requirement("hub.delegation")
-def test_nobody_is_spoken_for_when_two_callers_chose_the_same_id() -> None:
+def delegation(*, delegates: bool = True) -> Routes:
+    """Callers, a service that serves a.b and opwire.about, and a server of a.c."""
     table = routes("t")
-    for address in ("alice", "mallory", "service"):
+    for address in ("alice", "mallory"):
         table.join(address, address.encode())
-    table.announce("service", ["a.b"])
-    table.announce("t", ["a.c"])
+    table.join("service", b"service", delegates=delegates)
+    table.announce("service", ["a.b", "opwire.about"])
+    table.announce("t", ["a.c", "opwire.operations"])
+    return table
+
+
+def refused(table: Routes, caller: str, request: Any) -> None:
+    with pytest.raises(CallError) as refusal:
+        table.request(caller, request)
+    assert refusal.value.code is ErrorCode.ACCESS_DENIED
+    assert "delegates=True" in refusal.value.message
+
+
+@requirement("hub.delegation")
+def test_a_peer_that_delegates_makes_nested_calls_with_the_identity_of_its_caller() -> None:
+    table = delegation()
+    call = opened(table, "alice", ask("parent"))
+    assert call.identity == b"alice"
+    nested = ask("child", "a.c", parent_request_id="parent")
+    assert opened(table, "service", nested).identity == b"alice"
+    assert opened(table, "service", ask("own", "a.c")).identity == b"service"
+    refused(table, "mallory", nested)  # that call was not routed there
+    table.end(call)
+    refused(table, "service", ask("late", "a.c", parent_request_id="parent"))
+
+
+@requirement("hub.delegation")
+def test_a_peer_that_does_not_delegate_is_refused_nested_calls() -> None:
+    table = delegation(delegates=False)
+    opened(table, "alice", ask("parent"))
+    refused(table, "service", ask("child", "a.c", parent_request_id="parent"))
+    assert opened(table, "service", ask("own", "a.c")).identity == b"service"
+
+
+@requirement("hub.delegation")
+def test_a_nested_call_is_refused_when_two_callers_chose_the_same_id() -> None:
+    table = delegation()
     for caller in ("alice", "mallory"):
         opened(table, caller, ask("parent"))
-    nested = ask("child", "a.c", parent_request_id="parent")
-    assert opened(table, "service", nested).identity == b"service"
+    refused(table, "service", ask("child", "a.c", parent_request_id="parent"))
+
+
+@requirement("hub.delegation")
+def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_that_of_others() -> None:
+    table = delegation()
+    opened(table, "alice", ask("about", "opwire.about"))
+    refused(table, "service", ask("child", "a.c", parent_request_id="about"))
+    opened(table, "alice", ask("parent"))
+    refused(table, "service", ask("child", "opwire.operations", parent_request_id="parent"))
 
 
 def test_a_call_of_the_server_is_in_the_table_until_it_ends() -> None:

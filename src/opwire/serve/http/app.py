@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from opwire.access import check_access
 from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context, OperationSpec, OperationType
+from opwire.operation import Context, Inbound, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.serve.door import App, Door, DoorOptions, Receive, Scope
 from opwire.serve.http.answers import IsErrorPolicy, answer
@@ -257,7 +257,11 @@ class HTTPApp:
 def _context(request: Request, timeout: float | None) -> Context:
     deadline = request.deadline(timeout)
     return Context(
-        request_id=request.request_id, identity=request.identity, deadline=deadline, metadata=request.metadata
+        request_id=request.request_id,
+        identity=request.identity,
+        deadline=deadline,
+        metadata=request.metadata,
+        inbound=Inbound(request.request_id),
     )
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from opwire.access import check_access
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE, failure
-from opwire.operation import Context, Identity, OperationType, trace_of
+from opwire.operation import Context, Identity, Inbound, OperationType, trace_of
 from opwire.registry import OperationRegistry
 from opwire.serve.mcp.progress import Reports, RequestContext, progress_token, send_item
 from opwire.serve.mcp.results import Answering, Result, Sendable, collected_result, error_result, result_of, sendable
@@ -122,8 +122,14 @@ async def _collected(call: Call, registry: OperationRegistry, limits: Limits) ->
 def _context(call: Call, reports: Reports | None) -> Context:
     meta: Any = call.ctx.meta or {}
     trace = trace_of(meta)
-    # A request id of our own: the client's is unique only on its own connection.
-    return Context(request_id=uuid4().hex, identity=call.identity, metadata=trace, on_progress=reports)
+    request_id = uuid4().hex  # our own: the client's is unique only on its own connection
+    return Context(
+        request_id=request_id,
+        identity=call.identity,
+        metadata=trace,
+        on_progress=reports,
+        inbound=Inbound(request_id),
+    )
 
 
 def _input(call: Call) -> Any:

@@ -38,6 +38,8 @@ class WebSocketTransport:
 
     local = False
     trusted = True
+    vouches = False
+    lossy = False
 
     def __init__(
         self,

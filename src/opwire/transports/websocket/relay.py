@@ -85,7 +85,8 @@ class Relay:
     def join(self, peer: Peer) -> None:
         """A peer is there."""
         self.peers[peer.address] = peer
-        self._routes.join(peer.address, peer.identity)
+        delegates = peer.grant is not None and peer.grant.delegates
+        self._routes.join(peer.address, peer.identity, delegates=delegates)
 
     def leave(self, peer: Peer, reason: str) -> None:
         """A peer is gone: those who share calls with it are told."""

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct, field
 
+from opwire.auth.grants import is_own, not_delegated
 from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.websocket.stamps import MAX_ID, NOBODY, SERVER, Head, Requested
@@ -31,7 +32,8 @@ class Call(Struct, eq=False):
     caller: Address
     server: Address
     streams: bool
-    identity: bytes = NOBODY  # whom it is made for, as JSON
+    identity: bytes = NOBODY  # of its caller, as JSON
+    delegable: bool = True  # its server may call on with that identity, if its own grant delegates
     open: bool = True
 
 
@@ -48,6 +50,7 @@ class Way(NamedTuple):
 
 class _Peer(Struct, eq=False):
     identity: bytes = NOBODY
+    delegates: bool = False
     load: int = 0  # calls that it has in hand
     operations: dict[str, None] = field(default_factory=dict[str, None])
     asked: dict[str, Call] = field(default_factory=dict[str, Call])  # by request id
@@ -82,9 +85,9 @@ class Routes:
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
-    def join(self, address: Address, identity: bytes = NOBODY) -> None:
-        """A peer is there, and is this one."""
-        self._peers[address] = _Peer(identity=identity)
+    def join(self, address: Address, identity: bytes = NOBODY, *, delegates: bool = False) -> None:
+        """Add a peer. `delegates`: it may pass on the identity of a caller whose call it serves."""
+        self._peers[address] = _Peer(identity=identity, delegates=delegates)
 
     def leave(self, address: Address) -> list[Call]:
         """A peer is gone. The calls that end with it, those that it made and those that it served."""
@@ -166,18 +169,20 @@ class Routes:
         """Where a request goes. None: it has come before, and is being answered.
 
         Raises:
-            CallError: UNAVAILABLE if nobody serves it, RATE_LIMITED if the caller has too many calls open.
+            CallError: UNAVAILABLE if nobody serves it, RATE_LIMITED if the caller has too many calls open,
+                ACCESS_DENIED if it is made on behalf of another caller and may not be.
         """
         peer = self._peers[caller]
         if head.request_id in peer.asked:
             return self._drop("duplicate")
         server = head.peer or self.turn(head.operation_id, head.sticky_key)
-        identity = self._speaks_for(peer, head.parent_request_id)
+        identity = peer.identity if head.parent_request_id is None else self._delegated(peer, head)
         if server not in self._peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"there is no peer {server[:80]!r}: it may have left")
         if len(peer.asked) >= self._max_calls:
             raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
-        call = self.open(Call(head.request_id, caller, server, head.credits is not None, identity))
+        delegable = not is_own(head.operation_id)
+        call = self.open(Call(head.request_id, caller, server, head.credits is not None, identity, delegable))
         return Way(server, call, identity)
 
     def open(self, call: Call) -> Call:
@@ -195,13 +200,23 @@ class Routes:
         if call is not None and server in (None, call.server):
             self.end(call)
 
-    def _speaks_for(self, peer: _Peer, parent: str | None) -> bytes:
-        """Whom a request is made for: the caller of the call that its sender serves with it, or else the sender.
+    def _delegated(self, peer: _Peer, head: Requested) -> bytes:
+        """Return the identity of the caller on whose behalf a peer makes a request.
 
-        If two callers chose the same id, nobody can say which of them it is.
+        A parent that has ended or never was must not make it the peer's own call: an abort by the parent's caller can
+        overtake it.
+
+        Raises:
+            CallError: ACCESS_DENIED.
         """
-        held = () if parent is None else peer.held.get(parent, ())
-        return held[0].identity if len(held) == 1 else peer.identity
+        held = peer.held.get(head.parent_request_id or "", ())
+        if len(held) != 1:  # two callers may have chosen the same id
+            raise not_delegated(head.operation_id, "parentRequestId names no request that this peer is serving")
+        if not held[0].delegable or is_own(head.operation_id):
+            raise not_delegated(head.operation_id, "the authority of that request cannot be passed on")
+        if not peer.delegates:
+            raise not_delegated(head.operation_id, "the grant of this peer does not delegate")
+        return held[0].identity
 
     def follow(self, sender: Address, head: Head) -> Way | None:
         """Where any other event goes. None: nowhere (it is then counted)."""

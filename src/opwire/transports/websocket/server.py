@@ -15,6 +15,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin
 
 from opwire.auth import RateLimit
+from opwire.auth.grants import is_own
 from opwire.call import (
     MAX_MESSAGE,
     Address,
@@ -79,6 +80,8 @@ class WebSocketServer:
 
     local = False
     trusted = True
+    vouches = True
+    lossy = False
 
     def __init__(
         self,
@@ -226,7 +229,8 @@ class WebSocketServer:
     def _ask(self, peer: Peer, event: CallRequested, message: bytes) -> None:
         """Send a request of the server's own, and remember for whom it is made: its server may call on in that name."""
         identity = identity_json(event.identity)
-        call = Call(event.request_id, SERVER, peer.address, event.credits is not None, identity)
+        delegable = not is_own(event.operation_id)
+        call = Call(event.request_id, SERVER, peer.address, event.credits is not None, identity, delegable)
         self._routes.open(call)
         try:
             peer.send(message, control=False)
