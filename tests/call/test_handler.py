@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import opwire
 from opwire import (
@@ -1048,11 +1049,15 @@ async def test_values_nested_too_deeply_fail_their_own_call_in_either_direction(
 async def test_a_request_that_comes_again_is_not_run_twice(handlers: Handlers) -> None:
     async with scene(handlers.registry) as here:
         caller, seen = await peer(here.bus)
-        request = CallRequested(request_id="r", operation_id="math.add", input={"a": 1, "b": 2})
+        deadline = (time.time() + 60) * 1000
+        request = CallRequested(request_id="r", operation_id="math.add", input={"a": 1, "b": 2}, deadline=deadline)
         caller.request(request)
         caller.request(request)
         await until(lambda: len(seen.events) == 1)
-        caller.request(request)
+        caller.request(request)  # the very same: a medium may deliver it twice
+        await settled()
+        assert len(seen.events) == 1
+        caller.request(replace(request, deadline=deadline + 1))
         await until(lambda: len(seen.events) == 2)
         assert handlers.log == ["add"]
         assert isinstance(seen.events[0], CallResponded)

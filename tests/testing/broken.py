@@ -188,7 +188,9 @@ class InflatesCredits(MemoryTransport):
     """Asks for more than the consumer does, as a prefetching proxy would."""
 
     def deliver(self, event: CallEvent, sender: Address) -> None:
-        super().deliver(replace(event, n=event.n * 10) if isinstance(event, CallCredit) else event, sender)
+        if isinstance(event, CallCredit):
+            event = replace(event, n=event.n * 10, total=event.total and event.total * 10)
+        super().deliver(event, sender)
 
 
 class OneAtATime(MemoryTransport):

@@ -17,7 +17,7 @@ from msgspec import Struct
 from opwire.access import check_access
 from opwire.call.about import ABOUT, OPERATIONS, SelfDescription
 from opwire.call.description import Description, ServerInfo
-from opwire.call.events import CallAborted, CallCredit, CallRequested
+from opwire.call.events import CallAborted, CallCredit, CallRequested, Milliseconds
 from opwire.call.inbox import Credits
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
 from opwire.call.transport import Address
@@ -82,7 +82,8 @@ class CallHandler:
     ) -> None:
         self._registry = registry
         self._calls = calls
-        self._identity = LOCAL_IDENTITY if identity is None and calls.transport.local else identity
+        self._identity = identity
+        self._is_local = identity is None and calls.transport.local  # callers without an identity are this program
         self._max_calls = max_calls
         self._max_per_identity = max_per_identity
         self._timeout = timeout
@@ -90,9 +91,10 @@ class CallHandler:
         self._announces = announces
         self._served: dict[str, _Served] = {}
         self._by_identity: Counter[str | None] = Counter()
-        # The latest requests, in the order of their answers. To find the oldest key of a dict means to search past all
+        # The latest requests and their deadlines, in the order of their answers.
+        # To find the oldest key of a dict means to search past all
         # that were deleted before: 3 µs a call.
-        self._answered: OrderedDict[tuple[Address, str], None] = OrderedDict()
+        self._answered: OrderedDict[tuple[Address, str], Milliseconds | None] = OrderedDict()
         self._deadlines = Deadlines()
         self._hold_ups = HoldUps()
         self._announcing: set[asyncio.Task[None]] = set()
@@ -191,7 +193,11 @@ class CallHandler:
 
     def requested(self, event: CallRequested, caller: Address) -> None:
         """Begin to answer a request."""
-        if (caller, event.request_id) in self._answered or event.request_id in self._served:
+        key = caller, event.request_id
+        if event.deadline is not None and self._answered.get(key) == event.deadline:
+            self._calls.forget(event.request_id)  # the medium delivered it twice: it has had its answer
+            return
+        if key in self._answered or event.request_id in self._served:
             # It was answered, or given up while its handler is still ending. Run nothing twice.
             used = CallError(ErrorCode.PROTOCOL_ERROR, "the request id was used before: make a new one for each call")
             self._calls.fail(event.request_id, used)
@@ -245,8 +251,7 @@ class CallHandler:
         """Return the caller's identity. A call on behalf of an anonymous caller is not one of the program itself."""
         if event.identity is not None and self._calls.transport.trusted:
             return event.identity
-        is_nested = event.parent_request_id is not None
-        return None if is_nested and self._identity is LOCAL_IDENTITY else self._identity
+        return LOCAL_IDENTITY if self._is_local and event.parent_request_id is None else self._identity
 
     def _refusal(self, identity: Identity | None) -> CallError | None:
         if len(self._served) >= self._max_calls:
@@ -360,7 +365,7 @@ class CallHandler:
             self._by_identity[identity] -= 1
             if not self._by_identity[identity]:
                 del self._by_identity[identity]
-        self._answered[served.caller, request_id] = None
+        self._answered[served.caller, request_id] = served.event.deadline
         if len(self._answered) > _REMEMBERED:
             self._answered.popitem(last=False)
 
