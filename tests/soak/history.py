@@ -14,6 +14,9 @@ from msgspec import Struct, field
 GRACE = 2.0
 """Seconds after its deadline by which a call has ended: a few beats, on a busy machine."""
 
+LATE = 1.0
+"""Seconds after the deadline of a call within which its handler may still be started: what a busy machine takes."""
+
 What = Literal["begin", "end", "run", "accepted", "ran", "seen", "recorded", "memory", "act", "killed", "broken"]
 
 
@@ -121,6 +124,9 @@ def _check_calls(
             wrong(f"{id} has {len(ended)} outcomes")
         if ran > 1:
             wrong(f"{id} was run {ran} times")
+        for run in runs.get(id, ()):
+            if run.at > begin.deadline + LATE:
+                wrong(f"{id} was started {run.at - begin.deadline:.1f} s after its deadline")
         for end in ended:
             report.ends[end.code] += 1
             _check_end(begin, end, ran, report)

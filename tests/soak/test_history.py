@@ -51,6 +51,7 @@ def test_a_good_history_has_no_violations(history: list[Note]) -> None:
         ([BEGIN, RUN, END, END], "call has 2 outcomes"),
         ([BEGIN, RUN, END, END, KILLED], "call has 2 outcomes"),
         ([BEGIN, RUN, RUN, END], "call was run 2 times"),
+        ([BEGIN, note("run", at=7.5), END], "call was started 2.5 s after its deadline"),
         ([BEGIN, END], "call was answered, and never run"),
         ([RUN], "call was run, and was never made"),
         ([END], "call has an outcome, and was never made"),
