@@ -43,7 +43,13 @@ def repository_files(folder: Path = ROOT) -> Iterator[Path]:
 
 
 def code_lines(source: str) -> int:
-    return sum(1 for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    """How many lines are code: not blank, not a comment, not part of a docstring."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return sum(1 for n, line in lines if n not in docstrings and line.strip() and not line.lstrip().startswith("#"))
 
 
 def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
