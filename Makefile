@@ -3,7 +3,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys
 GROUPS = demo test check docs judges mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-fastapi bench-utcp
 INSTALL = .venv/bin/uv pip install -q -e .
 COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --no-annotate --no-header
-.PHONY: help demo test chaos soak check docs bench judges mutants lock clean
+.PHONY: help demo test coverage chaos soak check docs bench judges mutants lock clean
 .PRECIOUS: .venv3%/.done .venv-%/.done
 
 help:  ## list the commands
@@ -12,12 +12,15 @@ help:  ## list the commands
 demo: .venv/.demo  ## tell what opwire does, by running it
 	.venv/bin/opwire demo
 
-test: .venv/.test  ## run the tests: Python 3.12 and 3.13 where they exist (without brokers), then 3.11 with coverage
+test: .venv/.test  ## run the tests on one Python
+	.venv/bin/pytest -q -n 2 --dist worksteal --ignore=tests/judges
+
+coverage: .venv/.test  ## run the tests on Python 3.12 and 3.13 where they exist (without brokers), then on 3.11 with coverage
 	@for v in 12 13; do if ! PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then echo "no python3.$$v here: skipped"; \
 	  else $(MAKE) --no-print-directory test-3.$$v || exit 1; fi; done
-	.venv/bin/pytest -n 2 --cov --ignore=tests/judges
+	.venv/bin/pytest -n 2 --dist worksteal --cov --ignore=tests/judges
 test-3.%: .venv/.test .venv3%/.done
-	.venv3$*/bin/pytest -q -n 2 $(addprefix --ignore=tests/,judges docs hub durable servers soak testing transports/faults transports/nats transports/redis)
+	.venv3$*/bin/pytest -q -n 2 --dist worksteal $(addprefix --ignore=tests/,judges docs hub durable servers soak testing transports/faults transports/nats transports/redis)
 
 chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
 	.venv/bin/python -m opwire.testing --calls 100000 --seed $(or $(SEED),1)
