@@ -14,7 +14,6 @@ demo: .venv/.demo  ## tell what opwire does, by running it
 
 test: .venv/.test  ## run the tests on one Python
 	.venv/bin/pytest -q -n 2 --dist worksteal --ignore=tests/judges
-
 coverage: .venv/.test  ## run the tests on Python 3.12 and 3.13 where they exist (without brokers), then on 3.11 with coverage
 	@for v in 12 13; do if ! PYENV_VERSION=3.$$v python3.$$v -c '' 2>/dev/null; then echo "no python3.$$v here: skipped"; \
 	  else $(MAKE) --no-print-directory test-3.$$v || exit 1; fi; done
@@ -24,7 +23,6 @@ test-3.%: .venv/.test .venv3%/.done
 
 chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
 	.venv/bin/python -m opwire.testing --calls 100000 --seed $(or $(SEED),1)
-
 soak: .venv/.test  ## ten minutes of calls and random kills over each engine in turn; another length with MINUTES=3
 	.venv/bin/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
@@ -45,7 +43,6 @@ tests/judges/node_modules/.done: tests/judges/package-lock.json
 
 mutants: .venv-mutants/.done  ## mutation testing; one module with MODULE='opwire.errors*'
 	CI=true .venv-mutants/bin/mutmut run "$(or $(MODULE),opwire.*)" && .venv-mutants/bin/mutmut results --all true | sed '/: not checked/d; /: killed/d'
-
 lock: .venv/bin/uv  ## rewrite requirements/*.txt with the newest versions that pyproject.toml allows
 	@for group in $(GROUPS); do $(COMPILE) --group $$group pyproject.toml -o requirements/$$group.txt || exit 1; done
 clean:  ## remove environments, caches and reports
