@@ -942,6 +942,7 @@ SERVE_HTTP: dict[str, str] = {
     "http.post": "Every operation is called by POST.",
     "http.get": "A query or subscription with flat input is called by GET too, its values typed by the schema.",
     "http.paths": "Every id has a path that survives servers and proxies.",
+    "http.one-path": "An operation has one path; other spellings of it are redirected or not found.",
     "http.methods": "A path says which methods it has.",
     "http.not-found": "What is not there is 404, with what comes close and may be called.",
     "http.strict": "Input that two readers would read differently is refused.",
