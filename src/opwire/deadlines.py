@@ -32,7 +32,7 @@ def bounded_seconds(seconds: object, most: float = MAX_SECONDS) -> float:
     Raises:
         ValueError: it is not a number, or NaN. (An infinity is a very long time.)
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= inf:
         raise ValueError("a time is a number")
     return float(min(max(seconds, 0), most))
 
