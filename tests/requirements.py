@@ -932,6 +932,7 @@ SERVE: dict[str, str] = {
     "serve.token": "A token gives its identity; a bad or expired one is refused, none is nobody; none is logged.",
     "serve.hosts": "A server answers to the host names that it is given, by default to loopback names alone.",
     "serve.origins": "Pages of other hosts may not call unless they are named.",
+    "serve.connections": "Connections without a request give way to new ones; slow readers are disconnected.",
     "serve.limits": "Bodies, headers, open requests and the time for a body are bounded.",
     "serve.drain": "A server that stops lets what runs end, for so long.",
     "serve.address": "An address that cannot be listened on is named.",

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from opwire.access import check_access, may_access
 from opwire.deadlines import Deadlines
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.operation import Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.serve.door import App, Door, DoorOptions, Receive, Scope
@@ -51,7 +51,11 @@ def serve_http(
 
     `timeout` is in seconds, for calls whose client says nothing of it. A stream that is quiet for `heartbeat` seconds
     gets a comment line. `is_error` says what becomes of MCP results that are errors: see `IsErrorPolicy`.
+
+    Raises:
+        CallError: VALIDATION_ERROR, if one of the numbers is not above zero.
     """
+    check_above_zero(timeout=timeout, heartbeat=heartbeat)
     about = About(
         title=title,
         version=version,
