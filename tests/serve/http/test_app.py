@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from opwire import AccessControl, Context, Identity, OperationRegistry, OperationSpec, decode_envelope
+from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, OperationSpec, decode_envelope
 from opwire.auth import StaticTokens
 from opwire.serve.http import serve_http
 from opwire.serve.listener import listening
@@ -514,3 +514,45 @@ async def test_a_context_has_an_id_even_if_the_request_has_none() -> None:
     async with served(registry) as client:
         assert (await client.post("/a/b")).status == 200
     assert seen[0].request_id
+
+
+@pytest.mark.parametrize("option", ["timeout", "heartbeat", "max_body", "max_requests", "body_timeout"])
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "5"])
+def test_an_option_that_is_not_a_number_above_zero_is_refused_by_its_name(option: str, wrong: Any) -> None:
+    options: dict[str, Any] = {option: wrong}
+    with pytest.raises(CallError, match=option):
+        serve_http(OperationRegistry(), **options)
+
+
+@requirement("http.sites")
+async def test_an_image_or_a_link_on_a_page_of_another_site_runs_nothing() -> None:
+    registry, ran = OperationRegistry(), list[str]()
+
+    @registry.query("mail.search")
+    async def search(q: str) -> str:
+        ran.append(q)
+        return "private"
+
+    async with served(registry) as client:
+        for mode in ("no-cors", "navigate", "cors", "websocket"):
+            reply = await client.get("/mail/search?q=evil", sec_fetch_site="cross-site", sec_fetch_mode=mode)
+            refused(reply, 403, "ACCESS_DENIED")
+        upgrade = {"connection": "Upgrade", "upgrade": "websocket", "origin": "https://evil.example"}
+        refused(await client.get("/mail/search?q=evil", **upgrade), 403, "ACCESS_DENIED")
+        assert (await client.get("/mail/search?q=mine", sec_fetch_site="same-origin")).status == 200
+    assert ran == ["mine"]
+
+
+@requirement("http.not-found")
+async def test_a_404_compares_few_operations_and_echoes_little() -> None:
+    registry = OperationRegistry()
+    for n in range(500):
+        access = AccessControl(public=True) if n % 2 else AccessControl(required_scopes=("admin",))
+        registry.register(OperationSpec(namespace="api", name=f"repos/list/{n}", access=access), lambda i, c: 1)
+    async with served(registry) as client:
+        hint = refused(await client.get("/api/repos~2Flist~2F77x"), 404, "OPERATION_NOT_FOUND")
+        assert "/api/repos~2Flist~2F77" in hint
+        named = re.findall(r"list~2F([0-9]+)", hint)[1:]
+        assert named
+        assert all(int(number) % 2 for number in named)
+        assert len(refused(await client.get("/api/" + "x" * 9_000), 404, "OPERATION_NOT_FOUND")) < 300
