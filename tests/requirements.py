@@ -832,6 +832,7 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.stdio": "stdio serves any client, keeps prints out of the protocol, and stops when told to.",
     "serve-mcp.http": "Streamable HTTP is served at /mcp until the server is told to stop.",
     "serve-mcp.unauthenticated": "A bad token, or none where nothing is public, is a 401 with WWW-Authenticate.",
+    "serve-mcp.one-path": "The server has one path; other spellings of it are redirected or not found.",
     "serve-mcp.rebinding": "Requests for other hosts, and from pages of other origins, are refused by default.",
     "serve-mcp.http-limits": "Bodies and sessions are limited, those of clients without identity apart; idle ones end.",
     "serve-mcp.sessions": "A session is open only to the identity that opened it; a stream ends with its token.",

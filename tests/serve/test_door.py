@@ -305,6 +305,16 @@ async def test_bodies_and_headers_have_limits(house: House) -> None:
 
 @requirement("serve.limits")
 @on_one_loop
+async def test_a_body_holds_so_many_objects_and_lists_and_no_more(house: House) -> None:
+    client = house.behind(Door(echo, max_body=1_600_000))
+    for item in (b"[]", b"{}"):
+        assert (await client("POST", "/", data=b",".join([item] * 100_000))).status == 200
+        refused(await client("POST", "/", data=b",".join([item] * 100_001)), 413, "PAYLOAD_TOO_LARGE")
+    assert (await client("POST", "/", data=b"[1,2]" * 100)).status == 200
+
+
+@requirement("serve.limits")
+@on_one_loop
 async def test_a_body_of_unknown_length_is_counted_as_it_comes(house: House) -> None:
     async def parts(number: int) -> AsyncGenerator[bytes]:
         for _ in range(number):
