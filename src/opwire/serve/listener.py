@@ -123,7 +123,8 @@ class _Limited(asyncio.Protocol):
 
     def on_response_complete(self) -> None:
         cast("Any", super()).on_response_complete()
-        self._watch()
+        if self in self.crowd.all and self.cycle.response_complete:  # else the next request was there already
+            self.crowd.waiting[self] = None  # uvicorn itself closes it if nothing more comes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.crowd.leave(self)
@@ -145,8 +146,6 @@ class _Limited(asyncio.Protocol):
             self.crowd.waiting.pop(self, None)
         elif self._silence is None:
             self._silence = self.loop.call_later(self.crowd.limits.header_timeout, self.transport.close)
-            if self in self.crowd.all:
-                self.crowd.waiting[self] = None
 
 
 def _stopped(timer: asyncio.TimerHandle | None) -> None:
