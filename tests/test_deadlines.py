@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from opwire import CallError, ErrorCode
-from opwire.deadlines import Deadlines, HoldUps
+from opwire.deadlines import MAX_SECONDS, Deadlines, HoldUps, bounded_seconds
 from tests.requirements import requirement
 
 PATIENCE = 20
@@ -46,7 +46,95 @@ async def test_deadlines_that_are_close_share_one_timer() -> None:
         ticks = {deadlines.add(n, when, print) for n in range(1_000)}
         assert (timers.call_count, len(ticks)) == (1, 1)
         deadlines.add("later", when + 1, print)
+        assert timers.call_count == 1
+        deadlines.add("earlier", when - 1, print)
         assert timers.call_count == 2
+
+
+@requirement("deadlines.shared-timers")
+async def test_calls_that_have_ended_leave_nothing_behind_however_far_their_deadline_was() -> None:
+    deadlines, loop = Deadlines(), asyncio.get_running_loop()
+    before = len(loop._scheduled)  # pyright: ignore[reportAttributeAccessIssue]
+    now = time.monotonic()
+    for n in range(20_000):
+        deadlines.discard(n, deadlines.add(n, now + 3_600 + n, print))
+    assert not deadlines._due
+    assert len(deadlines._ticks) < 200
+    assert len(loop._scheduled) - before < 200  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_the_timer_of_a_deadline_that_was_taken_back_does_not_hide_the_next_one() -> None:
+    deadlines, done = Deadlines(), asyncio.Event()
+    now = time.monotonic()
+    deadlines.discard("a", deadlines.add("a", now + SHORT, print))
+    deadlines.add("b", now + 2 * SHORT, lambda _: done.set())
+    await within(done.wait())
+
+
+async def test_deadlines_in_any_order_all_expire_in_the_order_of_their_times() -> None:
+    deadlines, done, expired = Deadlines(), asyncio.Event(), list[float]()
+    now = time.monotonic()
+    times = [now + n % 7 * 0.02 for n in range(50)]
+    ticks = [deadlines.add((n, when), when, lambda key: expired.append(key[1])) for n, when in enumerate(times)]
+    for n in range(0, 50, 2):
+        deadlines.discard((n, times[n]), ticks[n])
+    deadlines.add("end", now + 0.16, lambda _: done.set())
+    await within(done.wait())
+    assert expired == sorted(times[1::2])
+
+
+async def test_a_callback_that_fails_does_not_keep_the_others_from_expiring() -> None:
+    deadlines, done, failures = Deadlines(), asyncio.Event(), list[Any]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+
+    def fail(_: str) -> None:
+        raise KeyError("mine")
+
+    when = time.monotonic() + SHORT
+    deadlines.add("a", when, fail)
+    deadlines.add("b", when, lambda _: done.set())
+    try:
+        await within(done.wait())
+    finally:
+        loop.set_exception_handler(None)
+    assert [type(each) for each in failures] == [KeyError]
+
+
+async def test_a_deadline_that_expires_again_and_again_at_a_time_that_has_passed_does_not_hold_up_the_loop() -> None:
+    deadlines, turns, done = Deadlines(), list[int](), asyncio.Event()
+    when = time.monotonic() - 1
+
+    def once_more(number: int) -> None:
+        turns.append(number)
+        if done.is_set():
+            return
+        deadlines.add(number + 1, when, once_more)
+
+    deadlines.add(0, when, once_more)
+    while len(turns) < 3:
+        await within(asyncio.sleep(0))
+    done.set()
+    assert len(turns) < 20
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [(1.5, 1.5), (0, 0.0), (-3, 0.0), (10**400, MAX_SECONDS), (-(10**400), 0.0), (float("inf"), MAX_SECONDS)],
+)
+def test_a_time_from_a_peer_is_between_zero_and_a_day(given: float, taken: float) -> None:
+    assert bounded_seconds(given) == taken
+    assert isinstance(bounded_seconds(given), float)
+
+
+def test_a_time_from_a_peer_may_have_a_bound_of_its_own() -> None:
+    assert bounded_seconds(100, 60) == 60.0
+
+
+@pytest.mark.parametrize("given", [float("nan"), True, "5", None, [1]])
+def test_what_is_not_a_number_is_not_a_time(given: Any) -> None:
+    with pytest.raises(ValueError, match="number"):
+        bounded_seconds(given)
 
 
 @requirement("deadlines.never-early")

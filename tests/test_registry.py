@@ -1,9 +1,11 @@
 """The registry: registering, looking up, calling."""
 
+import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pydantic
 import pytest
@@ -24,6 +26,7 @@ from opwire import (
     SchemaError,
     http_envelope,
 )
+from opwire.access import may_access
 from opwire.operation import SourceChange
 from opwire.registry import Change
 from tests.requirements import requirement
@@ -300,6 +303,46 @@ async def test_an_unknown_id_is_not_found_and_similar_ones_are_named(shop: Opera
     error = await call_error(anext(shop.subscribe("stock.wach")))
     assert "did you mean stock.watch" in error.message
     assert (await call_error(shop.execute("zzz"))).message == "Operation not found: zzz"
+
+
+def many(number: int, *, access: AccessControl | None = None) -> OperationRegistry:
+    registry = OperationRegistry()
+    for n in range(number):
+        spec = OperationSpec(namespace="api", name=f"repos/{n}/issues/{n * 7919 % 1000}/list", access=access)
+        registry.register(spec, lambda input, context: 1)
+    return registry
+
+
+def test_ids_are_suggested_only_if_the_caller_may_see_them() -> None:
+    registry = many(100, access=AccessControl(required_scopes=("admin",)))
+    registry.register(OperationSpec(namespace="api", name="repos/7/issues/list", access=AccessControl(public=True)))
+    wanted = "api.repos/7/issues/lst"
+    assert len(registry.suggestions(wanted)) == 3
+    assert registry.suggestions(wanted, visible=lambda spec: may_access(spec, None)) == ["api.repos/7/issues/list"]
+    assert registry.not_found(wanted, visible=lambda spec: False).message == f"Operation not found: {wanted}"
+
+
+def test_an_unknown_id_is_echoed_shortened() -> None:
+    error = many(3).not_found("api." + "ab" * 500_000)
+    assert len(error.message) < 300
+    assert error.message.endswith("…")
+
+
+def test_the_work_for_suggestions_does_not_grow_with_the_id_or_the_registry() -> None:
+    compared: list[int] = []
+
+    class Counting(difflib.SequenceMatcher[str]):
+        def set_seq1(self, a: Any) -> None:
+            compared.append(len(a))
+            super().set_seq1(a)
+
+    with mock.patch.object(difflib, "SequenceMatcher", Counting):
+        registry = many(2_000)
+        assert "api.repos/77/issues/763/list" in registry.suggestions("api.repos/77/issues/763/lst")
+        assert registry.suggestions("api." + "x" * 1_000_000) == []
+        assert registry.suggestions("") == []
+    assert len(compared) < 100
+    assert max(compared) <= 200
 
 
 @requirement("calls.wrong-verb")

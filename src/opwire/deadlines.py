@@ -1,13 +1,15 @@
 """Deadlines of many calls at once.
 
 Nearly every call has a deadline, and nearly none reaches it. A loop timer for each costs 4 µs to make and cancel; here
-calls that are due within the same 10 ms share one, and joining or leaving costs 0.3 µs. A deadline is never early, and
-at most 10 ms late.
+calls that are due within the same 10 ms share an entry, one timer waits for the earliest entry, and joining and leaving
+costs 0.5 µs. An entry that was left by its last call goes at once, however far away it is. A deadline is never early,
+and at most 10 ms late.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, TypeVar
 
@@ -15,46 +17,91 @@ from opwire.errors import CallError, ErrorCode
 
 K = TypeVar("K")
 
+MAX_SECONDS = 86_400.0
+"""The longest time, in seconds, that a peer can ask for: what it says beyond that counts as a day."""
+
 _TICK = 0.01
 _LOOK = 0.25  # seconds between two looks at whether the loop is held up
 _TOLERATED = 0.1  # seconds by which a look may be late
 _CATCH_UP = 5.0  # seconds, at most, that it takes to read what has waited
+_SPARE = 64  # emptied entries that may wait in the heap before it is built again
+
+
+def bounded_seconds(seconds: object, most: float = MAX_SECONDS) -> float:
+    """Return a time in seconds that came from a peer, at least 0 and at most `most`.
+
+    Use it for every timeout, deadline and delay that is read from outside, integers of any size included.
+
+    Raises:
+        ValueError: it is not a number, or NaN. (An infinity is a very long time.)
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= inf:
+        raise ValueError("a time is a number")
+    return float(min(max(seconds, 0), most))
 
 
 class Deadlines:
     """What is due when, on the running event loop."""
 
-    __slots__ = ("_due", "_loop")
+    __slots__ = ("_armed", "_due", "_loop", "_ticks", "_timer")
 
     def __init__(self) -> None:
+        self._reset(None)
+
+    def _reset(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loop = loop
         self._due: dict[int, dict[Any, Callable[[Any], None]]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticks: list[int] = []  # a heap of the keys of `_due`, and of some that are gone
+        self._armed: float = inf  # the tick that the timer waits for
+        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, key: K, when: float, expire: Callable[[K], None]) -> int:
-        """Have `expire(key)` called at a monotonic time. The number that is returned, and the key, take it back."""
+        """Call `expire(key)` at a monotonic time. The number that is returned, and the key, take it back."""
         tick = int(when / _TICK) + 1
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # another `asyncio.run`: the timers of the last one are gone with it
-            self._loop = loop
-            self._due = {}
+        if loop is not self._loop:  # another `asyncio.run`: the timer of the last one is gone with it
+            self._reset(loop)
         due = self._due.get(tick)
         if due is None:
             due = self._due[tick] = {}
-            loop.call_later(max(tick * _TICK - time.monotonic(), 0), self._expire, tick, due)
+            heappush(self._ticks, tick)
+            if tick < self._armed:
+                self._arm(tick)
         due[key] = expire
         return tick
 
     def discard(self, key: object, tick: int) -> None:
-        """Take one back; nothing happens if it was due already."""
+        """Take one back; a no-op if it was due already."""
         due = self._due.get(tick)
-        if due is not None:
-            due.pop(key, None)
+        if due is None or due.pop(key, None) is None or due:
+            return
+        del self._due[tick]
+        if len(self._ticks) > 2 * len(self._due) + _SPARE:
+            self._ticks = list(self._due)
+            heapify(self._ticks)
 
-    def _expire(self, tick: int, due: dict[Any, Callable[[Any], None]]) -> None:
-        if self._due.get(tick) is due:
-            del self._due[tick]
-        for key, expire in list(due.items()):
-            expire(key)
+    def _arm(self, tick: int) -> None:
+        """Wait for this tick, the earliest. A timer for one that was taken back meanwhile fires for nothing, once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed = tick
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(tick * _TICK - time.monotonic(), 0), self._expire)
+
+    def _expire(self) -> None:
+        self._armed, self._timer = inf, None
+        now, ready = time.monotonic(), list[dict[Any, Callable[[Any], None]]]()
+        while self._ticks and (self._ticks[0] * _TICK <= now or self._ticks[0] not in self._due):
+            ready.append(self._due.pop(heappop(self._ticks), {}))
+        if self._ticks:
+            self._arm(self._ticks[0])
+        for due in ready:
+            for key, expire in due.items():
+                try:
+                    expire(key)
+                except Exception as error:  # the others are due all the same
+                    context = {"message": "a callback of a deadline failed", "exception": error}
+                    asyncio.get_running_loop().call_exception_handler(context)
 
     async def limit(self, call: Callable[[], Awaitable[Any]], when: float | None, complaint: str) -> Any:
         """Await a call, but not beyond a monotonic time; if that has passed already, do not even begin.

@@ -147,3 +147,49 @@ class ConfigError(OpwireError, ValueError):
 
 class ToolEnvelopeError(OpwireError, ValueError):
     """A text block that is not a readable ToolEnvelope V1 block."""
+
+
+_MAX_OPTION = 1e15
+
+
+def check_above_zero(**options: object) -> None:
+    """Check options that are numbers above zero; None passes.
+
+    Raises:
+        CallError: VALIDATION_ERROR, naming the option.
+    """
+    for option, value in options.items():
+        if value is not None and not 0 < _number(value) <= _MAX_OPTION:
+            raise _wrong_option(option, "a number above zero", value)
+
+
+def check_not_below_zero(**options: object) -> None:
+    """Check options that are numbers from zero on; None passes.
+
+    Raises:
+        CallError: VALIDATION_ERROR, naming the option.
+    """
+    for option, value in options.items():
+        if value is not None and not 0 <= _number(value) <= _MAX_OPTION:
+            raise _wrong_option(option, "a number from zero on", value)
+
+
+def check_counts(**options: object) -> None:
+    """Check options that are whole numbers from 1 on; None passes.
+
+    Raises:
+        CallError: VALIDATION_ERROR, naming the option.
+    """
+    for option, value in options.items():
+        if value is not None and not (isinstance(value, int) and 1 <= _number(value) <= _MAX_OPTION):
+            raise _wrong_option(option, "a whole number above zero", value)
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+
+
+def _wrong_option(option: str, wanted: str, value: object) -> CallError:
+    is_short = not isinstance(value, int) or -_MAX_OPTION < value < _MAX_OPTION  # Python does not write long ones
+    shown = f"{value!r:.50}" if is_short else "one of so many digits"
+    return CallError(ErrorCode.VALIDATION_ERROR, f"{option} is {wanted}, not {shown}")

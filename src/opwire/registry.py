@@ -4,6 +4,8 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from heapq import nlargest
+from itertools import islice
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 from msgspec import structs
@@ -46,6 +48,13 @@ logger = logging.getLogger("opwire.registry")
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+# Bounds of the search for ids that come close to an unknown one: characters that are compared and shown, pieces of
+# them, ids that are looked at, and ids that are compared in full.
+_MAX_SHOWN = 200
+_MAX_PIECES = 12
+_MAX_SEARCHED = 4_000
+_MAX_COMPARED = 12
 
 
 class Change(NamedTuple):
@@ -424,13 +433,32 @@ class OperationRegistry:
             ErrorCode.VALIDATION_ERROR, f"{operation_id} is a {bound.spec.type.value}: use {other}(), not {verb}()"
         )
 
-    def not_found(self, operation_id: str) -> CallError:
-        """The error for an unknown id, with the ids that come close to it."""
+    def not_found(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> CallError:
+        """Return the error for an unknown id, with the ids that come close to it; see `suggestions`."""
+        close = self.suggestions(operation_id, visible=visible)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        shown = operation_id if len(operation_id) <= _MAX_SHOWN else f"{operation_id[:_MAX_SHOWN]}…"
+        return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {shown}{hint}")
+
+    def suggestions(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> "list[str]":
+        """Return up to three ids that come close to an unknown one.
+
+        `visible` says what the caller may see, and has to be given where an id came from outside: only such ids are
+        suggested. The work is bounded however long the id is and however many operations there are.
+        """
         import difflib
 
-        close = difflib.get_close_matches(operation_id, self._operations, n=3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}{hint}")
+        if len(operation_id) > _MAX_SHOWN:
+            return []
+        pieces = [operation_id[at : at + 3] for at in range(0, len(operation_id), 1 + len(operation_id) // _MAX_PIECES)]
+        # difflib takes 0.1 ms an id. What has most in common with the wanted one is found at 1 µs an id.
+        likely = nlargest(
+            4 * _MAX_COMPARED,
+            islice(self._operations, _MAX_SEARCHED),
+            key=lambda id: sum(map(id.__contains__, pieces)) - abs(len(id) - len(operation_id)) / 100,
+        )
+        shown = [id for id in likely if visible is None or visible(self._operations[id].spec)]
+        return difflib.get_close_matches(operation_id, shown[:_MAX_COMPARED], n=3)
 
 
 def matching(specs: Iterable[OperationSpec], text: str) -> list[OperationSpec]:

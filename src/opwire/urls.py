@@ -1,11 +1,12 @@
-"""Operation ids as URL paths, for who serves them over HTTP and for who calls them there.
+"""Operation ids as URL paths, for servers and for clients.
 
 An operation is at `/{namespace}/{name}`, one segment each.
 
 Percent-encoding alone does not survive: servers decode `%2F` before they hand a path on, proxies fold `..` and `//`,
 and some refuse both. So whatever is not a letter, a digit, `-`, `_` or `.` is written as `~` and two hexadecimal
 digits for each byte of its UTF-8: `github.repos/get` is at `/github/repos~2Fget`. Nothing on the way touches these
-characters. A client that percent-encodes the plain name, or writes its slashes as they are, is understood as well.
+characters. This is the only address of an operation. Other ways to write it, such as the percent-encoded name or one
+with plain slashes, are understood by `id_of`, so that a server can say what the address is.
 """
 
 import re

@@ -250,7 +250,7 @@ def test_an_expired_passport_is_refused_although_it_was_good_before() -> None:
 
 @requirement("auth.credential.expiry")
 def test_a_holder_learns_at_once_that_its_own_passport_has_expired() -> None:
-    error = refusal_of(signer(valid=-1).sign, EVENT)
+    error = refusal_of(signer(valid=10, clock=lambda: time.time() + 20).sign, EVENT)
     assert error.code is ErrorCode.UNAUTHENTICATED
     assert error.message == "this passport has expired: have the authority issue a new one"
 
@@ -473,3 +473,17 @@ def test_peers_learn_a_category_and_the_log_the_reason_and_neither_the_credentia
     assert lines[0] == "INFO the credential was used before: the same request came twice"
     assert lines[1] == "INFO the credential is not valid: it was made for another request"
     assert [line.partition(":")[0] for line in lines[2:]] == ["INFO the credential is not valid"] * 2
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), 10**400, True, "60"])
+def test_lifetimes_are_numbers_above_zero(wrong: Any) -> None:
+    for make in (
+        lambda: signer(lifetime=wrong),
+        lambda: signer(valid=wrong),
+        lambda: verifier(max_lifetime=wrong),
+        lambda: verifier(remember=wrong),
+        lambda: verifier(passports=wrong),
+    ):
+        assert refusal_of(make).code is ErrorCode.VALIDATION_ERROR
+    if wrong != 0 or wrong is True:
+        assert refusal_of(lambda: verifier(leeway=wrong)).code is ErrorCode.VALIDATION_ERROR

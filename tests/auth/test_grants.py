@@ -1,6 +1,7 @@
 """What a token is worth."""
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,9 @@ def test_the_reason_of_a_refusal_is_for_the_log_and_not_for_the_peer(caplog: pyt
     assert isinstance(error, CallError)
     assert unauthenticated(error) == "the token is not valid"
     assert logged(caplog) == ["INFO the token is not valid: its issuer is another"]
+
+
+@pytest.mark.parametrize("expires", [float("nan"), float("inf"), -1, "soon"])
+def test_a_grant_expires_at_a_time_or_never(expires: Any) -> None:
+    assert refusal_of(Grant, ANN, (), expires).code is ErrorCode.VALIDATION_ERROR
+    assert Grant(ANN).expires is None

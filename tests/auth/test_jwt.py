@@ -363,3 +363,23 @@ async def test_many_tokens_are_told_apart_at_the_same_time() -> None:
     authenticator = jwts()
     attempts = [authenticator.authenticate(token(sub=f"user-{number}")) for number in range(50)]
     assert [grant.identity.id for grant in await asyncio.gather(*attempts)] == [f"user-{n}" for n in range(50)]
+
+
+@requirement("auth.jwt.claims")
+@pytest.mark.parametrize(
+    "header", ['{"alg":' + "[" * 11_000, '{"alg":"HS256","kid":' + "[" * 5_000 + "]" * 5_000 + "}"]
+)
+async def test_a_header_that_is_nested_too_deeply_is_refused_like_any_other(header: str) -> None:
+    shown = base64.urlsafe_b64encode(header.encode()).decode().rstrip("=") + ".e30.e30"
+    assert await message(jwts(), shown) == NOT_VALID
+
+
+@requirement("auth.jwt.claims")
+@pytest.mark.parametrize("exp", [10**400, float("inf"), float("nan"), 2.0**60])
+async def test_an_expiry_that_is_not_a_time_is_refused_even_if_it_is_signed(exp: float) -> None:
+    assert await message(jwts(), token(exp=exp)) == NOT_VALID
+
+
+@pytest.mark.parametrize("leeway", [-1, float("nan"), float("inf"), "5"])
+def test_the_leeway_is_a_number_from_zero_on(leeway: Any) -> None:
+    assert refusal_of(lambda: jwts(leeway=leeway)).code is ErrorCode.VALIDATION_ERROR

@@ -1,5 +1,6 @@
 """How much one connection may ask for."""
 
+import logging
 from math import inf, nan
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from opwire import ErrorCode
 from opwire.auth import RateLimit
+from opwire.auth.limits import LogLimit
 from tests.auth.refusals import refusal_of
 from tests.requirements import requirement
 
@@ -72,3 +74,27 @@ def test_whoever_waits_as_long_as_told_passes(rate: float, before: int) -> None:
 @pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (nan, 1), (inf, 1), (1, 0)])
 def test_a_limit_that_lets_nothing_or_everything_pass_is_refused(rate: float, burst: int) -> None:
     assert refusal_of(RateLimit, rate, burst).code is ErrorCode.VALIDATION_ERROR
+
+
+def line(text: str, at: float, level: int = logging.WARNING) -> logging.LogRecord:
+    record = logging.LogRecord("x", level, __file__, 1, text, (), None)
+    record.created = at
+    return record
+
+
+def test_of_many_lines_some_are_written_and_the_others_counted() -> None:
+    limit = LogLimit(per_second=1, burst=3)
+    assert sum(limit.filter(line("refused", 100.0)) for _ in range(1_000)) == 3
+    record = line("refused", 102.0)
+    assert limit.filter(record)
+    assert record.getMessage() == "refused (997 lines before this one were left out)"
+    record = line("refused", 104.0)
+    assert limit.filter(record)
+    assert record.getMessage() == "refused"
+
+
+def test_graver_lines_and_other_lines_are_not_limited() -> None:
+    limit = LogLimit(per_second=1, burst=1, start="socket.accept")
+    assert all(limit.filter(line("socket.accept failed", 1.0, logging.ERROR)) for _ in range(10))
+    assert all(limit.filter(line("other", 1.0)) for _ in range(10))
+    assert [limit.filter(line("socket.accept", 1.0)) for _ in range(3)] == [True, False, False]

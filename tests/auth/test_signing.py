@@ -1,5 +1,6 @@
 """Identities over a broker: what leaves is signed, what arrives is verified."""
 
+import time
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from opwire.auth import Authority, Grant, SignedRequests, Signer, SigningKey, Verifier
+from opwire.auth.signing import HeldCredentials
 from opwire.call import CallHandler, CallRequested, PendingRequestMap, decode_event, encode_event
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import AccessControl, Context, Identity
@@ -126,6 +128,44 @@ def test_a_call_is_not_made_on_as_another_caller_who_used_the_same_request_id() 
     eves = shop.arriving(travelled(holder(EVE).leaving(request("r1"))))
     shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
     refused(shop, request("r2", parent_request_id="r1", identity=eves.identity))
+
+
+@requirement("auth.delegation")
+def test_a_credential_is_kept_only_by_a_server_that_delegates_and_only_while_it_is_good() -> None:
+    now = time.time()
+    key = SigningKey.generate()
+    for delegates, kept in ((True, 1), (False, 0)):
+        passport = AUTHORITY.issue(Grant(SHOP, delegates=delegates), key.public_pem, lifetime=600)
+        verifier = Verifier(AUTHORITY.public_pem)
+        shop = SignedRequests(Signer(passport, key), verifier, clock=lambda: now)
+        shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
+        assert len(shop._held) == kept
+    shop = SignedRequests(None, Verifier(AUTHORITY.public_pem))
+    shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
+    assert len(shop._held) == 0
+
+
+def test_held_credentials_go_when_they_expire() -> None:
+    held = HeldCredentials()
+    for n in range(1_000):
+        held.add(f"r{n}", "c", ANN, until=n + 10, now=n)
+    assert len(held) == 10
+    held.add("last", "c", ANN, until=5_000, now=4_000)
+    assert (len(held), held.get("last", ANN), held.get("last", EVE), held.get("r999", ANN)) == (1, "c", None, None)
+
+
+def test_held_credentials_are_bounded_in_bytes_and_one_caller_cannot_take_the_room_of_others() -> None:
+    held = HeldCredentials(max_bytes=100_000)
+    for n in range(14):
+        held.add(f"r{n}", "c" * 1_000, ANN, until=10, now=0)
+    with pytest.raises(CallError) as refused:
+        held.add("r", "c" * 10_000, ANN, until=10, now=0)
+    assert refused.value.code is ErrorCode.RATE_LIMITED
+    held.add("e", "c" * 1_000, EVE, until=10, now=0)
+    for _ in range(100):
+        held.add("e", "c" * 1_000, EVE, until=10, now=0)  # the same request takes its place once
+    held.add("a", "c" * 1_000, ANN, until=30, now=20)
+    assert len(held) == 1
 
 
 @requirement("auth.signed-requests")

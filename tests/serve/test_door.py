@@ -223,6 +223,77 @@ async def test_where_any_host_name_is_taken_a_page_of_the_same_name_proves_nothi
     assert (await client.get("/", host="evil.example", origin="http://evil.example")).status == 200
 
 
+@requirement("serve.sites")
+@on_one_loop
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "DELETE"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "script"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-purpose": "prefetch"},
+        {"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"},  # another port of the same host, for example
+        {"sec-fetch-site": "Cross-Site"},
+        {"sec-fetch-site": "anything else"},
+        {"sec-fetch-site": ""},
+        {"sec-fetch-site": "none", "origin": "https://evil.example"},
+        {"sec-fetch-site": "same-origin", "origin": "null"},
+        {"referer": "https://evil.example/page"},
+        {"referer": "https://evil.example"},
+        {"referer": "http://localhost:1/page"},
+        {"referer": "about:client"},
+        {"referer": "//"},
+    ],
+)
+async def test_nothing_that_a_page_of_another_site_makes_a_browser_send_comes_in(
+    house: House, method: str, headers: dict[str, str]
+) -> None:
+    client = house.behind(Door(echo, identity=Identity(id="open"), origins=["https://shop.example"]))
+    reply = await client(method, "/", headers=headers)
+    assert reply.status == 403
+    if method != "HEAD":
+        refused(reply, 403, "ACCESS_DENIED")
+
+
+@requirement("serve.sites")
+@on_one_loop
+async def test_the_address_bar_own_pages_pages_that_are_named_and_other_programs_come_in(house: House) -> None:
+    client = house.behind(Door(echo, identity=Identity(id="open"), origins=["https://shop.example"]))
+    for headers in (
+        {},
+        {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"},
+        {"sec-fetch-site": "none", "referer": "https://evil.example/"},
+        {"sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "cross-site", "origin": "https://shop.example"},
+        {"sec-fetch-mode": "cors"},  # Node.js
+        {"referer": f"{house.address}/page?x=1"},
+        {"referer": "https://shop.example/page"},
+    ):
+        assert (await client("GET", "/", headers=headers)).status == 200, headers
+    client = house.behind(Door(echo, identity=Identity(id="open"), origins=["*"]))
+    assert (await client.get("/", sec_fetch_site="cross-site")).status == 200
+
+
+@requirement("serve.sites")
+@on_one_loop
+async def test_where_any_host_name_is_taken_same_origin_counts_only_for_an_origin_that_is_named(house: House) -> None:
+    client = house.behind(Door(echo, hosts=["*"], origins=["https://shop.example"]))
+    refused(await client.get("/", host="evil.example", sec_fetch_site="same-origin"), 403, "ACCESS_DENIED")
+    refused(await client.get("/", host="evil.example", referer="http://evil.example/"), 403, "ACCESS_DENIED")
+    assert (await client.get("/", host="shop.example", sec_fetch_site="same-origin")).status == 200
+
+
+@requirement("serve.sites")
+@on_one_loop
+async def test_two_words_about_the_site_are_refused(house: House) -> None:
+    client = house.behind(Door(echo))
+    for twice in (b"Sec-Fetch-Site: none\r\nSec-Fetch-Site: cross-site", b"Referer: a\r\nReferer: b"):
+        request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\nConnection: close\r\n\r\n"
+        assert b" 400 " in await client.raw(request % (client.path, twice))
+
+
 @requirement("serve.limits")
 @on_one_loop
 async def test_bodies_and_headers_have_limits(house: House) -> None:
@@ -230,6 +301,16 @@ async def test_bodies_and_headers_have_limits(house: House) -> None:
     assert (await client("POST", "/", data=b"x" * 1_000)).json["size"] == 1_000
     refused(await client("POST", "/", data=b"x" * 1_001), 413, "PAYLOAD_TOO_LARGE")
     refused(await client.get("/", x="y" * 2_000), 431, "PAYLOAD_TOO_LARGE")
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_a_body_holds_so_many_objects_and_lists_and_no_more(house: House) -> None:
+    client = house.behind(Door(echo, max_body=1_600_000))
+    for item in (b"[]", b"{}"):
+        assert (await client("POST", "/", data=b",".join([item] * 100_000))).status == 200
+        refused(await client("POST", "/", data=b",".join([item] * 100_001)), 413, "PAYLOAD_TOO_LARGE")
+    assert (await client("POST", "/", data=b"[1,2]" * 100)).status == 200
 
 
 @requirement("serve.limits")
@@ -324,6 +405,79 @@ async def test_who_shows_no_token_cannot_keep_the_others_out(house: House) -> No
         known = asyncio.create_task(client.get("/", authorization=f"Bearer {TOKEN}"))
         leave.set()
         assert [(await first).status, (await known).status, (await client.get("/")).status] == [200, 200, 200]
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_one_identity_cannot_keep_the_others_out(house: House) -> None:
+    inside, leave = asyncio.Event(), asyncio.Event()
+    other = "another-token-0123456789"
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        inside.set()
+        await leave.wait()
+        await echo(scope, receive, send)
+
+    tokens = StaticTokens({TOKEN: Identity(id="me"), other: Identity(id="you")})
+    door = Door(wait, authenticate=tokens, max_requests=3)
+    client = house.behind(door)
+    async with asyncio.timeout(10):
+        mine = [asyncio.create_task(client.get("/", x_api_key=TOKEN)) for _ in range(2)]
+        while door._shares.get("me") != 2:
+            await asyncio.sleep(0.01)
+        refused(await client.get("/", x_api_key=TOKEN), 503, "UNAVAILABLE")
+        yours = asyncio.create_task(client.get("/", x_api_key=other))
+        while "you" not in door._shares:
+            await asyncio.sleep(0.01)
+        leave.set()
+        assert {(await each).status for each in (*mine, yours)} == {200}
+    assert not door._shares
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_tokens_that_are_being_checked_cannot_keep_out_those_that_were_good_before(house: House) -> None:
+    checking, answer = asyncio.Event(), asyncio.Event()
+
+    async def look_up(token: str) -> Identity | None:
+        if token == TOKEN:
+            return Identity(id="me")
+        checking.set()
+        await answer.wait()
+        return None
+
+    client = house.behind(Door(echo, authenticate=callback(look_up), max_requests=4))
+    async with asyncio.timeout(10):
+        assert (await client.get("/", x_api_key=TOKEN)).status == 200
+        bogus = asyncio.create_task(client.get("/", x_api_key="bogus-1"))
+        await checking.wait()
+        refused(await client.get("/", x_api_key="bogus-2"), 503, "UNAVAILABLE")
+        assert (await client.get("/", x_api_key=TOKEN)).status == 200
+        assert (await client.get("/")).json["identity"] is None
+        answer.set()
+        refused(await bogus, 401, "UNAUTHENTICATED")
+        refused(await client.get("/", x_api_key="bogus-2"), 401, "UNAUTHENTICATED")
+
+
+@requirement("serve.limits")
+@on_one_loop
+async def test_a_token_that_was_good_counts_as_new_again_once_it_is_refused(house: House) -> None:
+    users = {TOKEN: Identity(id="me")}
+    door = Door(echo, authenticate=callback(users.get))
+    client = house.behind(door)
+    assert (await client.get("/", x_api_key=TOKEN)).status == 200
+    assert len(door._proven) == 1
+    users.clear()
+    refused(await client.get("/", x_api_key=TOKEN), 401, "UNAUTHENTICATED")
+    assert not door._proven
+
+
+@pytest.mark.parametrize("option", ["max_body", "max_headers", "max_requests", "body_timeout"])
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "5", True])
+def test_a_limit_is_a_number_above_zero(option: str, wrong: Any) -> None:
+    options: dict[str, Any] = {option: wrong}
+    with pytest.raises(CallError, match=option):
+        Door(echo, **options)
 
 
 @requirement("serve.smuggling")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -13,10 +14,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from opwire import CallError, ErrorCode
+from opwire import CallError, ErrorCode, Identity
+from opwire.auth import StaticTokens
 from opwire.serve import listener
+from opwire.serve.door import Door
 from opwire.serve.listener import listening, run_until_signalled
 from tests.requirements import requirement
+
+TOKEN = "a-token-0123456789"
 
 
 class Slow:
@@ -26,9 +31,11 @@ class Slow:
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()
         self.draining = asyncio.Event()
+        self.requests = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http"
+        self.requests += 1
         self.asked.set()
         if scope["path"] == "/slow":
             await self.go_on.wait()
@@ -134,6 +141,163 @@ async def test_a_call_may_take_longer_than_its_headers() -> None:
         await asyncio.sleep(0.6)
         app.go_on.set()
         assert await answer == b"ok"
+
+
+class Crowded(Slow):
+    """Answers, or holds requests to `/slow` without a token, where tokens are taken."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._door = Door(super().__call__, authenticate=StaticTokens({TOKEN: Identity(id="me")}), **options)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._door(scope, receive, send)
+
+
+async def silent(address: str, number: int, said: bytes = b"") -> list[tuple[asyncio.StreamReader, Any]]:
+    found = [await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2])) for _ in range(number)]
+    for _, writer in found:
+        writer.write(said)
+    return found
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await asyncio.wait_for(reader.read(), 5) == b""
+    except ConnectionError:
+        return True
+
+
+@requirement("serve.connections")
+@pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
+async def test_connections_without_a_request_give_way_to_new_ones_the_oldest_first(said: bytes) -> None:
+    async with asyncio.timeout(20), listening(Slow(), lifespan="off", max_connections=5) as address:
+        others = await silent(address, 5, said)
+        async with getting(address, "/") as answer:
+            assert await answer == b"ok"
+        assert await closed(others[0][0])
+        assert not any(reader.at_eof() for reader, _ in others[2:])
+        for _, writer in others:
+            writer.close()
+
+
+@requirement("serve.connections")
+async def test_a_request_in_hand_does_not_give_way_and_a_new_connection_has_to_wait() -> None:
+    app = Slow()
+    async with asyncio.timeout(20), listening(app, lifespan="off", max_connections=1) as address:
+        async with getting(address, "/slow") as first:
+            await app.asked.wait()
+            [(reader, writer)] = await silent(address, 1)
+            assert await closed(reader)
+            writer.close()
+            app.go_on.set()
+            assert await first == b"ok"
+        async with getting(address, "/") as again:
+            assert await again == b"ok"
+
+
+@requirement("serve.connections")
+async def test_when_all_connections_have_requests_those_without_a_token_give_way() -> None:
+    app = Crowded()
+    slow = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with asyncio.timeout(20), listening(app, lifespan="off", max_connections=2) as address:
+        others = await silent(address, 2, slow)
+        for _, writer in others:
+            await writer.drain()
+        while app.requests < 2:
+            await asyncio.sleep(0.01)
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{address}/") as response:
+            assert await response.read() == b"ok"
+        assert await closed(others[0][0])
+        app.go_on.set()
+        for _, writer in others:
+            writer.close()
+
+
+@requirement("serve.connections")
+async def test_before_the_process_runs_out_of_files_connections_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(20):
+        with socket.socket() as probe:
+            monkeypatch.setattr(listener, "_max_file", lambda: probe.fileno() + 24.0)
+        async with listening(Slow(), lifespan="off") as address:
+            others = await silent(address, 60)  # two files each: this process is the client, too
+            async with getting(address, "/") as answer:
+                assert await answer == b"ok"
+            assert await closed(others[0][0])
+            for _, writer in others:
+                writer.close()
+
+
+@requirement("serve.connections")
+async def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
+    gone = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while not gone.is_set():
+                await send({"type": "http.response.body", "body": b"x" * 1_000_000, "more_body": True})
+                message = asyncio.ensure_future(receive())
+                await asyncio.wait([message], timeout=0)
+                if message.done() and message.result()["type"] == "http.disconnect":
+                    gone.set()
+                message.cancel()
+        finally:
+            gone.set()
+
+    async with asyncio.timeout(20), listening(app, lifespan="off", write_timeout=0.1, drain_timeout=0) as address:
+        [(_, writer)] = await silent(address, 1, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await gone.wait()
+        writer.close()
+
+
+@requirement("serve.connections")
+async def test_headers_without_an_end_are_not_collected() -> None:
+    async with asyncio.timeout(20), listening(Slow(), lifespan="off") as address:
+        [(reader, writer)] = await silent(address, 1, b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1_000):
+                writer.write(b"X-Filler: " + b"x" * 4_000 + b"\r\n")
+                await writer.drain()
+                if reader.at_eof():
+                    break
+        with contextlib.suppress(ConnectionError):
+            assert b" 200 " not in await reader.read()
+        writer.close()
+
+
+@requirement("serve.connections")
+async def test_broken_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(20), listening(Slow(), lifespan="off") as address:
+        logger = logging.getLogger("uvicorn.error")
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2_000):
+                logger.warning("Invalid HTTP request received.")
+            logger.error("a fault of the application")
+            refused = "socket.accept() out of system resource"
+            for _ in range(100):
+                logging.getLogger("asyncio").error(refused)
+        async with getting(address, "/") as answer:
+            assert await answer == b"ok"
+    assert 0 < caplog.messages.count("Invalid HTTP request received.") < 600
+    assert caplog.messages.count(refused) < 10
+    assert "a fault of the application" in caplog.messages
+    assert not logging.getLogger("uvicorn.error").filters
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"header_timeout": 0}, {"header_timeout": float("nan")}, {"write_timeout": -1}, {"max_connections": 0}),
+        *({"max_connections": 1.5}, {"drain_timeout": float("inf")}, {"drain_delay": -1}, {"drain_timeout": "5"}),
+    ],
+)
+async def test_a_number_that_cannot_be_used_is_refused_by_its_name(options: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match=next(iter(options))) as raised:
+        async with listening(Slow(), lifespan="off", **options):
+            pass
+    assert raised.value.code is ErrorCode.VALIDATION_ERROR
 
 
 async def test_answers_are_sent_without_delay() -> None:

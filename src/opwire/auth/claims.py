@@ -6,6 +6,8 @@ from typing import Any, TypedDict, cast
 from opwire.auth.grants import Grant
 from opwire.operation import Identity
 
+_MAX_TIME = 2**53  # seconds: NaN, an infinity and an integer of 400 digits are not times
+
 
 class ClaimNames(TypedDict, total=False):
     """Which claims hold what, where they are not `sub`, `scope` or `scopes`, `resources`, `announce`, `delegates`."""
@@ -28,7 +30,7 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
     if not isinstance(id, str) or not id:
         raise ValueError(f"the claim {name} is not a name")
     expires = claims.get("exp")
-    if not isinstance(expires, int | float) or isinstance(expires, bool):
+    if not isinstance(expires, int | float) or isinstance(expires, bool) or not 0 <= expires <= _MAX_TIME:
         raise ValueError("the claim exp is not a number")
     scopes = (names["scopes"],) if "scopes" in names else ("scope", "scopes")
     identity = Identity(

@@ -25,7 +25,7 @@ from opwire.auth.keys import SigningKey, public_key
 from opwire.auth.passports import Passport, own_passport, read_passport
 from opwire.auth.replays import Replays
 from opwire.call import CallRequested
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Identity
 
 LIFETIME = 60.0
@@ -70,12 +70,13 @@ class Signer:
     A credential is good until its call's deadline, and for `lifetime` seconds at most.
 
     Raises:
-        CallError: VALIDATION_ERROR, if the passport is none, or that of another key.
+        CallError: VALIDATION_ERROR, if the passport is none, or that of another key, or `lifetime` is not above zero.
     """
 
     def __init__(
         self, passport: str, key: SigningKey, *, lifetime: float = LIFETIME, clock: Callable[[], float] = time.time
     ) -> None:
+        check_above_zero(lifetime=lifetime)
         self._text = passport
         self._passport = own_passport(passport, key)
         self._key = key
@@ -129,7 +130,8 @@ class Verifier:
     `max_lifetime` bounds how long that is, and `remember` how many they are. Verified passports are cached.
 
     Raises:
-        CallError: VALIDATION_ERROR, if there is no authority, or one is not a public key in PEM.
+        CallError: VALIDATION_ERROR, if there is no authority, one is not a public key in PEM, or a number is not above
+            zero.
     """
 
     def __init__(
@@ -143,12 +145,20 @@ class Verifier:
     ) -> None:
         if not authorities:
             raise CallError(ErrorCode.VALIDATION_ERROR, "a verifier trusts at least one authority: give its public key")
+        check_not_below_zero(leeway=leeway)
+        check_above_zero(max_lifetime=max_lifetime)
+        check_counts(remember=remember, passports=passports)
         keys = [public_key(pem) for pem in authorities]
         self._passport = lru_cache(maxsize=passports)(partial(read_passport, authorities=keys, leeway=leeway))
         self._replays = Replays(remember)
         self._leeway = leeway
         self._max_lifetime = max_lifetime
         self._clock = clock
+
+    @property
+    def longest(self) -> float:
+        """Seconds after which every credential that is good now has expired."""
+        return self._max_lifetime + self._leeway
 
     def verify(self, credential: str | None, event: CallRequested, *, body: bytes = b"") -> Identity:
         """Who makes this request. `body` is what the signer was given.

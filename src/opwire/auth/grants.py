@@ -10,10 +10,13 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from opwire.errors import CallError, ErrorCode
+from opwire.auth.limits import LogLimit
+from opwire.errors import CallError, ErrorCode, check_not_below_zero
 from opwire.operation import Identity
 
 logger = logging.getLogger("opwire.auth")
+log_limit = LogLimit(most=logging.INFO)  # anybody can have a token refused
+logger.addFilter(log_limit)
 
 MAX_TOKEN = 16 * 1024
 """Characters of a token: what is longer is refused unread."""
@@ -41,6 +44,7 @@ class Grant(Struct, frozen=True):
             wrong = f"announces is a tuple of namespaces: write ({self.announces!r},)"
             raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
         force_setattr(self, "announces", tuple(self.announces))
+        check_not_below_zero(expires=self.expires)  # NaN is never over
 
     def may_announce(self, operation_id: str) -> bool:
         """Whether an operation of this id may be announced."""
@@ -91,6 +95,6 @@ def presented(token: str | None) -> str:
 
 
 def refused(message: str, reason: str) -> CallError:
-    """The error for the peer. The reason is for our own log: it must not hold anything of the token."""
+    """Return the error for the peer. The reason is for our own log: it must not hold anything of the token."""
     logger.info("%s: %s", message, reason)
     return CallError(ErrorCode.UNAUTHENTICATED, message)

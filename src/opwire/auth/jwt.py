@@ -8,7 +8,7 @@ import jwt
 from opwire.auth.claims import ClaimNames, grant_of
 from opwire.auth.grants import EXPIRED, NOT_VALID, Grant, presented, refused
 from opwire.auth.keyring import ALGORITHMS, Jwks, Keyring, OneKey, PublishedKeys
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_not_below_zero
 
 
 class JWTs:
@@ -27,7 +27,7 @@ class JWTs:
     refused, and so is one with `cnf`, which is worth nothing without the key that it names.
 
     Raises:
-        CallError: VALIDATION_ERROR, if key and algorithms do not belong together.
+        CallError: VALIDATION_ERROR, if key and algorithms do not belong together, or `leeway` is below zero.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class JWTs:
         leeway: float = 5.0,
         claims: ClaimNames | None = None,
     ) -> None:
+        check_not_below_zero(leeway=leeway)
         self._algorithms = _chosen(algorithms)
         self._keys = _keyring(key, jwks, self._algorithms)
         self._audience = audience
@@ -86,7 +87,7 @@ class JWTs:
             )
         except jwt.ExpiredSignatureError:
             message, reason = EXPIRED, "its time has passed"
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             message, reason = NOT_VALID, type(error).__name__
         # Not within `except`: PyJWT's error may quote the token, and would be chained to this one.
         raise refused(message, reason)
@@ -95,7 +96,7 @@ class JWTs:
 def _header(token: str) -> dict[str, Any]:
     try:
         return jwt.get_unverified_header(token)
-    except (jwt.PyJWTError, ValueError) as error:
+    except (jwt.PyJWTError, ValueError, RecursionError) as error:  # nested 12,000 deep, for example
         reason = type(error).__name__
     raise refused(NOT_VALID, reason)
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from opwire.auth.claims import grant_of
 from opwire.auth.grants import Grant, as_grant
 from opwire.auth.keys import SigningKey, name_of, public_key
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.operation import Identity
 
 _TYPE = "opwire-passport+jwt"  # so that no other token of the same authority can be taken for one
@@ -44,8 +44,9 @@ class Authority(SigningKey):
         """A passport for the holder of a key (its public half, as PEM), good for so many seconds.
 
         Raises:
-            CallError: VALIDATION_ERROR, if that is not a public key.
+            CallError: VALIDATION_ERROR, if that is not a public key, or the lifetime not a number above zero.
         """
+        check_above_zero(lifetime=lifetime)
         grant, now = as_grant(grant), time.time()
         until = now + lifetime if grant.expires is None else min(now + lifetime, grant.expires)
         holder = {"kty": "OKP", "crv": "Ed25519", "x": name_of(public_key(key))}
@@ -73,7 +74,7 @@ def read_passport(text: str, authorities: Sequence[Ed25519PublicKey], leeway: fl
             token = jwt.decode_complete(text, authority, [_ALGORITHM], leeway=leeway, options={"verify_exp": False})
         except jwt.InvalidSignatureError:
             continue
-        except (jwt.PyJWTError, ValueError) as error:
+        except (jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(type(error).__name__) from None
         return _passport(token)
     raise ValueError("no authority that is known has signed the passport")

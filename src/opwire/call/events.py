@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from opwire.deadlines import MAX_SECONDS, bounded_seconds
 from opwire.envelope import RESPONSE_ENVELOPE_SCHEMA, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, NotPlainError
 from opwire.operation import Identity, Trace, trace_of
@@ -143,13 +144,13 @@ class CallFailed(
 
     def error(self) -> CallError:
         """The error that the caller raises."""
-        known = self.code in ErrorCode.__members__
+        known, after = self.code in ErrorCode.__members__, self.retry_after_ms
         return CallError(
             ErrorCode(self.code) if known else ErrorCode.EXECUTION_ERROR,
             self.message if known else f"{self.code}: {self.message}",
             self.details,
             retryable=self.retryable,
-            retry_after=None if self.retry_after_ms is None else max(_bounded(self.retry_after_ms) / 1000, 0.0),
+            retry_after=None if after is None else bounded_seconds(after, MAX_SECONDS * 1000) / 1000,
         )
 
 

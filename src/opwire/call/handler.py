@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from opwire.access import check_access
+from opwire.access import check_access, may_access
 from opwire.call.about import ABOUT, OPERATIONS, SelfDescription
 from opwire.call.description import Description, ServerInfo
 from opwire.call.events import CallAborted, CallCredit, CallRequested, Milliseconds
@@ -267,7 +267,7 @@ class CallHandler:
         served.begun = True
         began, error = time.perf_counter(), None
         try:
-            registry, spec = self._find(event.operation_id)
+            registry, spec = self._find(event.operation_id, served.identity)
             check_access(spec, served.identity)
             streams = spec.type is OperationType.SUBSCRIPTION
             context = Context(
@@ -340,7 +340,7 @@ class CallHandler:
             await items.aclose()
         self._calls.complete(event.request_id, seq)
 
-    def _find(self, operation_id: str) -> tuple[OperationRegistry, OperationSpec]:
+    def _find(self, operation_id: str, identity: Identity | None) -> tuple[OperationRegistry, OperationSpec]:
         registry = self._registry
         spec = registry.get_spec(operation_id)
         if spec is None and operation_id in (ABOUT, OPERATIONS):
@@ -349,7 +349,9 @@ class CallHandler:
         elif spec is not None and self._serves is not None and not self._serves(spec):
             spec = None
         if spec is None:
-            raise registry.not_found(operation_id)
+            raise self._registry.not_found(
+                operation_id, visible=lambda spec: self._is_announced(spec) and may_access(spec, identity)
+            )
         if registry.get_handler(operation_id) is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
         return registry, spec

@@ -1,4 +1,4 @@
-"""The door of every surface that listens on a network: who may come in, and with how much.
+"""The guard of every surface that listens on a network: which requests come in, and with how much.
 
 Rules: what is refused here never reaches the surface. A token is read here and nowhere else, and goes neither into a
 message nor into the log. A request comes in with its whole body, so that no slow sender holds anything but its own
@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 from opwire.auth.grants import EXPIRED, Authenticator, Grant
 from opwire.deadlines import Deadlines
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
 from opwire.operation import Identity
 from opwire.serve.problem import Refusal, Send, send_problem
 
@@ -28,7 +28,16 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 _IDENTITY = "opwire.identity"
 _EXPIRES = "opwire.expires"
-_SINGLE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-length", b"content-type")
+_SHARE = "opwire.share"
+_SINGLE = (
+    *(b"host", b"origin", b"referer", b"sec-fetch-site"),
+    *(b"authorization", b"x-api-key", b"content-length", b"content-type"),
+)
+_SMALL = 64 * 1024
+_BYTES_EACH = (
+    16  # of the greatest body for each object and list: 1.4 million empty lists in 4 MB stall the loop for 2 s
+)
+_MAX_PROVEN = 10_000  # tokens that are remembered as good
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -49,16 +58,22 @@ class Door:
     """ASGI middleware that lets requests in, or answers them with a problem.
 
     `authenticate` decides what a token is worth, shown as `Authorization: Bearer …` or `X-API-Key: …`. A bad one is
-    refused. Who shows none is `identity`, or nobody: then only public operations can be called.
+    refused. Requests without a token are made as `identity`, or anonymous: then only public operations can be called.
 
     `hosts` are the names that this server answers to: "tools.example", "*.tools.example", "tools.example:8000", or
     "*" for any. By default the loopback names, whatever the port, so that no page in a browser can reach a local
     server by a name of its own (DNS rebinding). `origins` are the pages of other hosts that may call, as
-    "https://shop.example", or "*".
+    "https://shop.example", or "*". No other page gets in, whether it fetches, submits a form, links to this server or
+    shows it as an image: a browser says so in `Origin`, `Sec-Fetch-Site` or `Referer`.
 
-    `max_body` and `max_headers` are in bytes, `max_requests` are at the same time, open streams included, and
-    `body_timeout` is the seconds in which a body has to arrive. Where tokens are taken, who shows none finds room only
-    for half of the requests, and so cannot keep the others out. `challenge` is what a 401 asks for.
+    `max_body` and `max_headers` are in bytes; a body has at most one object or list for each 16 bytes of `max_body`
+    (262,144 unless it is changed), because these take longest to read. `max_requests` are at the same time, open
+    streams included, and `body_timeout` is the seconds in which a body has to arrive. Where tokens are taken, all
+    requests without one share half of the room, no identity gets more than half, and tokens that were not seen before
+    are checked in a quarter of it: none of them can keep the others out. `challenge` is what a 401 asks for.
+
+    Raises:
+        CallError: VALIDATION_ERROR, if one of the numbers is not above zero, or `hosts` or `origins` is one string.
     """
 
     def __init__(
@@ -75,6 +90,8 @@ class Door:
         body_timeout: float = 30,
         challenge: str = "Bearer",
     ) -> None:
+        check_counts(max_body=max_body, max_headers=max_headers, max_requests=max_requests)
+        check_above_zero(body_timeout=body_timeout)
         self._app = app
         self._authenticator = authenticate
         self._identity = identity
@@ -83,14 +100,18 @@ class Door:
         self._max_body = max_body
         self._max_headers = max_headers
         self._max_requests = max_requests
+        self._max_share = ceil(max_requests / 2)
+        self._max_checks = ceil(max_requests / 4)
         self._body_timeout = body_timeout
         self._challenge = challenge
         self._deadlines = Deadlines()
         self._inside = 0
-        self._unknown: set[int] = set()  # who showed no token where tokens are taken, by the id of its scope
+        self._shares: dict[str | None, int] = {}  # requests inside by the id of their identity; None: without a token
+        self._checks = 0  # tokens that are being checked, and were not seen before
+        self._proven: dict[int, None] = {}  # hashes of tokens that were good, the last one last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or refuse it. Whatever is not a request, the start of the server for example, passes."""
+        """Let a request in, or refuse it. Other events, the start of the server for example, pass."""
         if scope["type"] == "http":
             await self._open(scope, receive, send)
         elif scope["type"] == "websocket":  # no surface speaks it, and a browser sends one to any host it likes
@@ -111,25 +132,42 @@ class Door:
             await self._app(scope, receive, send)
         finally:
             self._inside -= 1
-            self._unknown.discard(id(scope))
+            self._give_back(scope)
 
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
-        self._check_room(self._inside, self._max_requests)
+        if self._inside > self._max_requests:
+            raise _busy(self._max_requests)
         headers = self._headers(scope)
-        self._check_origin(headers, self._check_host(headers))
-        grant = await self._grant(headers)
-        if grant is None and self._authenticator is not None:
-            self._unknown.add(id(scope))
-            self._check_room(len(self._unknown), ceil(self._max_requests / 2))
+        self._check_page(headers, self._check_host(headers))
+        grant = None
+        if self._authenticator is not None:
+            token = self._token(headers)
+            grant = await self._grant(self._authenticator, token)
+            self._take(scope, None if token is None or grant is None else grant.identity.id)
         scope[_IDENTITY] = self._identity if grant is None else grant.identity
         scope[_EXPIRES] = None if grant is None else grant.expires
         if scope["method"] in _WITHOUT_BODY and b"content-length" not in headers and _CHUNKED not in headers:
             return receive
-        return _replay(await self._body(headers, receive), receive)
+        body = await self._body(headers, receive)
+        if len(body) > _SMALL and body.count(b"[") + body.count(b"{") > self._max_body // _BYTES_EACH:
+            wrong = f"the body has more than {self._max_body // _BYTES_EACH:,} objects and lists"
+            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, wrong)
+        return _replay(body, receive)
 
-    def _check_room(self, taken: int, room: int) -> None:
-        if taken > room:
-            raise CallError(ErrorCode.UNAVAILABLE, f"{room} requests are open already", retry_after=1)
+    def _take(self, scope: Scope, share: str | None) -> None:
+        """Count a request among those of its identity, or of all that have no token."""
+        taken = self._shares.get(share, 0)
+        if taken >= self._max_share:
+            raise _busy(self._max_share)
+        self._shares[share] = taken + 1
+        scope[_SHARE] = (share,)
+
+    def _give_back(self, scope: Scope) -> None:
+        if (taken := scope.pop(_SHARE, None)) is not None:
+            (share,) = taken
+            self._shares[share] -= 1
+            if not self._shares[share]:
+                del self._shares[share]
 
     def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
         """The headers by name. Of those that decide anything there must not be two, or two readers would differ."""
@@ -157,31 +195,57 @@ class Door:
             raise Refusal(HTTPStatus.MISDIRECTED_REQUEST, CallError(ErrorCode.ACCESS_DENIED, wrong))
         return host
 
-    def _check_origin(self, headers: Mapping[bytes, bytes], host: str) -> None:
-        given = headers.get(b"origin")
-        if given is None or "*" in self._origins:  # browsers always say where a page is from, other clients never
+    def _check_page(self, headers: Mapping[bytes, bytes], host: str) -> None:
+        """Refuse what a page of another host makes a browser send.
+
+        A browser names the origin of a request that a script makes or that changes anything (`Origin`). It does not
+        where a page merely links to a URL or shows it as an image: then it says how far away the page is
+        (`Sec-Fetch-Site`; "none" is the address bar), or, if it is old or the host is not a trustworthy one, which
+        page it was (`Referer`). Other programs send none of them.
+        """
+        origin, site, page = headers.get(b"origin"), headers.get(b"sec-fetch-site"), headers.get(b"referer")
+        if (origin is None and site is None and page is None) or "*" in self._origins:
             return
-        origin = given.decode("latin-1").lower()
         # A page of this very host may call, unless the host could be anybody's name for this server.
-        is_own = not self._hosts.any and origin in (f"http://{host}", f"https://{host}")
-        if not is_own and origin not in self._origins:
-            wrong = "pages of that origin may not call this server; its owner says which may (origins=)"
+        own = (f"http://{host}", f"https://{host}")
+        known = self._origins if self._hosts.any else self._origins.union(own)
+        if origin is not None:
+            is_known = origin.decode("latin-1").lower() in known
+        elif site is not None:
+            is_known = site == b"none" or (site == b"same-origin" and not known.isdisjoint(own))
+        else:
+            is_known = _origin_of(page or b"") in known
+        if not is_known:
+            wrong = "pages of other origins may not call this server; origins= names those that may"
             raise CallError(ErrorCode.ACCESS_DENIED, wrong)
 
-    async def _grant(self, headers: Mapping[bytes, bytes]) -> Grant | None:
-        if self._authenticator is None:
-            return None
-        token = self._token(headers)
+    async def _grant(self, authenticator: Authenticator, token: str | None) -> Grant | None:
+        """Return what a token gives. One that was not good lately is checked only where there is room for such.
+
+        Else made-up tokens, which take their time where a database is asked, would take the place of good ones.
+        """
+        key = hash(token)
+        is_new = token is not None and key not in self._proven
+        if is_new and self._checks >= self._max_checks:
+            raise _busy(self._max_checks)
+        self._checks += is_new
         try:
-            grant = await self._authenticator.authenticate(token)
+            grant = await authenticator.authenticate(token)
         except CallError as error:
+            self._proven.pop(key, None)
             if error.code is not ErrorCode.UNAUTHENTICATED:
                 raise
             if token is None:
                 return None
             raise self._unauthenticated(error.message) from None
+        finally:
+            self._checks -= is_new
         if grant.expires is not None and grant.expires <= time.time():
             raise self._unauthenticated(EXPIRED)
+        if is_new:
+            self._proven[key] = None
+            if len(self._proven) > _MAX_PROVEN:
+                del self._proven[next(iter(self._proven))]
         return grant
 
     def _token(self, headers: Mapping[bytes, bytes]) -> str | None:
@@ -213,20 +277,18 @@ class Door:
             raise Refusal(HTTPStatus.REQUEST_TIMEOUT, slow, _CLOSE) from None
 
     async def _collected(self, receive: Receive) -> bytes:
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()  # and not a list: a part may have one byte
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise _Gone
             part: bytes = message.get("body", b"")
-            size += len(part)
-            if size > self._max_body:
+            if len(body) + len(part) > self._max_body:
                 await _discard(receive)
                 raise self._too_large()
-            parts.append(part)
             if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                return bytes(body + part) if body else part
+            body += part
 
     def _too_large(self) -> Refusal:
         error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_body:,} bytes")
@@ -266,7 +328,12 @@ def expires_of(scope: Mapping[str, Any]) -> float | None:
     return scope.get(_EXPIRES)
 
 
-class _Gone(Exception):  # noqa: N818 - not an error: nobody is there to answer to
+def has_no_token(scope: Mapping[str, Any]) -> bool:
+    """Whether a request is inside without a token, where tokens are taken."""
+    return scope.get(_SHARE) == (None,)
+
+
+class _Gone(Exception):  # noqa: N818 - not an error: the client has left
     """The client left before its body was there."""
 
 
@@ -297,6 +364,16 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return again
+
+
+def _busy(room: int) -> CallError:
+    return CallError(ErrorCode.UNAVAILABLE, f"{room} requests are open already: try again", retry_after=1)
+
+
+def _origin_of(url: bytes) -> str:
+    """Return the origin of a page's URL, as a browser writes it."""
+    scheme, _, rest = url.decode("latin-1").lower().partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
 
 
 def _listed(names: Iterable[str], option: str) -> list[str]:

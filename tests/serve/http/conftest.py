@@ -83,6 +83,10 @@ def add_odd_ones(registry: OperationRegistry) -> None:
     async def odd() -> bytes:
         return b"\x00\xff"
 
+    @registry.query("deep.admin.list")
+    async def admin() -> str:
+        return "all"
+
     @registry.query("odd...")
     async def dots() -> None: ...
 

@@ -62,6 +62,7 @@ def test_every_operation_is_there_by_post_and_by_get_where_that_can_be(document:
         "/shop/close": ["post"],
         "/shop/me": ["get", "post"],
         "/odd/a~2Fb~20~7E~C3~A9..": ["get", "post"],
+        "/deep/admin.list": ["get", "post"],
         "/odd/~2E~2E": ["get", "post"],
         "/odd/text": ["get", "post"],
         "/fail/on_purpose": ["get", "post"],

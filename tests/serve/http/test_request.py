@@ -119,6 +119,22 @@ def test_a_deadline_that_has_passed_or_is_no_number_is_refused(text: str, code: 
     assert raised.value.code is code
 
 
+@requirement("http.deadline")
+@pytest.mark.parametrize("text", ["9" * 18, "90000000000", str(time.time_ns() // 1_000_000 + 10**10)])
+def test_a_deadline_is_at_most_a_day_away(text: str) -> None:
+    assert request_with(x_deadline_ms=text).deadline(30) == pytest.approx(time.monotonic() + 86_400, abs=5)
+
+
+@pytest.mark.parametrize(
+    ("raw", "plain"),
+    [(b"/math/add", True), (b"/m%61th/add", False), (b"/%C3%A9/math/add", True), (b"", True), (b"/math%2Fadd", False)],
+)
+def test_a_path_that_came_percent_encoded_is_known_as_such(raw: bytes, plain: bool) -> None:
+    scope = {"type": "http", "method": "GET", "path": "/math/add", "query_string": b"", "headers": []}
+    assert Request({**scope, "raw_path": raw}).is_plain is plain
+    assert Request(scope).is_plain
+
+
 def test_the_last_event_is_text() -> None:
     assert request_with(last_event_id="é-1").last_event_id == "é-1"
     assert request_with(last_event_id="").last_event_id is None
@@ -175,6 +191,11 @@ async def test_without_a_body_there_is_no_input_whatever_its_type() -> None:
         (b'{"a": 1, "\\u0061": 2}', "the key 'a' is there more than once"),
         (b'[{"a": {"b": 1, "b": 1}}]', "the key 'b' is there more than once"),
         (b'{"a": ":", "a": 2}', "the key 'a' is there more than once"),
+        (rb'{"a": {"\u003a": 1, "\u003A": 2}}', "the key ':' is there more than once"),
+        (rb'["\ud800", {"a": 1, "a": 2}]', "the key 'a' is there more than once"),
+        (b'["\x00", "' + rb"\ud800" + b'"]', "not valid JSON"),
+        (b'{"a": 1e999, "b": {}}', "not valid JSON"),
+        (b"[" + b"9" * 4_400 + b"]", "not valid JSON"),
     ],
 )
 def test_a_body_that_is_not_clearly_json_is_refused_with_the_reason(body: bytes, reason: str) -> None:
@@ -188,6 +209,44 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(':ab"', max_size=3), inner, max_size=3),
     max_leaves=10,
 )
+
+
+def large(*items: bytes) -> bytes:
+    return b"[" + b",".join([*([b'{"a:": [":"]}'] * 10_000), *items]) + b"]"
+
+
+@requirement("http.strict")
+@pytest.mark.parametrize("end", [b'{"z": 1, "z": 2}', rb'{"\u003a": 1, ":": 2}', rb'[{"\ud800": 1, "\ud801": 2}]'])
+def test_a_key_that_is_there_twice_is_found_in_a_large_body_too(end: bytes) -> None:
+    with pytest.raises(CallError, match="a key is there more than once"):
+        read_body(large(end))
+
+
+@pytest.mark.parametrize(
+    ("end", "value"),
+    [
+        (rb'"\u003a"', ":"),
+        (rb'"\\u003a"', "\\u003a"),
+        (rb'"\\\u003A:"', "\\::"),
+        (rb'"\ud83d\ude00\ude00\ud83dx\\ud800"', "\U0001f600\ufffd\ufffdx\\ud800"),
+        (b'{"a": {"a": ":"}}', {"a": {"a": ":"}}),
+    ],
+)
+def test_a_large_body_is_read_as_a_small_one_is(end: bytes, value: Any) -> None:
+    assert read_body(large(end))[-1] == value
+    assert read_body(b'{":": [{}], "x": ' + end + b"}") == {":": [{}], "x": value}
+
+
+@requirement("http.strict")
+def test_the_work_to_find_a_key_that_is_there_twice_grows_with_the_body_and_not_with_its_square() -> None:
+    def seconds(keys: int) -> float:
+        body = b"{" + b",".join(b'"%d":0' % n for n in range(keys)) + b',"z":1,"z":2}'
+        begun = time.process_time()
+        with pytest.raises(CallError, match="more than once"):
+            read_body(body)
+        return time.process_time() - begun
+
+    assert min(seconds(80_000) for _ in range(3)) < 100 * max(min(seconds(4_000) for _ in range(3)), 0.002)
 
 
 @given(json_values)

@@ -1,6 +1,7 @@
 """A registry over streamable HTTP: who gets in, whose session it is, and how it ends."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ import aiohttp
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from yarl import URL
 
 from opwire import Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens, callback
@@ -31,7 +33,9 @@ class Browser:
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http, self.url = http, url
 
-    def post(self, message: Any, *, token: str | None = None, era: str = OLDER, **headers: str) -> Any:
+    def post(
+        self, message: Any, *, token: str | None = None, era: str = OLDER, allow_redirects: bool = True, **headers: str
+    ) -> Any:
         """Post a message; underscores of header names stand for hyphens."""
         accept = "application/json, text/event-stream"
         sent = {"Accept": accept, **_authorization(token), **_headers(headers)}
@@ -39,7 +43,7 @@ class Browser:
             sent |= {"MCP-Protocol-Version": NEWEST, "Mcp-Method": message["method"]}
             if "name" in message["params"]:
                 sent["Mcp-Name"] = message["params"]["name"]
-        return self._http.post(self.url, json=message, headers=sent)
+        return self._http.post(self.url, json=message, headers=sent, allow_redirects=allow_redirects)
 
     def get(self, *, token: str | None = None, **headers: str) -> Any:
         """Open the stream of a session."""
@@ -152,32 +156,108 @@ async def test_a_session_is_open_only_to_who_opened_it() -> None:
 
 
 @requirement("serve-mcp.http-limits")
-async def test_sessions_are_limited_in_number_and_end_when_nobody_uses_them() -> None:
-    async with browsing(identity=GUEST, max_sessions=1, session_idle=0.2) as browser:
+async def test_a_session_that_is_in_use_does_not_give_way_and_an_idle_one_does() -> None:
+    async with browsing(identity=GUEST, max_sessions=1) as browser:
         session = await browser.session()
-        async with browser.post(HANDSHAKE[0]) as response:
-            assert response.status == 503
+        async with browser.get(Mcp_Session_Id=session) as stream:
+            assert stream.status == 200
+            async with browser.post(HANDSHAKE[0]) as response:
+                assert response.status == 503
+                assert "Too many open sessions" in await response.text()
+        another = await _opened(browser)
+        assert await _statuses(browser, session, another) == [404, 200]
+
+
+@requirement("serve-mcp.http-limits")
+async def test_a_session_ends_when_it_is_not_used() -> None:
+    async with browsing(identity=GUEST, session_idle=0.05) as browser:
+        session = await browser.session()
         async with asyncio.timeout(PATIENCE):
-            status = 503
-            while status == 503:  # until the first one has ended
-                await asyncio.sleep(0.02)
-                async with browser.post(HANDSHAKE[0]) as response:
-                    status = response.status
-        assert status == 200
-        async with browser.post(request("ping"), Mcp_Session_Id=session) as response:
-            assert response.status == 404
+            while await _statuses(browser, session) != [404]:
+                await asyncio.sleep(0.15)
+
+
+@requirement("serve-mcp.http-limits")
+async def test_one_identity_cannot_take_the_sessions_of_the_others() -> None:
+    async with browsing(authenticate=TOKENS, max_sessions=4) as browser:
+        of_bob = await browser.session(BOB)
+        of_ann = [await _opened(browser, ANN) for _ in range(3)]
+        assert await _statuses(browser, *of_ann, token=ANN) == [404, 200, 200]
+        assert await _statuses(browser, of_bob, token=BOB) == [200]
+
+
+@requirement("serve-mcp.http-limits")
+async def test_when_there_is_no_room_at_all_the_identity_with_most_sessions_gives_way_and_the_last_used_stays() -> None:
+    async with browsing(authenticate=TOKENS, max_sessions=3, max_sessions_per_identity=3) as browser:
+        of_ann = [await _opened(browser, ANN) for _ in range(3)]
+        assert await _statuses(browser, of_ann[0], token=ANN) == [200]
+        of_bob = await _opened(browser, BOB)
+        assert await _statuses(browser, *of_ann, token=ANN) == [200, 404, 200]
+        assert await _statuses(browser, of_bob, token=BOB) == [200]
 
 
 @requirement("serve-mcp.http-limits")
 async def test_clients_without_an_identity_cannot_take_the_sessions_of_the_others() -> None:
     async with browsing(authenticate=TOKENS, max_sessions=1) as browser:
-        of_nobody = await browser.session()
-        async with browser.post(HANDSHAKE[0]) as response:
-            assert response.status == 503
         of_ann = await browser.session(ANN)
-        for session, token in ((of_nobody, ANN), (of_ann, None)):
-            async with browser.post(request("ping"), token=token, Mcp_Session_Id=session) as response:
-                assert response.status == 404
+        of_nobody = [await _opened(browser) for _ in range(3)]
+        assert await _statuses(browser, *of_nobody) == [404, 404, 200]
+        assert await _statuses(browser, of_ann, token=ANN) == [200]
+        assert await _statuses(browser, of_nobody[-1], token=ANN) == [404]
+
+
+async def _opened(browser: Browser, token: str | None = None) -> str:
+    """The id of a new session, as soon as there is room for it: a request that has just ended may still count."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async with browser.post(HANDSHAKE[0], token=token) as response:
+                await response.read()
+                if response.status == 200:
+                    return response.headers["mcp-session-id"]
+                assert response.status == 503
+            await asyncio.sleep(0.02)
+
+
+async def _statuses(browser: Browser, *sessions: str, token: str | None = None) -> list[int]:
+    found: list[int] = []
+    for session in sessions:
+        async with browser.post(request("ping"), token=token, Mcp_Session_Id=session) as response:
+            await response.read()
+            found.append(response.status)
+    return found
+
+
+@requirement("serve-mcp.one-path")
+async def test_there_is_one_path_and_other_spellings_are_redirected_or_not_found() -> None:
+    async with browsing(identity=GUEST) as browser:
+        place = browser.url.removesuffix("/mcp")
+        for path, status in (("/mcp/", 308), ("/mcp//", 308), ("/%6Dcp", 404), ("//mcp", 404), ("/MCP", 404)):
+            browser.url = URL(place + path, encoded=True)  # pyright: ignore[reportAttributeAccessIssue]
+            async with browser.post(HANDSHAKE[0], allow_redirects=False) as response:
+                assert response.status == status, path
+                assert response.headers.get("location", "/mcp") == "/mcp"
+
+
+@requirement("serve-mcp.rebinding")
+async def test_a_link_or_an_image_on_a_page_of_another_site_opens_nothing() -> None:
+    async with browsing(identity=GUEST) as browser, browser.get(Sec_Fetch_Site="cross-site") as response:
+        assert response.status == 403
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(b"[" * 100_000, b"[%s]" % json.dumps(call("math_add")).encode(), b"\0", b"null", b'"\xff"'),
+        b'{"jsonrpc":"2.0","id":%s,"method":"ping"}' % (b"9" * 5_000),
+        rb'{"jsonrpc":"2.0","id":1,"method":"\ud800"}',
+    ],
+)
+async def test_what_is_not_a_message_is_a_bad_request_and_never_a_fault_of_the_server(message: bytes) -> None:
+    async with browsing(identity=GUEST) as browser:
+        headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+        headers["Mcp-Session-Id"] = await browser.session()
+        async with aiohttp.ClientSession() as http, http.post(browser.url, data=message, headers=headers) as response:
+            assert response.status == 400
 
 
 @requirement("serve-mcp.cancellation")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.serve.mcp.names import MAX_NAME, operation_id, tool_name
+from opwire.serve.mcp.names import MAX_NAME, is_cut, operation_id, tool_name
 from tests.requirements import requirement
 
 _printable = st.text(min_size=1, max_size=30).filter(str.isprintable)
@@ -86,3 +86,10 @@ def test_whatever_a_client_sends_as_a_name_is_read_without_an_error(name: str) -
 )
 def test_what_is_no_name_of_ours_stands_for_nothing(name: str) -> None:
     assert operation_id(name) is None
+
+
+def test_only_a_name_that_was_cut_is_looked_for_among_all_operations() -> None:
+    assert is_cut(tool_name("shop." + "x" * 100))
+    assert not is_cut(tool_name("shop.order"))
+    assert not is_cut("x" * 64)
+    assert not is_cut(tool_name("shop." + "x" * 100) + "x")

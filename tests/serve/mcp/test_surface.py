@@ -79,3 +79,19 @@ async def test_it_listens_until_it_is_told_to_stop() -> None:
 async def test_an_address_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CallError, match="cannot listen"):
         await serve_mcp(shop()).run_http(port=taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("where", "option"),
+    [
+        *(("surface", each) for each in ("timeout", "max_items", "max_seconds", "max_bytes", "page_size")),
+        *(("http", each) for each in ("max_sessions", "max_sessions_per_identity", "session_idle", "max_body")),
+    ],
+)
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "5"])
+def test_an_option_that_is_not_a_number_above_zero_is_refused_by_its_name(where: str, option: str, wrong: Any) -> None:
+    def make(options: dict[str, Any]) -> object:
+        return serve_mcp(shop(), **options) if where == "surface" else serve_mcp(shop()).asgi(**options)
+
+    with pytest.raises(CallError, match=option):
+        make({option: wrong})

@@ -1,17 +1,17 @@
 """The ASGI application: finds the operation, reads the request, calls, answers."""
 
-import difflib
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any, Unpack
+from urllib.parse import quote
 
 from starlette.middleware.cors import CORSMiddleware
 
-from opwire.access import check_access
+from opwire.access import check_access, may_access
 from opwire.deadlines import Deadlines
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.operation import Context, Inbound, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.serve.door import App, Door, DoorOptions, Receive, Scope
@@ -27,8 +27,6 @@ from opwire.serve.problem import Header, Refusal, Send, send_problem
 from opwire.urls import id_of, path_of
 
 logger = logging.getLogger("opwire.serve.http")
-
-_MAX_COMPARED = 2_000
 
 
 def serve_http(
@@ -53,7 +51,11 @@ def serve_http(
 
     `timeout` is in seconds, for calls whose client says nothing of it. A stream that is quiet for `heartbeat` seconds
     gets a comment line. `is_error` says what becomes of MCP results that are errors: see `IsErrorPolicy`.
+
+    Raises:
+        CallError: VALIDATION_ERROR, if one of the numbers is not above zero.
     """
+    check_above_zero(timeout=timeout, heartbeat=heartbeat)
     about = About(
         title=title,
         version=version,
@@ -101,7 +103,9 @@ class HTTPApp:
         """Serve one request, or follow the server's lifespan."""
         if scope["type"] == "http" and scope["path"].endswith(("/healthz", "/readyz")):
             request = Request(scope)
-            if request.path in ("/healthz", "/readyz"):  # by any host name: probes come by address, and learn nothing
+            if (
+                request.path in ("/healthz", "/readyz") and request.is_plain
+            ):  # by any host name: probes come by address, and learn nothing
                 await self._health(request, send)
                 return
         await self._door(scope, receive, send)
@@ -142,11 +146,8 @@ class HTTPApp:
             await _refuse(send, request, CallError(ErrorCode.INTERNAL, wrong))
 
     async def _answer(self, request: Request, receive: Receive, send: Send) -> None:
-        if request.path == "/openapi.json":
+        if request.path == "/openapi.json" and request.is_plain:
             await self._document(request, send)
-            return
-        if request.path.endswith("/") and (elsewhere := self._without_slash(request)):
-            await _respond(send, request, HTTPStatus.PERMANENT_REDIRECT, b"", [(b"location", elsewhere)])
             return
         route = self._find(request)
         if request.method not in route.methods:
@@ -192,29 +193,34 @@ class HTTPApp:
             self._streams.discard(guard)
 
     def _find(self, request: Request) -> Route:
-        operation_id = id_of(request.path)
-        spec = None if operation_id is None else self._registry.get_spec(operation_id)
-        if operation_id is None or spec is None:
-            raise self._not_found(request, operation_id)
-        route = self._routes.get(operation_id)
-        if route is None or route.spec is not spec:  # it is new, or was replaced
-            route = self._routes[operation_id] = Route.of(spec)
+        """Return the operation at a path, which has to be written exactly as `path_of` writes it.
+
+        With several spellings a proxy's rule for one of them could be evaded by another.
+        """
+        route = self._routes.get(request.path)
+        if route is None or not request.is_plain or self._registry.get_spec(route.spec.id) is not route.spec:
+            operation_id = id_of(request.path)
+            spec = self._registry.get_spec(operation_id or "")
+            if spec is None or not request.is_plain or path_of(spec.id) != request.path:
+                raise self._not_found(request, operation_id)
+            route = self._routes[request.path] = Route.of(spec)
         return route
 
-    def _without_slash(self, request: Request) -> bytes | None:
-        """Where an operation is that was asked for with a slash at its end."""
-        operation_id = id_of(request.path.rstrip("/"))
-        if operation_id is None or operation_id not in self._registry or id_of(request.path) in self._registry:
-            return None
-        query = b"?" + request.query if request.query else b""
-        return f"{request.root_path}{path_of(operation_id)}".encode() + query
+    def _not_found(self, request: Request, operation_id: str | None) -> CallError | Refusal:
+        def is_visible(spec: OperationSpec) -> bool:
+            return self._registry.get_handler(spec.id) is not None and may_access(spec, request.identity)
 
-    def _not_found(self, request: Request, operation_id: str | None) -> CallError:
         if operation_id is None:
             return CallError(ErrorCode.OPERATION_NOT_FOUND, "operations are at /{namespace}/{name}: see /openapi.json")
-        self._routes.pop(operation_id, None)
-        known = [spec.id for spec in self._documents.visible(request.identity)[:_MAX_COMPARED]]
-        close = difflib.get_close_matches(operation_id[:200], known, n=3)
+        plain = request.path.rstrip("/")
+        spec = self._registry.get_spec(operation_id)
+        if spec is None:
+            self._routes.pop(request.path, None)
+            spec = self._registry.get_spec(id_of(plain) or "")
+        if spec is not None and is_visible(spec):
+            place = path_of(spec.id)
+            return _moved(request, place) if plain == place else _elsewhere(place)
+        close = self._registry.suggestions(operation_id, visible=is_visible)
         hint = f"; did you mean {' or '.join(map(path_of, close))}?" if close else ""
         return CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is no operation at {request.path[:200]}{hint}")
 
@@ -263,6 +269,18 @@ def _context(request: Request, timeout: float | None) -> Context:
         metadata=request.metadata,
         inbound=Inbound(request.request_id),
     )
+
+
+def _moved(request: Request, path: str) -> Refusal:
+    """Return the answer to a path that is percent-encoded, or ends with a slash: the path as it should be."""
+    root = request.root_path.strip("/")
+    where = quote(f"/{root}{path}" if root else path, safe="/~").encode()
+    query = b"?" + request.query if request.query else b""
+    return Refusal(HTTPStatus.PERMANENT_REDIRECT, _elsewhere(path), (b"location", where + query))
+
+
+def _elsewhere(path: str) -> CallError:
+    return CallError(ErrorCode.OPERATION_NOT_FOUND, f"an operation has one path, and this one is at {path}")
 
 
 def _leaving() -> CallError:

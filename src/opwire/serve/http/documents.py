@@ -79,8 +79,14 @@ def _built(specs: tuple[OperationSpec, ...], about: About, version: Version, nam
 
 
 def _version(query: bytes) -> Version:
-    given = parse_qs(query.decode("latin-1")).get("version", ["3.1"])[-1]
+    try:
+        given = parse_qs(query.decode("latin-1"), max_num_fields=_MAX_FIELDS).get("version", ["3.1"])[-1]
+    except ValueError as error:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"the query string cannot be read: {error}") from error
     for version in ("3.1", "3.2"):
         if given in (version, VERSIONS[version]):
             return version
     raise CallError(ErrorCode.PROTOCOL_ERROR, f"the document is there in versions {' and '.join(VERSIONS)}")
+
+
+_MAX_FIELDS = 20

@@ -30,6 +30,9 @@ RETRY = 3_000
 STALLED = 60.0
 """Seconds that a client may leave its buffers full. Then it is as good as gone."""
 
+LEAST_HEARTBEAT = 0.01
+"""Seconds between two comment lines: fewer would do nothing but write them."""
+
 _BREATH = 64  # items after which others get a turn: a producer that never waits would hide that its client left
 
 
@@ -43,7 +46,7 @@ class EventStream:
         self._guard = guard
         self._send = send
         self._headers = headers
-        self._heartbeat = heartbeat
+        self._heartbeat = max(heartbeat, LEAST_HEARTBEAT)
         self._lock = asyncio.Lock()  # items and heartbeats come from two tasks
         self._started = False
         self._last_sent = time.monotonic()

@@ -5,13 +5,15 @@ import time
 from collections.abc import AsyncGenerator, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypedDict
+from urllib.parse import quote
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
 from opwire.operation import Identity
 from opwire.serve.door import Door, Receive, Scope, expires_of, identity_of
 from opwire.serve.mcp.server import RegistryServer
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
 
 
 class HTTPOptions(TypedDict, total=False):
-    """Who may come in over HTTP, and with how much; see `Door` for all but the last three.
+    """Who may come in over HTTP, and with how much; see `Door` for all but the last four.
 
     `path` is where the server answers, below the place that the app is mounted at. `max_sessions` are at the same
-    time, and as many again of clients without an identity, so that these cannot take the place of the others.
+    time, and as many again of clients without an identity, so that these cannot take the place of the others. One
+    identity has at most `max_sessions_per_identity`, half of them unless given. When there is no room for a new one,
+    the idle session that was not used for the longest time ends, of the same identity or of the one that has most.
     `session_idle` is the seconds without a request after which one ends.
     """
 
@@ -40,6 +44,7 @@ class HTTPOptions(TypedDict, total=False):
     body_timeout: float
     path: str
     max_sessions: int
+    max_sessions_per_identity: int | None
     session_idle: float
 
 
@@ -53,17 +58,24 @@ class MCPApp:
         *,
         path: str = "/mcp",
         max_sessions: int = 1_000,
+        max_sessions_per_identity: int | None = None,
         session_idle: float = 1_800.0,
         max_body: int = 4 * 1024 * 1024,
         **options: Any,
     ) -> None:
+        check_counts(max_sessions=max_sessions, max_sessions_per_identity=max_sessions_per_identity)
+        check_above_zero(session_idle=session_idle)
         self._server = server
         self._catalogue = catalogue
         self._path = path.rstrip("/")
         self._door = Door(self._enter, max_body=max_body, **options)
-        self._manager = lambda: StreamableHTTPSessionManager(
-            server, max_request_body_size=max_body, max_sessions=max_sessions, session_idle_timeout=session_idle
-        )
+
+        def manager(max_each: int) -> _SessionManager:
+            limits = {"max_request_body_size": max_body, "max_sessions": max_sessions}
+            return _SessionManager(server, max_each=max_each, session_idle_timeout=session_idle, **limits)
+
+        each = max_sessions_per_identity or ceil(max_sessions / 2)
+        self._start = lambda: _Sessions(of_known=manager(each), of_nobody=manager(max_sessions))
         self._open: _Sessions | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +117,7 @@ class MCPApp:
 
     async def _started(self) -> "_Sessions":
         if self._open is None or self._open.is_over:
-            self._open = _Sessions(self._manager(), self._manager())
+            self._open = self._start()
         await self._open.started.wait()
         return self._open
 
@@ -130,19 +142,67 @@ class MCPApp:
         await stream.finish()
 
     def _check(self, scope: Scope) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
-        if path != self._path:
-            wrong = CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is nothing here; MCP is at {self._path or '/'}")
-            raise Refusal(HTTPStatus.NOT_FOUND, wrong)
+        root: str = scope.get("root_path", "")
+        path: str = scope["path"].removeprefix(root)
+        is_plain = b"%" not in (scope.get("raw_path") or b"").removeprefix(root.encode())
+        if path != (self._path or "/") or not is_plain:  # one spelling: a proxy's rule for it cannot be evaded
+            where = self._path or "/"
+            wrong = CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is nothing here; MCP is at {where}")
+            if path.rstrip("/") != self._path or not is_plain:
+                raise Refusal(HTTPStatus.NOT_FOUND, wrong)
+            location = quote(f"/{root.strip('/')}{where}" if root.strip("/") else where, safe="/~")
+            raise Refusal(HTTPStatus.PERMANENT_REDIRECT, wrong, (b"location", location.encode()))
         if identity_of(scope) is None and not self._catalogue.has_public():
             needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
             raise Refusal(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
 
 
+class _SessionManager(StreamableHTTPSessionManager):
+    """The SDK's sessions, of which an idle one gives way to a new one. `max_each` are of one owner.
+
+    The SDK refuses new ones once there are too many, so that one client could keep all others out for as long as its
+    sessions last without a request.
+    """
+
+    def __init__(self, server: RegistryServer, *, max_each: int, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._max_each = max_each
+
+    async def handle_request(self, scope: Any, receive: Any, send: Any) -> None:
+        session = dict(scope["headers"]).get(b"mcp-session-id", b"").decode("latin-1")
+        if (transport := self._server_instances.pop(session, None)) is not None:
+            self._server_instances[session] = transport  # in the order of their last use
+        await super().handle_request(scope, receive, send)
+
+    def _admit_session(self, requestor: Any) -> Any:
+        crowd = self._crowd(requestor)
+        if crowd:
+            idle = next((each for each in crowd if not self._server_instances[each]._requests_in_flight), None)  # pyright: ignore[reportPrivateUsage]
+            if idle is None:
+                return None
+            self._session_owners.pop(idle, None)
+            scope = self._server_instances.pop(idle).idle_scope
+            if scope is not None:
+                scope.cancel()  # as if it had been idle for too long
+        return super()._admit_session(requestor)
+
+    def _crowd(self, requestor: Any) -> list[str]:
+        """Return the sessions of which one has to end before this owner may open another."""
+        by_owner: dict[str | None, list[str]] = {}
+        for session in self._server_instances:
+            owner = self._session_owners.get(session)
+            by_owner.setdefault(None if owner is None else owner["client_id"], []).append(session)
+        own = by_owner.get(None if requestor is None else requestor["client_id"], [])
+        if len(own) >= self._max_each:
+            return own
+        is_full = self.max_sessions is not None and len(self._server_instances) >= self.max_sessions
+        return max(by_owner.values(), key=len) if is_full else []
+
+
 class _Sessions:
     """The sessions of one run. They are started and ended by one task, as the SDK's task groups ask for."""
 
-    def __init__(self, of_known: StreamableHTTPSessionManager, of_nobody: StreamableHTTPSessionManager) -> None:
+    def __init__(self, *, of_known: _SessionManager, of_nobody: _SessionManager) -> None:
         self.of_known = of_known
         self.of_nobody = of_nobody
         self.started = asyncio.Event()

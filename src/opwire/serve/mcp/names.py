@@ -36,6 +36,11 @@ def tool_name(operation_id: str) -> str:
     return f"{f'{head}_{tail}'[:room]}{_CUT}{digest}"
 
 
+def is_cut(name: str) -> bool:
+    """Whether a name is one that had to be cut."""
+    return len(name) == MAX_NAME and name[:-_DIGITS].endswith(_CUT)
+
+
 def operation_id(name: str) -> str | None:
     """The id that a tool name stands for; None if it is cut, or no name of ours."""
     parts = _PARTS.fullmatch(name) if len(name) <= MAX_NAME else None

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Unpack
 
 from opwire.call import LOCAL_IDENTITY
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import check_above_zero, check_counts
 from opwire.operation import Identity, OperationSpec
 from opwire.registry import OperationRegistry
 from opwire.serve.door import identity_of
@@ -93,16 +93,8 @@ def serve_mcp(
     Raises:
         CallError: VALIDATION_ERROR, if one of the numbers is not above zero.
     """
-    numbers = {
-        "timeout": timeout,
-        "max_items": max_items,
-        "max_seconds": max_seconds,
-        "max_bytes": max_bytes,
-        "page_size": page_size,
-    }
-    for option, number in numbers.items():
-        if number is not None and not number > 0:
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"{option} is a number above zero, not {number!r}")
+    check_above_zero(timeout=timeout, max_seconds=max_seconds)
+    check_counts(max_items=max_items, max_bytes=max_bytes, page_size=page_size)
     serving = Serving(
         registry=registry,
         catalogue=Catalogue(registry, serves),

@@ -13,7 +13,7 @@ from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ORIGIN_META, Origin
 from opwire.registry import OperationRegistry
 from opwire.schema import UNKNOWN
-from opwire.serve.mcp.names import operation_id, tool_name
+from opwire.serve.mcp.names import is_cut, operation_id, tool_name
 from opwire.serve.mcp.schemas import Form, input_form, items_form, output_form
 from opwire.typed.plain import MAX_DEPTH, survey
 from opwire.typed.text import read_json, write_json
@@ -74,8 +74,10 @@ class Catalogue:
         return page, f"{_CURSOR}{left[size - 1]}" if len(left) > size else None
 
     def has_public(self) -> bool:
-        """Whether somebody without an identity may call anything."""
-        return any(may_access(spec, None) for spec in self._served())
+        """Whether anything can be called without an identity. Asked for every request that has none."""
+        return any(
+            spec.access is not None and spec.access.public and self._is_served(spec) for spec in self._registry.list()
+        )
 
     def _served(self) -> list[OperationSpec]:
         specs = [spec for spec in self._registry.list() if self._is_served(spec)]
@@ -103,6 +105,8 @@ class Catalogue:
 
     def _id_of_cut(self, name: str) -> str | None:
         """The id whose name had to be cut, which is known only by comparing."""
+        if not is_cut(name):
+            return None
         return next((spec.id for spec in self._served() if self._name(spec) == name), None)
 
 
