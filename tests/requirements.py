@@ -42,6 +42,8 @@ ENVELOPE: dict[str, str] = {
     "envelope.http-meta": "The meta of an HTTP answer is status code, headers and content type.",
     "envelope.headers": "Header names are lower-case, and several values of one name are joined with a comma and a "
     "space.",
+    "envelope.numbers": "`timestamp` and `statusCode` are JSON numbers: any finite one is read, integral ones as int, "
+    "and what is not finite is refused.",
     "envelope.set-cookie": "Set-Cookie values are kept apart in a list, since they cannot be joined.",
     "envelope.mcp-meta": "The meta of an MCP answer mirrors CallToolResult: error flag, content blocks, structured "
     "content, `_meta`.",
@@ -263,6 +265,7 @@ OPERATIONS: dict[str, str] = {
     "deadlines.shrink": "Deadlines only shrink through nested calls.",
     "deadlines.own-timeout-error": "A TimeoutError that the handler itself raises is not the call's TIMEOUT.",
     "env.callables": "An env has every operation as a callable, by attribute and by item, each giving an envelope.",
+    "env.mapping": "An env and its namespaces have the mapping protocol: iteration, length, membership, dir().",
     "env.identity": "Nested calls carry on the identity and the metadata of the call that makes them.",
     "env.deadline": "Nested calls carry on the deadline.",
     "env.parent": "Nested calls have a request id of their own and know that of their parent.",
