@@ -75,9 +75,11 @@ class Running:
         return self._process.wait(15)
 
 
-# The first terminal that the leader of a session opens is its own: ^C reaches it, and it alone.
+# The first terminal that the leader of a session opens is its own: ^C reaches it, and it alone. A script that runs the
+# tests in the background (`make test &`) ignores SIGINT, and a child inherits that through exec.
 _TAKE_TERMINAL = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.close(os.open(os.ttyname(0), os.O_RDWR))
 os.execv(sys.argv[1], sys.argv[1:])
 """
