@@ -6,7 +6,6 @@ only then. With `--json` what is printed is JSON, errors included.
 
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Generator, Iterable, Sequence
@@ -18,18 +17,9 @@ import click
 import msgspec
 
 from opwire.errors import CallError, OpwireError
-from opwire.typed.text import write_json
-
-# Control characters (C0 without tab and line feed, DEL, C1), characters that turn the direction of text around, and
-# halves of surrogate pairs, which cannot be written at all.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+from opwire.typed.text import harmless, harmless_json, write_json
 
 _encoder = msgspec.json.Encoder()
-
-
-def harmless(text: str) -> str:
-    r"""Text with what could steer a terminal written out: `\x1b[2J` is read, not obeyed."""
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
@@ -46,7 +36,7 @@ def json_text(value: Any, *, indent: bool) -> str:
     """A value as JSON that is harmless as well: equal to any reader, since only escapes were added."""
     encoded = write_json(_encoder, value)
     text = (msgspec.json.format(encoded, indent=2) if indent else encoded).decode()
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return harmless_json(text)
 
 
 class Form(StrEnum):

@@ -53,7 +53,7 @@ async def test_what_a_server_prints_between_its_messages_is_logged_once_and_pass
     async with connected(rogue("noisy")) as session:
         for number in range(3):
             assert await call(session, "echo", n=number) == {"arguments": {"n": number}}
-    assert caplog.text.count("writes to stdout what is no message") == 1
+    assert caplog.text.count("writes to stdout what is not a message") == 1
     assert "'Listening on stdio...'" in caplog.text
 
 
