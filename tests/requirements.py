@@ -1085,6 +1085,7 @@ CLI: dict[str, str] = {
     "cli.call": "A call takes words, files and standard input, and prints, saves or passes on what it answers.",
     "cli.callers": "Where nobody is named, serving needs a token, made for the run if none is given; opening is "
     "said aloud.",
+    "cli.completion-is-text": "What a shell completes is inserted as text, whatever a document calls its operations.",
     "cli.completion": "Shells complete commands and operation ids; no server is started for it.",
     "cli.describe": "An operation is described in words, with an example that can be run.",
     "cli.doctor": "Everything that is wrong is found at once, with what to do about it, and told by the exit code.",

@@ -92,6 +92,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # not every terminal can show every character
+    if "_OPWIRE_COMPLETE" in os.environ:
+        importlib.import_module("opwire.cli.commands.completion").use_own_scripts()
     try:
         with screen.logging():
             ended = program.main(arguments, prog_name="opwire", standalone_mode=False, obj=screen)
