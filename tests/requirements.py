@@ -759,16 +759,16 @@ MCP_IN: dict[str, str] = {
     "long.",
     "mcp.in.hang-at-start": "A server that does not get ready is given up in time, and nothing of it stays.",
     "mcp.in.garbage": "What is no message is passed over; a broken answer is an error at once, never a wait.",
-    "mcp.in.limits": "A message may be megabytes long; one above the limit of bytes, JSON values or content blocks is a "
-    "clear error, and lists, schemas, names and progress are bounded.",
+    "mcp.in.limits": "A message may be megabytes long; one above the limit of bytes, JSON values or content blocks is "
+    "a clear error, and lists, schemas, names and progress are bounded.",
     "mcp.in.stderr": "What a server writes to stderr is in the log, line by line, capped.",
     "mcp.in.log": "Log messages go to the callback, or to the log.",
     "mcp.in.environment": "A server gets the environment that it is given, not ours.",
     "mcp.in.stop": "A server is stopped with its children, even a stubborn one, even if we are cancelled.",
     "mcp.in.callbacks": "What a server asks is answered by callbacks; the others are not announced, and refused.",
     "mcp.in.questions": "A result that asks back is answered in at most ten rounds, or the call fails clearly.",
-    "mcp.in.question-limits": "A server has a bounded number of questions open, and for each request of ours; others are "
-    "refused, and a server that does not read the refusals is disconnected.",
+    "mcp.in.question-limits": "A server has a bounded number of questions open, and for each request of ours; others "
+    "are refused, and a server that does not read the refusals is disconnected.",
     "mcp.in.changes": "Changes are told alike in every revision, also after a subscription or a connection broke.",
     "mcp.in.http": "An HTTP failure costs one call, says what happened, and is never passed on as our own refusal.",
     "mcp.in.session-lost": "A session that the server has forgotten is begun anew, once, and the call made again.",

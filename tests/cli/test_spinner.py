@@ -28,8 +28,9 @@ async def test_on_a_terminal_a_line_says_what_is_waited_for(monkeypatch: pytest.
     with Spinner("first [red]\x1b") as spinner:
         assert terminal.getvalue() == "", "nothing, as long as it is quick"
         await terminal.shows("first [red]\\x1b")
-        spinner.update("second")
-        await terminal.shows("second")
+        spinner.update("second \\[bold]line\nthird line")
+        await terminal.shows("second \\[bold]line")
+    assert "third line" not in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the line is gone, and the cursor is back"
 
 

@@ -16,6 +16,7 @@ from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import shared_options
 from opwire.cli.screen import Screen
+from opwire.typed.text import harmless
 
 COMMANDS = {
     "ls": "List the operations, or search them.",
@@ -107,7 +108,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if screen.as_json:
             screen.failure(error)
         else:
-            error.show()
+            said = io.StringIO()
+            error.show(said)
+            click.echo(harmless(said.getvalue()), err=True, nl=False)  # it may name an operation, or what a file says
         return exit_codes.USAGE
     except (KeyboardInterrupt, click.Abort):
         if sys.stderr.isatty():

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from math import isfinite
 from typing import Any, TextIO
 
 import click
@@ -131,14 +132,19 @@ class Screen:
 
     @contextmanager
     def logging(self) -> Generator[None]:
-        """Show what opwire logs as warnings, as long as the block lasts. No other logger is touched."""
+        """Show what opwire logs as warnings, as long as the block lasts; other loggers, where they have no handler.
+
+        Python's own last resort would write what a server sent to the terminal as it is.
+        """
         logger = logging.getLogger("opwire")
-        handler = _Warnings(self)
+        handler, before = _Warnings(self), logging.lastResort
         logger.addHandler(handler)
+        logging.lastResort = handler
         try:
             yield
         finally:
             logger.removeHandler(handler)
+            logging.lastResort = before
 
 
 class _Warnings(logging.Handler):
@@ -178,6 +184,6 @@ def _error_data(error: Exception) -> dict[str, Any]:
     data: dict[str, Any] = {"code": error.code.value, "message": error.message, "retryable": error.retryable}
     if error.details is not None:
         data["details"] = error.details
-    if error.retry_after is not None:
+    if error.retry_after is not None and isfinite(error.retry_after):
         data["retryAfterMs"] = round(error.retry_after * 1000)
     return data
