@@ -262,6 +262,8 @@ OPERATIONS: dict[str, str] = {
     "handlers.exit": "A handler that never returns does not keep the process from ending.",
     "deadlines.per-operation": "An operation's own timeout ends its calls with TIMEOUT.",
     "deadlines.expired": "A call whose deadline has passed does not start its handler.",
+    "deadlines.stubborn": "An async handler that ignores its cancellation is left behind and reported; neither its "
+    "caller nor the end of the loop waits for it.",
     "deadlines.shrink": "Deadlines only shrink through nested calls.",
     "deadlines.own-timeout-error": "A TimeoutError that the handler itself raises is not the call's TIMEOUT.",
     "env.callables": "An env has every operation as a callable, by attribute and by item, each giving an envelope.",
