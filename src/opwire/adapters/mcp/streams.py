@@ -48,7 +48,7 @@ class _Failure(Struct, rename="camel"):
     message: str = ""
     details: Any = None
     retryable: bool | None = None
-    retry_after: Annotated[float, Meta(ge=0, le=MAX_RETRY_AFTER)] | None = None
+    retry_after: Annotated[float, Meta(ge=0)] | None = None
 
 
 async def stream_items(
@@ -141,7 +141,8 @@ def _check_end(result: Mapping[str, Any], label: str) -> None:
         text = next(iter(block_texts(list_of(result.get("content")))), "")[:_MAX_MESSAGE]
         said = _carried(result.get("_meta"), ERROR_META, _Failure) or _Failure(ErrorCode.EXECUTION_ERROR)
         message = said.message[:_MAX_MESSAGE] or text.removeprefix(f"{said.code.value}: ")
-        raise CallError(said.code, message, said.details, retryable=said.retryable, retry_after=said.retry_after)
+        wait = None if said.retry_after is None else min(said.retry_after, MAX_RETRY_AFTER)
+        raise CallError(said.code, message, said.details, retryable=said.retryable, retry_after=wait)
     if object_of(result.get("structuredContent")).get("complete") is False:
         logger.warning("%s: the server ended the subscription at a limit of its own", label)
 
