@@ -231,10 +231,9 @@ async def test_the_deadline_of_the_context_counts_where_it_is_nearer(registry: O
     async def hang(context: Context) -> None:
         await asyncio.Event().wait()
 
-    started = time.monotonic()
     error = await call_error(registry.execute("a.b", context=Context(deadline=time.monotonic() + SHORT)))
     assert error.code is ErrorCode.TIMEOUT
-    assert time.monotonic() - started < PATIENCE / 2
+    assert float(error.message.split()[-2]) <= SHORT, "the message says which of the two it was"
 
 
 @requirement("deadlines.per-operation")

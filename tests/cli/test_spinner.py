@@ -17,7 +17,7 @@ class FakeTerminal(io.StringIO):
 
     async def shows(self, text: str) -> None:
         """Wait for a text."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while text not in self.getvalue():
                 await asyncio.sleep(0.02)
 

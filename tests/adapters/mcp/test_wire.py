@@ -1,7 +1,7 @@
 """All transports behave alike, against the SDK's own server, and bound what a server asks."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -66,7 +66,7 @@ def bounded(*messages: Any) -> tuple[Questions, Line]:
 async def test_questions_above_the_limit_are_refused_until_others_are_answered() -> None:
     count = wire.MAX_OPEN_QUESTIONS
     questions, line = bounded(*map(question, range(count + 3)))
-    seen = [each.message.id async for each in questions]
+    seen = [cast("JSONRPCRequest", each.message).id async for each in questions]
     assert seen == list(range(count))
     assert [(each.id, each.error.code) for each in line.outgoing] == [(count + n, -32600) for n in range(3)]
     for _ in range(count):
@@ -91,7 +91,7 @@ async def test_an_answer_that_the_server_does_not_read_counts_as_open() -> None:
         each.cancel()
     await asyncio.gather(*sending, return_exceptions=True)
     line.incoming.append(SessionMessage(question(6)))
-    assert [each.message.id async for each in questions] == [6]
+    assert [cast("JSONRPCRequest", each.message).id async for each in questions] == [6]
 
 
 @requirement("mcp.in.question-limits")

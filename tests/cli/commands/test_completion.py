@@ -32,7 +32,7 @@ def test_the_script_of_a_shell_is_printed(
     assert run(["completion"]) == 0
     assert capsys.readouterr().out == script
     if program := shutil.which(shell):
-        subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=10)
+        subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=60)
 
 
 def test_a_shell_that_is_not_known_is_asked_for(
