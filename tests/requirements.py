@@ -42,6 +42,8 @@ ENVELOPE: dict[str, str] = {
     "envelope.http-meta": "The meta of an HTTP answer is status code, headers and content type.",
     "envelope.headers": "Header names are lower-case, and several values of one name are joined with a comma and a "
     "space.",
+    "envelope.numbers": "`timestamp` and `statusCode` are JSON numbers: any finite one is read, integral ones as int, "
+    "and what is not finite is refused.",
     "envelope.set-cookie": "Set-Cookie values are kept apart in a list, since they cannot be joined.",
     "envelope.mcp-meta": "The meta of an MCP answer mirrors CallToolResult: error flag, content blocks, structured "
     "content, `_meta`.",
@@ -261,9 +263,12 @@ OPERATIONS: dict[str, str] = {
     "deadlines.per-operation": "An operation's own timeout ends its calls with TIMEOUT.",
     "deadlines.expired": "A call whose deadline has passed does not start its handler.",
     "deadlines.hold-ups": "How long the event loop was held up lately is known to what it reads afterwards.",
+    "deadlines.stubborn": "An async handler that ignores its cancellation is left behind and reported; neither its "
+    "caller nor the end of the loop waits for it.",
     "deadlines.shrink": "Deadlines only shrink through nested calls.",
     "deadlines.own-timeout-error": "A TimeoutError that the handler itself raises is not the call's TIMEOUT.",
     "env.callables": "An env has every operation as a callable, by attribute and by item, each giving an envelope.",
+    "env.mapping": "An env and its namespaces have the mapping protocol: iteration, length, membership, dir().",
     "env.identity": "Nested calls carry on the identity and the metadata of the call that makes them.",
     "env.deadline": "Nested calls carry on the deadline.",
     "env.parent": "Nested calls have a request id of their own and know that of their parent.",
@@ -766,13 +771,16 @@ MCP_IN: dict[str, str] = {
     "long.",
     "mcp.in.hang-at-start": "A server that does not get ready is given up in time, and nothing of it stays.",
     "mcp.in.garbage": "What is no message is passed over; a broken answer is an error at once, never a wait.",
-    "mcp.in.limits": "A message may be megabytes long; one above the limit is a clear error.",
+    "mcp.in.limits": "A message may be megabytes long; one above the limit of bytes, JSON values or content blocks is "
+    "a clear error, and lists, schemas, names and progress are bounded.",
     "mcp.in.stderr": "What a server writes to stderr is in the log, line by line, capped.",
     "mcp.in.log": "Log messages go to the callback, or to the log.",
     "mcp.in.environment": "A server gets the environment that it is given, not ours.",
     "mcp.in.stop": "A server is stopped with its children, even a stubborn one, even if we are cancelled.",
     "mcp.in.callbacks": "What a server asks is answered by callbacks; the others are not announced, and refused.",
     "mcp.in.questions": "A result that asks back is answered in at most ten rounds, or the call fails clearly.",
+    "mcp.in.question-limits": "A server has a bounded number of questions open, and for each request of ours; others "
+    "are refused, and a server that does not read the refusals is disconnected.",
     "mcp.in.changes": "Changes are told alike in every revision, also after a subscription or a connection broke.",
     "mcp.in.http": "An HTTP failure costs one call, says what happened, and is never passed on as our own refusal.",
     "mcp.in.session-lost": "A session that the server has forgotten is begun anew, once, and the call made again.",
@@ -1094,6 +1102,7 @@ CLI: dict[str, str] = {
     "cli.call": "A call takes words, files and standard input, and prints, saves or passes on what it answers.",
     "cli.callers": "Where nobody is named, serving needs a token, made for the run if none is given; opening is "
     "said aloud.",
+    "cli.completion-is-text": "What a shell completes is inserted as text, whatever a document calls its operations.",
     "cli.completion": "Shells complete commands and operation ids; no server is started for it.",
     "cli.describe": "An operation is described in words, with an example that can be run.",
     "cli.doctor": "Everything that is wrong is found at once, with what to do about it, and told by the exit code.",

@@ -1,12 +1,14 @@
 """Envelopes: their three kinds of meta, detection, factories, the wire form byte by byte, and the exported schemas."""
 
 import base64
+import json
 import logging
 import math
 import time
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -273,6 +275,51 @@ def test_an_instance_and_a_mapping_with_a_known_source_are_envelopes(value: Any)
 )
 def test_near_misses_are_not_envelopes(value: Any) -> None:
     assert is_response_envelope(value) is False
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+NUMBERS = {
+    "1760000000000.25": 1760000000000.25,
+    "1760000000000.0": 1760000000000,
+    "200.0": 200,
+    "2e2": 200,
+    "200.5": 200.5,
+    "-0.0": 0,
+    "1e300": 1e300,
+    "1" + "0" * 30: 10**30,
+}
+
+
+@requirement("envelope.numbers", "envelope.schemas-read", "envelope.schemas-written")
+@pytest.mark.parametrize(("written", "number"), NUMBERS.items(), ids=NUMBERS)
+@pytest.mark.parametrize(("meta", "key"), [(LOCAL_META, "timestamp"), (HTTP_META, "statusCode")])
+def test_any_finite_number_is_read_on_the_wire_and_in_a_mapping(
+    meta: dict[str, Any], key: str, written: str, number: float
+) -> None:
+    document = json.dumps({"data": 1, "meta": {**meta, key: "here"}}).replace('"here"', written)
+    for envelope in (decode_envelope(document), read_envelope(json.loads(document))):
+        found = getattr(envelope.meta, "timestamp" if key == "timestamp" else "status_code")
+        assert found == number
+        assert type(found) is type(number)
+        again = encode_envelope(envelope)
+        assert decode_envelope(again) == envelope
+        assert Schema(RESPONSE_ENVELOPE_SCHEMA).is_valid(json.loads(again))
+    assert Schema(RESPONSE_ENVELOPE_SCHEMA).is_valid(json.loads(document))
+
+
+@requirement("envelope.numbers", "envelope.unreadable", "envelope.schemas-read")
+@pytest.mark.parametrize("written", ["1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 5000, "1e400", "-1e400", "NaN"])
+@pytest.mark.parametrize(("meta", "key"), [(LOCAL_META, "timestamp"), (HTTP_META, "statusCode")])
+def test_a_number_that_is_not_finite_is_refused(meta: dict[str, Any], key: str, written: str) -> None:
+    document = json.dumps({"data": 1, "meta": {**meta, key: "here"}}).replace('"here"', written)
+    with pytest.raises(ConversionError, match="not a readable envelope"):
+        decode_envelope(document)
+    value = float(written) if len(written) < 10 else int(Decimal(written)) if len(written) < 1000 else 10**5000
+    with pytest.raises(ConversionError, match=f"`meta.{key}` is not a finite number"):
+        read_envelope({"data": 1, "meta": {**meta, key: value}})
+    if abs(value) < float("inf") and len(written) < 1000:
+        assert not Schema(RESPONSE_ENVELOPE_SCHEMA).is_valid({"data": 1, "meta": {**meta, key: value}})
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -640,14 +687,15 @@ blocks = st.one_of(
     block("resource", {"resource": resources}, {}),
     block("resource_link", {"uri": text, "name": text}, {"description": text, "mimeType": text}),
 )
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 local_metas = st.fixed_dictionaries(
-    {"source": st.just("local"), "operationId": text, "timestamp": st.integers()},
+    {"source": st.just("local"), "operationId": text, "timestamp": numbers},
     optional={"encoding": st.just("base64"), "newer": json_values},
 )
 http_metas = st.fixed_dictionaries(
     {
         "source": st.just("http"),
-        "statusCode": st.integers(100, 599),
+        "statusCode": numbers,
         "headers": st.dictionaries(names, text, max_size=3),
         "contentType": text,
     },
@@ -786,7 +834,7 @@ def test_a_document_that_breaks_the_schema_is_refused(document: dict[str, Any], 
     if field in schema["required"] and data.draw(st.booleans()):
         meta.pop(field)
     else:
-        fits = {"isError": bool, "_meta": dict}.get(field, ())
+        fits = {"isError": bool, "_meta": dict, "timestamp": float, "statusCode": float}.get(field, ())
         meta[field] = data.draw(WRONG.filter(lambda value: not isinstance(value, fits)))
     broken = {**document, "meta": meta}
     assert not Schema(RESPONSE_ENVELOPE_SCHEMA).is_valid(broken)

@@ -1,13 +1,20 @@
-"""Operations as callables, by namespace and name: what a handler calls other operations with."""
+"""Operations as callables, by namespace and name: what a handler calls other operations with.
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Protocol
+`Env` and `Namespace` read like mappings: `list(env)`, `"math" in env`, `len(env.math)`, `dir(env)`. They look nothing
+up before they are asked, so making one costs nothing, and both see operations that are registered later. `get`,
+`items` and `values` are left to operations, which often have these names.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
-from opwire.access import check_access
+from opwire.access import check_access, may_access
 from opwire.envelope import ResponseEnvelope
 from opwire.operation import Context, OperationSpec, OperationType
+
+T = TypeVar("T")
 
 Call = Callable[[str, Any], Any]
 """Takes an operation's id and input; gives an awaitable envelope, or the envelopes of a subscription."""
@@ -17,6 +24,7 @@ class Caller(Protocol):
     """The part of a registry that an env needs."""
 
     def get_spec(self, operation_id: str) -> OperationSpec | None: ...
+    def list(self, *, namespace: str | None = None) -> Sequence[OperationSpec]: ...
     def execute(
         self, operation_id: str, input: Any = None, context: Context | None = None
     ) -> Awaitable[ResponseEnvelope[Any]]: ...
@@ -25,7 +33,51 @@ class Caller(Protocol):
     ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
 
 
-class Env:
+class _Names(Generic[T]):
+    """Members by name: as attributes, as items, and as keys to iterate over."""
+
+    __reversed__ = None  # otherwise `reversed` would ask for the items 0, 1, 2, …
+
+    def __getattr__(self, name: str) -> T:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "keys" and name not in self:
+            return cast("T", self._keys)  # what `dict(env)` and `{**env}` ask for
+        found = self.__dict__[name] = self._member(name)  # the next look-up is a plain attribute
+        return found
+
+    def __getitem__(self, name: str) -> T:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a list index, for example
+            raise KeyError(name)
+        return self._member(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys())
+
+    def __len__(self) -> int:
+        return len(self._keys())
+
+    def __bool__(self) -> bool:
+        return True  # as before there was a length: an env without operations is still an env
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._keys()
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for name in self if name.isidentifier())]
+
+    def _ipython_key_completions_(self) -> Iterable[str]:
+        return self._keys()
+
+    def _member(self, name: str) -> T:
+        raise NotImplementedError
+
+    def _keys(self) -> dict[str, None]:
+        """The names that there are now, in the order of registration."""
+        raise NotImplementedError
+
+
+class Env(_Names["Namespace"]):
     """Namespaces: `env.math`, `env["math"]`."""
 
     def __init__(self, caller: Caller, context: Context | None, *, checked: bool = False) -> None:
@@ -33,14 +85,17 @@ class Env:
         self._context = context
         self._checked = checked
 
-    def __getattr__(self, namespace: str) -> "Namespace":
-        if namespace.startswith("__"):
-            raise AttributeError(namespace)
-        found = self.__dict__[namespace] = self[namespace]  # the next look-up is a plain attribute
-        return found
+    def _member(self, name: str) -> "Namespace":
+        return Namespace(self._call, self._specs, name)
 
-    def __getitem__(self, namespace: str) -> "Namespace":
-        return Namespace(self._call, namespace)
+    def _keys(self) -> dict[str, None]:
+        return {spec.namespace: None for spec in self._specs()}
+
+    def _specs(self, namespace: str | None = None) -> list[OperationSpec]:
+        """Return the operations that can be called; of a checked env, only those that the identity may call."""
+        found = self._caller.list(namespace=namespace)
+        identity = self._context and self._context.identity
+        return [spec for spec in found if not self._checked or may_access(spec, identity)]
 
     def __repr__(self) -> str:
         return f"<Env of {self._caller!r}>"
@@ -65,21 +120,19 @@ class Env:
         return Env(self._caller, context, checked=True)
 
 
-class Namespace:
+class Namespace(_Names["EnvCall"]):
     """The operations of one namespace: `env.math.add`, `env["github"]["repos/get"]`."""
 
-    def __init__(self, call: Call, namespace: str) -> None:
+    def __init__(self, call: Call, specs: Callable[[str], Iterable[OperationSpec]], namespace: str) -> None:
         self._call = call
+        self._specs = specs
         self._namespace = namespace
 
-    def __getattr__(self, name: str) -> "EnvCall":
-        if name.startswith("__"):
-            raise AttributeError(name)
-        found = self.__dict__[name] = self[name]
-        return found
-
-    def __getitem__(self, name: str) -> "EnvCall":
+    def _member(self, name: str) -> "EnvCall":
         return EnvCall(self._call, f"{self._namespace}.{name}")
+
+    def _keys(self) -> dict[str, None]:
+        return {spec.name: None for spec in self._specs(self._namespace)}
 
     def __repr__(self) -> str:
         return f"<Namespace {self._namespace}>"

@@ -7,6 +7,7 @@ that a TypeScript peer of the protocol writes. A new source is a new meta class 
 """
 
 import logging
+import sys
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from time import time_ns
@@ -26,6 +27,9 @@ logger = logging.getLogger("opwire.envelope")
 T = TypeVar("T")
 U = TypeVar("U")
 
+Number = int | float
+"""A JSON number: integral ones are int, so that `200.0` is read as 200, and others are float."""
+
 ResponseSource = Literal["local", "http", "mcp"]
 RESPONSE_SOURCES: tuple[ResponseSource, ...] = ("local", "http", "mcp")
 
@@ -37,7 +41,7 @@ class LocalResponseMeta(
 
     source: ClassVar[Literal["local"]] = "local"
     operation_id: str
-    timestamp: int
+    timestamp: Number
     encoding: Literal["base64"] | None = None
 
 
@@ -45,7 +49,7 @@ class HTTPResponseMeta(Struct, frozen=True, omit_defaults=True, rename="camel", 
     """The answer of an HTTP API. Header names are lower-case, several values of one name joined with ", "."""
 
     source: ClassVar[Literal["http"]] = "http"
-    status_code: int
+    status_code: Number
     headers: dict[str, str]
     content_type: str
     event_type: str | None = None
@@ -97,7 +101,7 @@ def local_envelope(data: T, operation_id: str) -> ResponseEnvelope[T]:
 def http_envelope(
     data: T,
     *,
-    status_code: int,
+    status_code: Number,
     headers: Mapping[str, str] | Iterable[tuple[str, str]],
     content_type: str,
     event_type: str | None = None,
@@ -159,6 +163,7 @@ class WireEnvelope(Struct):
     data: Any = None
 
 
+_EXACT = 2**53  # up to here every integer has a float of its own
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(WireEnvelope)
 
@@ -205,9 +210,10 @@ def read_envelope(value: Mapping[str, Any]) -> ResponseEnvelope[Any]:
         ConversionError: fields are missing or of a wrong type.
     """
     try:
-        return arrived_envelope(msgspec.convert(value, WireEnvelope))
+        wire = msgspec.convert(value, WireEnvelope)
     except (msgspec.ValidationError, TypeError, RecursionError) as error:
         raise ConversionError(f"not a readable envelope: {error}") from error
+    return arrived_envelope(wire)
 
 
 def wire_form(envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
@@ -226,19 +232,40 @@ def arrived_envelope(wire: WireEnvelope) -> ResponseEnvelope[Any]:
     """
     meta, data = wire.meta, wire.data
     if isinstance(meta, MCPResponseMeta):
-        meta = msgspec.structs.replace(meta, content=content_blocks(meta.content))
-    elif meta.encoding is not None:
+        return ResponseEnvelope(data, msgspec.structs.replace(meta, content=content_blocks(meta.content)))
+    if meta.encoding is not None:
         try:
             data = b64decode(data, validate=True)
         except (TypeError, ValueError) as error:
             raise ConversionError(f"`encoding` says base64, but `data` is not: {error}") from None
         meta = msgspec.structs.replace(meta, encoding=None)
+    if isinstance(meta, LocalResponseMeta):
+        if not _is_small_int(meta.timestamp):
+            meta = msgspec.structs.replace(meta, timestamp=_number(meta.timestamp, "timestamp"))
+    elif not _is_small_int(meta.status_code):
+        meta = msgspec.structs.replace(meta, status_code=_number(meta.status_code, "statusCode"))
     return ResponseEnvelope(data, meta)
+
+
+def _is_small_int(number: Number) -> bool:
+    return type(number) is int and -_EXACT <= number <= _EXACT
+
+
+def _number(number: Number, field: str) -> Number:
+    """Return an integral float as int, any other finite number as it is.
+
+    Raises:
+        ConversionError: NaN, an infinity, or an integer beyond the range of a float, which peers read as infinity.
+    """
+    if not abs(number) <= sys.float_info.max:  # NaN compares false, and the comparison with an integer is exact
+        raise ConversionError(f"not a readable envelope: `meta.{field}` is not a finite number")
+    return int(number) if abs(number) <= _EXACT and number == int(number) else number
 
 
 # --- schemas of the wire form ---------------------------------------------------------------------------------------
 
 _STRING = {"type": "string"}
+_FINITE = {"type": "number", "minimum": -sys.float_info.max, "maximum": sys.float_info.max}
 
 
 def _meta_schema(source: ResponseSource, required: dict[str, Any], optional: dict[str, Any]) -> dict[str, Any]:
@@ -251,13 +278,13 @@ def _meta_schema(source: ResponseSource, required: dict[str, Any], optional: dic
 
 LOCAL_RESPONSE_META_SCHEMA = _meta_schema(
     "local",
-    {"operationId": _STRING, "timestamp": {"type": "integer", "description": "Unix epoch milliseconds"}},
+    {"operationId": _STRING, "timestamp": {**_FINITE, "description": "Unix epoch milliseconds"}},
     {"encoding": {"const": "base64"}},
 )
 HTTP_RESPONSE_META_SCHEMA = _meta_schema(
     "http",
     {
-        "statusCode": {"type": "integer"},
+        "statusCode": _FINITE,
         "headers": {"type": "object", "additionalProperties": _STRING},
         "contentType": _STRING,
     },

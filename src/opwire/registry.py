@@ -24,6 +24,7 @@ from opwire.invoke import (
     is_generator_function,
     next_item,
     opener,
+    run_within,
     runner,
 )
 from opwire.operation import (
@@ -398,7 +399,9 @@ class OperationRegistry:
         deadline = context.deadline
         if context.watched and deadline is not None and deadline > time.monotonic():
             deadline = None  # a handler that is cancelled from two sides could not clean up
-        return await self._deadlines.limit(lambda: run(arguments, context), deadline, f"{operation_id} did not answer")
+        if deadline is None:
+            return await run(arguments, context)
+        return await run_within(lambda: run(arguments, context), self._deadlines, deadline, operation_id)
 
     async def _next(
         self, bound: BoundOperation, stream: AsyncIterator[Any], context: Context

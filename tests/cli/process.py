@@ -25,7 +25,7 @@ def opwire(*arguments: str, input: str | None = None, cwd: Path = ROOT, **env: s
         input=input,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         cwd=cwd,
         env={**os.environ, **env},
@@ -52,13 +52,13 @@ class Running:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self._process.communicate(timeout=5)
+        self._process.communicate(timeout=20)
 
     def says(self, pattern: str) -> str:
         """Wait for a line that holds this; gives the first group of the pattern."""
         assert self._process.stderr is not None
         said: list[str] = []
-        patience = threading.Timer(15, self._process.kill)  # which ends its standard error, too
+        patience = threading.Timer(60, self._process.kill)  # which ends its standard error, too
         patience.start()
         try:
             for line in self._process.stderr:
@@ -72,12 +72,14 @@ class Running:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ask it to stop; gives its exit code."""
         self._process.send_signal(number)
-        return self._process.wait(15)
+        return self._process.wait(60)
 
 
-# The first terminal that the leader of a session opens is its own: ^C reaches it, and it alone.
+# The first terminal that the leader of a session opens is its own: ^C reaches it, and it alone. A script that runs the
+# tests in the background (`make test &`) ignores SIGINT, and a child inherits that through exec.
 _TAKE_TERMINAL = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.close(os.open(os.ttyname(0), os.O_RDWR))
 os.execv(sys.argv[1], sys.argv[1:])
 """
@@ -106,10 +108,10 @@ class OnTerminal:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
-            self._process.wait(5)
+            self._process.wait(20)
         os.close(self._master)
 
-    def expect(self, text: str, timeout: float = 10) -> str:
+    def expect(self, text: str, timeout: float = 40) -> str:
         """Wait until a text is shown; gives all that was shown up to it, and goes on behind it."""
         until = time.monotonic() + timeout
         while text not in self._shown:
@@ -123,19 +125,19 @@ class OnTerminal:
 
     def interrupt(self) -> tuple[int, str]:
         """Press ^C until it ends, as people do: the first may come before anybody listens. Gives as `end`."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + 40
         while self._process.poll() is None and time.monotonic() < until:
             self.type("\x03")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
         return self.end()
 
-    def end(self, timeout: float = 10) -> tuple[int, str]:
+    def end(self, timeout: float = 40) -> tuple[int, str]:
         """The exit code, and the rest of what was shown."""
         until = time.monotonic() + timeout
         while self._read(until - time.monotonic()):
             pass
-        return self._process.wait(5), self._shown
+        return self._process.wait(20), self._shown
 
     def _read(self, timeout: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], max(timeout, 0))

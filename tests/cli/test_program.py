@@ -87,7 +87,7 @@ def test_whoever_stops_reading_hears_no_complaint() -> None:
     with listing:
         assert listing.stdout.readline() == b'{"tick":0}\n'
         listing.stdout.close()
-        assert listing.wait(15) == 141
+        assert listing.wait(60) == 141
         assert listing.stderr.read() == b""
 
 
@@ -118,3 +118,12 @@ def test_a_command_in_a_pipe_has_no_colour() -> None:
     ended = opwire("doctor", *SHOP)
     assert ended.returncode == 0
     assert "\x1b" not in ended.stdout
+
+
+@requirement("cli.plain")
+def test_a_usage_error_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["describe", "--python", "tests.cli.shop:registry", "--source", "a\x9b31m\u202e", "x"]) != 0
+    assert run(["completion", "a\x1b]0;x\x07"]) == 2
+    shown = "".join(capsys.readouterr())
+    assert "\\x1b]0;x" in shown
+    assert not set(shown) & set("\x1b\x07\x9b\u202e")

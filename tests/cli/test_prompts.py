@@ -1,5 +1,7 @@
 """Missing fields are asked for on a terminal, and nowhere else."""
 
+import io
+import sys
 from typing import Any
 
 import click
@@ -91,3 +93,17 @@ def test_nobody_is_asked_in_a_pipe() -> None:
     ended = opwire("call", *SHOP, "math.add", "a=1", input="2\n")
     assert ended.returncode == 4
     assert '"b" is a required property' in ended.stderr
+
+
+@requirement("cli.prompts", "cli.plain")
+def test_a_default_is_shown_without_what_steers_a_terminal_and_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    steering = "\x1b]0;x\x07\x9b31m\u202e\nsecond line"
+    field = {"type": "string", "default": steering, "description": steering, "enum": [steering]}
+    schema = Schema({"type": "object", "properties": {f"a{steering}": field}, "required": [f"a{steering}"]})
+    assert complete_input({}, schema) == {f"a{steering}": steering}
+    shown = "".join(capsys.readouterr())
+    assert "\\x1b]0;x" in shown
+    assert not set(shown) & set("\x1b\x07\x9b\u202e")

@@ -139,3 +139,22 @@ def test_warnings_of_opwire_are_shown_as_long_as_the_block_lasts(capsys: pytest.
         logger.info("not this")
     assert capsys.readouterr().err == "warning: mended a\\x1b\n"
     assert logging.getLogger("opwire").handlers == handlers
+
+
+@requirement("cli.plain")
+def test_warnings_of_other_libraries_cannot_steer_the_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
+    stranger = logging.Logger("a library without a handler")
+    before = logging.lastResort
+    with Screen().logging():
+        stranger.warning("unknown event %s", "\x1b]0;x\x07\x9b31m\u202e")
+    assert capsys.readouterr().err == "warning: unknown event \\x1b]0;x\\x07\\x9b31m\\u202e\n"
+    assert logging.lastResort is before
+
+
+@requirement("cli.json")
+@pytest.mark.parametrize("wait", [float("inf"), float("nan"), 1e300])
+def test_an_error_with_an_absurd_wait_is_still_shown(capsys: pytest.CaptureFixture[str], wait: float) -> None:
+    screen = Screen()
+    screen.as_json = True
+    screen.failure(CallError("RATE_LIMITED", "slowly", retry_after=wait))
+    assert json.loads(capsys.readouterr().err)["error"]["code"] == "RATE_LIMITED"

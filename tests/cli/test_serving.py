@@ -56,7 +56,7 @@ async def test_a_signal_stops_and_ends_what_runs(number: signal.Signals) -> None
         finally:
             ended.set()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await until_stopped(run())
     assert ended.is_set()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -69,7 +69,7 @@ async def test_what_ends_by_itself_stops_too_and_its_failure_is_raised() -> None
     async def fail() -> None:
         raise ZeroDivisionError
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await until_stopped(end())
         with pytest.raises(ZeroDivisionError):
             await until_stopped(fail())

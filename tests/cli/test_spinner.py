@@ -17,7 +17,7 @@ class FakeTerminal(io.StringIO):
 
     async def shows(self, text: str) -> None:
         """Wait for a text."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while text not in self.getvalue():
                 await asyncio.sleep(0.02)
 
@@ -28,8 +28,9 @@ async def test_on_a_terminal_a_line_says_what_is_waited_for(monkeypatch: pytest.
     with Spinner("first [red]\x1b") as spinner:
         assert terminal.getvalue() == "", "nothing, as long as it is quick"
         await terminal.shows("first [red]\\x1b")
-        spinner.update("second")
-        await terminal.shows("second")
+        spinner.update("second \\[bold]line\nthird line")
+        await terminal.shows("second \\[bold]line")
+    assert "third line" not in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the line is gone, and the cursor is back"
 
 

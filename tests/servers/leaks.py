@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 class Leaks:

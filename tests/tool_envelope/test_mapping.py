@@ -256,6 +256,13 @@ def test_a_local_result_is_written_with_its_own_time_and_shown_as_json() -> None
     )
 
 
+@pytest.mark.parametrize("timestamp", [1e300, -1e300, 10**30, 1767323045678.25])
+def test_a_timestamp_that_is_not_a_date_does_not_keep_a_result_from_being_shown(timestamp: float) -> None:
+    envelope = local_envelope({"sum": 3}, "math.add")
+    envelope = msgspec.structs.replace(envelope, meta=msgspec.structs.replace(envelope.meta, timestamp=timestamp))
+    assert to_mcp_envelope(to_blocks(envelope, tool="add")).data == {"sum": 3}
+
+
 @pytest.mark.parametrize("text", ["hello", ""])
 def test_text_is_shown_as_it_is(text: str) -> None:
     blocks = to_blocks(http_envelope(text, status_code=200, headers={}, content_type="text/plain"), tool="t")

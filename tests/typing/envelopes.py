@@ -57,10 +57,10 @@ def by_source(meta: ResponseMeta) -> str:
         case LocalResponseMeta():
             assert_type(meta.source, Literal["local"])
             assert_type(meta.operation_id, str)
-            assert_type(meta.timestamp, int)
+            assert_type(meta.timestamp, int | float)
         case HTTPResponseMeta():
             assert_type(meta.source, Literal["http"])
-            assert_type(meta.status_code, int)
+            assert_type(meta.status_code, int | float)
             assert_type(meta.headers, dict[str, str])
             assert_type(meta.set_cookie, list[str] | None)
         case MCPResponseMeta():

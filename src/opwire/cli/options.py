@@ -124,7 +124,9 @@ def operation_argument(*, subscriptions: bool | None = None) -> Callable[[F], F]
         return [
             CompletionItem(id, help=type)
             for id, type in known.items()
-            if id.startswith(incomplete) and (subscriptions is None or subscriptions == (type == "subscription"))
+            if id.startswith(incomplete)
+            and not id.startswith("-")  # the namespace of a server may look like an option
+            and (subscriptions is None or subscriptions == (type == "subscription"))
         ]
 
     return click.argument("operation_id", metavar="ID", shell_complete=complete)

@@ -16,6 +16,7 @@ from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import shared_options
 from opwire.cli.screen import Screen
+from opwire.typed.text import harmless
 
 COMMANDS = {
     "ls": "List the operations, or search them.",
@@ -92,6 +93,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # not every terminal can show every character
+    if "_OPWIRE_COMPLETE" in os.environ:
+        importlib.import_module("opwire.cli.commands.completion").use_own_scripts()
     try:
         with screen.logging():
             ended = program.main(arguments, prog_name="opwire", standalone_mode=False, obj=screen)
@@ -105,7 +108,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if screen.as_json:
             screen.failure(error)
         else:
-            error.show()
+            said = io.StringIO()
+            error.show(said)
+            click.echo(harmless(said.getvalue()), err=True, nl=False)  # it may name an operation, or what a file says
         return exit_codes.USAGE
     except (KeyboardInterrupt, click.Abort):
         if sys.stderr.isatty():

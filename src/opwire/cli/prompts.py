@@ -15,6 +15,7 @@ from opwire.errors import SchemaError
 from opwire.schema import Schema
 
 _MAX_DEPTH = 4
+_MAX_DEFAULT = 200  # characters of a default that a question shows
 
 
 def complete_input(input: Any, schema: Schema) -> Any:
@@ -39,16 +40,17 @@ def _completed(given: dict[str, Any], field: Field, schema: Schema, path: tuple[
 
 
 def _asked(field: Field, schema: Schema, path: tuple[str, ...], beside: dict[str, Any]) -> Any:
-    """The answer, once it is one that the schema has nothing against."""
-    words = f"{'.'.join(path)} ({type_in_words(field)})"
-    about = one_line(str(field.first("description") or ""))
+    """Ask until the schema accepts the answer; gives it."""
+    default = _default(field)
     secret = field.first("format") == "password" or field.first("writeOnly") is True
+    # click would show the default as it is; and an escaped one must not become the answer.
+    shown = f" [{default[:_MAX_DEFAULT]}]" if default is not None and not secret else ""
+    words = harmless(f"{'.'.join(path)} ({type_in_words(field)}){shown}").replace("\n", "\\n")
+    about = one_line(str(field.first("description") or ""))
     if about:
         click.echo(about, err=True)
     while True:
-        text = click.prompt(
-            harmless(words), default=_default(field), hide_input=secret, show_default=not secret, err=True, type=str
-        )
+        text = click.prompt(words, default=default, hide_input=secret, show_default=False, err=True, type=str)
         value = from_text(text, field)
         problem = _problem(value, path, schema, beside)
         if problem is None:

@@ -6,30 +6,21 @@ only then. With `--json` what is printed is JSON, errors included.
 
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from math import isfinite
 from typing import Any, TextIO
 
 import click
 import msgspec
 
 from opwire.errors import CallError, OpwireError
-from opwire.typed.text import write_json
-
-# Control characters (C0 without tab and line feed, DEL, C1), characters that turn the direction of text around, and
-# halves of surrogate pairs, which cannot be written at all.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+from opwire.typed.text import harmless, harmless_json, write_json
 
 _encoder = msgspec.json.Encoder()
-
-
-def harmless(text: str) -> str:
-    r"""Text with what could steer a terminal written out: `\x1b[2J` is read, not obeyed."""
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
@@ -46,7 +37,7 @@ def json_text(value: Any, *, indent: bool) -> str:
     """A value as JSON that is harmless as well: equal to any reader, since only escapes were added."""
     encoded = write_json(_encoder, value)
     text = (msgspec.json.format(encoded, indent=2) if indent else encoded).decode()
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return harmless_json(text)
 
 
 class Form(StrEnum):
@@ -141,14 +132,19 @@ class Screen:
 
     @contextmanager
     def logging(self) -> Generator[None]:
-        """Show what opwire logs as warnings, as long as the block lasts. No other logger is touched."""
+        """Show what opwire logs as warnings, as long as the block lasts; other loggers, where they have no handler.
+
+        Python's own last resort would write what a server sent to the terminal as it is.
+        """
         logger = logging.getLogger("opwire")
-        handler = _Warnings(self)
+        handler, before = _Warnings(self), logging.lastResort
         logger.addHandler(handler)
+        logging.lastResort = handler
         try:
             yield
         finally:
             logger.removeHandler(handler)
+            logging.lastResort = before
 
 
 class _Warnings(logging.Handler):
@@ -188,6 +184,6 @@ def _error_data(error: Exception) -> dict[str, Any]:
     data: dict[str, Any] = {"code": error.code.value, "message": error.message, "retryable": error.retryable}
     if error.details is not None:
         data["details"] = error.details
-    if error.retry_after is not None:
+    if error.retry_after is not None and isfinite(error.retry_after):
         data["retryAfterMs"] = round(error.retry_after * 1000)
     return data

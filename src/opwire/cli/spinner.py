@@ -5,7 +5,7 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-from opwire.cli.screen import harmless, rich_console
+from opwire.cli.screen import one_line, rich_console
 
 _PATIENCE = 0.3  # seconds before anything is shown: most things are done by then
 
@@ -35,13 +35,15 @@ class Spinner:
         """Show another text from now on."""
         self._text = text
         if self._status is not None:
-            self._status.update(_unmarked(text))
+            self._status.update(_plain(text))
 
     def _begin(self) -> None:
-        self._status = rich_console(sys.stderr).status(_unmarked(self._text))
+        self._status = rich_console(sys.stderr).status(_plain(self._text))
         self._status.start()
 
 
-def _unmarked(text: str) -> str:
-    """Text in which rich finds no markup."""
-    return harmless(text).replace("[", r"\[")
+def _plain(text: str) -> Any:
+    """Return text on one line that rich shows as it is: a `str` is markup, whatever stands before its brackets."""
+    from rich.text import Text
+
+    return Text(one_line(text))

@@ -123,7 +123,8 @@ class RecordedCall:
         meta = envelope.meta
         self._measured["opwire.source"] = meta.source
         if isinstance(meta, HTTPResponseMeta):
-            self._measured["http.response.status_code"] = meta.status_code
+            if 0 <= meta.status_code < 1000:  # any number on the wire, and 64 bits in a span
+                self._measured["http.response.status_code"] = int(meta.status_code)
         elif isinstance(meta, MCPResponseMeta) and meta.is_error:
             self._measured["error.type"] = "tool_error"  # an answer, and no failure of the call
 

@@ -7,6 +7,7 @@ whole. The other way the format is narrower: an error's details become text, and
 import json
 from asyncio import CancelledError
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -158,7 +159,8 @@ def to_blocks(
             return meta.content
         markdown = text_for_people(texts) or None
     if isinstance(meta, LocalResponseMeta) and ts is None:
-        ts = iso_timestamp(datetime.fromtimestamp(meta.timestamp / 1000, UTC))
+        with suppress(ValueError, OverflowError, OSError):  # a peer's timestamp need not be a date
+            ts = iso_timestamp(datetime.fromtimestamp(meta.timestamp / 1000, UTC))
     shown = _shown(envelope.data) if markdown is None else markdown
     return [*encode_blocks(shown, envelope.data, tool=tool, ts=ts)]
 

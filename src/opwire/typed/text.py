@@ -1,10 +1,11 @@
-"""JSON text in and out, where msgspec alone is stricter than the peers are.
+"""Text of others: JSON in and out, where msgspec alone is stricter than the peers are, and text that is shown.
 
 JavaScript strings may hold half of a surrogate pair. `JSON.stringify` writes it as an escape, which msgspec refuses to
 read, and UTF-8 cannot carry it, so that msgspec refuses to write it. Both ways it becomes U+FFFD here.
 """
 
 import json
+import re
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -13,6 +14,22 @@ import msgspec
 from opwire.typed.plain import json_form, replace_surrogates
 
 T = TypeVar("T")
+
+# Control characters (C0 without tab and line feed, DEL, C1), line and paragraph separators, characters that turn the
+# direction of text around, and halves of surrogate pairs, which cannot be written at all.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def harmless(text: str) -> str:
+    r"""Return text with what could steer a terminal written out: `\x1b[2J` is read, not obeyed."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def harmless_json(text: str) -> str:
+    """Return JSON that is harmless as well, and equal to any reader, since only escapes were added."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def write_json(encoder: msgspec.json.Encoder, value: Any) -> bytes:

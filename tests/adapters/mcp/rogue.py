@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 HABITS = frozenset(sys.argv[1:])
 CANCELLED: list[Any] = []
 LISTENING: dict[str, Any] = {}  # what is wanted, by the id of the request that stays open
+INTERVIEWS: dict[str, Any] = {}  # what is done with the answer to one question of many, by its id
 ASKED: dict[str, Any] = {}  # the ids of our own requests, and the calls that wait for them
 
 
@@ -49,7 +50,9 @@ def receive(message: dict[str, Any], *, first: bool) -> None:
     method = message.get("method")
     if first and method != "initialize" and "picky" in HABITS:
         sys.exit(4)
-    if method is None:
+    if method is None and message["id"] in INTERVIEWS:
+        INTERVIEWS.pop(message["id"])(message)
+    elif method is None:
         answer(
             ASKED.pop(message["id"]), {"answer": {key: message[key] for key in ("result", "error") if key in message}}
         )
@@ -132,6 +135,32 @@ def ask(id: Any, arguments: dict[str, Any], params: dict[str, Any]) -> None:
     asking = f"asking-{id}"
     ASKED[asking] = id
     send({"jsonrpc": "2.0", "id": asking, "method": arguments["method"], "params": arguments.get("params", {})})
+
+
+def flood(id: Any, arguments: dict[str, Any], params: dict[str, Any]) -> None:
+    """Ask many times without reading a single answer, then answer."""
+    for number in range(arguments["count"]):
+        send({"jsonrpc": "2.0", "id": f"flood-{number}", "method": "sampling/createMessage", "params": {}})
+    answer(id, {"flooded": True})
+
+
+def interview(id: Any, arguments: dict[str, Any], params: dict[str, Any]) -> None:
+    """Ask one question after the other, and answer with how many were refused and why."""
+    refusals: list[str] = []
+
+    def ask_again(number: int) -> None:
+        if number == arguments["count"]:
+            answer(id, {"refused": len(refusals), "last": refusals[-1:]})
+            return
+
+        def take(message: dict[str, Any]) -> None:
+            refusals.extend([message["error"]["message"]] if "error" in message else [])
+            ask_again(number + 1)
+
+        INTERVIEWS[f"interview-{number}"] = take
+        send({"jsonrpc": "2.0", "id": f"interview-{number}", "method": arguments["method"], "params": {}})
+
+    ask_again(0)
 
 
 def progress(id: Any, arguments: dict[str, Any], params: dict[str, Any]) -> None:

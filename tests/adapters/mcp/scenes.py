@@ -14,7 +14,7 @@ from opwire.adapters.mcp.session import Session
 from tests.servers.leaks import Leaks
 from tests.servers.processes import ROOT
 
-PATIENCE = 5.0
+PATIENCE = 30.0  # seconds, on a machine that has much to do
 SDK_SERVER = StdioServer(sys.executable, ("-m", "tests.adapters.mcp.sdk_server", "stdio"), cwd=str(ROOT))
 
 

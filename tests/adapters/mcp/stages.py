@@ -94,7 +94,7 @@ class Changes(list[SourceChange]):
         self._told.set()
 
     async def next(self) -> SourceChange:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self._told.wait()
         self._told.clear()
         return self[-1]

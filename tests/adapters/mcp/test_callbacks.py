@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from opwire.adapters.mcp.callbacks import Callbacks
-from opwire.errors import CallError
+from opwire.adapters.mcp.callbacks import MAX_QUESTIONS, Callbacks
+from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 
 
@@ -77,3 +77,15 @@ async def test_a_callback_can_be_cancelled() -> None:
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
+
+
+@requirement("mcp.in.questions", "mcp.in.question-limits")
+async def test_a_result_with_too_many_questions_is_an_error_before_anything_is_asked() -> None:
+    asked: list[Any] = []
+    callbacks = Callbacks(elicit=lambda params: asked.append(params) or {"action": "decline"})
+    questions = {f"q{n}": {"method": "elicitation/create", "params": {}} for n in range(MAX_QUESTIONS + 1)}
+    with pytest.raises(CallError, match="101 at once, and at most 100 are answered") as caught:
+        await callbacks.answer_all(questions, "the server asked")
+    assert (caught.value.code, asked) == (ErrorCode.PROTOCOL_ERROR, [])
+    del questions["q0"]
+    assert len(await callbacks.answer_all(questions, "the server asked")) == MAX_QUESTIONS

@@ -228,7 +228,7 @@ async def test_log_messages_go_to_the_callback_or_to_our_log(caplog: pytest.LogC
     assert "full" not in caplog.text
     async with connected(rogue()) as session:
         await call(session, "announce", **message)
-    assert ("opwire.mcp", logging.WARNING, "python: {'disk': 'full'}") in caplog.record_tuples
+    assert ("opwire.mcp", logging.WARNING, 'python: {"disk":"full"}') in caplog.record_tuples
 
 
 async def test_arguments_travel_as_headers_where_the_tool_says_so(sdk_address: str) -> None:
@@ -261,10 +261,10 @@ async def test_a_call_that_ends_leaves_at_once_also_where_the_clock_is_far() -> 
 async def test_a_connection_that_broke_is_lost_at_once_although_its_server_takes_long_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def read(raw: bytes) -> Any:
+    def read(raw: bytes, limit: int) -> Any:
         if b"boom" in raw:
             raise RuntimeError("unforeseen")
-        return read_message(raw)
+        return read_message(raw, limit)
 
     monkeypatch.setattr(process, "read_message", read)
     async with connected(rogue("stubborn", stop_timeout=0.5)) as session:

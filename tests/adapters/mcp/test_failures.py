@@ -73,6 +73,8 @@ def test_what_http_says_is_never_passed_on_as_if_we_said_it(status: int, words: 
     assert (error.retryable, error.retry_after) == (retryable, 1.5)
 
 
-@pytest.mark.parametrize("forged", [5, {}, {"status": "x"}, None])
-def test_a_server_that_writes_our_marks_itself_is_just_another_error(forged: Any) -> None:
-    assert mapped(-32603, "x", {HTTP_FAILURE: forged}).code is ErrorCode.EXECUTION_ERROR
+@pytest.mark.parametrize("forged", [5, {}, {"status": 0, "retry_after": 1e308}, {"status": 404, "lost": True}, None])
+def test_a_server_cannot_forge_what_http_says(forged: Any) -> None:
+    error = mapped(-32603, "x", {"opwire/http": forged})
+    assert (error.code, error.retry_after) == (ErrorCode.EXECUTION_ERROR, None)
+    assert HTTP_FAILURE != "opwire/http"

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from opwire.adapters.mcp import http_client
+from opwire.adapters.mcp.http_client import _Mended
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.scenes import PATIENCE, Answer, at, call, connected, http_server
@@ -343,3 +344,32 @@ async def test_a_server_that_does_not_take_leave_does_not_hold_us(monkeypatch: p
         await call(session, "any")
         await asyncio.wait_for(session.close(), PATIENCE)
         released.set()
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_an_answer_of_too_many_values_is_an_error_for_its_caller_alone(kind: str) -> None:
+    def answer(_: dict[str, str], body: bytes) -> Answer:
+        values = ",".join(["[]"] * (2000 if b"many" in body else 5))
+        message = f'{{"jsonrpc":"2.0","id":{json.loads(body)["id"]},"result":{{"a":[{values}]}}}}'
+        framed = message if kind == "application/json" else f"event: message\ndata: {message}\n\n"
+        return 200, {"content-type": kind}, framed.encode()
+
+    async with http_server(Old(answer)) as address, connected(at(address), max_message=100_000) as session:
+        with pytest.raises(CallError, match="more than 1,562 JSON values") as caught:
+            await call(session, "many")
+        assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+        assert (await call(session, "few"))["a"] == [[]] * 5
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize(
+    ("said", "used"),
+    [(b"0", b"100"), (b"1500", b"1500"), (b"9" * 400, b"59999"), (b"99999999", b"59999"), (b"soon", b"soon")],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+async def test_a_server_does_not_say_at_will_when_it_is_connected_again(said: bytes, used: bytes, end: bytes) -> None:
+    event = end.join([b"retry: " + said, b'data: {"a": "retry: 0"}', b"", b""])
+    response = httpx2.Response(200, content=event)
+    seen = b"".join([each async for each in _Mended(response, 1000)])
+    assert seen == event.replace(b"retry: " + said + end, b"retry: " + used + end)

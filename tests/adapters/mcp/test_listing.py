@@ -46,6 +46,23 @@ async def test_pages_without_end_are_ended(tmp_path: Path, monkeypatch: pytest.M
     assert "more than 20 pages" in findings.report().warnings[0]
 
 
+@requirement("mcp.in.every-page", "mcp.in.limits")
+async def test_a_list_is_bounded_in_entries_and_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [tool(f"t{n}", description="x" * 1000) for n in range(20)]
+    stage = Stage(tmp_path, tools=tools, page=3)
+    session = Session(stage.server)
+    try:
+        findings = Findings("ns")
+        assert await list_all(session, "tools/list", "tools", findings, deadline=None, max_entries=7) == tools[:7]
+        assert "more than 7 entries" in findings.report().warnings[0]
+        monkeypatch.setattr(listing, "MAX_BYTES", 10_000)
+        findings = Findings("ns")
+        assert await list_all(session, "tools/list", "tools", findings, deadline=None) == tools[:9]
+        assert "more than 10,000 bytes; the 9 entries before are used" in findings.report().warnings[0]
+    finally:
+        await session.close()
+
+
 @requirement("mcp.in.one-bad-tool")
 async def test_entries_that_are_no_objects_cost_nobody_else(tmp_path: Path) -> None:
     findings = Findings("ns")

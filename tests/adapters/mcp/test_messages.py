@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from opwire.adapters.mcp.messages import mended, read_message, write_message
+from opwire.adapters.mcp.messages import has_few_values, mended, read_message, write_message
 from opwire.errors import CallError, ErrorCode
 from opwire.typed.plain import replace_surrogates
 from tests.requirements import requirement
 
 
 def read(raw: bytes) -> Any:
-    message = read_message(raw)
+    message = read_message(raw, 1_000_000)
     return None if message is None else message.message
 
 
@@ -108,7 +108,7 @@ _MESSAGE = st.fixed_dictionaries(
 @given(st.binary() | _MESSAGE.map(lambda message: json.dumps(message).encode()))
 def test_whatever_a_server_writes_is_a_message_or_none_or_an_end_with_a_reason(line: bytes) -> None:
     with contextlib.suppress(CallError):
-        read_message(line)
+        read_message(line, 1000)
 
 
 def test_messages_are_written_in_one_line_and_without_what_json_does_not_have() -> None:
@@ -126,3 +126,80 @@ def test_messages_are_written_in_one_line_and_without_what_json_does_not_have() 
         "jsonrpc": "2.0",
         "method": "x",
     }
+
+
+LIMIT = 1000
+SHAPES = {
+    "lists": "[]",
+    "objects": "{}",
+    "numbers": "1",
+    "texts": '""',
+    "texts with quotes": r'"\""',
+    "texts that end in a backslash": r'"\\"',
+    "pairs": '{"a":1}',
+}
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_an_answer_of_too_many_values_is_an_error_for_its_caller_before_it_is_parsed(shape: str) -> None:
+    answer = f'{{"jsonrpc":"2.0","id":7,"result":{{"a":[{",".join([shape] * (LIMIT + 1))}]}}}}'.encode()
+    message = read_message(answer, LIMIT)
+    assert message is not None
+    assert isinstance(message.message, JSONRPCError)
+    assert message.message.id == 7
+    few = f'{{"jsonrpc":"2.0","id":7,"result":{{"a":[{",".join([shape] * (LIMIT // 3))}]}}}}'.encode()
+    assert isinstance(read(few), JSONRPCResponse)
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize(
+    "text", ["a,b;" * LIMIT, "[{" * LIMIT, r"say \"[\" " * LIMIT, r"\\" * LIMIT + ",", '\\\\\\"[,' * LIMIT]
+)
+def test_commas_and_brackets_in_a_text_are_not_values(text: str) -> None:
+    raw = f'{{"jsonrpc":"2.0","id":7,"result":{{"a":"{text}"}}}}'.encode()
+    json.loads(raw)
+    assert len(raw) > LIMIT
+    assert has_few_values(raw, LIMIT)
+    message = read_message(raw, LIMIT)
+    assert message is not None
+    assert isinstance(message.message, JSONRPCResponse)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda one: st.lists(one) | st.dictionaries(st.text(), one),
+    )
+)
+def test_the_count_of_values_is_never_too_small(value: Any) -> None:
+    def count(value: Any) -> int:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return 1 + sum(map(count, inner))
+
+    raw = json.dumps(value).encode()
+    few = [limit for limit in range(count(value) - 1) if has_few_values(raw, limit) and len(raw) > limit]
+    assert few == []
+
+
+@requirement("mcp.in.limits")
+def test_other_messages_of_too_many_values_are_refused_or_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    values = ",".join(["1"] * (LIMIT + 1))
+    request = read_message(f'{{"jsonrpc":"2.0","id":7,"method":"ask","params":{{"a":[{values}]}}}}'.encode(), LIMIT)
+    assert request is not None
+    assert isinstance(request.message, JSONRPCRequest)
+    assert request.message.method == "ask with more than 1,000 JSON values"
+    assert request.message.params is None
+    assert read_message(f'{{"jsonrpc":"2.0","method":"tell","params":{{"a":[{values}]}}}}'.encode(), LIMIT) is None
+    assert "is ignored" in caplog.text
+    with pytest.raises(CallError, match="more than 1,000 JSON values") as caught:
+        read_message(f"[{values}]".encode(), LIMIT)
+    assert caught.value.code is ErrorCode.PROTOCOL_ERROR
+
+
+@requirement("mcp.in.garbage")
+@pytest.mark.parametrize("id", ["9" * 400, "-" + "9" * 400, '"' + "x" * 100_000 + '"', '"' + "9" * 5000 + '"'])
+def test_a_message_with_an_absurd_id_is_not_a_message(id: str) -> None:
+    assert read(f'{{"jsonrpc":"2.0","id":{id},"result":{{}}}}'.encode()) is None
+    assert read(f'{{"jsonrpc":"2.0","id":{id},"method":"x"}}'.encode()) is None
+    assert read(f'{{"jsonrpc":"2.0","id":{id},"result":"no object"}}'.encode()) is None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.mcp.names import is_usable, usable_namespace, usable_namespaces
+from opwire.adapters.mcp.names import MAX_NAME, is_usable, usable_namespace, usable_namespaces
 from opwire.operation import OperationSpec
 from tests.requirements import requirement
 
@@ -49,3 +49,10 @@ def test_every_server_of_a_file_has_a_namespace_of_its_own(names: list[str]) -> 
 )
 def test_only_printable_text_can_name_an_operation(name: object, usable: bool) -> None:
     assert is_usable(name) is usable
+
+
+@requirement("mcp.in.limits")
+def test_names_are_bounded() -> None:
+    assert len(usable_namespace("x" * 10_000)) == 100
+    assert is_usable("x" * MAX_NAME)
+    assert not is_usable("x" * (MAX_NAME + 1))

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ async def test_what_a_server_prints_between_its_messages_is_logged_once_and_pass
     async with connected(rogue("noisy")) as session:
         for number in range(3):
             assert await call(session, "echo", n=number) == {"arguments": {"n": number}}
-    assert caplog.text.count("writes to stdout what is no message") == 1
+    assert caplog.text.count("writes to stdout what is not a message") == 1
     assert "'Listening on stdio...'" in caplog.text
 
 
@@ -129,12 +128,12 @@ async def test_the_children_of_a_server_end_with_it(habit: str, caplog: pytest.L
 async def test_a_server_that_does_not_read_delays_nobody_beyond_the_deadline() -> None:
     async with connected(rogue(stop_timeout=0.2)) as session:
         await call(session, "deaf")
-        begun = time.monotonic()
         calls = (call(session, "echo", within=0.3, text="x" * 200_000) for _ in range(5))
-        for failure in await asyncio.gather(*calls, return_exceptions=True):
+        async with asyncio.timeout(PATIENCE):  # the server is deaf for a minute
+            failures = await asyncio.gather(*calls, return_exceptions=True)
+        for failure in failures:
             assert isinstance(failure, CallError)
             assert failure.code is ErrorCode.TIMEOUT
-        assert time.monotonic() - begun < PATIENCE / 2
 
 
 @pytest.mark.parametrize(

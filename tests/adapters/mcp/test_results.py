@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from opwire.adapters.mcp.results import blocks_envelope, decoded, read_blocks, result_envelope, structured_envelope
-from opwire.errors import CallError
+from opwire.adapters.mcp.results import (
+    MAX_BLOCKS,
+    blocks_envelope,
+    decoded,
+    read_blocks,
+    result_envelope,
+    structured_envelope,
+)
+from opwire.errors import CallError, ErrorCode
 from opwire.tool_envelope import encode_blocks
 from tests.adapters.mcp.stages import mcp_meta
 from tests.requirements import requirement
@@ -257,3 +264,12 @@ def test_a_result_of_blocks_has_no_structured_content() -> None:
     envelope = blocks_envelope({}, read_blocks([TEXT], "ns.resources/read"), "ns.resources/read")
     assert envelope.data == [TEXT]
     assert mcp_meta(envelope).structured_content is UNSET
+
+
+@requirement("mcp.in.limits")
+@pytest.mark.parametrize("entry", [0, {"type": "text", "text": "x"}])
+def test_a_result_of_too_many_blocks_is_refused(entry: Any) -> None:
+    assert len(data_of({"content": [entry] * MAX_BLOCKS})) == MAX_BLOCKS
+    with pytest.raises(CallError, match="content blocks, and the limit is") as caught:
+        data_of({"content": [entry] * (MAX_BLOCKS + 1)})
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from opwire.adapters.mcp import schemas
 from opwire.adapters.mcp.report import Findings
-from opwire.adapters.mcp.schemas import input_schema, output_schema
+from opwire.adapters.mcp.schemas import MAX_SCHEMA, input_schema, output_schema
 from opwire.schema import UNKNOWN
 from tests.requirements import requirement
 
@@ -101,3 +102,26 @@ def test_a_wrapped_schema_that_says_nothing_is_unknown() -> None:
     findings = Findings("ns")
     assert output_schema({"properties": {"result": {}}}, "tool", findings, RESULT) is UNKNOWN
     assert findings.report().warnings == ()
+
+
+@requirement("mcp.in.limits", "mcp.in.broken-schemas")
+def test_a_schema_above_the_limit_is_not_used() -> None:
+    findings = Findings("ns")
+    large = {"type": "object", "description": "x" * MAX_SCHEMA}
+    assert input_schema(large, "tool", findings) is UNKNOWN
+    assert output_schema(large, "tool", findings) is UNKNOWN
+    assert findings.schema_bytes == 0
+    assert all(f"the limit is {MAX_SCHEMA:,}" in each for each in findings.report().warnings)
+
+
+@requirement("mcp.in.limits")
+def test_so_many_schemas_are_compiled_when_they_are_listed_and_the_others_when_they_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(schemas.Schema, "compile", lambda schema: compiled.append(schema.json) or schema)
+    findings = Findings("ns")
+    padded = {**NUMBERS, "description": "x" * 200_000}
+    found = [input_schema(padded, "tool", findings) for _ in range(30)]
+    assert all(each.json == padded for each in found)
+    assert 0 < len(compiled) * 200_000 <= schemas.EAGER < 30 * 200_000

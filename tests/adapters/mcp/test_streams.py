@@ -150,3 +150,43 @@ async def test_a_connection_that_is_lost_ends_the_subscription_with_an_error(tmp
         with pytest.raises(CallError) as why:
             await collected(registry, {"progress": [item(0, 1)], "crash": True})
     assert why.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("mcp.in.subscriptions", "mcp.in.limits")
+async def test_items_that_do_not_fit_into_the_buffer_are_taken_from_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_WAITING_BYTES", 100)
+    texts = [f"{n}" * 60 for n in range(10)]
+    script = {"progress": [item(n, text) for n, text in enumerate(texts)], "result": result(*texts)}
+    async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
+        assert await collected(registry, script) == texts
+
+
+@requirement("mcp.in.limits")
+async def test_waiting_items_are_bounded_in_number_and_in_bytes() -> None:
+    waiting = streams._Waiting()
+    for n in range(streams.MAX_WAITING + 10):
+        waiting.put(streams._Item(n))
+    waiting.end()
+    assert [await waiting.get() for _ in range(streams.MAX_WAITING)][-1] == streams._Item(streams.MAX_WAITING - 1)
+    assert await waiting.get() is None
+    large = streams._Item(0, "x" * streams.MAX_WAITING_BYTES)
+    waiting.put(large)
+    waiting.put(large)
+    assert await waiting.get() is large
+    waiting.put(streams._Item(1))
+    waiting.end()
+    assert await waiting.get() == streams._Item(1)
+    assert await waiting.get() is None
+
+
+@requirement("mcp.in.subscriptions", "mcp.in.limits")
+async def test_what_a_server_says_of_its_failure_is_bounded(tmp_path: Path) -> None:
+    said = {"code": "RATE_LIMITED", "message": "x" * 100_000, "retryAfter": 1e300}
+    failed = result(complete=False, isError=True, _meta={"opwire/error": said})
+    async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
+        with pytest.raises(CallError) as why:
+            await collected(registry, {"result": failed})
+    assert why.value.code is ErrorCode.RATE_LIMITED
+    assert (len(why.value.message), why.value.retry_after) == (2000, 86_400)

@@ -88,3 +88,12 @@ async def test_closing_ends_every_watch() -> None:
         with pytest.raises(CallError) as why:
             await waiting
     assert why.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("mcp.in.limits")
+async def test_an_update_of_an_absurd_uri_is_ignored() -> None:
+    told = ResourceUpdates()
+    with told.of("a:") as watcher:
+        told.tell({"uri": "a:/" + "x" * updates.MAX_URI})
+        told.tell({"uri": "a:/b"})
+        assert await watcher.next() == "a:/b"

@@ -1,12 +1,22 @@
-"""`opwire completion`."""
+"""`opwire completion`, and what real shells insert."""
 
+import json
+import os
+import pty
+import select
 import shutil
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from opwire.cli import completing
 from opwire.cli.commands.completion import SHELLS
 from opwire.cli.program import run
+from opwire.cli.sources import Sources
+from opwire.operation import OperationSpec
 from tests.requirements import requirement
 
 
@@ -22,7 +32,7 @@ def test_the_script_of_a_shell_is_printed(
     assert run(["completion"]) == 0
     assert capsys.readouterr().out == script
     if program := shutil.which(shell):
-        subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=10)
+        subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=60)
 
 
 def test_a_shell_that_is_not_known_is_asked_for(
@@ -31,3 +41,130 @@ def test_a_shell_that_is_not_known_is_asked_for(
     monkeypatch.setenv("SHELL", "/usr/bin/nush")
     assert run(["completion"]) == 2
     assert "say which shell: bash, zsh, fish" in capsys.readouterr().err
+
+
+# What a document may call its operations, each with a prefix of its own; `touch` would leave a file behind.
+HOSTILE = {
+    "a": "a$(touch PWNED)",
+    "b": "b`touch PWNED`",
+    "c": "c;touch PWNED;",
+    "d": "d';touch PWNED;'",
+    "e": 'e";touch PWNED;"',
+    "f": "f\\$(touch PWNED)",
+    "g": "g&touch PWNED|x>PWNED",
+    "h": "h*?[a-z]~{1,2}!!#^",
+    "i": "i,j:k=l",
+}
+# Completes with the real program; otherwise writes down how it was called.
+OPWIRE = """#!{python}
+import json, os, sys
+if "_OPWIRE_COMPLETE" in os.environ:
+    os.execv({python!r}, [{python!r}, "-m", "opwire.cli", *sys.argv[1:]])
+with open({calls!r}, "a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+"""
+STARTS = {
+    "bash": (["--norc", "--noprofile", "-i"], "bind 'set enable-bracketed-paste off'; source ./script"),
+    "zsh": (["-f", "-i"], "autoload -U compinit; compinit -u -D; source ./script"),
+    "fish": (["--no-config", "-i"], "source ./script"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a hostile document whose ids are remembered, and an `opwire` on the path."""
+    paths = {
+        f"/{n}": {"get": {"operationId": id, "responses": {"200": {"description": "ok"}}}}
+        for n, id in enumerate(HOSTILE.values())
+    }
+    servers = [{"url": "http://127.0.0.1:9"}]
+    document = {"openapi": "3.1.0", "info": {"title": "x", "version": "1"}, "servers": servers, "paths": paths}
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    program = tmp_path / "bin" / "opwire"
+    program.parent.mkdir()
+    program.write_text(OPWIRE.format(python=sys.executable, calls=str(tmp_path / "calls")))
+    program.chmod(0o755)
+    for name, value in {
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "TERM": "xterm",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert run(["ls", "--openapi", "x.json"]) == 0
+    return tmp_path
+
+
+def typed(shell: str, folder: Path, lines: list[str], expected: int) -> list[list[str]]:
+    """Type lines into an interactive shell; gives the calls of `opwire`, once there are as many as expected."""
+    arguments, start = STARTS[shell]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp(shell, [shell, *arguments])
+    calls = folder / "calls"
+    shown = b""
+    try:
+        until = time.monotonic() + 60
+        waiting = [start, *lines]
+        while time.monotonic() < until:
+            found = [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+            if len(found) >= expected:
+                return found
+            if waiting and len(found) >= expected - len(waiting):  # one line at a time: each shell reads as it likes
+                os.write(terminal, waiting.pop(0).encode() + b"\r")
+            if select.select([terminal], [], [], 0.05)[0]:
+                shown += os.read(terminal, 65_536)
+        raise AssertionError(f"{shell} did not call opwire {expected} times, and showed {shown.decode()!r}")
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+@requirement("cli.completion", "cli.completion-is-text")
+@pytest.mark.parametrize("shell", SHELLS)
+def test_an_id_that_a_shell_completes_stays_text(shell: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    capsys.readouterr()
+    assert run(["completion", shell]) == 0
+    (folder / "script").write_text(capsys.readouterr().out)
+    lines = [f"opwire call --openapi x.json x.{prefix}\t" for prefix in HOSTILE]
+    found = typed(shell, folder, lines, len(lines))
+    assert not (folder / "PWNED").exists()
+    assert [call[-1] for call in found] == [f"x.{id}" for id in HOSTILE.values()]
+
+
+@requirement("cli.completion-is-text")
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_an_id_stays_text_behind_a_quote_that_was_typed(
+    quote: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert run(["completion", "bash"]) == 0
+    (folder / "script").write_text(capsys.readouterr().out)
+    lines = [f"opwire call --openapi x.json {quote}x.{prefix}\t" for prefix in "abfg"]
+    typed("bash", folder, lines, len(lines))
+    assert not (folder / "PWNED").exists()
+
+
+@requirement("cli.completion-is-text")
+def test_a_script_that_was_installed_earlier_gets_only_ids_that_need_no_escape(folder: Path) -> None:
+    asked = {"COMP_WORDS": "opwire call --openapi x.json x.", "COMP_CWORD": "4", "_OPWIRE_COMPLETE": "bash_complete"}
+    answer = subprocess.run(
+        ["opwire"], env={**os.environ, **asked}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert answer.stdout.split() == ["plain,x.i,j:k=l"]
+
+
+@requirement("cli.completion-is-text")
+def test_an_id_that_looks_like_an_option_is_not_offered(folder: Path) -> None:
+    completing.remember(Sources(openapi=("x.json",)).key, [OperationSpec(namespace="--mcp=sh", name="x")])
+    asked = {"COMP_WORDS": "opwire call --openapi x.json ''", "COMP_CWORD": "4", "_OPWIRE_COMPLETE": "bash_complete"}
+    answer = subprocess.run(
+        ["opwire"], env={**os.environ, **asked}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "--mcp=sh" not in answer.stdout

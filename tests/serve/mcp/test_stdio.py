@@ -106,6 +106,56 @@ async def test_a_server_that_is_told_to_stop_does_not_wait_for_its_client() -> N
             assert await client.process.wait() == 0
 
 
+STUBBORN = """
+import asyncio
+from opwire import OperationRegistry, invoke
+from opwire.serve.mcp import calls, serve_mcp
+
+invoke.CLOSE_GRACE = calls.CLOSE_GRACE = 0.05
+registry = OperationRegistry()
+
+
+@registry.mutation("a.b")
+async def b() -> None:
+    print("begun", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+
+asyncio.run(serve_mcp(registry, timeout={timeout}).run_stdio())
+"""
+
+
+@requirement("deadlines.stubborn")
+@pytest.mark.parametrize("timeout", [None, 600])
+async def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_server_from_ending(
+    timeout: float | None,
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STUBBORN.format(timeout=timeout)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    client = Raw(process)
+    assert process.stderr is not None
+    try:
+        client.send(*HANDSHAKE)
+        await client.receive()
+        client.send(call("a_b"))
+        async with asyncio.timeout(START):
+            assert await process.stderr.readline() == b"begun\n"
+        assert await client.leave() == 0
+        assert b"a.b did not stop" in await process.stderr.read()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def test_a_process_without_standard_input_is_told_so() -> None:
     program = """if True:
         import asyncio

@@ -16,8 +16,6 @@ from tests.servers.brokers import HOST
 from tests.servers.faults import FaultProxy
 from tests.transports.websocket.ends import BEAT, Ends, Raw, until
 
-DEAD = 3 * BEAT + 0.5  # seconds within which a silent peer has to be noticed
-
 
 async def beats(raw: Raw, number: int) -> None:
     """Wait for so many pings of the server, and answer each."""
@@ -35,7 +33,7 @@ async def test_a_client_that_is_silent_is_given_up(ends: Ends) -> None:
     raw = await ends.raw(server.url)
     began = time.monotonic()
     await end.until("the loss is told", lambda: bool(end.losses))
-    assert 2 * BEAT * 0.9 < time.monotonic() - began < DEAD
+    assert time.monotonic() - began > 2 * BEAT * 0.9
     assert "0.4 s" in end.losses[0][1]
     await raw.end()
 
@@ -45,10 +43,8 @@ async def test_a_server_that_is_silent_is_given_up(ends: Ends) -> None:
     server, _ = await ends.server(heartbeat=BEAT)
     async with FaultProxy(HOST, int(server.url.rpartition(":")[2])) as proxy:
         client = await ends.client(f"ws://{HOST}:{proxy.port}")
-        began = time.monotonic()
         proxy.stall()
         await client.until("the loss is told", lambda: bool(client.losses))
-        assert time.monotonic() - began < DEAD
         proxy.flow()
         await until("it is back", lambda: client.transport.connected)  # pyright: ignore
         await client.transport.close()

@@ -22,6 +22,10 @@ from opwire.errors import CallError, ErrorCode
 logger = logging.getLogger("opwire.mcp")
 
 
+MAX_QUESTIONS = 100
+"""Questions that stand in one result."""
+
+
 class Callbacks(Struct, frozen=True, kw_only=True):
     """What the user answers. Each may be a coroutine function; one that is None is refused, and not announced.
 
@@ -75,6 +79,10 @@ class Callbacks(Struct, frozen=True, kw_only=True):
             asked = msgspec.convert(questions, dict[str, _Question])
         except msgspec.ValidationError as error:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{said} that cannot be read: {error}") from error
+        if len(asked) > MAX_QUESTIONS:
+            raise CallError(
+                ErrorCode.PROTOCOL_ERROR, f"{said}: {len(asked):,} at once, and at most {MAX_QUESTIONS} are answered"
+            )
         try:
             async with asyncio.TaskGroup() as group:
                 answers = {key: group.create_task(self.answer(one.method, one.params)) for key, one in asked.items()}

@@ -120,27 +120,32 @@ class Catalogue:
         self._stale.set()
 
     async def _keep_up(self, reader: OfferReader) -> None:
-        settle, was_read = SETTLE, 0.0
+        settle, took, was_read = SETTLE, 0.0, 0.0
         while True:
             await self._stale.wait()
             settle = min(settle * 2, LONGEST_SETTLE) if time.monotonic() < was_read + settle else SETTLE
-            await asyncio.sleep(settle)
+            await asyncio.sleep(max(settle, took))  # a server that is slow to read takes at most half of our time
             self._stale.clear()
+            started = time.monotonic()
             try:
-                offers = await reader.read(self._options.connect_timeout)
+                await self._refresh(reader)
             except CallError as error:  # the next change, or the next connection, is the next occasion
                 logger.warning("what an MCP server offers has changed, and cannot be read: %s", error)
-                continue
-            finally:
-                was_read = time.monotonic()
-            if self._was_lost:  # said only now, because the resources are watched again only now
-                self._was_lost = False
-                self._updates.missed()
-            before = self._take(offers)
-            put = offers.changed_since(before)
-            gone = tuple(id for id in before.by_id if id not in offers.by_id)
-            if put or gone:
-                self._tell(SourceChange(put, gone))
+            except Exception:  # this task must go on, whatever a server lists
+                logger.exception("what an MCP server offers has changed, and cannot be used")
+            was_read = time.monotonic()
+            took = was_read - started
+
+    async def _refresh(self, reader: OfferReader) -> None:
+        offers = await reader.read(self._options.connect_timeout)
+        if self._was_lost:  # not before, because the resources are watched again only now
+            self._was_lost = False
+            self._updates.missed()
+        before = self._take(offers)
+        put = offers.changed_since(before)
+        gone = tuple(id for id in before.by_id if id not in offers.by_id)
+        if put or gone:
+            self._tell(SourceChange(put, gone))
 
     def _take(self, offers: Offers) -> Offers:
         """These are the offers now; gives those of before."""

@@ -27,9 +27,10 @@ from opwire.adapters.mcp.callbacks import Callbacks
 from opwire.adapters.mcp.failures import call_error, http_failure
 from opwire.adapters.mcp.foreign import object_of, text_of
 from opwire.adapters.mcp.negotiation import Agreement, ServerInfo, negotiate
+from opwire.adapters.mcp.report import ServerLog
 from opwire.adapters.mcp.servers import MCPServer
 from opwire.adapters.mcp.subscriptions import Subscriptions, changes_of
-from opwire.adapters.mcp.wire import open_wire
+from opwire.adapters.mcp.wire import Questions, open_wire
 from opwire.errors import CallError, ErrorCode
 
 logger = logging.getLogger("opwire.mcp")
@@ -37,9 +38,11 @@ logger = logging.getLogger("opwire.mcp")
 MAX_ROUNDS = 10
 """How often a server may answer one call with questions."""
 
+MAX_LOGS = 100
+"""Log messages of a server that a coroutine callback has not finished with; those above are left out."""
+
 _DISCOVERY = 10.0  # seconds for a server to say whether it knows `server/discover`; some never answer
 _ASKING = frozenset({"tools/call", "prompts/get", "resources/read"})  # what may be answered with questions
-_SHOWN = 2000  # characters of a log message that our log shows
 _LEVELS = {"debug": logging.DEBUG, "warning": logging.WARNING} | dict.fromkeys(
     ("error", "critical", "alert", "emergency"), logging.ERROR
 )
@@ -71,6 +74,8 @@ class Connection:
         self._over = asyncio.Event()  # the connection ended, or is to end
         self._agreed = asyncio.Event()  # there is an agreement, or a failure
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._log = ServerLog(server.name)
+        self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks, which are tasks as well
         self._tokens = itertools.count(1)
         self._watchers: dict[str, Callable[[dict[str, Any]], object]] = {}  # of progress, by token
         self._headers: dict[str, dict[tuple[str, ...], str]] = {}  # which arguments of a tool are headers, too
@@ -124,8 +129,10 @@ class Connection:
     async def _live(self, timeout: float) -> None:
         try:
             async with open_wire(self._server, self._max_message) as wire:
-                self._wire_failure = wire.failure
-                self._dispatcher = JSONRPCDispatcher(wire.read, wire.write)
+                self._questions = Questions(wire, self._server.name)
+                self._wire_failure = lambda: wire.failure() or self._questions.failure
+                streams: Any = self._questions
+                self._dispatcher = JSONRPCDispatcher(streams, streams)
                 await self._speak(min(_DISCOVERY, timeout / 2))
         except CallError as error:
             self.failure = self.failure or error
@@ -284,7 +291,10 @@ class Connection:
     # --- what the server says by itself -------------------------------------------------------------------------------
 
     async def _on_request(self, context: DispatchContext[Any], method: str, params: Any) -> dict[str, Any]:
-        return await self._callbacks.answer(method, params)
+        try:
+            return await self._callbacks.answer(method, params)
+        finally:
+            self._questions.answered()
 
     def _on_notify(self, method: str, params: Mapping[str, Any] | None) -> bool:
         """Called in the order of arrival; True: nobody else has to see it."""
@@ -306,12 +316,18 @@ class Connection:
 
     def _on_log(self, params: dict[str, Any]) -> None:
         if self._callbacks.log is None:
-            text = str(params.get("data"))[:_SHOWN]
-            logger.log(_LEVELS.get(str(params.get("level")), logging.INFO), "%s: %s", self._server.name, text)
+            data = params.get("data")
+            text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
+            self._log.write(_LEVELS.get(str(params.get("level")), logging.INFO), text)
+            return
+        if len(self._logs) >= MAX_LOGS:
+            self._log.write(logging.WARNING, "a log message is left out: the log callback does not keep up")
             return
         written = _guarded(self._callbacks.log, params)
         if inspect.iscoroutine(written):
-            self._spawn(written)
+            task = self._spawn(written)
+            self._logs.add(task)
+            task.add_done_callback(self._logs.discard)
 
     # --- changes ------------------------------------------------------------------------------------------------------
 

@@ -1,27 +1,42 @@
 """What went wrong with an MCP server, as a `CallError`. No I/O.
 
 What HTTP says travels through the SDK as the `data` of a JSON-RPC error, under `HTTP_FAILURE`: its transport keeps
-nothing else of a response that failed.
+nothing else of a response that failed. The key is secret, because a server writes `data` too.
 """
 
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    ErrorData,
+)
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
 from opwire.typed.plain import replace_surrogates
 
-HTTP_FAILURE = "opwire/http"
-"""The key under which an `HTTPFailure` stands."""
+HTTP_FAILURE = f"opwire/http/{secrets.token_hex(8)}"
+"""The key under which an `HTTPFailure` stands, different in every process: a server cannot forge one."""
+
+MAX_RETRY_AFTER = 86_400.0
+"""Seconds: a server that asks for more is asked again after a day."""
 
 
 class HTTPFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What HTTP said. A status of 0 is a server that did not answer; `lost` is a session that it has forgotten."""
+    """What HTTP said. A status of 0 is a server that did not answer; `lost` is a session that it has forgotten.
+
+    `too_long` is an answer above a limit, of any transport.
+    """
 
     status: int
     reason: str = ""
@@ -35,8 +50,14 @@ _MAX_DATA = 4000  # bytes of its error's data that are kept
 _UNKNOWN_TOOL = re.compile(r"unknown tool|tool\b.{0,200}\bnot found", re.IGNORECASE | re.DOTALL)
 
 
+def too_large(what: str) -> ErrorData:
+    """Return the error that stands for an answer of which too much came."""
+    failure = HTTPFailure(status=0, reason=f" {what}", too_long=True)
+    return ErrorData(code=INTERNAL_ERROR, message="too large", data={HTTP_FAILURE: msgspec.to_builtins(failure)})
+
+
 def call_error(error: MCPError, server: str, method: str) -> CallError:
-    """A JSON-RPC error that answers `method`."""
+    """Map a JSON-RPC error that answers `method`."""
     http = http_failure(error)
     if http is not None:
         return _of_http(http, server)
@@ -59,21 +80,20 @@ def http_failure(error: MCPError) -> HTTPFailure | None:
     data: Any = error.data
     if not isinstance(data, Mapping) or HTTP_FAILURE not in data:
         return None
-    try:
-        return msgspec.convert(data[HTTP_FAILURE], HTTPFailure)
-    except msgspec.ValidationError:  # the server wrote it, not our client
-        return None
+    return msgspec.convert(data[HTTP_FAILURE], HTTPFailure)
 
 
 def _of_http(http: HTTPFailure, server: str) -> CallError:
     """The server's refusal of *us* is never passed on as a refusal of our caller: to it, the server is unavailable."""
     status = http.status
     words = _HTTP_WORDS.get(status) or f"answered with HTTP {status}"
+    if http.too_long and not status:
+        words = "answered with"
     return CallError(
         ErrorCode.PAYLOAD_TOO_LARGE if http.too_long else ErrorCode.UNAVAILABLE,
         f"the MCP server {server} {words}{http.reason}",
         {"status": status} if status else None,
-        retryable=status in (0, 408, 425, 429) or status >= 500,
+        retryable=not http.too_long and (status in (0, 408, 425, 429) or status >= 500),
         retry_after=http.retry_after,
     )
 
@@ -87,8 +107,11 @@ _HTTP_WORDS = {
 
 
 def _capped(data: Any) -> Any:
-    """Data of an error, unless it is too much for one."""
+    """Return the data of an error, cut where it is too much for one."""
     if data is None:
         return None
-    raw = msgspec.json.encode(replace_surrogates(data))
+    try:
+        raw = msgspec.json.encode(replace_surrogates(data))
+    except (TypeError, ValueError, RecursionError):
+        return "(data that cannot be shown)"
     return data if len(raw) <= _MAX_DATA else raw[:_MAX_DATA].decode("utf-8", "ignore") + "…"

@@ -6,6 +6,7 @@ one request, and its error says what happened.
 """
 
 import logging
+import re
 from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -15,8 +16,8 @@ import httpx2
 import msgspec
 from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND, JSONRPCError, jsonrpc_message_adapter
 
-from opwire.adapters.mcp.failures import HTTP_FAILURE, HTTPFailure
-from opwire.adapters.mcp.messages import mended
+from opwire.adapters.mcp.failures import HTTP_FAILURE, MAX_RETRY_AFTER, HTTPFailure
+from opwire.adapters.mcp.messages import has_few_values, large_message, max_values, mended, write_message
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
 
@@ -25,6 +26,8 @@ logger = logging.getLogger("opwire.mcp")
 PATIENCE = httpx2.Timeout(30.0, read=300.0, pool=None)  # a server may think for long before it answers
 _FAREWELL = 2.0  # seconds for the request that ends a session
 _MAX_REFUSAL = 64 * 1024  # bytes that are read of a response that failed
+_RETRY = re.compile(rb"(?m)^retry:[ ]?([0-9]+)(?=\r?$|\r)")
+_RETRIES = range(100, 60_000)  # milliseconds until the SDK reconnects: at 0 it never stops, at 10^400 it breaks
 
 
 class HTTPClient(httpx2.AsyncClient):
@@ -68,7 +71,7 @@ class HTTPClient(httpx2.AsyncClient):
                 if response.status_code < 300 and _is(response, "application/json"):
                     return await self._read(response)
             if response.status_code < 300 and _is(response, "text/event-stream"):
-                return _anew(response, stream=_Mended(response, self._max_message))
+                return _with_body(response, stream=_Mended(response, self._max_message))
             return response
         except Exception as error:  # also what an auth flow of the user's raises
             logger.debug("%s %s failed", request.method, request.url.host, exc_info=True)
@@ -81,11 +84,15 @@ class HTTPClient(httpx2.AsyncClient):
         if body is None:
             reason = f" and more than {self._max_message} bytes"
             return _failed(response.request, HTTPFailure(status=response.status_code, reason=reason, too_long=True))
+        limit = max_values(self._max_message)
+        if not has_few_values(body, limit):
+            reason = f" and more than {limit:,} JSON values"
+            return _failed(response.request, HTTPFailure(status=response.status_code, reason=reason, too_long=True))
         try:
             body.decode()
         except UnicodeDecodeError:
             body = body.decode("utf-8", "replace").encode()
-        return _anew(response, content=mended(body.removeprefix(BOM_UTF8)))
+        return _with_body(response, content=mended(body.removeprefix(BOM_UTF8)))
 
     async def _refused(self, response: httpx2.Response) -> httpx2.Response:
         """The JSON-RPC error that a server gave beside the status, or one that says what the status means."""
@@ -109,11 +116,16 @@ class _QuietURL(httpx2.URL):
 
 
 class _Mended(httpx2.AsyncByteStream):
-    """The event stream of a response. The SDK's transport would lose a message that holds half of a surrogate pair."""
+    """The event stream of a response, as the SDK's transport can take it.
+
+    It would lose a message that holds half of a surrogate pair, parse any number of values, and reconnect at once if
+    the server says so.
+    """
 
     def __init__(self, response: httpx2.Response, max_message: int) -> None:
         self._response = response
         self._max_message = max_message
+        self._max_values = max_values(max_message)
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
         rest = bytearray()
@@ -124,16 +136,38 @@ class _Mended(httpx2.AsyncByteStream):
             if len(rest) - end > self._max_message:  # the transport will refuse it
                 end = len(rest)
             if end:
-                yield mended(bytes(rest[:end]))
+                yield self._usable(bytes(rest[:end]))
                 del rest[:end]
-        yield mended(bytes(rest))
+        yield self._usable(bytes(rest))
+
+    def _usable(self, lines: bytes) -> bytes:
+        if b"retry:" in lines:
+            lines = _RETRY.sub(_bounded_retry, lines)
+        if not has_few_values(lines, self._max_values):
+            lines = b"".join(map(self._small, lines.splitlines(keepends=True)))
+        return mended(lines)
+
+    def _small(self, line: bytes) -> bytes:
+        """Return the line, or in place of a message of too many values the error that stands for it."""
+        if not line.startswith(b"data:") or has_few_values(line, self._max_values):
+            return line
+        try:
+            small = large_message(line.removeprefix(b"data:"), self._max_values)
+        except CallError:
+            small = None
+        return b"" if small is None else b"data: " + write_message(small) + b"\n"
 
     async def aclose(self) -> None:
         await self._response.aclose()
 
 
-def _anew(response: httpx2.Response, **body: Any) -> httpx2.Response:
-    """The response with another body. What says how the old one was encoded, and how long it was, does not hold."""
+def _bounded_retry(found: re.Match[bytes]) -> bytes:
+    delay = int(found[1]) if len(found[1]) < 10 else _RETRIES[-1]
+    return b"retry: %d" % min(max(delay, _RETRIES[0]), _RETRIES[-1])
+
+
+def _with_body(response: httpx2.Response, **body: Any) -> httpx2.Response:
+    """Return the response with another body: headers about the encoding and length of the old one do not hold."""
     headers = [pair for pair in response.headers.multi_items() if not pair[0].startswith("content-")]
     headers.append(("content-type", response.headers["content-type"]))
     return httpx2.Response(response.status_code, headers=headers, request=response.request, **body)
@@ -166,7 +200,7 @@ def _error_code(body: bytes | None) -> int | None:
 
 
 def _seconds(text: str) -> float | None:
-    return float(text) if text.isascii() and text.isdigit() else None
+    return min(float(text), MAX_RETRY_AFTER) if text.isascii() and text.isdigit() else None
 
 
 def _failed(request: httpx2.Request, failure: HTTPFailure) -> httpx2.Response:

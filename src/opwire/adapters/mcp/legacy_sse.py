@@ -18,7 +18,7 @@ from mcp_types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
 
 from opwire.adapters.mcp.failures import call_error
 from opwire.adapters.mcp.http_client import HTTPClient
-from opwire.adapters.mcp.messages import MessageStream, read_message, write_message
+from opwire.adapters.mcp.messages import MessageStream, max_values, read_message, write_message
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
 
@@ -52,6 +52,7 @@ class SSEStream(MessageStream):
         self._server = server
         self._client = client
         self._response = response
+        self._max_values = max_values(max_message)
         self._events = aiter(httpx2.EventSource(response, max_event_size=max_message))
         self._endpoint = server.url
 
@@ -90,7 +91,7 @@ class SSEStream(MessageStream):
         while True:
             try:
                 kind, data = await self._next()
-                message = read_message(data.encode()) if kind == "message" and data else None
+                message = read_message(data.encode(), self._max_values) if kind == "message" and data else None
             except CallError as error:
                 self.failure = error
                 raise anyio.EndOfStream from None

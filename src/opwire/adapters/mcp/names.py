@@ -2,10 +2,16 @@
 
 from collections.abc import Iterable
 
+MAX_NAME = 500
+"""Characters of a tool's or prompt's name; the protocol asks for at most 128."""
+
+_MAX_NAMESPACE = 100  # every id begins with it
+
 
 def usable_namespace(name: str, otherwise: str = "mcp") -> str:
-    """The name with what a namespace cannot hold, dots and control characters, replaced by underscores."""
-    shown = "".join(letter if letter.isprintable() and letter != "." else "_" for letter in name.strip())
+    """Return the name, cut, with what a namespace cannot hold, dots and control characters, as underscores."""
+    given = name.strip()[:_MAX_NAMESPACE]
+    shown = "".join(letter if letter.isprintable() and letter != "." else "_" for letter in given)
     return shown or otherwise
 
 
@@ -25,5 +31,5 @@ def usable_namespaces(names: Iterable[str]) -> dict[str, str]:
 
 
 def is_usable(name: object) -> bool:
-    """Whether an operation can have this name."""
-    return isinstance(name, str) and name != "" and name.isprintable()
+    """Return whether an operation can have this name."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()

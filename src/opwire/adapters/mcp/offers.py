@@ -1,7 +1,8 @@
 """What a server has to offer at the moment: everything that it lists, as operations."""
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ from opwire.adapters.mcp.updates import ResourceUpdates
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Operation
 
+_TURN = 0.01  # seconds of reading after which others get a turn
 _OUT_OF_REACH = (ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT)
 
 
@@ -79,7 +81,7 @@ class OfferReader:
     async def _read_tools(self, shelf: "_Shelf", deadline: float, *, announced: bool) -> None:
         tools = await self._list("tools/list", "tools", shelf.findings, deadline, announced=announced)
         dropped = self._session.remember_tools(tools)
-        for tool in tools:
+        async for tool in _in_turns(tools):
             if (name := text_of(tool.get("name"))) in dropped:
                 shelf.findings.skip(name, dropped[name])
             else:
@@ -87,7 +89,8 @@ class OfferReader:
 
     async def _read_prompts(self, shelf: "_Shelf", deadline: float) -> None:
         shelf.put(prompts_operation(self._session, self._reading.namespace))
-        for prompt in await self._list("prompts/list", "prompts", shelf.findings, deadline, announced=True):
+        prompts = await self._list("prompts/list", "prompts", shelf.findings, deadline, announced=True)
+        async for prompt in _in_turns(prompts):
             shelf.put(read_prompt(prompt, self._session, self._reading.namespace, shelf.findings), prompt)
 
     async def _list(
@@ -101,6 +104,16 @@ class OfferReader:
             elif announced or error.code in _OUT_OF_REACH:
                 raise
             return []
+
+
+async def _in_turns(entries: Iterable[Mapping[str, Any]]) -> AsyncGenerator[Mapping[str, Any]]:
+    """Yield the entries, and let others run in between: to compile the schemas of many tools takes seconds."""
+    turn_ends = time.monotonic() + _TURN
+    for each in entries:
+        yield each
+        if time.monotonic() > turn_ends:
+            await asyncio.sleep(0)
+            turn_ends = time.monotonic() + _TURN
 
 
 class _Shelf:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -19,16 +20,18 @@ import anyio
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
-from opwire.adapters.mcp.messages import MessageStream, read_message, write_message
+from opwire.adapters.mcp.messages import MessageStream, max_values, read_message, write_message
+from opwire.adapters.mcp.report import MAX_SHOWN, ServerLog
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.errors import CallError, ErrorCode
 
 logger = logging.getLogger("opwire.mcp")
 
-_SHOWN = 2000  # characters of a line that the log shows
+_READ_AHEAD = 256 * 1024  # bytes of whole lines that wait to be read: short lines take a multiple of that
+_SLICE = 0.01  # seconds of reading after which others get a turn: a server can always have one more line ready
 _LAST_WORDS = 0.2  # seconds between the end of the output and the end of the process, whichever comes first
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-_POLL = 0.02  # seconds between two looks at a process group, whose end nobody announces
+_POLL = 0.02  # seconds between two looks at a process group, whose end is not announced
 
 
 @asynccontextmanager
@@ -66,6 +69,9 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
     def __init__(self, server: StdioServer, max_message: int) -> None:
         self._server = server
         self._max_message = max_message
+        self._max_values = max_values(max_message)
+        self._log = ServerLog(server.name)
+        self._turn_ends = 0.0
         self._lines: deque[bytes] = deque()
         self._waiting = 0  # bytes in them
         self._rest = bytearray()  # the beginning of a line
@@ -88,14 +94,14 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: Any) -> None:
         if fd == 2:
             *lines, rest = (self._words + data).split(b"\n")
-            self._words = rest[:_SHOWN]
+            self._words = rest[:MAX_SHOWN]
             for line in lines:
                 self._log_words(line)
         else:
             self._split(data)
 
     def _split(self, data: bytes) -> None:
-        if self.failure is not None:  # nobody reads it any more
+        if self.failure is not None:  # the connection is over
             return
         begun = len(self._rest)
         self._rest += data
@@ -106,7 +112,7 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
             self._lines.extend(lines)
             self._waiting += end + 1
             self._news.set()
-            if self._waiting > self._max_message:
+            if self._waiting > _READ_AHEAD:
                 self._output.pause_reading()
             longest = max(map(len, lines))
         else:
@@ -162,13 +168,14 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
         return f"the MCP server {self._server.name} {words}; the connection is closed"
 
     def _log_words(self, line: bytes) -> None:
-        logger.info("%s: %s", self._server.name, line[:_SHOWN].decode("utf-8", "replace").rstrip())
+        self._log.write(logging.INFO, line[:MAX_SHOWN].decode("utf-8", "replace").rstrip())
 
     # --- the streams of the dispatcher --------------------------------------------------------------------------------
 
     async def send(self, item: SessionMessage, /) -> None:
         if self._input.is_closing():
-            await self._over.wait()  # soon: until then, nobody knows why
+            await self._over.wait()  # soon: until then, the reason is not known
+        await self._writable.wait()  # before, so that a server that does not read costs no memory
         if self.failure is None:
             self._input.write(write_message(item.message) + b"\n")
             await self._writable.wait()
@@ -182,12 +189,17 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
                     raise anyio.EndOfStream
                 self._news.clear()
                 await self._news.wait()
+                self._turn_ends = time.monotonic() + _SLICE
+            if time.monotonic() > self._turn_ends:
+                await asyncio.sleep(0)
+                self._turn_ends = time.monotonic() + _SLICE
+                continue  # the connection may be over by now
             line = self._lines.popleft()
             self._waiting -= len(line) + 1
-            if self._waiting <= self._max_message:
+            if self._waiting <= _READ_AHEAD:
                 self._output.resume_reading()
             try:
-                message = read_message(line)
+                message = read_message(line, self._max_values)
             except CallError as error:
                 self._lines.clear()
                 self.fail(CallError(error.code, self._sentence(f"broke the protocol: {error.message}")))
@@ -200,9 +212,9 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
         if not line.strip():
             return
         self._nonsense += 1
-        if self._nonsense == 1:  # once: whoever prints to stdout does so all the time
+        if self._nonsense == 1:  # once: a server that prints to stdout does so all the time
             shown = line[:200].decode("utf-8", "replace")
-            logger.warning("%s writes to stdout what is no message, for example: %r", self._server.name, shown)
+            logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from opwire.adapters.mcp.foreign import list_of, object_of, text_of
 from opwire.adapters.mcp.listing import list_operation
-from opwire.adapters.mcp.names import is_usable
+from opwire.adapters.mcp.names import MAX_NAME, is_usable
 from opwire.adapters.mcp.report import Findings
 from opwire.adapters.mcp.results import read_blocks, structured_envelope
 from opwire.adapters.mcp.session import Session
@@ -30,7 +30,7 @@ def read_prompt(prompt: Mapping[str, Any], session: Session, namespace: str, fin
     """The operation that a prompt is; None, and a finding, if it cannot be one."""
     name = prompt.get("name")
     if not is_usable(name):
-        findings.skip(name, "a prompt's name is printable text that is not empty")
+        findings.skip(name, f"a prompt's name is printable text of 1 to {MAX_NAME} characters")
         return None
     spec = OperationSpec(
         namespace=namespace,

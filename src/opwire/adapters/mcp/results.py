@@ -25,6 +25,9 @@ logger = logging.getLogger("opwire.mcp")
 
 _PROTOCOL_FIELDS = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
 _ENVELOPE_MARK = TOOL_ENVELOPE_PREFIX.partition("1")[0]  # of every version
+MAX_BLOCKS = 10_000
+"""Content blocks of one result: a list of bare numbers would become a dict for every two bytes."""
+
 _json = msgspec.json.Decoder()
 _NOTHING = object()
 
@@ -70,11 +73,14 @@ def decoded(data: Any, encoding: Any, label: str) -> Any:
 
 
 def read_blocks(entries: list[Any], label: str) -> list[MCPContentBlock]:
-    """The content blocks; an entry that is no object becomes a text block.
+    """Return the content blocks; an entry that is not an object becomes a text block.
 
     Raises:
-        CallError: PROTOCOL_ERROR, if one has no JSON form.
+        CallError: PROTOCOL_ERROR, if one has no JSON form; PAYLOAD_TOO_LARGE, if there are more than `MAX_BLOCKS`.
     """
+    if len(entries) > MAX_BLOCKS:
+        found = f"{label}: the result has {len(entries):,} content blocks, and the limit is {MAX_BLOCKS:,}"
+        raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, found)
     if not all(isinstance(each, Mapping) for each in entries):
         logger.warning("%s: content blocks are objects; those that are not are kept as text", label)
     try:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
+import msgspec
+
 from opwire.adapters.mcp.foreign import object_of
 from opwire.adapters.mcp.report import Findings
 from opwire.errors import SchemaError
@@ -10,6 +12,12 @@ from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
 
 Path = tuple[str, ...]
+
+MAX_SCHEMA = 256 * 1024
+"""Bytes of one schema: about 100 ms to compile, and 10 MB when compiled."""
+
+EAGER = 4 * 1024 * 1024
+"""Bytes of a server's schemas that are compiled when they are listed; the others are compiled at their first use."""
 
 _DEFINITIONS = ("$defs", "definitions")
 
@@ -30,8 +38,15 @@ def output_schema(declared: Any, tool: str, findings: Findings, path: Path = ())
 
 def _usable(declared: Any, tool: str, field: str, findings: Findings, path: Path) -> Schema:
     try:
-        schema = Schema(_at(declared, path) if path else declared).compile()
-    except (SchemaError, RecursionError) as error:
+        size = len(msgspec.json.encode(declared))
+        if size > MAX_SCHEMA:
+            findings.warn(tool, f"its {field} is not used: it has {size:,} bytes, and the limit is {MAX_SCHEMA:,}")
+            return UNKNOWN
+        schema = Schema(_at(declared, path) if path else declared)
+        findings.schema_bytes += size
+        if findings.schema_bytes <= EAGER:
+            schema.compile()
+    except (SchemaError, TypeError, ValueError, RecursionError) as error:
         findings.warn(tool, f"its {field} is not used: {error}")
         return UNKNOWN
     return UNKNOWN if schema.is_unknown else schema

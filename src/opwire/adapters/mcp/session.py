@@ -28,8 +28,12 @@ logger = logging.getLogger("opwire.mcp")
 MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of one message from a server."""
 
+MAX_PROGRESS_MESSAGE = 2000
+"""Characters of the message of a progress report; the rest is cut."""
+
 T = TypeVar("T")
 
+_MAX_AMOUNT = 2.0**63  # of progress, and of its total
 _PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds after the second failure in a row; doubled each time
 
 
@@ -282,12 +286,17 @@ def _unheard(*_: Any) -> None:
 def _progress(
     on_progress: Callable[[Progress], object], as_it_is: Callable[[dict[str, Any]], object] | None
 ) -> Callable[[dict[str, Any]], object]:
-    def told(params: dict[str, Any]) -> None:
+    def report(params: dict[str, Any]) -> None:
         if as_it_is is not None:
             as_it_is(params)
-        progress, total, message = params.get("progress"), params.get("total"), params.get("message")
-        if isinstance(progress, (int, float)):
-            known = total if isinstance(total, (int, float)) else None
-            on_progress(Progress(progress, known, message if isinstance(message, str) else None))
+        progress, message = _amount(params.get("progress")), params.get("message")
+        if progress is not None:
+            text = message[:MAX_PROGRESS_MESSAGE] if isinstance(message, str) else None
+            on_progress(Progress(progress, _amount(params.get("total")), text))
 
-    return told
+    return report
+
+
+def _amount(value: Any) -> float | None:
+    """Return a number that others can calculate with, or None: not NaN, an infinity, or an integer of 400 digits."""
+    return value if type(value) in (int, float) and abs(value) <= _MAX_AMOUNT else None

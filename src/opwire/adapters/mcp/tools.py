@@ -6,7 +6,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 from opwire.adapters.mcp.foreign import object_of, text_of
-from opwire.adapters.mcp.names import is_usable
+from opwire.adapters.mcp.names import MAX_NAME, is_usable
 from opwire.adapters.mcp.report import Findings
 from opwire.adapters.mcp.results import result_envelope
 from opwire.adapters.mcp.schemas import input_schema, output_schema
@@ -41,7 +41,7 @@ def read_tool(tool: Mapping[str, Any], session: Session, reading: Reading, findi
     """The operation that a tool is; None, and a finding, if it cannot be one."""
     name = tool.get("name")
     if not is_usable(name):
-        findings.skip(name, "a name is printable text that is not empty")
+        findings.skip(name, f"a name is printable text of 1 to {MAX_NAME} characters")
         return None
     try:
         return _read(tool, cast("str", name), session, reading, findings)

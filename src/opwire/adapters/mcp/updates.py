@@ -9,6 +9,9 @@ from opwire.errors import CallError, ErrorCode
 MAX_WAITING = 1000
 """Updates of different resources that a watcher has not taken yet."""
 
+MAX_URI = 8192
+"""Characters of a resource's URI: updates of longer ones are ignored."""
+
 
 class ResourceUpdates:
     """The updates that a server tells of, for whoever waits for them."""
@@ -23,7 +26,7 @@ class ResourceUpdates:
     def tell(self, params: Mapping[str, Any]) -> None:
         """A resource was updated; `params` are those of the notification."""
         uri = params.get("uri")
-        if isinstance(uri, str):
+        if isinstance(uri, str) and len(uri) <= MAX_URI:
             for each in self._watchers:
                 each.tell(uri)
 

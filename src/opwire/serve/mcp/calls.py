@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from opwire.access import check_access
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import CLOSE_GRACE, failure
+from opwire.invoke import CLOSE_GRACE, failure, leave_behind
 from opwire.operation import Context, Identity, Inbound, OperationType, trace_of
 from opwire.registry import OperationRegistry
 from opwire.serve.mcp.progress import Reports, RequestContext, progress_token, send_item
@@ -61,9 +61,9 @@ async def _apart(work: Coroutine[Any, Any, Result], label: str) -> Result:
     except asyncio.CancelledError:
         task.cancel()
         with anyio.CancelScope(shield=True):
-            await asyncio.wait([task], timeout=CLOSE_GRACE)
+            await asyncio.wait([task], timeout=1.2 * CLOSE_GRACE)  # one with a deadline is left behind before
         if not task.done():
-            logger.warning("%s did not stop within %g s of being cancelled, and is left behind", label, CLOSE_GRACE)
+            leave_behind(task, label)
         raise
 
 
