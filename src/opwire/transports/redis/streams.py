@@ -27,7 +27,7 @@ from typing import Self
 
 import msgspec
 
-from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, key_in_use
+from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, check_seconds, key_in_use
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.redis import stream_scripts as scripts
 from opwire.transports.redis.resp import command
@@ -57,7 +57,7 @@ class RedisJournal:
     believed about the identity in a request.
 
     Raises:
-        CallError: VALIDATION_ERROR, if the URL cannot be read.
+        CallError: VALIDATION_ERROR, if the URL cannot be read, or `keep` is not a time.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RedisJournal:
             raise CallError(ErrorCode.VALIDATION_ERROR, "a TLS context is for the URL of a TLS server, rediss://…")
         self.name = target.name
         self.trusted = trusted
-        self._keep = max(1, ceil(keep * 1000))
+        self._keep = max(1, ceil(check_seconds("keep", keep) * 1000))
         self._names = Names(prefix)
         self._inbox = f"{prefix}:durable:inbox:{token_hex(8)}".encode()
         self._session = Session(target, ssl, channel=self._inbox, pushed=self._told, lost=self._lost)
@@ -139,29 +139,31 @@ class RedisJournal:
             raise key_in_use(task.key)
         return _decode(known) if known else None
 
-    async def claim(self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1) -> list[Claim]:
+    async def claim(
+        self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
+    ) -> list[Claim]:
         """The next tasks of these operations.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._claims.claim(operation_ids, lease, wait, limit)
+        return await self._claims.claim(operation_ids, lease, wait, limit, suspects=suspects)
 
-    async def renew(self, claim: Claim) -> bool:
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         """Keep a task for another lease.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._claims.renew(claim)
+        return await self._claims.renew(claim, alone=alone)
 
-    async def release(self, claim: Claim, delay: float) -> None:
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Give a task back.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        await self._claims.release(claim, delay, attempts=claim.attempt)
+        await self._claims.release(claim, delay, attempts=claim.attempt, failed=failed)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -172,7 +174,8 @@ class RedisJournal:
             CallError: UNAVAILABLE.
         """
         names, task = self._names, claim.task
-        keys = [names.task(task.key), *(name(task.operation_id) for name in (names.stream, names.later, names.buried))]
+        kinds = (names.stream, names.later, names.suspects, names.history, names.buried)
+        keys = [names.task(task.key), *(name(task.operation_id) for name in kinds)]
         id, buried = Receipt.of(claim).id, int(outcome.buried)
         arguments = (task.key, id, _encode(outcome), self._keep, outcome.recorded, buried)
         stands = await self._session.run(scripts.RECORD, keys, *arguments)
@@ -282,7 +285,7 @@ class RedisJournal:
         """
         names, found = self._names, list[JournalInfo]()
         for each in await self._operations():
-            keys = [names.stream(each), names.later(each), names.buried(each)]
+            keys = [name(each) for name in (names.stream, names.later, names.suspects, names.buried)]
             waiting, claimed, buried = await self._session.run(scripts.COUNT, keys)
             found.append(JournalInfo(operation_id=each, waiting=waiting, claimed=claimed, buried=buried))
         return found
