@@ -40,7 +40,8 @@ class LendsToEverybody(MemoryJournal):
 
 class TakesTooMany(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        return await super().claim(operation_ids, **options | {"limit": 100})
+        options["limit"] = 100
+        return await super().claim(operation_ids, **options)
 
 
 class NewestFirst(MemoryJournal):
@@ -63,7 +64,8 @@ class SleepsBetweenLooks(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
         if options["wait"]:
             await asyncio.sleep(1.5)
-        return await super().claim(operation_ids, **options | {"wait": 0})
+        options["wait"] = 0
+        return await super().claim(operation_ids, **options)
 
 
 class LendsForEver(MemoryJournal):
@@ -260,10 +262,8 @@ class StaysAlone(MemoryJournal):
 class HandsOutSuspectsTogether(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
         claims = await super().claim(operation_ids, **options)
-        while claims and len(claims) < options.get("limit", 1):
-            more = await super().claim(operation_ids, **options | {"wait": 0, "limit": 1})
-            if not more:
-                break
+        limit, options["limit"], options["wait"] = options.get("limit", 1), 1, 0
+        while claims and len(claims) < limit and (more := await super().claim(operation_ids, **options)):
             claims += more
         return claims
 

@@ -267,7 +267,7 @@ async def test_whatever_time_an_error_asks_for_the_delay_is_bounded_and_the_outc
 
 
 @requirement("durable.numbers")
-@pytest.mark.parametrize("attempt", [1, 10**6, 2**64, 10**400])
+@pytest.mark.parametrize("attempt", [1, 10**6, 2**64, 10**400], ids=lambda value: f"{value!r:.9}")
 def test_however_often_a_task_was_tried_the_delay_is_bounded(attempt: int) -> None:
     assert 30 <= Patience(max_back_off=60).delay(attempt) <= 60 or attempt == 1
     assert Patience(back_off=1e308, max_back_off=1e308).delay(attempt) <= MAX_DELAY

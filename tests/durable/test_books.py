@@ -213,7 +213,7 @@ def test_an_outcome_of_an_unknown_task_is_not_recorded() -> None:
 
 
 @requirement("durable.numbers")
-@pytest.mark.parametrize("delay", [inf, nan, 10**400, -(10**400)])
+@pytest.mark.parametrize("delay", [inf, nan, 10**400, -(10**400)], ids=lambda value: f"{value!r:.9}")
 def test_whatever_delay_is_asked_for_the_books_go_on(delay: float) -> None:
     books = Books()
     for key in ("odd", "even"):
@@ -225,7 +225,7 @@ def test_whatever_delay_is_asked_for_the_books_go_on(delay: float) -> None:
 
 
 @requirement("durable.numbers")
-@pytest.mark.parametrize("keep", [0, -1, inf, nan, 10**400])
+@pytest.mark.parametrize("keep", [0, -1, inf, nan, 10**400], ids=lambda value: f"{value!r:.9}")
 def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
     with pytest.raises(CallError, match=r"keep is .*: give a number of seconds above 0"):
         Books(keep)

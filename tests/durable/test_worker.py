@@ -584,6 +584,89 @@ def test_a_worker_goes_on_claiming_when_the_journal_is_back(
     assert [record.levelname for record in caplog.records if "can be claimed" in record.message] == ["WARNING"]
 
 
+@requirement("durable.worker.outage")
+@pytest.mark.parametrize("error", [asyncio.CancelledError, lambda: OSError("not what a journal should raise")])
+def test_whatever_a_journal_raises_the_worker_renews_claims_and_records_when_it_is_back(
+    error: Callable[[], Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        journal.raises = error
+        async with DurableWorker(shop.registry, journal, lease=30):
+            for number, method in enumerate(("claim", "renew", "record", "release")):
+                if method == "release":
+                    shop.failures = [unavailable()]
+                if method == "renew":
+                    shop.gate = asyncio.Event()
+                journal.broken = {method}
+                await durable.submit("shop.order", TEA, key=f"{number}")
+                await asyncio.sleep(5)
+                journal.broken = set()
+                if shop.gate is not None:
+                    shop.gate.set()
+                assert await durable.outcome(f"{number}", timeout=20) is not None
+        assert len(shop.runs) == 5
+
+    virtually(run)
+    assert "and this is tried again" in caplog.text
+
+
+@requirement("durable.worker.outage")
+def test_a_journal_that_never_takes_a_result_keeps_no_place_of_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Flaky):
+        async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+            if claim.task.key == "odd":
+                raise ValueError("not what a journal should raise")
+            return await super().record(claim, outcome)
+
+    async def run() -> None:
+        shop = Shop()
+        async with Odd() as journal, DurableWorker(shop.registry, journal, concurrency=1):
+            durable = DurableCalls(journal)
+            await durable.submit("shop.order", {"article": "odd"}, key="odd")
+            await durable.submit("shop.order", TEA, key="k")
+            assert await durable.outcome("k", timeout=60) is not None
+            await asyncio.sleep(100)
+            assert len([article for article, _ in shop.runs if article == "odd"]) > 1
+
+    run_virtually(run())
+    assert "shop.order with the key 'odd' has no outcome, and is tried again" in caplog.text
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("asked", [float("inf"), float("nan"), 10**400, "soon"], ids=["inf", "nan", "large", "text"])
+def test_whatever_time_an_error_asks_for_the_worker_goes_on(asked: Any) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.failures = [CallError("UNAVAILABLE", retry_after=asked)]
+        async with DurableWorker(shop.registry, journal, concurrency=1):
+            await durable.submit("shop.order", {"article": "odd"}, key="odd")
+            assert (await durable.call("shop.order", TEA, key="k")).data == "tea is ordered"
+            assert await durable.outcome("odd", timeout=2 * 24 * 3600) is not None
+
+    virtually(run)
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize(
+    "options",
+    [{name: value} for name in ("lease", "back_off", "concurrency", "max_attempts") for value in (float("nan"), -1)]
+    + [{"lease": 0}, {"lease": float("inf")}, {"lease": 10**400}],
+    ids=lambda options: f"{options!r:.30}",
+)
+def test_a_worker_with_numbers_that_make_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match="VALIDATION_ERROR"):
+        DurableWorker(Shop().registry, MemoryJournal(), **options)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 10**400, 1e300], ids=["inf", "large", "float"])
+def test_draining_may_take_any_time(timeout: float) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        async with DurableWorker(shop.registry, journal, back_off=float("inf"), max_back_off=10**400) as worker:
+            assert (await durable.call("shop.order", TEA, key="k", timeout=timeout)).data == "tea is ordered"
+            assert await worker.drain(timeout)
+
+    virtually(run)
+
+
 def test_a_result_that_a_journal_refuses_is_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         journal.raises = lambda: CallError("VALIDATION_ERROR", "this is no journal any more")

@@ -21,8 +21,9 @@ from msgspec import Struct, field
 from opwire.call import LOCAL_IDENTITY
 from opwire.durable.attempt import MAX_DELAY, Again, Attempts, Patience, too_large
 from opwire.durable.isolation import Isolation, isolation_here, quiet_time
-from opwire.durable.journal import Claim, Journal, Outcome, check_seconds, seconds_within
+from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_seconds, seconds_within
 from opwire.errors import CallError, ErrorCode
+from opwire.invoke import FAILURES
 from opwire.operation import Identity, OperationType
 from opwire.registry import OperationRegistry
 
@@ -30,6 +31,7 @@ logger = logging.getLogger("opwire.durable")
 
 _WAIT = 0.5  # seconds for which a claim waits for a task; draining and closing may take as long
 _PAUSE = 5.0  # seconds, at most, between two attempts to reach a journal
+_TRIES = 8  # how often a journal is told something that makes it raise what it should not; this takes about 7 s
 
 
 class _Held(Struct, eq=False):
@@ -84,7 +86,7 @@ class DurableWorker:
         max_back_off: float = 300.0,
         identity: Identity | None = None,
     ) -> None:
-        if concurrency < 1 or max_attempts < 1 or not (back_off >= 0 and max_back_off >= 0):
+        if not (concurrency >= 1 and max_attempts >= 1 and back_off >= 0 and max_back_off >= 0):
             wrong = "concurrency and max_attempts are at least 1, and back_off and max_back_off are not negative"
             raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
         self._registry = registry
@@ -177,7 +179,7 @@ class DurableWorker:
         self._draining = True
         self._news.set()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds_within(timeout, MAX_SECONDS)):
                 await self._end_of_claiming()
                 while self._held:
                     self._news.clear()
@@ -203,7 +205,8 @@ class DurableWorker:
             try:
                 claims = await self._claim(room)
                 failures = 0
-            except Exception as error:  # whatever a journal raises: a worker that stops claiming does so in silence
+            except FAILURES as error:  # whatever a journal raises: a worker that stops claiming does so in silence
+                _raise_cancellation(error)
                 failures += 1
                 _report(failures, f"no tasks can be claimed from {self._journal.name}", error)
                 await asyncio.sleep(_pause(failures))
@@ -246,7 +249,8 @@ class DurableWorker:
         self._open(held)
         self._isolation.leave(held)
         self._news.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not (task.cancelled() and self._closing):
             name, key = held.claim.task.operation_id, held.claim.task.key
             logger.error("%s with the key %r comes back when its lease has run out", name, key, exc_info=error)
 
@@ -256,7 +260,8 @@ class DurableWorker:
         claim = held.claim
         try:
             await self._settle(claim, await self._run(held))
-        except Exception:
+        except FAILURES as error:
+            _raise_cancellation(error)
             if self._closing:
                 raise
             # The journal has refused the result. If that goes on, the task ends after as many failures as others.
@@ -339,16 +344,18 @@ class DurableWorker:
 
         Raises:
             CallError: the journal has refused it for good.
+            Exception: it does not stop to raise what a journal should not.
         """
         failures = 0
         while True:
             try:
                 await act()
                 return
-            except Exception as error:  # whatever a journal raises
-                if isinstance(error, CallError) and not error.retryable:
-                    raise
+            except FAILURES as error:
+                _raise_cancellation(error)
                 failures += 1
+                if not error.retryable if isinstance(error, CallError) else failures == _TRIES:
+                    raise
                 _report(failures, f"the result of {claim.task.operation_id} cannot be recorded", error)
             await asyncio.sleep(_pause(failures))
 
@@ -366,7 +373,8 @@ class DurableWorker:
         try:
             async with asyncio.timeout(self._lease / 3), held.renewing:
                 renewed = kept = await self._journal.renew(held.claim, alone=held.alone)
-        except Exception as error:  # whatever a journal raises: if this ended, every lease would be lost
+        except FAILURES as error:  # whatever a journal raises: if this ended, every lease would be lost
+            _raise_cancellation(error)
             logger.debug("the lease of %s was not renewed: %s", held.claim.task.operation_id, error)
             # Unless the next beat comes in time, another worker may have the task before we know.
             renewed, kept = False, time.monotonic() + self._lease / 3 < held.renewed + self._lease
@@ -377,7 +385,14 @@ class DurableWorker:
         return renewed
 
 
-def _report(failures: int, what: str, error: Exception) -> None:
+def _raise_cancellation(error: BaseException) -> None:
+    """Raise a CancelledError again that is meant for us, and not one that a journal has let through."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+
+
+def _report(failures: int, what: str, error: BaseException) -> None:
     """Say it once, and not again at every attempt."""
     level = logging.WARNING if failures == 1 else logging.DEBUG
     logger.log(level, "%s, and this is tried again: %s", what, error, exc_info=not isinstance(error, CallError))

@@ -85,6 +85,8 @@ class Claims:
             failures = [each for each in begun if isinstance(each, BaseException)]
             if failures and not claims:
                 raise failures[0]
+            for failure in failures:
+                logger.warning("a task of %s is handed out again: %s", self._session.name, failure)
         return claims
 
     async def _begin(self, found: Found, lease: float, room: list[None]) -> Claim | None:

@@ -137,7 +137,7 @@ class RedisJournal:
         )
         if known == -1:
             raise key_in_use(task.key)
-        return _decode(known) if known else None
+        return _read(known) if known else None
 
     async def claim(
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
@@ -181,7 +181,7 @@ class RedisJournal:
         stands = await self._session.run(scripts.RECORD, keys, *arguments)
         if stands == -1:
             return None
-        return _decode(stands) if stands else outcome
+        return _read(stands) if stands else outcome
 
     async def outcome(self, key: str) -> Outcome | None:
         """What came of a task, if anything yet.
@@ -190,7 +190,7 @@ class RedisJournal:
             CallError: UNAVAILABLE.
         """
         (outcome,) = await self._session.ask(command(b"HGET", self._names.task(key), b"outcome"))
-        return None if outcome is None else _decode(outcome)
+        return None if outcome is None else _read(outcome)
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         """Wait for the outcome of a task.
@@ -206,7 +206,7 @@ class RedisJournal:
             while True:
                 known = await self._session.run(scripts.WAIT, [self._names.task(key)], self._inbox)
                 if known is not None:
-                    return _decode(known)
+                    return _read(known)
                 left = max(0.0, end - time.monotonic())
                 await asyncio.wait([future], timeout=min(left, _ASK_AGAIN))
                 if future.done():
@@ -251,8 +251,12 @@ class RedisJournal:
         for start in range(0, len(keys), _PAGE):
             page = (self._names.task(key.decode()) for key in keys[start : start + _PAGE])
             for outcome in await self._session.ask(*(command(b"HGET", each, b"outcome") for each in page)):
-                if outcome is not None:  # else it was purged or replayed meanwhile
-                    yield _decode(outcome)
+                if outcome is None:
+                    continue  # it was purged or replayed meanwhile
+                try:
+                    yield _read(outcome)
+                except CallError as error:  # it must not hide the others
+                    logger.warning("a buried task of %s is left out: %s", self.name, error.message)
 
     async def replay(self, key: str) -> bool:
         """Submit a buried task again.
@@ -297,3 +301,15 @@ class RedisJournal:
     async def _operation(self, key: str) -> str | None:
         (operation_id,) = await self._session.ask(command(b"HGET", self._names.task(key), b"operation"))
         return None if operation_id is None else operation_id.decode()
+
+
+def _read(outcome: bytes) -> Outcome:
+    """Decode a recorded outcome.
+
+    Raises:
+        CallError: PROTOCOL_ERROR, if another program has written something else there.
+    """
+    try:
+        return _decode(outcome)
+    except msgspec.MsgspecError as error:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"an outcome in the journal cannot be decoded: {error}") from error
