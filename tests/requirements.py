@@ -652,7 +652,13 @@ DURABLE: dict[str, str] = {
     "durable.back-off": "Each retry comes later than the one before, up to a limit, and no earlier than the error "
     "asks.",
     "durable.buried": "After the last allowed attempt a task is buried with its error.",
-    "durable.poison": "A task that kills its worker is buried after exactly the allowed runs.",
+    "durable.poison": "A task that kills its worker is buried after exactly the allowed runs, of which all but the "
+    "first were alone.",
+    "durable.innocent": "A task that was lost only together with others is never buried: it is run alone, and done.",
+    "durable.isolation": "A task whose last attempt was lost is run with nothing else in hand, and delays others for "
+    "half of the time at most.",
+    "durable.numbers": "No number that a handler, a caller or an entry of a journal gives ends or delays a worker for "
+    "good.",
     "durable.unreadable": "A task that cannot be read is buried at once.",
     "durable.context": "A handler knows its key and its attempt.",
     "durable.access": "Access is checked, with an identity that can be believed.",

@@ -40,7 +40,8 @@ class LendsToEverybody(MemoryJournal):
 
 class TakesTooMany(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        return await super().claim(operation_ids, **options | {"limit": 100})
+        options["limit"] = 100
+        return await super().claim(operation_ids, **options)
 
 
 class NewestFirst(MemoryJournal):
@@ -63,7 +64,8 @@ class SleepsBetweenLooks(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
         if options["wait"]:
             await asyncio.sleep(1.5)
-        return await super().claim(operation_ids, **options | {"wait": 0})
+        options["wait"] = 0
+        return await super().claim(operation_ids, **options)
 
 
 class LendsForEver(MemoryJournal):
@@ -83,12 +85,12 @@ class HasOneLeaseForAll(MemoryJournal):
 
 
 class PretendsToRenew(MemoryJournal):
-    async def renew(self, claim: Claim) -> bool:
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         return True
 
 
 class CountsRenewals(MemoryJournal):
-    async def renew(self, claim: Claim) -> bool:
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         self._here()
         entry = self._books._entries[claim.task.key]
         entry.attempts += 1
@@ -97,12 +99,12 @@ class CountsRenewals(MemoryJournal):
 
 
 class ReleasesAtOnce(MemoryJournal):
-    async def release(self, claim: Claim, delay: float) -> None:
-        await super().release(claim, 0)
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
+        await super().release(claim, 0, failed=failed)
 
 
 class ReleasesForAnybody(MemoryJournal):
-    async def release(self, claim: Claim, delay: float) -> None:
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         entry = self._here()._entries[claim.task.key]
         if entry.outcome is None:
             entry.lent = False
@@ -228,3 +230,65 @@ class CountsWhatHasEnded(MemoryJournal):
     async def info(self) -> list[JournalInfo]:
         ended = sum(entry.outcome is not None for entry in self._here()._entries.values())
         return [replace(info, waiting=info.waiting + ended) for info in await super().info()]
+
+
+class CountsLossesAsFailures(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        claims = await super().claim(operation_ids, **options)
+        return [replace(claim, failures=claim.failures + claim.losses) for claim in claims]
+
+
+class BlamesEverybody(MemoryJournal):
+    """Whoever was in hand when a worker died."""
+
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        claims = await super().claim(operation_ids, **options)
+        return [replace(claim, lone_losses=claim.losses) for claim in claims]
+
+
+class BlamesNobody(MemoryJournal):
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
+        return await super().renew(claim)
+
+
+class StaysAlone(MemoryJournal):
+    """Who was alone once is alone for good."""
+
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
+        entry = self._here()._entries.get(claim.task.key)
+        return await super().renew(claim, alone=alone or (entry is not None and entry.alone))
+
+
+class HandsOutSuspectsTogether(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        claims = await super().claim(operation_ids, **options)
+        limit, options["limit"], options["wait"] = options.get("limit", 1), 1, 0
+        while claims and len(claims) < limit and (more := await super().claim(operation_ids, **options)):
+            claims += more
+        return claims
+
+
+class HandsOutSuspectsUnasked(MemoryJournal):
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        return await super().claim(operation_ids, **options | {"suspects": True})
+
+
+class KeepsSuspectsForItself(MemoryJournal):
+    """A suspect that was left out once is gone."""
+
+    async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
+        if not options.get("suspects", True):
+            await super().claim(operation_ids, **options | {"suspects": True, "wait": 0, "lease": 1e6, "limit": 1})
+        return await super().claim(operation_ids, **options)
+
+
+class ClearsWhatIsReleased(MemoryJournal):
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
+        await super().release(claim, delay, failed=failed)
+        self._books._entries[claim.task.key].lost = False
+
+
+class SuspectsForEver(MemoryJournal):
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
+        await super().release(claim, delay, failed=failed)
+        self._books._entries[claim.task.key].lost = claim.suspect

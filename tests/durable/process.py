@@ -5,7 +5,8 @@
 The URL is that of Redis or of NATS. The mutation `job.run` appends its key and its attempt to FILE: what is in it has
 begun. OPTIONS, as JSON:
 
-    die     "before|amid|after claim|renew|record|release|submit|wait", or "in handler"
+    die     "before|amid|after claim|renew|record|release|submit|wait", "in handler", or "of poison": in the handler,
+            if the key begins with "poison"
     fail    how many attempts fail with an error that is worth a retry
     take    seconds that the mutation takes
     lease, max_attempts, concurrency    of the worker
@@ -66,8 +67,8 @@ class Deadly:
         return result
 
 
-def operations(file: Path, *, fail: int = 0, take: float = 0, die_in_handler: bool = False) -> OperationRegistry:
-    """What is served: a mutation that leaves a trace."""
+def operations(file: Path, *, fail: int = 0, take: float = 0, fatal: str | None = None) -> OperationRegistry:
+    """What is served: a mutation that leaves a trace, and kills its process if its key begins with `fatal`."""
     registry = OperationRegistry()
 
     @registry.mutation("job.run", access=AccessControl(public=True))
@@ -76,7 +77,7 @@ def operations(file: Path, *, fail: int = 0, take: float = 0, die_in_handler: bo
         with file.open("a") as trace:
             trace.write(f"{key} {attempt}\n")
         await asyncio.sleep(take)
-        if die_in_handler:
+        if fatal is not None and key.startswith(fatal):
             die()
         if attempt <= fail:
             raise CallError("UNAVAILABLE", "not yet")
@@ -95,8 +96,8 @@ async def main(role: str, url: str, prefix: str, file: str, options: str = "{}")
         if role == "call":
             say((await DurableCalls(journal).call("job.run", {}, key="job")).data)
             return
-        in_handler = settings["die"] == "in handler"
-        registry = operations(Path(file), fail=settings["fail"], take=settings["take"], die_in_handler=in_handler)
+        fatal = {"in handler": "", "of poison": "poison"}.get(settings["die"])
+        registry = operations(Path(file), fail=settings["fail"], take=settings["take"], fatal=fatal)
         limits = {name: settings[name] for name in ("lease", "max_attempts", "concurrency")}
         async with DurableWorker(registry, journal, back_off=0.05, **limits):
             await wait_for_the_end()

@@ -16,8 +16,8 @@ def task(key: str = "k", operation_id: str = "shop.order", input: Any = None, fi
     return Task(key=key, operation_id=operation_id, request=request, fingerprint=fingerprint, submitted=1)
 
 
-def claim(given: Task | None = None, attempt: int = 1) -> Claim:
-    return Claim(task=given or task(), attempt=attempt, lease=30, receipt="")
+def claim(given: Task | None = None, attempt: int = 1, **past: Any) -> Claim:
+    return Claim(task=given or task(), attempt=attempt, lease=30, receipt="", **past)
 
 
 def outcome(of: Claim, data: Any = "done", *, buried: bool = False, recorded: int = 1) -> Outcome:

@@ -1,6 +1,7 @@
 """One attempt at a task: what is an outcome, what is tried again, what is given up."""
 
 import asyncio
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.call import LOCAL_IDENTITY, CallFailed, CallRequested, CallResponded, encode_event
 from opwire.durable import Outcome
-from opwire.durable.attempt import Again, Attempts, Patience
+from opwire.durable.attempt import MAX_DELAY, Again, Attempts, Patience
 from opwire.errors import ERROR_TABLE, ErrorCode
 from tests.durable.scenes import Shop, claim, task
 from tests.requirements import requirement
@@ -89,7 +90,7 @@ async def test_an_unforeseen_exception_is_an_outcome_that_tells_no_secret() -> N
 async def test_the_last_attempt_buries_with_its_error_which_is_not_to_be_retried() -> None:
     shop = Shop()
     shop.failures = [CallError("UNAVAILABLE", "the warehouse is closed", {"until": 9})]
-    result = await attempts(shop).run(claim(TEA, attempt=3))
+    result = await attempts(shop).run(claim(TEA, attempt=3, failures=2))
     event = failed(result)
     assert (event.code, event.message, event.details) == ("UNAVAILABLE", "the warehouse is closed", {"until": 9})
     assert isinstance(result, Outcome)
@@ -97,18 +98,63 @@ async def test_the_last_attempt_buries_with_its_error_which_is_not_to_be_retried
 
 
 @requirement("durable.poison")
-async def test_a_task_that_was_tried_too_often_is_buried_without_running() -> None:
+async def test_a_task_that_was_lost_too_often_is_buried_without_running() -> None:
     shop = Shop()
-    result = await attempts(shop).run(claim(TEA, attempt=4))
+    result = await attempts(shop).run(claim(TEA, attempt=4, losses=3, lone_losses=2))
     event = failed(result)
     assert shop.runs == []
     assert isinstance(result, Outcome)
     assert (result.buried, result.attempts, event.code) == (True, 3, "EXECUTION_ERROR")
-    assert "its worker was lost in the last of 3 attempts" in event.message
+    assert "its worker was lost in the last of 3 attempts, 2 of them alone" in event.message
+
+
+@requirement("durable.innocent")
+@pytest.mark.parametrize(
+    "past",
+    [
+        {"attempt": 1000, "losses": 999, "lone_losses": 0},
+        {"attempt": 1000, "losses": 999, "lone_losses": 1},
+        {"attempt": 3, "losses": 2, "lone_losses": 2, "failures": 2},
+        {"attempt": 1000},  # it was released when its workers closed
+    ],
+)
+async def test_a_task_that_was_lost_with_others_or_given_back_is_run_however_often(past: dict[str, int]) -> None:
+    shop = Shop()
+    result = await attempts(shop).run(claim(TEA, **past))
+    assert isinstance(result, Outcome)
+    assert (result.buried, len(shop.runs)) == (False, 1)
+
+
+@requirement("durable.innocent")
+async def test_one_attempt_is_enough_for_no_task_that_was_lost_once() -> None:
+    shop = Shop()
+    once = Attempts(shop.registry, Patience(max_attempts=1), identity=LOCAL_IDENTITY, trusted=True)
+    await once.run(claim(TEA, attempt=2, losses=1, suspect=True))
+    assert len(shop.runs) == 1
+    result = await once.run(claim(TEA, attempt=3, losses=2, lone_losses=1, suspect=True))
+    assert isinstance(result, Outcome)
+    assert (result.buried, len(shop.runs)) == (True, 1)
+
+
+@requirement("durable.buried")
+async def test_losses_are_not_failures() -> None:
+    shop = Shop()
+    shop.failures = [CallError("UNAVAILABLE")]
+    assert isinstance(await attempts(shop).run(claim(TEA, attempt=9, losses=8, failures=0)), Again)
 
 
 @requirement("durable.unreadable")
-@pytest.mark.parametrize("request_", [b"", b"\xff\x00", b'{"type": "call.aborted", "requestId": "k"}'])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"",
+        b"\xff\x00",
+        b'{"type": "call.aborted", "requestId": "k"}',
+        b"[" * 100_000,
+        b'{"type": "call.requested", "requestId": "k", "operationId": "shop.order", "input": ' + b"9" * 5000 + b"}",
+    ],
+    ids=["empty", "binary", "of another kind", "deep", "a long number"],
+)
 async def test_a_task_that_cannot_be_read_is_buried_at_once(request_: bytes) -> None:
     shop = Shop()
     result = await attempts(shop).run(claim(replace(TEA, request=request_)))
@@ -158,6 +204,7 @@ async def test_an_operation_that_has_left_the_registry_is_for_another_worker() -
     shop.registry.unregister("shop.order")
     result = await attempts(shop).run(claim(TEA))
     assert isinstance(result, Again)
+    assert not result.failed
     assert "does not serve shop.order any more" in result.error.message
 
 
@@ -198,3 +245,40 @@ def test_the_delay_grows_up_to_its_limit_and_is_no_less_than_the_error_asks_for(
     delay = patience.delay(attempt, CallError("UNAVAILABLE", retry_after=asked))
     longest = min(most, first * 2 ** min(attempt - 1, 40))
     assert max(longest / 2, asked or 0) <= delay <= max(longest, asked or 0)
+
+
+NUMBERS = [inf, -inf, nan, 10**400, -(10**400), 1e308, -1, "soon", [], True]
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("asked", NUMBERS, ids=lambda value: f"{value!r:.12}")
+@pytest.mark.parametrize("retryable", [True, False])
+async def test_whatever_time_an_error_asks_for_the_delay_is_bounded_and_the_outcome_is_recorded(
+    asked: Any, retryable: bool
+) -> None:
+    shop = Shop()
+    shop.failures = [CallError("RATE_LIMITED", "later", retryable=retryable, retry_after=asked)]
+    result = await attempts(shop).run(claim(TEA))
+    if retryable:
+        assert isinstance(result, Again)
+        assert 1 <= result.delay <= MAX_DELAY
+    else:
+        assert failed(result).code == "RATE_LIMITED"
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("attempt", [1, 10**6, 2**64, 10**400], ids=lambda value: f"{value!r:.9}")
+def test_however_often_a_task_was_tried_the_delay_is_bounded(attempt: int) -> None:
+    assert 30 <= Patience(max_back_off=60).delay(attempt) <= 60 or attempt == 1
+    assert Patience(back_off=1e308, max_back_off=1e308).delay(attempt) <= MAX_DELAY
+
+
+@requirement("durable.outcome")
+async def test_an_error_whose_details_have_no_json_form_is_an_outcome_without_them() -> None:
+    shop = Shop()
+    loop: list[Any] = []
+    loop.append(loop)
+    for details in ({"why": object()}, loop, 10**400, nan):
+        shop.failures = [CallError("ACCESS_DENIED", "no", details)]
+        event = failed(await attempts(shop).run(claim(TEA)))
+        assert (event.code, event.message) == ("ACCESS_DENIED", "no")

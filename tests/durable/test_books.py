@@ -1,7 +1,7 @@
 """The books of a journal, against a model: whatever happens, a task has one owner at a time and one outcome at most."""
 
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nan
 
 import pytest
 from hypothesis import settings
@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from opwire import CallError
 from opwire.durable import Books, Claim, Outcome
+from opwire.durable.journal import MAX_SECONDS
 from tests.durable.scenes import claim as made_up
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
@@ -26,12 +27,29 @@ class Life:
 
     due: float = 0.0
     claims: list[Claim] = field(default_factory=list)
+    failures: int = 0
+    losses: int = 0
+    lone_losses: int = 0
+    lost: bool = False
+    alone: bool = False
     released: bool = False
     outcome: Outcome | None = None
     expires: float = inf
 
+    @property
+    def held(self) -> bool:
+        return bool(self.claims) and not self.released
+
     def owned_by(self, claim: Claim) -> bool:
         return self.outcome is None and not self.released and self.claims[-1:] == [claim]
+
+    def is_claimed(self, claim: Claim) -> None:
+        if self.held:
+            self.losses, self.lone_losses, self.lost = self.losses + 1, self.lone_losses + self.alone, True
+        self.claims.append(claim)
+        self.released = self.alone = False
+        told = (claim.attempt, claim.failures, claim.losses, claim.lone_losses, claim.suspect)
+        assert told == (len(self.claims), self.failures, self.losses, self.lone_losses, self.lost)
 
 
 class BooksMachine(RuleBasedStateMachine):
@@ -56,37 +74,38 @@ class BooksMachine(RuleBasedStateMachine):
         life = self.lives.setdefault(key, Life())
         assert self.books.submit(task(key, OPERATIONS[key == "c"]), self.now) == life.outcome
 
-    @rule(target=claims, limit=st.integers(1, 3), both=st.booleans())
-    def claim(self, limit: int, both: bool) -> object:
+    @rule(target=claims, limit=st.integers(1, 3), both=st.booleans(), suspects=st.booleans())
+    def claim(self, limit: int, both: bool, suspects: bool) -> object:
         due = {
-            key
+            key: life.lost or life.held
             for key, life in self.lives.items()
             if life.outcome is None and life.due <= self.now and (both or key != "c")
         }
-        claims = self.books.claim(OPERATIONS if both else OPERATIONS[:1], LEASE, limit, self.now)
-        assert len(claims) == min(limit, len(due))
+        claims = self.books.claim(OPERATIONS if both else OPERATIONS[:1], LEASE, limit, self.now, suspects=suspects)
+        one_suspect = suspects and any(due.values())
+        assert len(claims) == (1 if one_suspect else min(limit, len(due) - sum(due.values())))
         for claim in claims:
-            due.remove(claim.task.key)
+            assert due.pop(claim.task.key) == one_suspect == claim.suspect
             life = self.lives[claim.task.key]
-            life.claims.append(claim)
-            assert claim.attempt == len(life.claims)
-            life.due, life.released = self.now + LEASE, False
+            life.is_claimed(claim)
+            life.due = self.now + LEASE
         return multiple(*claims)
 
-    @rule(claim=claims)
-    def renew(self, claim: Claim) -> None:
+    @rule(claim=claims, alone=st.booleans())
+    def renew(self, claim: Claim, alone: bool) -> None:
         life = self.lives.get(claim.task.key, Life())
-        kept = self.books.renew(claim, self.now)
+        kept = self.books.renew(claim, self.now, alone=alone)
         assert kept == life.owned_by(claim)
         if kept:
-            life.due = self.now + LEASE
+            life.due, life.alone = self.now + LEASE, alone
 
-    @rule(claim=claims, delay=st.sampled_from([0.0, 5.0]))
-    def release(self, claim: Claim, delay: float) -> None:
+    @rule(claim=claims, delay=st.sampled_from([0.0, 5.0]), failed=st.booleans())
+    def release(self, claim: Claim, delay: float, failed: bool) -> None:
         life = self.lives.get(claim.task.key, Life())
-        self.books.release(claim, delay, self.now)
+        self.books.release(claim, delay, self.now, failed=failed)
         if life.owned_by(claim):
             life.due, life.released = self.now + delay, True
+            life.failures, life.lost = life.failures + failed, life.lost and not failed
 
     @rule(claim=claims, buried=st.booleans())
     def record(self, claim: Claim, buried: bool) -> None:
@@ -124,7 +143,7 @@ class BooksMachine(RuleBasedStateMachine):
         counts = self.books.info()
         assert sum(info.buried for info in counts) == len(buried)
         open_ = [life for life in lives if life.outcome is None]
-        assert sum(info.claimed for info in counts) == sum(bool(life.claims) and not life.released for life in open_)
+        assert sum(info.claimed for info in counts) == sum(life.held for life in open_)
         assert sum(info.waiting + info.claimed for info in counts) == len(open_)
 
 
@@ -191,3 +210,22 @@ def test_a_known_key_with_another_fingerprint_is_refused() -> None:
 
 def test_an_outcome_of_an_unknown_task_is_not_recorded() -> None:
     assert Books().record(made_up(), outcome(made_up()), 0) is None
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("delay", [inf, nan, 10**400, -(10**400)], ids=lambda value: f"{value!r:.9}")
+def test_whatever_delay_is_asked_for_the_books_go_on(delay: float) -> None:
+    books = Books()
+    for key in ("odd", "even"):
+        books.submit(task(key), 0)
+    (odd,) = books.claim(["shop.order"], 30, 1, 0)
+    books.release(odd, delay, 0)
+    assert "even" in [claim.task.key for claim in books.claim(["shop.order"], 2 * MAX_SECONDS, 1, 0)] or not delay > 0
+    assert "odd" in [claim.task.key for claim in books.claim(["shop.order"], 30, 1, MAX_SECONDS + 1)] or not delay > 0
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("keep", [0, -1, inf, nan, 10**400], ids=lambda value: f"{value!r:.9}")
+def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
+    with pytest.raises(CallError, match=r"keep is .*: give a number of seconds above 0"):
+        Books(keep)

@@ -268,3 +268,13 @@ async def test_keys_and_operations_that_no_engine_can_carry_are_refused(name: st
         with pytest.raises(CallError, match="VALIDATION_ERROR"):
             await durable.submit("shop.order", object())
         assert await durable.info() == []
+
+
+@requirement("durable.numbers")
+async def test_a_timeout_that_is_not_a_number_is_refused_before_anything_is_submitted() -> None:
+    async with MemoryJournal() as journal:
+        durable = DurableCalls(journal)
+        for waiting in (durable.call("shop.order", timeout=float("nan")), durable.outcome("k", timeout=float("nan"))):
+            with pytest.raises(CallError, match="timeout is not a number"):
+                await waiting
+        assert await journal.info() == []

@@ -102,6 +102,39 @@ async def test_a_task_that_kills_its_worker_is_buried_after_as_many_attempts_as_
         await place.nothing_is_left(journal)
 
 
+@requirement("durable.poison", "durable.innocent", "durable.at-least-once")
+async def test_tasks_that_kill_their_worker_are_buried_and_what_was_in_hand_with_them_is_done(
+    place: Place[Any],
+) -> None:
+    poison = ["poison-1", "poison-2"]
+    keys = [f"job-{number}" for number in range(20)]
+    async with place.journal() as journal:
+        durable = DurableCalls(journal)
+        for key in [*keys[:3], poison[0], *keys[3:12], poison[1], *keys[12:]]:
+            await durable.submit("job.run", {}, key=key)
+        answers = [asyncio.create_task(journal.wait(key, 5 * PATIENCE)) for key in [*keys, *poison]]
+
+        async def live_and_die() -> None:
+            while not all(answer.done() for answer in answers):
+                async with place.process(die="of poison", max_attempts=2, concurrency=8, take=0.02) as process:
+                    dying = asyncio.create_task(process._process.wait())
+                    await asyncio.wait([dying, asyncio.gather(*answers)], return_when=asyncio.FIRST_COMPLETED)
+                    if dying.done():
+                        await death(process)
+                    dying.cancel()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(live_and_die())
+        outcomes = {each.result().key: each.result() for each in answers}
+        assert [outcomes[key].buried for key in keys] == [False] * len(keys)
+        assert [outcomes[key].buried for key in poison] == [True, True]
+        assert set(place.runs) == {*keys, *poison}
+        for key in poison:
+            await durable.purge(key)
+        await place.nothing_is_left(journal)
+
+
 @requirement("durable.crash.worker", "durable.at-least-once", "durable.one-outcome")
 async def test_two_workers_that_are_killed_at_random_finish_200_tasks(place: Place[Any]) -> None:
     dice = random.Random(5)

@@ -42,17 +42,17 @@ class Flaky(MemoryJournal):
         await self._fail("claim")
         return await super().claim(operation_ids, **options)
 
-    async def renew(self, claim: Claim) -> bool:
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         await self._fail("renew")
-        return await super().renew(claim)
+        return await super().renew(claim, alone=alone)
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         await self._fail("record")
         return await super().record(claim, outcome)
 
-    async def release(self, claim: Claim, delay: float) -> None:
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         await self._fail("release")
-        await super().release(claim, delay)
+        await super().release(claim, delay, failed=failed)
 
     def times(self, method: str) -> list[float]:
         return [when for name, when in self.asked if name == method]
@@ -229,7 +229,8 @@ def test_the_outcome_of_a_worker_that_was_too_late_does_not_replace_the_first() 
             journal.broken = {"claim", "renew", "record"}
             await asyncio.sleep(3)
             async with MemoryJournal(journal._books) as healthy, DurableWorker(shop.registry, healthy, lease=3):
-                first = await healthy.wait("k", 10)
+                first = await healthy.wait("k", 60)
+                assert first is not None
                 journal.broken = set()
                 await until(lambda: not len(slow))
                 assert await healthy.outcome("k") == first
@@ -319,6 +320,234 @@ def test_a_journal_that_fails_for_a_moment_costs_no_lease() -> None:
     virtually(run)
 
 
+# --- suspects ---------------------------------------------------------------------------------------------------------
+
+
+class Yard:
+    """A registry whose mutation notes what runs beside what, for as many seconds as its input says."""
+
+    def __init__(self) -> None:
+        self.registry = OperationRegistry()
+        self.running: set[str] = set()
+        self.beside: dict[str, set[str]] = {}  # the last run of each, and what ran at the same time
+        self.ends: list[tuple[str, float]] = []
+        self.registry.mutation("yard.work", access=PUBLIC)(self.work)
+
+    async def work(self, name: str, seconds: float) -> None:
+        self.beside[name] = set(self.running)
+        for each in self.running:
+            self.beside[each].add(name)
+        self.running.add(name)
+        try:
+            await asyncio.sleep(seconds)
+            self.ends.append((name, now()))
+        finally:
+            self.running.discard(name)
+
+
+async def lose(books: Books, names: Sequence[str], *, times: int = 1, alone: bool = False) -> None:
+    """Have tasks claimed by a worker that dies at once, with all of them in hand, several times."""
+    for _ in range(times):
+        claims: list[Claim] = []
+        while len(claims) < len(names):
+            claims += books.claim(["yard.work"], 1, 99, now())
+        for claim in claims:
+            books.renew(claim, now(), alone=alone)
+        await asyncio.sleep(2)
+
+
+def in_the_yard(run: Callable[[Yard, Flaky, Callable[..., Awaitable[object]]], Awaitable[None]]) -> None:
+    async def scene() -> None:
+        async with Flaky() as journal:
+            durable = DurableCalls(journal)
+
+            async def submit(**seconds: float) -> None:
+                for name, each in seconds.items():
+                    await durable.submit("yard.work", {"name": name, "seconds": each}, key=name)
+
+            await run(Yard(), journal, submit)
+
+    run_virtually(scene())
+
+
+async def outcomes(journal: MemoryJournal, *keys: str, timeout: float = 1000) -> list[Outcome | None]:
+    return [await journal.wait(key, timeout) for key in keys]
+
+
+@requirement("durable.isolation", "durable.innocent")
+def test_tasks_that_were_lost_together_are_run_one_after_the_other_with_nothing_else_in_hand() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(a=1, b=1, c=1)
+        await lose(journal._books, "abc")
+        await submit(**{f"sound{number}": 5 for number in range(20)})
+        async with DurableWorker(yard.registry, journal, max_attempts=1):
+            found = await outcomes(journal, "a", "b", "c", *(f"sound{number}" for number in range(20)))
+        assert [each.buried for each in found if each is not None] == [False] * 23
+        assert [yard.beside[name] for name in "abc"] == [set()] * 3
+
+    in_the_yard(run)
+
+
+@requirement("durable.isolation")
+def test_suspects_cost_others_half_of_the_time_at_most_and_do_not_starve() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        suspects = [f"suspect{number}" for number in range(10)]
+        await submit(**dict.fromkeys(suspects, 10.0))
+        await lose(journal._books, suspects)
+        await submit(**{f"sound{number}": 1 for number in range(2000)})
+        async with DurableWorker(yard.registry, journal, concurrency=4) as worker:
+            began = now()
+            await asyncio.sleep(150)
+            done = [name for name, _ in yard.ends if name.startswith("sound")]
+            assert len(done) >= 4 * 150 / 2 - 4 * 10  # the last rest has not begun yet, perhaps
+            found = await outcomes(journal, *suspects)
+            assert all(found)
+            assert now() - began <= 10 * (10 + 11) + 20
+            assert [yard.beside[name] for name in suspects] == [set()] * 10
+            await worker.drain(0)
+
+    in_the_yard(run)
+
+
+@requirement("durable.isolation")
+def test_a_suspect_and_long_jobs_do_not_wait_for_each_other_for_ever() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(suspect=10_000)
+        await lose(journal._books, ["suspect"])
+        await submit(long=10_000)
+        async with DurableWorker(yard.registry, journal):
+            await until(lambda: yard.running == {"suspect", "long"})
+            assert await journal.purge("suspect") is False
+            entry = journal._books._entries["suspect"]
+            assert (entry.alone, entry.losses, entry.lone_losses) == (False, 1, 0)  # who dies now is not blamed
+            await submit(other=1)
+            assert await journal.wait("other", 10) is not None
+
+    in_the_yard(run)
+
+
+@requirement("durable.isolation")
+def test_a_suspect_waits_for_what_is_in_hand_but_not_for_what_takes_longer_than_the_quiet_time() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(suspect=1)
+        await lose(journal._books, ["suspect"])
+        entry = journal._books._entries["suspect"]
+        journal._books._put_off(entry, now() + 5)
+        await submit(short=10, long=10_000)
+        async with DurableWorker(yard.registry, journal):
+            await until(lambda: "suspect" in yard.running)
+            assert yard.running == {"suspect", "long"}
+            assert not entry.alone
+            assert await journal.wait("suspect", 10) is not None
+
+    in_the_yard(run)
+
+
+@requirement("durable.isolation", "durable.poison")
+def test_a_lone_suspect_is_marked_while_it_runs_and_every_renewal_says_so() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(suspect=25)
+        await lose(journal._books, ["suspect"])
+        entry = journal._books._entries["suspect"]
+        async with DurableWorker(yard.registry, journal, lease=3):
+            await until(lambda: yard.running)
+            for _ in range(20):
+                assert entry.alone
+                await asyncio.sleep(1)
+
+    in_the_yard(run)
+
+
+@requirement("durable.isolation")
+def test_workers_of_one_process_do_not_run_anything_beside_the_suspect_of_another() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(suspect=5)
+        await lose(journal._books, ["suspect"])
+        async with MemoryJournal() as elsewhere:
+            other = DurableCalls(elsewhere)
+            workers = [DurableWorker(yard.registry, each) for each in (elsewhere, journal)]
+            async with workers[0], workers[1]:
+                for number in range(50):
+                    name = f"sound{number}"
+                    await other.submit("yard.work", {"name": name, "seconds": 1}, key=name)
+                    await asyncio.sleep(0.2)
+                assert await journal.wait("suspect", 100) is not None
+                assert all(await outcomes(elsewhere, *(f"sound{number}" for number in range(50))))
+        assert yard.beside["suspect"] == set()
+
+    in_the_yard(run)
+
+
+@requirement("durable.poison")
+@pytest.mark.parametrize(("attempts", "lone"), [(1, 1), (2, 1), (5, 4)])
+def test_a_task_that_was_lost_alone_too_often_is_buried_at_once_whatever_is_in_hand(attempts: int, lone: int) -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(poison=1)
+        await lose(journal._books, ["poison"], times=max(1, attempts - lone))
+        await lose(journal._books, ["poison"], times=lone, alone=True)
+        await submit(long=10_000)
+        async with DurableWorker(yard.registry, journal, max_attempts=attempts):
+            outcome = await journal.wait("poison", 5)
+            assert outcome is not None
+            assert (outcome.buried, outcome.attempts) == (True, max(attempts, lone + 1))
+            assert "poison" not in yard.beside
+
+    in_the_yard(run)
+
+
+@requirement("durable.close")
+def test_a_suspect_that_waits_for_its_turn_is_given_back_when_the_worker_closes_and_stays_a_suspect() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(suspect=1)
+        await lose(journal._books, ["suspect"])
+        await submit(long=10_000)
+        entry = journal._books._entries["suspect"]
+        journal._books._put_off(entry, now() + 1)
+        async with DurableWorker(yard.registry, journal) as worker:
+            await until(lambda: len(worker) == 2)
+            assert yard.running == {"long"}
+        assert (entry.lent, entry.lost, entry.losses) == (False, True, 1)
+        assert "suspect" not in yard.beside
+
+    in_the_yard(run)
+
+
+@requirement("durable.innocent", "durable.close")
+def test_a_task_that_many_workers_gave_back_when_they_closed_is_not_buried() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(long=100)
+        for _ in range(10):
+            async with DurableWorker(yard.registry, journal, max_attempts=2):
+                await until(lambda: yard.running)
+        async with DurableWorker(yard.registry, journal, max_attempts=2):
+            (outcome,) = await outcomes(journal, "long")
+        assert outcome is not None
+        assert (outcome.buried, outcome.attempts) == (False, 11)
+
+    in_the_yard(run)
+
+
+@requirement("durable.innocent", "durable.lease.lost")
+def test_a_task_that_was_stopped_because_the_journal_was_away_was_not_lost() -> None:
+    async def run(yard: Yard, journal: Flaky, submit: Callable[..., Awaitable[object]]) -> None:
+        await submit(long=100)
+        entry = journal._books._entries["long"]
+        async with DurableWorker(yard.registry, journal, max_attempts=1, lease=30):
+            for _ in range(5):
+                await until(lambda: yard.running)
+                journal.broken = {"renew", "record", "release", "claim"}
+                await asyncio.sleep(60)
+                assert not yard.running
+                journal.broken = {"claim"}  # no other worker is faster
+                await until(lambda: not entry.lent)
+                journal.broken = set()
+            (outcome,) = await outcomes(journal, "long")
+        assert outcome is not None
+        assert (outcome.buried, entry.losses) == (False, 0)
+
+    in_the_yard(run)
+
+
 # --- a journal that fails ---------------------------------------------------------------------------------------------
 
 
@@ -355,19 +584,102 @@ def test_a_worker_goes_on_claiming_when_the_journal_is_back(
     assert [record.levelname for record in caplog.records if "can be claimed" in record.message] == ["WARNING"]
 
 
+@requirement("durable.worker.outage")
+@pytest.mark.parametrize("error", [asyncio.CancelledError, lambda: OSError("not what a journal should raise")])
+def test_whatever_a_journal_raises_the_worker_renews_claims_and_records_when_it_is_back(
+    error: Callable[[], Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        journal.raises = error
+        async with DurableWorker(shop.registry, journal, lease=30):
+            for number, method in enumerate(("claim", "renew", "record", "release")):
+                if method == "release":
+                    shop.failures = [unavailable()]
+                if method == "renew":
+                    shop.gate = asyncio.Event()
+                journal.broken = {method}
+                await durable.submit("shop.order", TEA, key=f"{number}")
+                await asyncio.sleep(5)
+                journal.broken = set()
+                if shop.gate is not None:
+                    shop.gate.set()
+                assert await durable.outcome(f"{number}", timeout=20) is not None
+        assert len(shop.runs) == 5
+
+    virtually(run)
+    assert "and this is tried again" in caplog.text
+
+
+@requirement("durable.worker.outage")
+def test_a_journal_that_never_takes_a_result_keeps_no_place_of_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Flaky):
+        async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
+            if claim.task.key == "odd":
+                raise ValueError("not what a journal should raise")
+            return await super().record(claim, outcome)
+
+    async def run() -> None:
+        shop = Shop()
+        async with Odd() as journal, DurableWorker(shop.registry, journal, concurrency=1):
+            durable = DurableCalls(journal)
+            await durable.submit("shop.order", {"article": "odd"}, key="odd")
+            await durable.submit("shop.order", TEA, key="k")
+            assert await durable.outcome("k", timeout=60) is not None
+            await asyncio.sleep(100)
+            assert len([article for article, _ in shop.runs if article == "odd"]) > 1
+
+    run_virtually(run())
+    assert "shop.order with the key 'odd' has no outcome, and is tried again" in caplog.text
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("asked", [float("inf"), float("nan"), 10**400, "soon"], ids=["inf", "nan", "large", "text"])
+def test_whatever_time_an_error_asks_for_the_worker_goes_on(asked: Any) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        shop.failures = [CallError("UNAVAILABLE", retry_after=asked)]
+        async with DurableWorker(shop.registry, journal, concurrency=1):
+            await durable.submit("shop.order", {"article": "odd"}, key="odd")
+            assert (await durable.call("shop.order", TEA, key="k")).data == "tea is ordered"
+            assert await durable.outcome("odd", timeout=2 * 24 * 3600) is not None
+
+    virtually(run)
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize(
+    "options",
+    [{name: value} for name in ("lease", "back_off", "concurrency", "max_attempts") for value in (float("nan"), -1)]
+    + [{"lease": 0}, {"lease": float("inf")}, {"lease": 10**400}],
+    ids=lambda options: f"{options!r:.30}",
+)
+def test_a_worker_with_numbers_that_make_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match="VALIDATION_ERROR"):
+        DurableWorker(Shop().registry, MemoryJournal(), **options)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 10**400, 1e300], ids=["inf", "large", "float"])
+def test_draining_may_take_any_time(timeout: float) -> None:
+    async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
+        async with DurableWorker(shop.registry, journal, back_off=float("inf"), max_back_off=10**400) as worker:
+            assert (await durable.call("shop.order", TEA, key="k", timeout=timeout)).data == "tea is ordered"
+            assert await worker.drain(timeout)
+
+    virtually(run)
+
+
 def test_a_result_that_a_journal_refuses_is_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         journal.raises = lambda: CallError("VALIDATION_ERROR", "this is no journal any more")
         journal.broken = {"record"}
         async with DurableWorker(shop.registry, journal, lease=3):
             await durable.submit("shop.order", TEA, key="k")
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.1)
             journal.broken = set()
             assert await durable.outcome("k", timeout=10) is not None
         assert [attempt for _, attempt in shop.runs] == [1, 2]
 
     virtually(run)
-    assert "shop.order with the key 'k' goes on without us" in caplog.text
+    assert "shop.order with the key 'k' has no outcome, and is tried again" in caplog.text
 
 
 @requirement("durable.too-large")

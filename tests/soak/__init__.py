@@ -3,5 +3,5 @@ each call, which is checked afterwards.
 
     python -m tests.soak --minutes 10 [--engine hub|redis|nats] [--seed N] [--folder DIR]
 
-`run` starts, torments and ends the processes, `serving` and `calling` are what they do, `history` judges.
+`run` starts, torments and ends the processes, `serving`, `calling` and `poison` are what they do, `history` judges.
 """

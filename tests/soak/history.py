@@ -17,6 +17,9 @@ GRACE = 2.0
 LATE = 1.0
 """Seconds after the deadline of a call within which its handler may still be started: what a busy machine takes."""
 
+GIVEN_UP = "was given up"
+"""What the outcome of a durable mutation says that has killed its workers."""
+
 What = Literal["begin", "end", "run", "accepted", "ran", "seen", "recorded", "memory", "act", "killed", "broken"]
 
 
@@ -25,7 +28,8 @@ class Note(Struct, omit_defaults=True, kw_only=True):
 
     begin, end            a call or subscription of a caller, and how it ended
     run                   a handler has begun to serve the call with this id
-    accepted              the journal has taken the durable mutation with this id
+    accepted              the journal has taken the durable mutation with this id; it kills its worker if it `may` end
+                          by being given up
     ran                   its handler has begun; the result is going to be `code`
     seen, recorded        an outcome that a caller was given, and the one in the journal at the end
     memory                of the process `id`: `size` kilobytes
@@ -77,6 +81,7 @@ class Report(Struct):
     items: int = 0
     durable: int = 0
     durable_runs: int = 0
+    poison: int = 0  # durable mutations that kill their worker
     memory: dict[str, tuple[float, float]] = field(default_factory=dict)  # megabytes in the middle, and at the end
     violations: list[str] = field(default_factory=list)
 
@@ -85,7 +90,7 @@ class Report(Struct):
             "calls": f"{self.calls:,}, of which {self.lost} died with their caller",
             "ended": ", ".join(f"{code} {number:,}" for code, number in self.ends.most_common()),
             "items": f"{self.items:,} of subscriptions",
-            "durable": f"{self.durable:,} mutations, {self.durable_runs:,} runs",
+            "durable": f"{self.durable:,} mutations, {self.durable_runs:,} runs, {self.poison} fatal",
             "faults": ", ".join(f"{act} {number}" for act, number in sorted(self.acts.items())),
             "memory": ", ".join(f"{who} {middle:.0f} → {end:.0f} MB" for who, (middle, end) in self.memory.items()),
             "violations": "\n".join([f"{len(self.violations)}", *self.violations[:20]]),
@@ -155,7 +160,8 @@ def _check_end(begin: Note, end: Note, ran: int, report: Report) -> None:
 def _check_durable(by_what: dict[What, dict[str, list[Note]]], report: Report) -> None:
     accepted, ran, recorded = by_what["accepted"], by_what["ran"], by_what["recorded"]
     wrong = report.violations.append
-    report.durable = len(accepted)
+    fatal = {id for id, (note, *_) in accepted.items() if note.may}
+    report.durable, report.poison = len(accepted), len(fatal)
     report.durable_runs = sum(map(len, ran.values()))
     for id in accepted:
         if id not in ran:
@@ -166,7 +172,10 @@ def _check_durable(by_what: dict[What, dict[str, list[Note]]], report: Report) -
         known = {note.code for note in (*by_what["seen"].get(id, ()), *recorded.get(id, ()))}
         if len(known) > 1:
             wrong(f"{id} has {len(known)} outcomes: {', '.join(sorted(known))}")
-        if not known <= {note.code for note in ran.get(id, ())}:
+        if id in fatal:
+            if not all(GIVEN_UP in code for code in known):
+                wrong(f"{id} kills its worker, and ended with {', '.join(sorted(known))}")
+        elif not known <= {note.code for note in ran.get(id, ())}:
             wrong(f"{id} has an outcome that no run has given: {', '.join(sorted(known))}")
 
 

@@ -15,6 +15,7 @@ from tests.servers.faults import FaultProxy
 from tests.servers.processes import Worker
 from tests.soak.calling import told
 from tests.soak.history import Diary, Report, check_history, read_history
+from tests.soak.poison import Poisoning
 from tests.soak.serving import journal
 
 EngineName = Literal["hub", "redis", "nats"]
@@ -110,6 +111,8 @@ class Soak:
         servers = [await self._actor(stack, "serving", n, url) for n, url in enumerate([by_proxy, direct, direct])]
         callers = [await self._actor(stack, "calling", n, url) for n, url in enumerate([by_proxy, direct])]
         self._measured += callers
+        poisoning = Poisoning(direct, self._folder, self._diary)
+        stack.push_async_callback(poisoning.close)
 
         async def cut() -> None:
             proxy.cut()
@@ -125,11 +128,13 @@ class Soak:
             # A hub that is killed late would have no time to show what becomes of its memory.
             kills_end = end - self._seconds / 2 if self._engine == "hub" else end
             group.create_task(self._torment(self._engine, kills_end, 40, kill))
+            group.create_task(poisoning.go_on(end))
             group.create_task(asyncio.sleep(self._seconds))
         for each in callers:
             await each.stop()
         measuring.cancel()
         await self._settle(direct)
+        await poisoning.close()
         for each in servers:
             await each.stop()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak.history import GRACE, Diary, Note, What, check_history, read_history
+from tests.soak.history import GIVEN_UP, GRACE, Diary, Note, What, check_history, read_history
 
 
 def note(what: What, id: str = "call", **facts: Any) -> Note:
@@ -17,6 +17,11 @@ RUN = note("run", who="server")
 END = note("end", code="ok")
 STREAM = note("begin", deadline=5.0, may=("ok", "left"), items=[0, 1, 2])
 JOB = [note("accepted", "job"), note("ran", "job", code="a"), note("recorded", "job", code="a")]
+POISON = [
+    note("accepted", "poison", may=(GIVEN_UP,)),
+    note("ran", "poison", code="a"),
+    note("recorded", "poison", code=f"it {GIVEN_UP}: its worker was lost"),
+]
 KILLED = note("killed", "caller")
 
 
@@ -36,6 +41,7 @@ def memory(*sizes: int) -> list[Note]:
         pytest.param([STREAM, RUN, note("end", code="left", items=[0, 1])], id="a subscription that was left"),
         pytest.param(JOB, id="a durable mutation"),
         pytest.param([*JOB, note("seen", "job", code="a"), note("ran", "job", code="b")], id="one that ran twice"),
+        pytest.param(POISON, id="a durable mutation that kills its worker"),
         pytest.param(memory(10, 50, 50, 50, 51, 52), id="memory that is flat after the start"),
         pytest.param([*memory(10, 10, 90), note("killed", "hub")], id="memory of a process that was killed"),
     ],
@@ -64,6 +70,12 @@ def test_a_good_history_has_no_violations(history: list[Note]) -> None:
         (JOB[:1] + JOB[2:], "job was accepted, and never run"),
         ([*JOB, note("ran", "job", code="b"), note("seen", "job", code="b")], "job has 2 outcomes: a, b"),
         ([*JOB[:2], note("recorded", "job", code="b")], "job has an outcome that no run has given: b"),
+        (
+            [*JOB[:2], note("recorded", "job", code="it was given up")],
+            "job has an outcome that no run has given: it was given up",
+        ),
+        ([*POISON[:2], note("recorded", "poison", code="a")], "poison kills its worker, and ended with a"),
+        (POISON[:2], "poison was accepted, and has no recorded outcome"),
         (memory(10, 10, 10, 10, 40, 40), "hub grew from 10 to 40 MB"),
         ([note("broken", "server", code="did not end")], "server did not end"),
     ],
@@ -74,9 +86,26 @@ def test_a_broken_history_is_told(history: list[Note], violation: str) -> None:
 
 
 def test_the_report_counts() -> None:
-    history = [BEGIN, RUN, END, note("begin", "other"), KILLED, *JOB, note("act", code="hub kill"), *memory(1, 2, 3)]
+    history = [
+        BEGIN,
+        RUN,
+        END,
+        note("begin", "other"),
+        KILLED,
+        *JOB,
+        *POISON,
+        note("act", code="hub kill"),
+        *memory(1, 2, 3),
+    ]
     text = str(check_history(history))
-    for part in ("2, of which 1 died", "ok 1", "1 mutations, 1 runs", "hub kill 1", "hub 2 → 3 MB", "violations  0"):
+    for part in (
+        "2, of which 1 died",
+        "ok 1",
+        "2 mutations, 2 runs, 1 fatal",
+        "hub kill 1",
+        "hub 2 → 3 MB",
+        "violations  0",
+    ):
         assert part in text
 
 

@@ -53,6 +53,12 @@ RELEASED = "a released task comes back after its delay"
 NOT_RELEASED = "who has lost a lease releases nothing"
 OUTLIVE = "tasks outlive those who submitted them"
 CLOSED = "a closed end refuses, and can be closed again"
+APART = "losses are counted apart from failures"
+ALONE = "only a task that was alone is blamed for a loss"
+ONE_SUSPECT = "suspects are claimed one at a time"
+LEFT_OUT = "suspects can be left out"
+CLEARED = "a suspect is cleared by a failure only"
+INNOCENT = "every task that can run is run beside those that kill their worker"
 KEPT = "an outcome is kept as it was recorded"
 FIRST = "the first outcome stands"
 ENDED = "a task that has ended stays ended"
@@ -97,6 +103,15 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
     broken.PurgesAnything: {PURGED},
     broken.PurgesNothing: {PURGED},
     broken.CountsWhatHasEnded: {COUNTED},
+    broken.CountsLossesAsFailures: {APART, CLEARED},
+    broken.BlamesEverybody: {ALONE, INNOCENT},
+    broken.BlamesNobody: {ALONE, INNOCENT},
+    broken.StaysAlone: {ALONE},
+    broken.HandsOutSuspectsTogether: {ONE_SUSPECT},
+    broken.HandsOutSuspectsUnasked: {LEFT_OUT},
+    broken.KeepsSuspectsForItself: {LEFT_OUT},
+    broken.ClearsWhatIsReleased: {CLEARED},
+    broken.SuspectsForEver: {APART, CLEARED},
 }
 
 

@@ -1,8 +1,9 @@
 """One attempt at a task: how its handler is run, and what the result means. Knows nothing of journals.
 
 What is an outcome: an envelope, and an error that is not retryable. After a retryable error the task is tried again,
-each time later than before; when it has been tried often enough it is buried, with the last error. So is a task whose
-worker was lost in its last attempt, and one that cannot be read.
+each time later than before; when it has failed often enough it is buried, with the last error. So is a task that cannot
+be read, and one that has lost its worker as often, with nothing else in hand each time but the first. A worker that was
+lost with several tasks in hand is held against none of them.
 """
 
 import random
@@ -14,34 +15,45 @@ from msgspec.structs import replace
 
 from opwire.access import check_access
 from opwire.call import CallEvent, CallFailed, CallRequested, CallResponded, encode_event
-from opwire.durable.journal import Claim, Outcome
+from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, seconds_within
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure
 from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 
+MAX_DELAY = 24 * 3600.0
+"""Seconds until the next attempt, at most, whatever an error asks for."""
+
 _SHORT = 200  # characters of an error's message that fit into any message
 
 
 class Again(Struct, frozen=True):
-    """No outcome yet: to be tried again, after so many seconds, because of an error."""
+    """No outcome yet: to be tried again, after so many seconds, because of an error.
+
+    `failed`: the handler has raised it. Otherwise it was not run, which does not count.
+    """
 
     delay: float
     error: CallError
+    failed: bool = True
 
 
 class Patience(Struct, frozen=True, kw_only=True):
-    """How often a task is tried, and how many seconds lie between two attempts: at first, and at most."""
+    """How often a task may fail or be lost, and how many seconds lie between two attempts: at first, and at most."""
 
     max_attempts: int = 5
     back_off: float = 1.0
     max_back_off: float = 300.0
 
-    def delay(self, attempt: int, error: CallError) -> float:
-        """Seconds until the next attempt: longer each time, not the same for all, no less than the error asks for."""
-        longest = min(self.max_back_off, self.back_off * 2 ** min(attempt - 1, 32))
-        return max(error.retry_after or 0.0, random.uniform(longest / 2, longest))  # noqa: S311
+    def delay(self, attempt: int, error: CallError | None = None) -> float:
+        """Return the seconds until the next attempt: longer each time, not the same for all, `MAX_DELAY` at most.
+
+        No less than the error asks for, unless that is more.
+        """
+        longest = min(self.max_back_off, self.back_off * 2 ** min(attempt - 1, 32), MAX_DELAY)
+        asked = 0.0 if error is None else seconds_within(error.retry_after, MAX_DELAY)
+        return max(asked, random.uniform(longest / 2, longest))  # noqa: S311
 
 
 class Attempts:
@@ -59,39 +71,46 @@ class Attempts:
         self._trusted = trusted
 
     async def run(self, claim: Claim) -> Outcome | Again:
-        """Try once, unless it was tried too often. What a handler raises is part of the result."""
-        most = self._patience.max_attempts
-        if claim.attempt > most:
-            lost = f"{claim.task.operation_id} was given up: its worker was lost in the last of {most} attempts"
-            return _buried(claim, CallError(ErrorCode.EXECUTION_ERROR, lost), attempts=most)
+        """Try once, unless the task was lost too often. What a handler raises is part of the result."""
+        if self.given_up(claim):
+            lost = f"its worker was lost in the last of {claim.attempt - 1} attempts, {claim.lone_losses} of them alone"
+            error = CallError(ErrorCode.EXECUTION_ERROR, f"{claim.task.operation_id} was given up: {lost}")
+            return _buried(claim, error, attempts=claim.attempt - 1)
         try:
             event = claim.task.read()
-        except CallError as error:
-            return _buried(claim, error)
+        except Exception as error:  # whatever is in it: another run would come to the same
+            return _buried(claim, failure(error, claim.task.operation_id))
+        spec = self._find(event.operation_id)
+        if spec is None:
+            gone = f"this worker does not serve {event.operation_id} any more"
+            error = CallError(ErrorCode.OPERATION_NOT_FOUND, gone, retryable=True)
+            return Again(self._patience.delay(claim.attempt, error), error, failed=False)
         try:
-            envelope = await self._execute(event, claim)
+            envelope = await self._execute(event, spec, claim)
             return _outcome(claim, CallResponded(request_id=event.request_id, output=envelope))
-        except CallError as error:
-            return self._judged(claim, error)
+        except Exception as error:
+            return self._judged(claim, failure(error, claim.task.operation_id))
 
-    async def _execute(self, event: CallRequested, claim: Claim) -> ResponseEnvelope[Any]:
-        try:
-            spec = self._find(event.operation_id)
-            identity = self._identify(event)
-            check_access(spec, identity)
-            context = Context(
-                request_id=event.request_id,
-                parent_request_id=event.parent_request_id,
-                identity=identity,
-                metadata={**event.trace, "idempotency_key": claim.task.key, "attempt": claim.attempt},
-                bind_env=self._registry.bind_env,
-                inbound=Inbound(event.request_id),
-            )
-            return await self._registry.execute(event.operation_id, event.input, context)
-        except CallError:
-            raise
-        except Exception as unforeseen:
-            raise failure(unforeseen, event.operation_id) from unforeseen
+    def given_up(self, claim: Claim) -> bool:
+        """Whether a task is not run again, because it has lost its worker too often.
+
+        Its first loss may have been the fault of another task. All others count only if it was alone.
+        """
+        most = self._patience.max_attempts
+        return claim.losses >= most and claim.lone_losses >= max(1, most - 1)
+
+    async def _execute(self, event: CallRequested, spec: OperationSpec, claim: Claim) -> ResponseEnvelope[Any]:
+        identity = self._identify(event)
+        check_access(spec, identity)
+        context = Context(
+            request_id=event.request_id,
+            parent_request_id=event.parent_request_id,
+            identity=identity,
+            metadata={**event.trace, "idempotency_key": claim.task.key, "attempt": claim.attempt},
+            bind_env=self._registry.bind_env,
+            inbound=Inbound(event.request_id),
+        )
+        return await self._registry.execute(event.operation_id, event.input, context)
 
     def _identify(self, event: CallRequested) -> Identity | None:
         """Return the caller's identity, as `CallHandler` does."""
@@ -100,19 +119,18 @@ class Attempts:
         is_nested = event.parent_request_id is not None
         return None if is_nested and self._identity is LOCAL_IDENTITY else self._identity
 
-    def _find(self, operation_id: str) -> OperationSpec:
-        """The mutation. If it has left the registry since the task was claimed, another worker may have it."""
+    def _find(self, operation_id: str) -> OperationSpec | None:
+        """Return the mutation, or None if it has left the registry since the task was claimed."""
         spec = self._registry.get_spec(operation_id)
-        if spec is None or spec.type is not OperationType.MUTATION or self._registry.get_handler(operation_id) is None:
-            gone = f"this worker does not serve {operation_id} any more"
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, gone, retryable=True)
-        return spec
+        served = spec is not None and spec.type is OperationType.MUTATION and self._registry.get_handler(operation_id)
+        return spec if served else None
 
     def _judged(self, claim: Claim, error: CallError) -> Outcome | Again:
         if not error.retryable:
             return _failed(claim, error)
-        if claim.attempt < self._patience.max_attempts:
-            return Again(self._patience.delay(claim.attempt, error), error)
+        failures = claim.failures + 1
+        if failures < self._patience.max_attempts:
+            return Again(self._patience.delay(failures, error), error)
         return _buried(claim, error)
 
 
@@ -131,10 +149,12 @@ def too_large(claim: Claim, outcome: Outcome, error: CallError) -> Outcome:
 
 
 def _failed(claim: Claim, error: CallError) -> Outcome:
-    event = CallFailed.of(claim.task.key, error)
+    after = None if error.retry_after is None else seconds_within(error.retry_after, MAX_SECONDS)
+    plain = CallError(error.code, error.message, error.details, retryable=error.retryable, retry_after=after)
+    event = CallFailed.of(claim.task.key, plain)
     try:
         return _outcome(claim, event)
-    except CallError:  # its details are too large, or its message is
+    except Exception:  # its details are too large or have no JSON form, or its message is too large
         return _outcome(claim, replace(event, message=event.message[:_SHORT], details=None))
 
 

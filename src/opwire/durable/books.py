@@ -1,9 +1,11 @@
 """The books of a journal that lives in this process: which tasks there are, who has them, and what came of them.
 
 No I/O, no clock, no tasks: everything that submits, lends, ends or forgets a task is in this file.
-Rule 1: a task is lent until a time, and belongs to whoever shows the receipt of the latest loan.
+Rule 1: a task is lent until a time, and belongs to the holder of the receipt of the latest loan.
 Rule 2: the first outcome stands. A receipt of an earlier life of a key (before it was purged or replayed) ends nothing.
-Rule 3: what is in a queue may be out of date; the entry itself says when it is due.
+Rule 3: what is in a queue may be out of date; the entry itself says when it is due, and whether it is a suspect.
+Rule 4: a loan that ran out is a loss, and makes its task a suspect. Suspects have queues of their own, and are lent one
+at a time.
 """
 
 from collections import deque
@@ -13,7 +15,17 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, key_in_use
+from opwire.durable.journal import (
+    KEEP,
+    MAX_SECONDS,
+    Claim,
+    JournalInfo,
+    Outcome,
+    Task,
+    check_seconds,
+    key_in_use,
+    seconds_within,
+)
 
 
 class Watcher(Protocol):
@@ -33,6 +45,11 @@ class _Entry(Struct, eq=False):
     born: int  # the number of its submission: older ones go first
     due: float = 0.0  # when it can be claimed: at once, after a delay, or when a lease has run out
     attempts: int = 0
+    failures: int = 0
+    losses: int = 0
+    lone_losses: int = 0
+    lost: bool = False  # its last attempt, that is: it is a suspect
+    alone: bool = False  # its worker has nothing else in hand
     lent: bool = False
     outcome: Outcome | None = None
 
@@ -40,20 +57,49 @@ class _Entry(Struct, eq=False):
     def receipt(self) -> str:
         return f"{self.born}/{self.attempts}"
 
+    @property
+    def suspect(self) -> bool:
+        """Whether it would be one if it were lent now."""
+        return self.lost or self.lent
+
+    def lend(self, lease: float) -> Claim:
+        """Begin another attempt. If it is lent still, that one was lost."""
+        if self.lent:
+            self.losses += 1
+            self.lone_losses += self.alone
+            self.lost = True
+        self.attempts += 1
+        self.lent, self.alone = True, False
+        return Claim(
+            task=self.task,
+            attempt=self.attempts,
+            lease=lease,
+            receipt=self.receipt,
+            failures=self.failures,
+            losses=self.losses,
+            lone_losses=self.lone_losses,
+            suspect=self.lost,
+        )
+
 
 class _Queue(Struct, eq=False):
-    """The tasks of one operation: those that can be claimed, and those that could be later."""
+    """Tasks of one operation: those that can be claimed, suspects among them or not, and those that could be later."""
 
     ready: list[tuple[int, str]] = []  # number and key
+    suspects: list[tuple[int, str]] = []
     later: list[tuple[float, int, str]] = []  # when, number and key
 
 
 class Books:
-    """What `MemoryJournal`s share. Outcomes are forgotten after `keep` seconds, buried ones never."""
+    """What `MemoryJournal`s share. Outcomes are forgotten after `keep` seconds, buried ones never.
+
+    Raises:
+        CallError: VALIDATION_ERROR, if `keep` is not a time.
+    """
 
     def __init__(self, keep: float = KEEP) -> None:
         self.watchers: set[Watcher] = set()
-        self._keep = keep
+        self._keep = check_seconds("keep", keep)
         self._entries: dict[str, _Entry] = {}
         self._queues: dict[str, _Queue] = {}  # by operation
         self._ended: deque[tuple[float, _Entry]] = deque()  # what is to be forgotten, the oldest first
@@ -82,30 +128,44 @@ class Books:
         heappush(self._queue(task).ready, (self._births, task.key))
         self._tell()
 
-    def claim(self, operation_ids: Sequence[str], lease: float, limit: int, now: float) -> list[Claim]:
-        """Lend tasks that are due, the oldest first."""
+    def claim(
+        self, operation_ids: Sequence[str], lease: float, limit: int, now: float, *, suspects: bool = True
+    ) -> list[Claim]:
+        """Lend tasks that are due, the oldest first: one suspect, or others."""
+        queues = [self._queues[each] for each in operation_ids if each in self._queues]
+        for queue in queues:
+            self._sort(queue, now)
+        if suspects and (entry := self._oldest(queues, now, suspect=True)) is not None:
+            return [self._lend(entry, lease, now)]
         claims: list[Claim] = []
-        while len(claims) < limit and (entry := self._oldest(operation_ids, now)) is not None:
-            entry.attempts += 1
-            entry.lent = True
-            self._put_off(entry, now + lease)
-            claim = Claim(task=entry.task, attempt=entry.attempts, lease=lease, receipt=entry.receipt)
-            claims.append(claim)
+        while len(claims) < limit and (entry := self._oldest(queues, now, suspect=False)) is not None:
+            claims.append(self._lend(entry, lease, now))
         return claims
 
-    def _oldest(self, operation_ids: Sequence[str], now: float) -> _Entry | None:
-        queues = [self._queues[each] for each in operation_ids if each in self._queues]
-        ready = [entry for queue in queues if (entry := self._first(queue, now)) is not None]
-        return min(ready, key=lambda entry: entry.born, default=None)
+    def _lend(self, entry: _Entry, lease: float, now: float) -> Claim:
+        claim = entry.lend(lease)
+        self._put_off(entry, now + lease)
+        return claim
 
-    def _first(self, queue: _Queue, now: float) -> _Entry | None:
+    def _sort(self, queue: _Queue, now: float) -> None:
+        """Move what is due to those that can be claimed."""
         while queue.later and queue.later[0][0] <= now:
-            heappush(queue.ready, heappop(queue.later)[1:])
-        while queue.ready:
-            entry = self._unfinished(*queue.ready[0])
-            if entry is not None and entry.due <= now:
+            _, born, key = heappop(queue.later)
+            entry = self._unfinished(born, key)
+            if entry is not None:
+                heappush(queue.suspects if entry.suspect else queue.ready, (born, key))
+
+    def _oldest(self, queues: list[_Queue], now: float, *, suspect: bool) -> _Entry | None:
+        first = [entry for queue in queues if (entry := self._first(queue, now, suspect=suspect)) is not None]
+        return min(first, key=lambda entry: entry.born, default=None)
+
+    def _first(self, queue: _Queue, now: float, *, suspect: bool) -> _Entry | None:
+        ready = queue.suspects if suspect else queue.ready
+        while ready:
+            entry = self._unfinished(*ready[0])
+            if entry is not None and entry.due <= now and entry.suspect == suspect:
                 return entry
-            heappop(queue.ready)
+            heappop(ready)
         return None
 
     def due(self, operation_ids: Sequence[str]) -> float | None:
@@ -124,19 +184,23 @@ class Books:
     def _queue(self, task: Task) -> _Queue:
         return self._queues.setdefault(task.operation_id, _Queue())
 
-    def renew(self, claim: Claim, now: float) -> bool:
+    def renew(self, claim: Claim, now: float, *, alone: bool = False) -> bool:
         """Lend a task for longer."""
         entry = self._lent(claim)
         if entry is not None:
+            entry.alone = alone
             self._put_off(entry, now + claim.lease)
         return entry is not None
 
-    def release(self, claim: Claim, delay: float, now: float) -> None:
+    def release(self, claim: Claim, delay: float, now: float, *, failed: bool = False) -> None:
         """Take a task back."""
         entry = self._lent(claim)
         if entry is not None:
             entry.lent = False
-            self._put_off(entry, now + delay)
+            if failed:
+                entry.failures += 1
+                entry.lost = False
+            self._put_off(entry, now + seconds_within(delay, MAX_SECONDS))
             self._tell()
 
     def _lent(self, claim: Claim) -> _Entry | None:

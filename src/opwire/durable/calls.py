@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from hashlib import sha256
+from math import isnan
 from typing import Any, TypeVar, overload
 from uuid import uuid4
 
@@ -11,7 +12,7 @@ import msgspec
 
 from opwire.call import CallFailed, CallRequested, encode_event
 from opwire.call.pending import DEFAULT_TIMEOUT
-from opwire.durable.journal import Journal, JournalInfo, Outcome, Task
+from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, trace_of
@@ -80,8 +81,9 @@ class DurableCalls:
         Raises:
             CallError: the recorded one, if the mutation failed. TIMEOUT: it has not ended yet, and goes on.
                 UNAVAILABLE: the journal cannot be reached. After both, the same call with the same key (it is in the
-                details) is safe. VALIDATION_ERROR: the key stands for another call.
+                details) is safe. VALIDATION_ERROR: the key stands for another call, or the timeout is NaN.
         """
+        timeout = _seconds(timeout)
         remaining = None if context is None else context.remaining
         patience = timeout if remaining is None else min(timeout, remaining)
         if patience <= 0:
@@ -132,7 +134,7 @@ class DurableCalls:
         Raises:
             CallError: the recorded one, if the mutation failed; UNAVAILABLE.
         """
-        journal = self._journal
+        journal, timeout = self._journal, _seconds(timeout)
         outcome = await (journal.wait(key, timeout) if timeout > 0 else journal.outcome(key))
         return None if outcome is None else _envelope(outcome, output_type)
 
@@ -169,6 +171,12 @@ class DurableCalls:
             CallError: UNAVAILABLE.
         """
         return await self._journal.info()
+
+
+def _seconds(timeout: float) -> float:
+    if isinstance(timeout, float) and isnan(timeout):
+        raise CallError(ErrorCode.VALIDATION_ERROR, "timeout is not a number: give it in seconds")
+    return seconds_within(timeout, MAX_SECONDS)
 
 
 def _task(operation_id: str, input: Any, context: Context, key: str | None) -> Task:

@@ -11,10 +11,16 @@ lease, and another one claims the task: a handler runs at least once, and perhap
 
 What is buried does not expire: nobody has seen to it yet.
 
+A journal counts failures (an attempt was released as failed) apart from losses (its lease ran out). A task whose last
+attempt was lost is a *suspect*: perhaps it has killed its worker. Suspects are claimed one at a time, so that a worker
+can run each of them with nothing else in hand. A worker that does so marks the attempt by `renew(claim, alone=True)`:
+only a loss that follows such a mark counts against the task (`lone_losses`).
+
 `opwire.testing.check_journal` is the contract that every implementation passes.
 """
 
 from collections.abc import AsyncIterator, Sequence
+from math import inf
 from typing import Protocol
 
 from msgspec import Struct
@@ -24,6 +30,9 @@ from opwire.errors import CallError, ErrorCode
 
 KEEP = 7 * 24 * 3600.0
 """Seconds for which an outcome is kept, unless a journal is told otherwise."""
+
+MAX_SECONDS = 10 * 365 * 24 * 3600.0
+"""The longest lease, delay or time to keep an outcome: engines count these in 64-bit nanoseconds."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -57,6 +66,14 @@ class Claim(Struct, frozen=True, kw_only=True):
     attempt: int
     lease: float
     receipt: str
+    failures: int = 0
+    """Attempts that were released as failed."""
+    losses: int = 0
+    """Attempts whose lease ran out."""
+    lone_losses: int = 0
+    """Those of them in which the worker had nothing else in hand."""
+    suspect: bool = False
+    """The last attempt was lost, or the task was released without a failure since then."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -125,16 +142,22 @@ class Journal(Protocol):
         """
         ...
 
-    async def claim(self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1) -> list[Claim]:
-        """The next tasks of these operations, `limit` at most, for `lease` seconds; none if `wait` seconds bring none.
+    async def claim(
+        self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
+    ) -> list[Claim]:
+        """Claim the next tasks of these operations, `limit` at most, for `lease` seconds; none if none come in time.
 
-        Tasks whose lease has run out, and released ones whose delay is over, are claimed like new ones. May return
-        without a task before the time is over. Whoever cancels it waits for the lease to run out, at worst.
+        Released tasks whose delay is over are claimed like new ones. So are tasks whose lease has run out, but they are
+        suspects: at most one of them is claimed at a time, and none if `suspects` is false. May return without a task
+        before `wait` seconds are over. A task that a cancelled claim was given comes back when its lease has run out.
         """
         ...
 
-    async def renew(self, claim: Claim) -> bool:
-        """Keep a task for another lease. False if the lease was lost: the task has ended, or is not ours any more."""
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
+        """Keep a task for another lease. False if the lease was lost: the task has ended, or has another owner.
+
+        `alone` says whether the worker has nothing else in hand; it holds until the next renewal.
+        """
         ...
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
@@ -144,8 +167,12 @@ class Journal(Protocol):
         """
         ...
 
-    async def release(self, claim: Claim, delay: float) -> None:
-        """Give a task back, to be claimed again after `delay` seconds. Does nothing if the lease was lost."""
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
+        """Give a task back, to be claimed again after `delay` seconds. Does nothing if the lease was lost.
+
+        `failed` counts the attempt as a failure, which shows that the task did not kill its worker: it is no suspect
+        any more. Otherwise it stays one if it was.
+        """
         ...
 
     async def outcome(self, key: str) -> Outcome | None:
@@ -175,6 +202,29 @@ class Journal(Protocol):
     async def close(self) -> None:
         """Disconnect. Closing again does nothing."""
         ...
+
+
+def seconds_within(value: object, most: float) -> float:
+    """Return a number of seconds between 0 and `most`, whatever a handler or a peer gave: NaN and text count as 0."""
+    try:
+        seconds = float(value)  # pyright: ignore[reportArgumentType]
+    except OverflowError:  # an int of more than 308 digits
+        seconds = inf if value > 0 else 0.0  # pyright: ignore[reportOperatorIssue]
+    except (TypeError, ValueError):
+        return 0.0
+    return min(seconds, most) if seconds > 0 else 0.0
+
+
+def check_seconds(what: str, value: float) -> float:
+    """Return a duration that was configured, if it is longer than 0 and no longer than `MAX_SECONDS`.
+
+    Raises:
+        CallError: VALIDATION_ERROR, if it is not.
+    """
+    if not 0 < value <= MAX_SECONDS:
+        wrong = f"{what} is {value!r:.20}: give a number of seconds above 0, at most {MAX_SECONDS:g}"
+        raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+    return value
 
 
 def key_in_use(key: str) -> CallError:

@@ -61,7 +61,9 @@ class MemoryJournal:
         """
         return self._here().submit(task, time.monotonic())
 
-    async def claim(self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1) -> list[Claim]:
+    async def claim(
+        self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
+    ) -> list[Claim]:
         """The next tasks of these operations.
 
         Raises:
@@ -70,7 +72,7 @@ class MemoryJournal:
         end = time.monotonic() + wait
         while True:
             now = time.monotonic()
-            claims = self._here().claim(operation_ids, lease, limit, now)
+            claims = self._here().claim(operation_ids, lease, limit, now, suspects=suspects)
             if claims or now >= end:
                 return claims
             due = self._books.due(operation_ids)
@@ -88,13 +90,13 @@ class MemoryJournal:
         finally:
             self._claiming.discard(future)
 
-    async def renew(self, claim: Claim) -> bool:
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         """Keep a task for another lease.
 
         Raises:
             CallError: UNAVAILABLE after `close`.
         """
-        return self._here().renew(claim, time.monotonic())
+        return self._here().renew(claim, time.monotonic(), alone=alone)
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         """End a task.
@@ -104,13 +106,13 @@ class MemoryJournal:
         """
         return self._here().record(claim, outcome, time.monotonic())
 
-    async def release(self, claim: Claim, delay: float) -> None:
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Give a task back.
 
         Raises:
             CallError: UNAVAILABLE after `close`.
         """
-        self._here().release(claim, delay, time.monotonic())
+        self._here().release(claim, delay, time.monotonic(), failed=failed)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 

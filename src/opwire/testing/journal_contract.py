@@ -13,6 +13,7 @@ from functools import partial
 from types import MappingProxyType
 
 from opwire.testing import journal_outcomes as outcomes
+from opwire.testing import journal_suspects as suspects
 from opwire.testing import journal_tasks as tasks
 from opwire.testing.journal_stage import Connect, Stage
 
@@ -44,6 +45,12 @@ _CHECKS: dict[str, Callable[[Stage], Awaitable[None]]] = {
     "who has lost a lease releases nothing": tasks.who_lost_the_lease_cannot_release,
     "tasks outlive those who submitted them": tasks.tasks_outlive_those_who_submitted_them,
     "a closed end refuses, and can be closed again": tasks.a_closed_end_refuses,
+    "losses are counted apart from failures": suspects.losses_are_counted_apart_from_failures,
+    "only a task that was alone is blamed for a loss": suspects.only_a_lone_task_is_blamed,
+    "suspects are claimed one at a time": suspects.suspects_come_one_at_a_time,
+    "suspects can be left out": suspects.suspects_can_be_left_out,
+    "a suspect is cleared by a failure only": suspects.a_suspect_is_cleared_by_a_failure,
+    "every task that can run is run beside those that kill their worker": suspects.innocents_are_run_beside_poison,
     "an outcome is kept as it was recorded": outcomes.an_outcome_is_kept_as_it_was_recorded,
     "the first outcome stands": outcomes.the_first_outcome_stands,
     "a task that has ended stays ended": outcomes.an_ended_task_stays_ended,

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
+from math import inf, nan
 from secrets import token_hex
 
 import pytest
 
 from opwire.durable import Claim
 from opwire.transports.nats.jetstream_claims import Claims, Receipt
-from opwire.transports.nats.jetstream_log import Log, token
+from opwire.transports.nats.jetstream_log import Body, Log, token
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
@@ -141,3 +142,35 @@ async def test_of_those_who_are_given_a_task_again_the_first_has_it(
         monkeypatch.setattr(Log, "since", slow)
         assert await made.claim([ORDER], lease=9, wait=0.1) == []
         assert (await claimed(made)).attempt == 2
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("delay", [inf, nan, 10**400, -1], ids=lambda value: f"{value!r:.9}")
+async def test_whatever_delay_is_asked_for_a_task_is_released(jetstream_server: NatsServer, delay: float) -> None:
+    async with journal(jetstream_server) as made:
+        await made.release(await begun(made, task()), delay)
+        (info,) = await made.info()
+        assert (info.waiting, info.claimed) == (1, 0)
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("lease", [nan, -inf])
+async def test_a_lease_of_another_program_that_is_no_time_keeps_nobody_from_the_task(
+    jetstream_server: NatsServer, lease: float
+) -> None:
+    async with journal(jetstream_server) as made:
+        claim = await begun(made, task(), lease=0.3)
+        body = Body(fingerprint="f", birth=Receipt.of(claim).birth, holder="stranger", attempt=1, lease=lease)
+        assert await made._log.hold("lease", claim.task, body, Receipt.of(claim).birth)
+        again = await claimed(made)
+        assert (again.attempt, again.losses, again.suspect) == (2, 1, True)
+
+
+@requirement("durable.isolation")
+async def test_a_suspect_that_is_not_wanted_costs_no_attempt(jetstream_server: NatsServer) -> None:
+    async with journal(jetstream_server) as made:
+        await begun(made, task(), lease=0.1)
+        for _ in range(3):
+            assert await made.claim([ORDER], lease=9, wait=0.3, suspects=False) == []
+        again = await claimed(made)
+        assert (again.attempt, again.losses, again.suspect) == (2, 1, True)

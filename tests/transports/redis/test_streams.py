@@ -265,3 +265,36 @@ async def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told
 def test_identities_are_believed_only_where_that_is_said() -> None:
     assert not RedisJournal().trusted
     assert RedisJournal(trusted=True).trusted
+
+
+@requirement("durable.redis.foreign")
+async def test_an_outcome_that_another_program_has_written_is_a_protocol_error_and_hides_no_other(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with journal(redis_server.url) as made:
+        for key in ("odd", "good"):
+            await made.submit(task(key))
+            claim = await claimed(made)
+            await made.record(claim, outcome(claim, buried=True))
+        ask(redis_server, "HSET", made._names.task("odd"), "outcome", b"\xff not ours")
+        with pytest.raises(CallError, match="PROTOCOL_ERROR: an outcome in the journal cannot be decoded"):
+            await made.outcome("odd")
+        assert [each.key async for each in made.buried()] == ["good"]
+        assert "is left out" in caplog.text
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("delay", [float("inf"), float("nan"), 10**400, -1], ids=lambda value: f"{value!r:.9}")
+async def test_whatever_delay_is_asked_for_a_task_is_released(redis_server: RedisServer, delay: float) -> None:
+    async with journal(redis_server.url) as made:
+        await made.submit(task())
+        await made.release(await claimed(made), delay)
+        (info,) = await made.info()
+        assert (info.waiting, info.claimed) == (1, 0)
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("keep", [0, -1, float("inf"), float("nan"), 10**400], ids=lambda value: f"{value!r:.9}")
+def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
+    with pytest.raises(CallError, match="VALIDATION_ERROR: keep is"):
+        RedisJournal("redis://127.0.0.1:1", keep=keep)

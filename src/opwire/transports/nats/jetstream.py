@@ -35,7 +35,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, key_in_use
+from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, check_seconds, key_in_use
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.nats.connection import Security
 from opwire.transports.nats.credentials import Credentials
@@ -134,7 +134,7 @@ class NatsJournal:
     The other options are those of `NatsTransport`.
 
     Raises:
-        CallError: VALIDATION_ERROR, for a URL or a prefix that cannot be used.
+        CallError: VALIDATION_ERROR, for a URL or a prefix that cannot be used, or if `keep` is not a time.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class NatsJournal:
         found = Servers(servers)
         self.name = str(found)
         self.trusted = trusted
-        self._keep = keep
+        self._keep = check_seconds("keep", keep)
         self._names = Names(prefix)
         self._session = Session(
             found,
@@ -221,29 +221,31 @@ class NatsJournal:
             return last.body.outcome
         raise self._log.busy(task.key)
 
-    async def claim(self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1) -> list[Claim]:
+    async def claim(
+        self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
+    ) -> list[Claim]:
         """The next tasks of these operations.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._claims.claim(operation_ids, lease, wait, limit)
+        return await self._claims.claim(operation_ids, lease, wait, limit, suspects=suspects)
 
-    async def renew(self, claim: Claim) -> bool:
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         """Keep a task for another lease.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._claims.renew(claim)
+        return await self._claims.renew(claim, alone=alone)
 
-    async def release(self, claim: Claim, delay: float) -> None:
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Give a task back.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        await self._claims.release(claim, delay)
+        await self._claims.release(claim, delay, failed=failed)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 

@@ -251,8 +251,9 @@ class Consumers(Listener):
         try:
             for each in found:
                 await self._give_back(each)
-        except CallError as error:
-            logger.debug("tasks that were not claimed come back after %g s: %s", ACK_WAIT, error)
+        except Exception as error:
+            level = logging.DEBUG if isinstance(error, CallError) else logging.ERROR
+            logger.log(level, "tasks that were not claimed come back after %g s: %s", ACK_WAIT, error)
 
     async def leave(self) -> None:
         """Give back what nobody has claimed. The session is closed by its owner."""

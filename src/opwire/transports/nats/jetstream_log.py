@@ -53,7 +53,11 @@ _CONFLICTS = (10071, 10164)  # 10164: another entry for the same key is being st
 
 
 class Body(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is in an entry. `birth` is the number of the task's first entry, which it cannot know of itself."""
+    """What is in an entry. `birth` is the number of the task's first entry, which it cannot know of itself.
+
+    `attempt` and what follows belong to an entry of a lease, or of a release: see `Claim`. `alone` says that the holder
+    had nothing else in hand when it wrote that.
+    """
 
     fingerprint: str
     task: Task | None = None
@@ -62,6 +66,11 @@ class Body(Struct, frozen=True, kw_only=True, omit_defaults=True):
     holder: str = ""
     attempt: int = 0
     lease: float = 0.0
+    failures: int = 0
+    losses: int = 0
+    lone_losses: int = 0
+    suspect: bool = False
+    alone: bool = False
 
 
 class Entry(Struct, frozen=True):

@@ -8,11 +8,11 @@ released or lost are looked for now and then, since nothing says when they are d
 import logging
 import time
 from collections.abc import Callable, Sequence
-from math import ceil
+from math import ceil, inf
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from opwire.durable.journal import Claim, Task
+from opwire.durable.journal import MAX_SECONDS, Claim, Task, seconds_within
 from opwire.transports.redis.resp import command
 from opwire.transports.redis.stream_scripts import LEAVE, RELEASE, RENEW, TAKE, Names
 from opwire.transports.redis.stream_session import PATIENCE, Session
@@ -30,6 +30,11 @@ class _Found(NamedTuple):
     id: bytes
     attempt: int
     fields: list[bytes]
+    history: Sequence[int] = (0, 0, 0, 0, 0)
+
+    @property
+    def suspect(self) -> bool:
+        return self.history[3] == 1
 
 
 class Receipt(NamedTuple):
@@ -55,23 +60,25 @@ class Claims:
         self._spare: list[Session] = []  # on which nobody waits
         self._token = token_hex(8)
         self._consumers: dict[bytes, str] = {}  # the latest, by stream
-        self._looked: dict[tuple[str, ...], float] = {}
+        self._looked: dict[tuple[tuple[str, ...], bool], float] = {}  # by operations, and whether for suspects
         self._turn = 0
         self._closed = False
 
-    async def claim(self, operation_ids: Sequence[str], lease: float, wait: float, limit: int) -> list[Claim]:
-        """The next tasks of these operations.
+    async def claim(
+        self, operation_ids: Sequence[str], lease: float, wait: float, limit: int, *, suspects: bool
+    ) -> list[Claim]:
+        """Claim the next tasks of these operations.
 
         Raises:
             CallError: UNAVAILABLE.
         """
         now, operations = time.monotonic(), tuple(operation_ids)
-        often = min(_LOOK, lease / 3)
-        look = now - self._looked.get(operations, -_LOOK) >= often
+        often, looked = min(_LOOK, lease / 3), (operations, suspects)
+        look = now - self._looked.get(looked, -inf) >= often
         consumer = self._consumer(operations, lease)
-        found = await self._take(operations, consumer, limit, look=look)
-        if look:
-            self._looked[operations] = now
+        found = await self._take(operations, consumer, limit, look=look, suspects=suspects)
+        if look and not (found and found[0].suspect):  # else there may be more
+            self._looked[looked] = now
         if not found and wait > 0:
             found = await self._block(operations, consumer, min(wait, often))
         claims = [claim for each in found if (claim := await self._read(each, lease, consumer)) is not None]
@@ -85,13 +92,15 @@ class Claims:
             self._consumers[self._names.stream(each)] = consumer
         return consumer
 
-    async def _take(self, operations: tuple[str, ...], consumer: str, limit: int, *, look: bool) -> list[_Found]:
-        """What is there now. Each time another operation is the first to be asked."""
+    async def _take(
+        self, operations: tuple[str, ...], consumer: str, limit: int, *, look: bool, suspects: bool
+    ) -> list[_Found]:
+        """Claim what is there now. Each time another operation is the first to be asked."""
         self._turn += 1
-        keys = [self._names.operations]
+        keys, names = [self._names.operations], self._names
         for each in operations:
-            keys += (self._names.stream(each), self._names.later(each))
-        arguments = (consumer, limit, int(look), self._turn, _SILENCE, *operations)
+            keys += (names.stream(each), names.later(each), names.suspects(each), names.history(each))
+        arguments = (consumer, limit, int(look), self._turn, _SILENCE, int(suspects), *operations)
         taken = await self._session.run(TAKE, keys, *arguments)
         return [_Found(operations[place], *rest) for place, *rest in taken]
 
@@ -122,27 +131,37 @@ class Claims:
             stream = self._names.stream(found.operation_id)
             await self._session.ask(command(b"XACK", stream, b"workers", found.id), command(b"XDEL", stream, found.id))
             return None
-        receipt = f"{found.id.decode()} {consumer}"
-        return Claim(task=task, attempt=found.attempt, lease=lease, receipt=receipt)
+        failures, losses, lone_losses = found.history[:3]
+        return Claim(
+            task=task,
+            attempt=found.attempt,
+            lease=lease,
+            receipt=f"{found.id.decode()} {consumer}",
+            failures=failures,
+            losses=losses,
+            lone_losses=lone_losses,
+            suspect=found.suspect,
+        )
 
-    async def renew(self, claim: Claim) -> bool:
+    async def renew(self, claim: Claim, *, alone: bool) -> bool:
         """Keep a task for another lease.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        stream = self._names.stream(claim.task.operation_id)
-        return bool(await self._session.run(RENEW, [stream], *Receipt.of(claim), claim.attempt))
+        keys = [self._names.stream(claim.task.operation_id), self._names.history(claim.task.operation_id)]
+        return bool(await self._session.run(RENEW, keys, *Receipt.of(claim), claim.attempt, int(alone)))
 
-    async def release(self, claim: Claim, delay: float, *, attempts: int) -> None:
+    async def release(self, claim: Claim, delay: float, *, attempts: int, failed: bool = False) -> None:
         """Give a task back, with so many attempts counted.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        keys = [self._names.stream(claim.task.operation_id), self._names.later(claim.task.operation_id)]
-        milliseconds = ceil(delay * 1000)
-        await self._session.run(RELEASE, keys, *Receipt.of(claim), claim.attempt, milliseconds, attempts)
+        names, operation_id = self._names, claim.task.operation_id
+        keys = [name(operation_id) for name in (names.stream, names.later, names.suspects, names.history)]
+        arguments = (claim.attempt, ceil(seconds_within(delay, MAX_SECONDS) * 1000), attempts, int(failed))
+        await self._session.run(RELEASE, keys, *Receipt.of(claim), *arguments)
 
     async def leave(self) -> None:
         """Have our name removed where we have nothing left. The session is closed by its owner.

@@ -3,7 +3,9 @@
 For each operation there is a stream of tasks, with one consumer group. An entry stays in its stream, under one id, from
 `submit` until its outcome is recorded; its attempts are how often the group has delivered it. The lease of a claim is
 in the name of its consumer (`<end>:<milliseconds>`): it has run out when the entry was idle for so long, whoever looks.
-What was released belongs to the consumer `nobody`, and is in the sorted set `later` under the time when it is due.
+What was released belongs to the consumer `nobody`, and is in the sorted set `later` under the time when it is due; if
+it is a suspect still, in the set `suspects`. An entry that has failed or was lost has a line in the hash `history`:
+failures, losses, losses while it was alone, 1 if it is a suspect, 1 if its worker has nothing else in hand.
 
 For each idempotency key there is a hash: `operation`, `fingerprint`, and `entry` (the id in the stream) until there is
 an `outcome`; a buried task keeps `submitted` and `request` for a replay. A field `>channel` is somebody who waits.
@@ -34,6 +36,14 @@ class Names:
     def later(self, operation_id: str) -> bytes:
         """The sorted set of what was released."""
         return self._name("later", operation_id)
+
+    def suspects(self, operation_id: str) -> bytes:
+        """The sorted set of what was released, and whose last attempt was lost."""
+        return self._name("suspects", operation_id)
+
+    def history(self, operation_id: str) -> bytes:
+        """The hash of what has failed or was lost."""
+        return self._name("history", operation_id)
 
     def buried(self, operation_id: str) -> bytes:
         """The sorted set of what was given up."""
@@ -83,73 +93,103 @@ return outcome
 Without memory to remember the channel it is not, and whoever waits finds it when asking again.
 """
 
-TAKE = _script("""\
-local me, room, look, turn, silence = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5])
-local operations, taken = (#KEYS - 1) / 2, {}
+_HISTORY = """\
+local function read(history, id)
+  local line, past = redis.call('HGET', history, id), {0, 0, 0, 0, 0}
+  if line then
+    local i = 1
+    for number in string.gmatch(line, '%d+') do past[i] = tonumber(number) i = i + 1 end
+  end
+  return past
+end
 
-local function take(place, id, attempt, fields)
-  taken[#taken + 1] = {place, id, attempt, fields}
+local function write(history, id, past)
+  local line = table.concat(past, ' ')
+  if line == '0 0 0 0 0' then redis.call('HDEL', history, id) else redis.call('HSET', history, id, line) end
+end
+"""
+
+TAKE = _script(f"""\
+{_HISTORY}
+local me, room, look, turn, silence = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5])
+local operations, taken = (#KEYS - 1) / 4, {{}}
+local stream, later, suspects, history, place
+
+local function turn_to(i)
+  place = (turn + i) % operations
+  stream, later, suspects, history = unpack(KEYS, 2 + 4 * place, 5 + 4 * place)
+end
+
+local function take(id, attempt, fields, past)
+  taken[#taken + 1] = {{place, id, attempt, fields, past}}
   room = room - 1
 end
 
-local function claim(place, stream, pending)
-  local entry = redis.call('XCLAIM', stream, 'workers', me, 0, pending[1])[1]
-  if entry then
-    take(place, pending[1], pending[4] + 1, entry[2])
-  else
-    redis.call('XACK', stream, 'workers', pending[1])
+local function claim(pending, lost)
+  local id = pending[1]
+  local entry, past = redis.call('XCLAIM', stream, 'workers', me, 0, id)[1], read(history, id)
+  if not entry then
+    redis.call('XACK', stream, 'workers', id)
+    redis.call('HDEL', history, id)
+    return
   end
+  if lost then past = {{past[1], past[2] + 1, past[3] + past[5], 1, 0}} end
+  if lost then write(history, id, past) end
+  take(id, pending[4] + 1, entry[2], past)
 end
 
-local function released(place, stream, later)
+local function released(set, most)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', later, '-inf', now, 'LIMIT', 0, room)) do
-    redis.call('ZREM', later, id)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', 0, most)) do
+    redis.call('ZREM', set, id)
     local pending = redis.call('XPENDING', stream, 'workers', id, id, 1)[1]
-    if pending then claim(place, stream, pending) end
+    if pending then claim(pending, false) end
   end
 end
 
-local function expired(place, stream)
+local function expired(most)
   for _, fields in ipairs(redis.call('XINFO', 'CONSUMERS', stream, 'workers')) do
-    local consumer = {}
+    local consumer = {{}}
     for i = 1, #fields, 2 do consumer[fields[i]] = fields[i + 1] end
     local lease = string.match(consumer.name, ':(%d+)$')
     if consumer.pending == 0 then
       if consumer.idle > silence then redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', consumer.name) end
-    elseif lease and room > 0 then
-      local late = redis.call('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', room, consumer.name)
-      for _, pending in ipairs(late) do claim(place, stream, pending) end
+    elseif lease and most > #taken then
+      local late = redis.call('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', 1, consumer.name)
+      for _, pending in ipairs(late) do claim(pending, true) end
     end
   end
 end
 
-local function fresh(place, stream)
-  local found = redis.call('XREADGROUP', 'GROUP', 'workers', me, 'COUNT', room, 'STREAMS', stream, '>')
-  if found then
-    for _, entry in ipairs(found[1][2]) do take(place, entry[1], 1, entry[2]) end
-  end
-end
-
 for i = 0, operations - 1 do
-  local place = (turn + i) % operations
-  local stream, later = KEYS[2 + 2 * place], KEYS[3 + 2 * place]
+  turn_to(i)
   if redis.call('EXISTS', stream) == 0 then
     redis.call('XGROUP', 'CREATE', stream, 'workers', '0', 'MKSTREAM')
-    redis.call('SADD', KEYS[1], ARGV[6 + place])
+    redis.call('SADD', KEYS[1], ARGV[7 + place])
   end
-  if look and room > 0 then released(place, stream, later) end
-  if look then expired(place, stream) end
-  if room > 0 then fresh(place, stream) end
+  local most = ARGV[6] == '1' and 1 or 0
+  if look and most > #taken then released(suspects, 1) end
+  if look then expired(most) end
+end
+if #taken > 0 then return taken end
+
+for i = 0, operations - 1 do
+  turn_to(i)
+  if look and room > 0 then released(later, room) end
+  if room > 0 then
+    local found = redis.call('XREADGROUP', 'GROUP', 'workers', me, 'COUNT', room, 'STREAMS', stream, '>')
+    for _, entry in ipairs(found and found[1][2] or {{}}) do take(entry[1], 1, entry[2], {{0, 0, 0, 0, 0}}) end
+  end
 end
 return taken
 """)
 """Claim tasks, and remove consumers that have none and were not heard of for long.
 
-KEYS: set of operations, then stream and `later` of each; ARGV: our name as a consumer, how many, whether to look for
-what was released or lost, whose turn it is to be first, how many milliseconds are long, the operations. Returns for
-each task the place of its operation, its id, the attempt, and its fields.
+KEYS: set of operations, then stream, `later`, `suspects` and `history` of each; ARGV: our name as a consumer, how many,
+whether to look for what was released or lost, whose turn it is to be first, how many milliseconds are long, whether to
+claim suspects, the operations. Returns a suspect, or others: for each the place of its operation, its id, the attempt,
+its fields, and its history.
 """
 
 _IF_OURS = """\
@@ -158,23 +198,36 @@ if not ours or ours[2] ~= ARGV[2] or ours[4] ~= tonumber(ARGV[3]) then return 0 
 """
 
 RENEW = _script(f"""\
+{_HISTORY}
 {_IF_OURS}
 redis.call('XCLAIM', KEYS[1], 'workers', ARGV[2], 0, ARGV[1], 'JUSTID')
+local past, alone = read(KEYS[2], ARGV[1]), tonumber(ARGV[4])
+if past[5] ~= alone then
+  past[5] = alone
+  write(KEYS[2], ARGV[1], past)
+end
 return 1
 """)
-"""Begin a lease anew. KEYS: stream; ARGV: id, consumer, attempt. Returns 0 if it was lost."""
+"""Begin a lease again. Returns 0 if it was lost.
+
+KEYS: stream, `history`; ARGV: id, consumer, attempt, 1 if the consumer has nothing else in hand.
+"""
 
 RELEASE = _script(f"""\
+{_HISTORY}
 {_IF_OURS}
-local time = redis.call('TIME')
+local time, past = redis.call('TIME'), read(KEYS[4], ARGV[1])
 redis.call('XCLAIM', KEYS[1], 'workers', 'nobody', 0, ARGV[1], 'RETRYCOUNT', ARGV[5], 'JUSTID')
-redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[4], ARGV[1])
+local suspect = ARGV[6] == '0' and past[4] or 0
+redis.call('ZADD', suspect == 1 and KEYS[3] or KEYS[2],
+  time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[4], ARGV[1])
+write(KEYS[4], ARGV[1], {{past[1] + ARGV[6], past[2], past[3], suspect, 0}})
 return 1
 """)
-"""Give a task back.
+"""Give a task back. Returns 0 if the lease was lost.
 
-KEYS: stream, `later`; ARGV: id, consumer, attempt, delay in milliseconds, how many attempts to count. Returns 0 if the
-lease was lost.
+KEYS: stream, `later`, `suspects`, `history`; ARGV: id, consumer, attempt, delay in milliseconds, how many attempts to
+count, 1 if the last one has failed.
 """
 
 RECORD = _script("""\
@@ -186,10 +239,12 @@ local entry = buried and redis.call('XRANGE', KEYS[2], ARGV[2], ARGV[2])[1]
 redis.call('XACK', KEYS[2], 'workers', ARGV[2])
 redis.call('XDEL', KEYS[2], ARGV[2])
 redis.call('ZREM', KEYS[3], ARGV[2])
+redis.call('ZREM', KEYS[4], ARGV[2])
+redis.call('HDEL', KEYS[5], ARGV[2])
 redis.call('HDEL', KEYS[1], 'entry')
 redis.call('HSET', KEYS[1], 'outcome', ARGV[3])
 if buried then
-  redis.call('ZADD', KEYS[4], ARGV[5], ARGV[1])
+  redis.call('ZADD', KEYS[6], ARGV[5], ARGV[1])
   if entry then redis.call('HSET', KEYS[1], unpack(entry[2])) end
 else
   redis.call('PEXPIRE', KEYS[1], ARGV[4])
@@ -204,8 +259,8 @@ return 0
 """)
 """End a task, unless it has ended.
 
-KEYS: hash, stream, `later`, buried; ARGV: key, id, outcome, milliseconds to keep it, time of recording, whether it is
-buried. Returns the outcome that stands, 0 if it is this one, or -1 if the task is gone.
+KEYS: hash, stream, `later`, `suspects`, `history`, buried; ARGV: key, id, outcome, milliseconds to keep it, time of
+recording, whether it is buried. Returns the outcome that stands, 0 if it is this one, or -1 if the task is gone.
 """
 
 REPLAY = _script("""\
@@ -229,11 +284,14 @@ return 1
 """Forget a task that has ended. KEYS: hash, buried; ARGV: key. Returns 0 if there is none."""
 
 COUNT = _script("""\
-local length, later = redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[2])
+local length, later = redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[2]) + redis.call('ZCARD', KEYS[3])
 local pending = length > 0 and redis.call('XPENDING', KEYS[1], 'workers')[1] or 0
-return {length - pending + later, pending - later, redis.call('ZCARD', KEYS[3])}
+return {length - pending + later, pending - later, redis.call('ZCARD', KEYS[4])}
 """)
-"""How much there is of an operation: what waits, is claimed, is buried. KEYS: stream, `later`, buried."""
+"""How much there is of an operation: what waits, is claimed, is buried.
+
+KEYS: stream, `later`, `suspects`, buried.
+"""
 
 LEAVE = _script("""\
 for i, stream in ipairs(KEYS) do

@@ -27,7 +27,7 @@ from typing import Self
 
 import msgspec
 
-from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, key_in_use
+from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, check_seconds, key_in_use
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.redis import stream_scripts as scripts
 from opwire.transports.redis.resp import command
@@ -57,7 +57,7 @@ class RedisJournal:
     believed about the identity in a request.
 
     Raises:
-        CallError: VALIDATION_ERROR, if the URL cannot be read.
+        CallError: VALIDATION_ERROR, if the URL cannot be read, or `keep` is not a time.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RedisJournal:
             raise CallError(ErrorCode.VALIDATION_ERROR, "a TLS context is for the URL of a TLS server, rediss://…")
         self.name = target.name
         self.trusted = trusted
-        self._keep = max(1, ceil(keep * 1000))
+        self._keep = max(1, ceil(check_seconds("keep", keep) * 1000))
         self._names = Names(prefix)
         self._inbox = f"{prefix}:durable:inbox:{token_hex(8)}".encode()
         self._session = Session(target, ssl, channel=self._inbox, pushed=self._told, lost=self._lost)
@@ -137,31 +137,33 @@ class RedisJournal:
         )
         if known == -1:
             raise key_in_use(task.key)
-        return _decode(known) if known else None
+        return _read(known) if known else None
 
-    async def claim(self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1) -> list[Claim]:
+    async def claim(
+        self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
+    ) -> list[Claim]:
         """The next tasks of these operations.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._claims.claim(operation_ids, lease, wait, limit)
+        return await self._claims.claim(operation_ids, lease, wait, limit, suspects=suspects)
 
-    async def renew(self, claim: Claim) -> bool:
+    async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
         """Keep a task for another lease.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        return await self._claims.renew(claim)
+        return await self._claims.renew(claim, alone=alone)
 
-    async def release(self, claim: Claim, delay: float) -> None:
+    async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         """Give a task back.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        await self._claims.release(claim, delay, attempts=claim.attempt)
+        await self._claims.release(claim, delay, attempts=claim.attempt, failed=failed)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -172,13 +174,14 @@ class RedisJournal:
             CallError: UNAVAILABLE.
         """
         names, task = self._names, claim.task
-        keys = [names.task(task.key), *(name(task.operation_id) for name in (names.stream, names.later, names.buried))]
+        kinds = (names.stream, names.later, names.suspects, names.history, names.buried)
+        keys = [names.task(task.key), *(name(task.operation_id) for name in kinds)]
         id, buried = Receipt.of(claim).id, int(outcome.buried)
         arguments = (task.key, id, _encode(outcome), self._keep, outcome.recorded, buried)
         stands = await self._session.run(scripts.RECORD, keys, *arguments)
         if stands == -1:
             return None
-        return _decode(stands) if stands else outcome
+        return _read(stands) if stands else outcome
 
     async def outcome(self, key: str) -> Outcome | None:
         """What came of a task, if anything yet.
@@ -187,7 +190,7 @@ class RedisJournal:
             CallError: UNAVAILABLE.
         """
         (outcome,) = await self._session.ask(command(b"HGET", self._names.task(key), b"outcome"))
-        return None if outcome is None else _decode(outcome)
+        return None if outcome is None else _read(outcome)
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
         """Wait for the outcome of a task.
@@ -203,7 +206,7 @@ class RedisJournal:
             while True:
                 known = await self._session.run(scripts.WAIT, [self._names.task(key)], self._inbox)
                 if known is not None:
-                    return _decode(known)
+                    return _read(known)
                 left = max(0.0, end - time.monotonic())
                 await asyncio.wait([future], timeout=min(left, _ASK_AGAIN))
                 if future.done():
@@ -248,8 +251,12 @@ class RedisJournal:
         for start in range(0, len(keys), _PAGE):
             page = (self._names.task(key.decode()) for key in keys[start : start + _PAGE])
             for outcome in await self._session.ask(*(command(b"HGET", each, b"outcome") for each in page)):
-                if outcome is not None:  # else it was purged or replayed meanwhile
-                    yield _decode(outcome)
+                if outcome is None:
+                    continue  # it was purged or replayed meanwhile
+                try:
+                    yield _read(outcome)
+                except CallError as error:  # it must not hide the others
+                    logger.warning("a buried task of %s is left out: %s", self.name, error.message)
 
     async def replay(self, key: str) -> bool:
         """Submit a buried task again.
@@ -282,7 +289,7 @@ class RedisJournal:
         """
         names, found = self._names, list[JournalInfo]()
         for each in await self._operations():
-            keys = [names.stream(each), names.later(each), names.buried(each)]
+            keys = [name(each) for name in (names.stream, names.later, names.suspects, names.buried)]
             waiting, claimed, buried = await self._session.run(scripts.COUNT, keys)
             found.append(JournalInfo(operation_id=each, waiting=waiting, claimed=claimed, buried=buried))
         return found
@@ -294,3 +301,15 @@ class RedisJournal:
     async def _operation(self, key: str) -> str | None:
         (operation_id,) = await self._session.ask(command(b"HGET", self._names.task(key), b"operation"))
         return None if operation_id is None else operation_id.decode()
+
+
+def _read(outcome: bytes) -> Outcome:
+    """Decode a recorded outcome.
+
+    Raises:
+        CallError: PROTOCOL_ERROR, if another program has written something else there.
+    """
+    try:
+        return _decode(outcome)
+    except msgspec.MsgspecError as error:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"an outcome in the journal cannot be decoded: {error}") from error
