@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.adapters.openapi import from_openapi
 from opwire.adapters.openapi.client import ClientOptions, HTTPClient, host_of
@@ -18,7 +19,7 @@ from opwire.adapters.openapi.sse import SSEEvent, SSEParser
 from opwire.client.backend import Catalogue
 from opwire.envelope import ResponseEnvelope, decode_envelope
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError
-from opwire.operation import Context, OperationSpec, trace_of
+from opwire.operation import Context, OperationSpec, OperationType, trace_of
 from opwire.typed.plain import to_plain
 from opwire.typed.text import read_json, write_json
 from opwire.urls import ENVELOPE_JSON, path_of
@@ -49,7 +50,12 @@ _problems = msgspec.json.Decoder(_Problem)
 
 
 class HTTPBackEnd:
-    """A served HTTP address; `options` are those of `ClientOptions`."""
+    """A served HTTP address; `options` are those of `ClientOptions`, and `trust_annotations`.
+
+    The server's own document says which operations are queries, which a client may repeat. That is believed unless
+    `trust_annotations` is False: as over a hub, calls go nowhere else than to the server that says it, so a false type
+    gives it nothing. With False, everything but subscriptions is a mutation, and never repeated.
+    """
 
     def __init__(self, url: str, token: Token | None, options: dict[str, Any]) -> None:
         place = urlsplit(url)
@@ -61,6 +67,7 @@ class HTTPBackEnd:
         self._url = url.rstrip("/")
         self._host = host_of(url)
         self._token = token
+        self._trusts = bool(options.pop("trust_annotations", True))
         self._client = HTTPClient(ClientOptions(**options))
         self._catalogue = Catalogue(self.operations)
 
@@ -111,8 +118,9 @@ class HTTPBackEnd:
             secret_headers=_SECRET,
         )
         document = await self._client.read(await self._open(request))
-        async with from_openapi(document) as api:
-            return [operation.spec for operation in api]
+        async with from_openapi(document, trust_annotations=True) as api:
+            specs = [operation.spec for operation in api]
+        return specs if self._trusts else [_as_mutation(spec) for spec in specs]
 
     async def find(self, operation_id: str) -> OperationSpec | None:
         """One of the operations."""
@@ -177,6 +185,10 @@ class HTTPBackEnd:
         code = _CODES.get(response.status, ErrorCode.PROTOCOL_ERROR)
         answer = f"HTTP {response.status} and {response.content_type}"
         return CallError(code, f"{self._host} answers with {answer}, which is not how opwire serves operations")
+
+
+def _as_mutation(spec: OperationSpec) -> OperationSpec:
+    return replace(spec, type=OperationType.MUTATION) if spec.type is OperationType.QUERY else spec
 
 
 def _fits_header(value: Any) -> TypeGuard[str]:
