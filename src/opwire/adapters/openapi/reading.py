@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from opwire.adapters.openapi.endpoints import Endpoint, endpoints, summary_of
 from opwire.adapters.openapi.inputs import InputReader, Inputs
-from opwire.adapters.openapi.names import Wish, distinct, free_name, name_from_path, namespace_from, usable_name
+from opwire.adapters.openapi.names import Wish, distinct, name_from_path, namespace_from, stream_name, usable_name
 from opwire.adapters.openapi.needs import needs_of
 from opwire.adapters.openapi.outputs import OutputReader, Outputs, offers
 from opwire.adapters.openapi.plan import Plan
@@ -19,6 +19,7 @@ from opwire.adapters.openapi.schemas import Schemas
 from opwire.adapters.openapi.servers import server_of
 from opwire.adapters.openapi.shapes import mapping, text, texts
 from opwire.errors import RegistrationError
+from opwire.names import UniqueNames
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.schema import JSONSchema, Schema
@@ -144,7 +145,7 @@ def read_operations(documents: Documents, report: Report, options: ReadOptions) 
     found = _without_copies(endpoints(documents, report), report, options)
     wanted = [each for each in found if _is_wanted(each, options)]
     names = distinct(_wish(each, options) for each in wanted)
-    taken = set(names.values())
+    taken = UniqueNames(names.values())
     title = mapping(documents.main.root.get("info")).get("title")
     namespace = options.namespace or namespace_from(title)
     operations: list[ReadOperation] = []
@@ -157,7 +158,7 @@ def read_operations(documents: Documents, report: Report, options: ReadOptions) 
     return operations
 
 
-def _operations(api: API, endpoint: Endpoint, namespace: str, name: str, taken: set[str]) -> Iterator[ReadOperation]:
+def _operations(api: API, endpoint: Endpoint, namespace: str, name: str, taken: UniqueNames) -> Iterator[ReadOperation]:
     """One operation, or two where it offers both plain answers and streams."""
     reads = OperationType.QUERY if endpoint.method in _READS else OperationType.MUTATION
     plain, streams = offers(endpoint, api.documents)
@@ -170,7 +171,7 @@ def _operations(api: API, endpoint: Endpoint, namespace: str, name: str, taken: 
         yield ReadOperation(api, endpoint, namespace, name, kind=OperationType.SUBSCRIPTION, streams=True)
     else:
         yield ReadOperation(api, endpoint, namespace, name, kind=reads, streams=False)
-        twin = free_name(f"{name}_stream", taken)
+        twin = taken.take(stream_name(name))
         yield ReadOperation(api, endpoint, namespace, twin, kind=OperationType.SUBSCRIPTION, streams=True)
 
 

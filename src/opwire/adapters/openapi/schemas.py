@@ -12,12 +12,12 @@ from urllib.parse import unquote
 
 from opwire.adapters.openapi.document import Document
 from opwire.adapters.openapi.keywords import lower_bounds, usable_keywords
-from opwire.adapters.openapi.names import free_name
 from opwire.adapters.openapi.refs import Documents, Place, joined
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.shapes import mapping, sequence, text
 from opwire.adapters.openapi.variants import reference_in, tags_of, told_apart
 from opwire.errors import SchemaError
+from opwire.names import UniqueNames
 from opwire.schema import JSONSchema
 from opwire.schema.dialect import lower, map_subschemas
 from opwire.typed.plain import survey
@@ -48,7 +48,7 @@ class Schemas:
         self._names: dict[
             int | str, str
         ] = {}  # by the identity of what is defined: two references may be spelt differently
-        self._taken: set[str] = set()
+        self._free = UniqueNames()
         self._definitions: dict[tuple[str, Direction], Written] = {}
 
     def read(self, schema: Any, document: Document, direction: Direction, where: str) -> Written:
@@ -105,7 +105,7 @@ class Schemas:
         key = ref if isinstance(target.value, bool) else id(target.value)
         name = self._names.get(key)
         if name is None:
-            name = self._names[key] = free_name(_short_name(ref), self._taken)
+            name = self._names[key] = self._free.take(_short_name(ref))
             self._places[name] = target
         return name
 
