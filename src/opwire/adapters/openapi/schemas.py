@@ -70,7 +70,7 @@ class Schemas:
         What is nothing but a reference becomes what it refers to: many readers look for `type` at the root.
         """
         while isinstance(schema, dict) and schema.keys() == {"$ref"}:
-            schema, uses = self._definition(schema["$ref"].removeprefix("#/$defs/"), direction)
+            schema, uses = self.definition(schema["$ref"].removeprefix("#/$defs/"), direction)
         if not isinstance(schema, dict):
             return schema
         needed: dict[str, JSONSchema] = {}
@@ -78,7 +78,7 @@ class Schemas:
         while waiting:
             name = waiting.pop()
             if name not in needed:
-                definition = self._definition(name, direction)
+                definition = self.definition(name, direction)
                 needed[name] = definition.schema
                 waiting.extend(definition.uses)
         return {**schema, "$defs": {name: needed[name] for name in sorted(needed)}} if needed else schema
@@ -109,11 +109,16 @@ class Schemas:
             self._places[name] = target
         return name
 
+    def knows(self, name: str) -> bool:
+        """Return whether there is a definition of this name."""
+        return name in self._places
+
     def known_name(self, schema: dict[str, Any]) -> str | None:
         """The name of a definition that is referred to."""
         return self._names.get(id(schema))
 
-    def _definition(self, name: str, direction: Direction) -> Written:
+    def definition(self, name: str, direction: Direction) -> Written:
+        """Return a definition by its name, rewritten."""
         known = self._definitions.get((name, direction))
         if known is None:
             known = self.read(*self._places[name], direction, f"the schema {name!r}")
