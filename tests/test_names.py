@@ -34,7 +34,7 @@ class Counted(set[str]):
 
 def lookups(wishes: list[str]) -> int:
     names = UniqueNames(longest=30)
-    taken = names._taken = Counted()  # pyright: ignore[reportPrivateUsage]
+    taken = names._taken = Counted()
     for wish in wishes:
         names.take(wish)
     return taken.lookups

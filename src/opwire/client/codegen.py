@@ -246,7 +246,8 @@ def _whole_class(name: str, spaces: list[_Space]) -> str:
 
 
 def _docstring(spec: OperationSpec) -> Iterator[str]:
-    text = "\n\n".join(dict.fromkeys(filter(None, map(_printable, (spec.title, spec.description)))))
+    said = [_printable(each) for each in (spec.title, spec.description)]
+    text = "\n\n".join(dict.fromkeys(each for each in said if each))
     wrapped = [
         part
         for line in textwrap.dedent(text or _printable(spec.id)).splitlines()

@@ -2,10 +2,12 @@
 
 from email.message import Message
 from email.parser import BytesParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from opwire.adapters.openapi import from_openapi
 from opwire.adapters.openapi.files import prepare_files
 from opwire.adapters.openapi.reading import ReadOperation
 from opwire.adapters.openapi.request import HTTPRequest, build_request
@@ -52,8 +54,7 @@ def sent(operation: ReadOperation, input: Any) -> HTTPRequest:
 def parts_of(request: HTTPRequest) -> dict[str, Message]:
     kind = dict(request.headers)["Content-Type"]
     message = BytesParser().parsebytes(f"Content-Type: {kind}\r\n\r\n".encode() + (request.body or b""))
-    parts = message.get_payload()
-    assert isinstance(parts, list)
+    parts = list(message.walk())[1:]
     return {str(part.get_param("name", str(index), "content-disposition")): part for index, part in enumerate(parts)}
 
 
@@ -227,9 +228,7 @@ def test_the_streaming_form_asks_for_a_stream_whatever_the_schema(schema: dict[s
 
 
 @requirement("openapi.real-documents", "openapi.twins")
-def test_streams_of_mistral_ask_for_a_stream(shared: Any) -> None:
-    from opwire.adapters.openapi import from_openapi
-
+def test_streams_of_mistral_ask_for_a_stream(shared: Path) -> None:
     api = {each.spec.name: each for each in from_openapi(shared / "openapi" / "mistral.yaml")}
     for name in ("append", "restart"):
         operation = api[f"agents_api_v1_conversations_{name}_stream"]

@@ -7,8 +7,9 @@ server had closed is sent once more, on a fresh one. Messages name the host and 
 import asyncio
 import io
 from collections.abc import Mapping
+from math import inf
 from ssl import SSLContext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -27,12 +28,18 @@ _LARGE_BODY = 1024 * 1024  # above this, aiohttp wants a body that it can send i
 _MAX_HEADER = 64 * 1024  # of one header that the server sends; aiohttp's own 8 KiB are too few for some policies
 _MAX_HEADERS = 256
 
+_LEAST = {"max_response": 1, "max_item": 1, "max_connections": 0, "max_per_host": 0, "max_redirects": 0}
+
 # What aiohttp raises; RuntimeError is for a connection or a session that was closed meanwhile.
 _FOREIGN = (aiohttp.ClientError, HttpProcessingError, OSError, RuntimeError, ValueError)
 
 
 class ClientOptions(Struct, frozen=True, kw_only=True):
-    """How requests are sent. Its repr shows neither headers nor proxy: credentials may stand there."""
+    """How requests are sent. Its repr shows neither headers nor proxy: credentials may stand there.
+
+    Raises:
+        CallError: VALIDATION_ERROR, a number is one that the option cannot have.
+    """
 
     timeout: float | None = 30.0  # seconds for a whole call, where the call has no deadline of its own
     connect_timeout: float | None = 10.0  # seconds to make a connection
@@ -47,8 +54,26 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     follow_redirects: bool = True
     max_redirects: int = 10
 
+    def __post_init__(self) -> None:
+        for option in ("timeout", "connect_timeout"):
+            seconds: Any = getattr(self, option)
+            if seconds is not None and not (_is_number(seconds, int | float) and 0 < seconds < inf):
+                raise _unusable(option, "a finite number of seconds above zero, or None", seconds)
+        for option, least in _LEAST.items():
+            count: Any = getattr(self, option)
+            if not (_is_number(count, int) and count >= least):
+                raise _unusable(option, f"a whole number of at least {least}", count)
+
     def __repr__(self) -> str:
         return f"<ClientOptions timeout={self.timeout} max_response={self.max_response}>"
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _unusable(option: str, expected: str, given: Any) -> CallError:
+    return CallError(ErrorCode.VALIDATION_ERROR, f"{option} is {expected}, not {given!r:.100}")
 
 
 class HTTPClient:
