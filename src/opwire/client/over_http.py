@@ -13,8 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.client import ClientOptions, HTTPClient, host_of
+from opwire.adapters.openapi.answers import MAX_WAIT
+from opwire.adapters.openapi.client import ClientOptions, HTTPClient, Pieces, host_of
 from opwire.adapters.openapi.request import HTTPRequest
+from opwire.adapters.openapi.shapes import bounded
 from opwire.adapters.openapi.sse import SSEEvent, SSEParser
 from opwire.client.backend import Catalogue
 from opwire.envelope import ResponseEnvelope, decode_envelope
@@ -42,7 +44,7 @@ class _Problem(Struct, rename="camel"):
     code: ErrorCode
     detail: str = ""
     retryable: bool | None = None
-    retry_after_ms: float | None = None
+    retry_after_ms: Any = None
     details: Any = None
 
 
@@ -101,9 +103,8 @@ class HTTPBackEnd:
                 is_ours = response.content_type == ENVELOPE_JSON
                 raise _no_subscription(operation_id) if is_ours else self._foreign(response)
             parser = SSEParser(max_event=self._client.options.max_item)
-            while piece := await self._in_time(
-                lambda: self._client.read_some(response), context, "did not end the stream"
-            ):
+            pieces = Pieces(self._client, response)
+            while piece := await self._in_time(pieces.read, context, "did not end the stream"):
                 for event in parser.feed(piece):
                     yield self._item(event)
         finally:
@@ -208,7 +209,7 @@ def _read_problem(text: bytes) -> CallError | None:
         problem = read_json(_problems, text)
     except (ValueError, RecursionError):
         return None
-    after = problem.retry_after_ms
+    after = bounded(problem.retry_after_ms, MAX_WAIT * 1000)
     return CallError(
         problem.code,
         problem.detail,

@@ -78,7 +78,7 @@ def reference(stream: bytes) -> tuple[list[SSEEvent], int | None, str]:
         elif name == "id" and "\0" not in value:
             buffer = value
         elif name == "retry" and re.fullmatch("[0-9]+", value):
-            retry = int(value)
+            retry = min(int(value), 10**15)
     return events, retry, last
 
 
