@@ -515,3 +515,13 @@ def test_options_that_mean_nothing_are_refused(option: str, wrong: Any) -> None:
     with pytest.raises(CallError, match=f"{option} is a") as caught:
         from_openapi({}, **{option: wrong})
     assert caught.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@requirement("openapi.broken-answers")
+async def test_headers_are_bounded_all_together(server: EchoServer, client: HTTPClient) -> None:
+    lines = "".join(f"X-{number}: {'x' * 60_000}\r\n" for number in range(5))
+    server.on("/large", f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n{lines}\r\n".encode())
+    with pytest.raises(CallError, match="262,144 bytes of headers") as caught:
+        await client.open(request(f"{server.url}/large"))
+    assert caught.value.code is ErrorCode.PROTOCOL_ERROR
+    await server.connections(0)

@@ -26,6 +26,7 @@ _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf"})
 _CONDITIONS = frozenset({"then", "else"})  # not `if` and `not`: what they say less of would be true more often
 _MAX_DEPTH = 20  # of schemas that describe one value
 _MAX_POSITIONS = 1_000
+_MAX_WRITTEN_OUT = 50  # definitions: those that name each other several times would multiply
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -123,6 +124,7 @@ class _Changing:
         self._changes = changes
         self._schemas = schemas
         self._within: list[str] = []  # definitions that are being written out
+        self._left = _MAX_WRITTEN_OUT
 
     def change(self, schema: JSONSchema, depth: int) -> JSONSchema:
         if not isinstance(schema, dict) or not depth:
@@ -169,8 +171,9 @@ class _Changing:
 
     def _written_out(self, schema: dict[str, Any], depth: int) -> JSONSchema:
         name = str(schema.get("$ref", "")).removeprefix(_DEFINITION)
-        if name in self._within or not self._schemas.knows(name):
+        if name in self._within or not self._schemas.knows(name) or not self._left:
             return schema
+        self._left -= 1
         self._within.append(name)
         given = self._schemas.definition(name, "input").schema
         whole = self.change(given, depth - 1)

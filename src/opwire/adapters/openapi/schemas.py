@@ -15,7 +15,7 @@ from opwire.adapters.openapi.keywords import lower_bounds, usable_keywords
 from opwire.adapters.openapi.refs import Documents, Place, joined
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.shapes import mapping, sequence, text
-from opwire.adapters.openapi.variants import reference_in, tags_of, told_apart
+from opwire.adapters.openapi.variants import MAX_BRANCHES, reference_in, tags_of, told_apart
 from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import JSONSchema
@@ -100,7 +100,7 @@ class Schemas:
         target = self._documents.resolve(ref, document)
         is_schema = isinstance(target.value, dict | bool)
         if not is_schema:
-            raise SchemaError(f"the reference {ref!r} points at something that is not a schema")
+            raise SchemaError(f"the reference {ref!r:.200} points at something that is not a schema")
         self._documents.follow(*target)
         key = ref if isinstance(target.value, bool) else id(target.value)
         name = self._names.get(key)
@@ -228,7 +228,7 @@ class _Writing:
         if dynamic is not None:
             name = self._schemas.dynamic_target(dynamic, document)
             if name is None:
-                self._warn(f"the dynamic reference {dynamic!r} has no single target")
+                self._warn(f"the dynamic reference {dynamic!r:.200} has no single target")
             elif "$ref" not in schema:
                 self._refer(schema, name)
         if schema.pop("$recursiveRef", None) is not None and (name := self._schemas.known_name(self._recursive)):
@@ -264,11 +264,15 @@ class _Writing:
         """The discriminator that all branches of a union have from what they extend; {} if there is none."""
         variants: dict[str, str] = {}
         tags: set[str] = set()
+        read = set[int]()  # most often all branches extend the same one
         for branch in branches:
             parts = self._schemas.parts(branch, document)
             found = next((each for each in parts if "discriminator" in each.value), Place({}, document))
             fields = mapping(found.value.get("discriminator"))
             tags.add(text(fields.get("propertyName")))
+            if id(fields) in read or len(branches) > MAX_BRANCHES:  # so many are not told apart by their tags
+                continue
+            read.add(id(fields))
             variants |= {
                 tag: self._variant(str(each), found.document) for tag, each in mapping(fields.get("mapping")).items()
             }

@@ -94,6 +94,7 @@ class SSEParser:
                 self._grow(len(value) + 1)
             case b"event":
                 self._event = value.decode(errors="replace")
+                self._grow(len(value))
             case b"id" if b"\0" not in value and len(value) <= _MAX_ID:
                 self._id = value.decode(errors="replace")
             case b"retry" if value.isdigit() and (retry := bounded(value.decode(), _MAX_RETRY)) is not None:
