@@ -947,7 +947,7 @@ OPENAPI: dict[str, str] = {
     "openapi.schema-repair": "A keyword or reference that cannot be used is left out with a warning.",
     "openapi.subscriptions": "A stream of events or JSON items is a subscription with the schema of one item.",
     "openapi.twins": "What offers plain answers and streams is two operations; each sets `stream` itself.",
-    "openapi.origin": "Operations of another opwire keep their ids, types and inputs.",
+    "openapi.origin": "Operations of another opwire keep their ids, types and inputs, where the document is trusted.",
     "openapi.lazy": "Plans and schemas are read when an operation is first used.",
     "openapi.real-documents": "Every operation of ten real documents is registered, and none is skipped.",
     "openapi.hostile-schemas": "Long chains of schemas are read to their end; one that is too deep takes anything.",

@@ -343,3 +343,11 @@ async def test_a_query_is_repeated_although_nobody_could_say_at_first_that_it_is
         await asyncio.sleep(0)
         async with Spoke(stage.registry, MemoryTransport(bus)):
             assert await asyncio.wait_for(call, 5) == 3
+
+
+@requirement("client.deadline")
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "3", None])
+def test_a_timeout_that_means_nothing_is_refused(timeout: Any) -> None:
+    with pytest.raises(CallError, match="timeout is a finite number above 0") as caught:
+        Client(OperationRegistry(), timeout=timeout)
+    assert caught.value.code is ErrorCode.VALIDATION_ERROR

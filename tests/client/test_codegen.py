@@ -1,11 +1,13 @@
 """Generated modules: pyright accepts them in strict mode, and they call what they say."""
 
+import ast
 import asyncio
 import importlib.util
 import inspect
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,8 +16,10 @@ from types import ModuleType
 from typing import Any, Literal
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from opwire import OperationRegistry, OperationSpec, OperationType, Schema
+from opwire import CallError, OperationRegistry, OperationSpec, OperationType, Schema
 from opwire.adapters.openapi import from_openapi
 from opwire.client import Client, generate_client
 from tests.requirements import requirement
@@ -227,6 +231,150 @@ async def test_a_client_of_what_is_served_gives_the_same_text(registry: Operatio
         assert generate_client(await client.operations()) == generate_client(registry.list())
 
 
+# --- hostile documents ------------------------------------------------------------------------------------------------
+
+PAYLOADS = (
+    '"""',
+    'x"""',
+    'x\\"""',
+    "x\\",
+    '"',
+    '""',
+    '"""\n        canary()\n        """',
+    "'] = canary()  # ",
+    '"): canary()',
+    "{canary()}",
+    "\ncanary()\n",
+    "\r\x0c\x0bcanary()",
+    "\u2028canary()",
+    "\ud800",
+    "\0",
+    "\x1b[2J",
+    "canary()",
+    "class",
+    "None",
+    "__init__",
+    "self",
+    "timeout",
+    "input",
+    "list",
+    "str",
+    "Any",
+    "Client",
+    "UNSET",
+    "_given",
+    "ß",
+    "ŉ",
+    "İ",
+    "ｓｅｌｆ",
+    "²",
+    "",
+    "   ",
+    "9",
+)
+hostile_texts = st.one_of(
+    st.sampled_from(PAYLOADS),
+    st.text(max_size=20),
+    st.lists(st.sampled_from(PAYLOADS), min_size=2, max_size=4).map("".join),
+)
+scalars = st.one_of(hostile_texts, st.integers(), st.floats(allow_nan=False), st.booleans(), st.none())
+
+
+def described(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    words = {"title": hostile_texts, "description": hostile_texts, "default": scalars}
+    return st.fixed_dictionaries({}, optional=words).map(lambda said: {**schema, **said})
+
+
+hostile_schemas = st.recursive(
+    st.one_of(
+        st.sampled_from([{"type": kind} for kind in ("string", "integer", "number", "boolean", "null", "object")]),
+        st.lists(scalars, min_size=1, max_size=4).map(lambda values: {"enum": values}),
+        scalars.map(lambda value: {"const": value}),
+    ).flatmap(described),
+    lambda inner: st.one_of(
+        st.dictionaries(hostile_texts, inner, max_size=4).map(lambda each: {"type": "object", "properties": each}),
+        inner.map(lambda each: {"type": "array", "items": each}),
+        inner.map(lambda each: {"type": "object", "additionalProperties": each}),
+        st.lists(inner, min_size=1, max_size=3).map(lambda each: {"anyOf": each}),
+        st.tuples(hostile_texts, inner).map(lambda each: {"$ref": f"#/$defs/{each[0]}", "$defs": {each[0]: each[1]}}),
+    ).flatmap(described),
+    max_leaves=8,
+)
+
+
+@st.composite
+def hostile_specs(draw: st.DrawFn) -> OperationSpec:
+    printable = hostile_texts.filter(lambda text: bool(text) and text.isprintable())
+    return OperationSpec(
+        namespace=draw(printable).replace(".", "_"),
+        name=draw(printable),
+        type=draw(st.sampled_from(OperationType)),
+        title=draw(hostile_texts),
+        description=draw(hostile_texts),
+        input_schema=Schema(draw(hostile_schemas)),
+        output_schema=Schema(draw(hostile_schemas)),
+    )
+
+
+def calls_in(tree: ast.AST) -> set[str]:
+    """What a module calls, by the source of the function's name."""
+    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
+@requirement("client.codegen")
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.lists(hostile_specs(), min_size=1, max_size=4))
+def test_a_module_parses_and_runs_nothing_of_the_document(specs: list[OperationSpec]) -> None:
+    text = generate_client(specs)
+    text.encode()
+    tree = ast.parse(text)
+    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    own = {"TypedDict", "_given", "input.items", "self._client.call", "self._client.subscribe"}
+    assert calls_in(tree) <= own | classes
+    ran: list[str] = []
+    module = {"__name__": "generated", "canary": lambda: ran.append("canary")}
+    exec(compile(tree, "generated", "exec"), module)
+    assert not ran
+    wanted = {spec.id for spec in specs}
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert wanted <= constants
+
+
+@requirement("client.codegen")
+@pytest.mark.parametrize(
+    "description", ['Say """', '"', "ends in \\", "\0\x1b", "\ud800", " ", "x" * 100_000, "a\n" * 50_000]
+)
+def test_any_description_becomes_a_docstring(description: str) -> None:
+    text = generate_client([OperationSpec(namespace="a", name="b", description=description)])
+    assert len(text) < 100_000
+    operation = next(
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef) and node.name == "b"
+    )
+    said = ast.get_docstring(operation)
+    assert said
+    plain = description.replace("\0\x1b", "").replace("\ud800", "").strip()
+    assert said == (plain or "a.b") or len(description) > 10_000
+
+
+@requirement("client.codegen")
+def test_unions_of_unions_do_not_multiply() -> None:
+    levels = {
+        f"level{number}": {"anyOf": [{"$ref": f"#/$defs/level{number + 1}"}] * 40, "properties": {f"p{number}": {}}}
+        for number in range(20)
+    }
+    schema = Schema({"$ref": "#/$defs/level0", "$defs": {**levels, "level20": {"type": "string"}}})
+    spent = time.process_time()
+    text = generate_client([OperationSpec(namespace="a", name="b", output_schema=schema)])
+    assert time.process_time() - spent < 10  # of CPU; 40 to the power of 8 schemas would take years
+    ast.parse(text)
+
+
+@requirement("client.codegen")
+def test_an_integer_of_more_digits_than_python_writes_is_only_a_type() -> None:
+    schema = Schema.deferred(lambda: {"enum": [10**5_000, 1]})
+    assert "-> int:" in generate_client([OperationSpec(namespace="a", name="b", output_schema=schema)])
+
+
 @requirement("client.codegen")
 def test_no_operations_are_a_module_too() -> None:
     exec(generate_client([]), {"__name__": "empty"})
@@ -235,7 +383,7 @@ def test_no_operations_are_a_module_too() -> None:
 @requirement("client.codegen")
 @pytest.mark.parametrize("name", ["", "a b", "class", "9"])
 def test_a_name_that_is_none_of_a_class_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="class"):
+    with pytest.raises(CallError, match="name of a class"):
         generate_client([], class_name=name)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.client.codegen_names import Names
 from opwire.client.codegen_types import Types, shadowed_in, shadowing, union, written
+from opwire.names import UniqueNames
 from opwire.schema import Schema
 from tests.requirements import requirement
 
@@ -16,7 +16,7 @@ POINT = {"type": "object", "properties": {"x": INTEGER, "y": INTEGER}, "required
 
 
 def hint_of(json: Any, **options: Any) -> tuple[str, dict[str, str]]:
-    types = Types(Names())
+    types = Types(UniqueNames())
     reader = types.reader(Schema(json, **options))
     return written(reader.hint(reader.root, "Thing")), types.definitions
 
@@ -116,7 +116,7 @@ def test_recursion_leads_back_to_the_name() -> None:
 
 @requirement("client.codegen")
 def test_schemas_that_say_the_same_are_one_type_and_others_are_not() -> None:
-    types = Types(Names())
+    types = Types(UniqueNames())
 
     def hint(json: Any) -> str:
         reader = types.reader(Schema(json))

@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry
+from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry, OperationType
 from opwire.auth import StaticTokens
-from opwire.client import Client
+from opwire.client import Client, Retries
 from opwire.serve.http import serve_http
 from opwire.serve.listener import listening
 from tests.client.stage import ME, Stage
@@ -49,6 +49,30 @@ async def test_the_token_is_shown_and_asked_for_anew_at_every_call() -> None:
                     await refused
                 assert caught.value.code is ErrorCode.UNAUTHENTICATED
                 assert "nobody" not in str(caught.value)
+
+
+@requirement("client.http", "client.retries")
+async def test_a_server_that_is_not_trusted_to_name_queries_gets_no_call_twice() -> None:
+    calls: list[str] = []
+    registry = OperationRegistry()
+
+    @registry.query("a.b")
+    async def fail() -> None:
+        calls.append("a.b")
+        raise CallError("UNAVAILABLE", "not now")
+
+    for trusts, expected in ((True, 2), (False, 1)):
+        calls.clear()
+        retries = Retries(attempts=2, shortest=0)
+        async with (
+            serve_http(registry, identity=ME).listening() as address,
+            Client(address, retries=retries, trust_annotations=trusts) as client,
+        ):
+            with pytest.raises(CallError, match="not now"):
+                await client.call("a.b")
+            types = {spec.id: spec.type for spec in await client.operations()}
+        assert len(calls) == expected
+        assert types == {"a.b": OperationType.QUERY if trusts else OperationType.MUTATION}
 
 
 @requirement("client.http")
@@ -200,7 +224,7 @@ def test_an_address_that_cannot_be_one_is_told(url: str) -> None:
 def test_no_optional_package_is_loaded_before_its_target_and_a_missing_one_is_named() -> None:
     script = """
 import sys
-from opwire.client import Client
+from opwire.client import Client, Retries
 assert sys.modules.keys().isdisjoint({"aiohttp", "websockets", "hiredis", "starlette", "mcp"})
 sys.modules["aiohttp"] = None
 Client("https://api.example")

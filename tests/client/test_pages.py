@@ -1,5 +1,6 @@
 """Pages of every kind, walked through a client."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,45 @@ async def test_an_operation_that_does_not_count_its_pages_is_read_once() -> None
     assert await walk(client_of(lambda input: LETTERS, page=NUMBER)) == LETTERS
     assert await walk(client_of(lambda input: LETTERS, name=TEXT)) == LETTERS
     assert await walk(client_of(lambda input: {"items": LETTERS, "next": "tuesday"}, name=TEXT)) == LETTERS
+
+
+@requirement("client.pages")
+@pytest.mark.parametrize("way", ["link", "field"])
+async def test_the_absence_of_what_led_on_is_the_end(way: str) -> None:
+    asked: list[int] = []
+
+    def answer(input: dict[str, Any]) -> Any:
+        place = input.get("page", 1)
+        asked.append(place)
+        if place > 3:
+            raise CallError("EXECUTION_ERROR", "HTTP 404: Not Found")
+        more, address = place < 3, f"https://api.example/?page={place + 1}"
+        if way == "field":
+            return {"items": [place], **({"next": address} if more else {})}
+        headers = {"link": f'<{address}>; rel="next"'} if more else {}
+        return http_envelope([place], status_code=200, headers=headers, content_type="application/json")
+
+    assert await walk(client_of(answer, page=NUMBER)) == [1, 2, 3]
+    assert asked == [1, 2, 3]
+
+
+@requirement("client.pages")
+@pytest.mark.parametrize("options", [{"max_pages": 0}, {"max_pages": 1.5}, {"max_items": -1}, {"max_items": "3"}])
+async def test_numbers_of_pages_and_items_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match=next(iter(options))) as caught:
+        await walk(client_of(lambda _: ["a"]), **options)
+    assert caught.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@requirement("client.pages")
+async def test_an_address_of_very_many_fields_is_read_in_linear_time() -> None:
+    address = "https://api.example/?" + "&".join(f"f{number}=" for number in range(20_000)) + "&page=2"
+    pages = Pages("a.b", {}, cursor=None, items=None, max_pages=9)
+    answer = local_envelope({"items": [1], "next": address[:60_000]}, "a.b")
+    spent = time.process_time()
+    pages.advance(answer, [1], None)
+    assert time.process_time() - spent < 5  # of CPU; counting every name anew took 20 s
+    assert pages.input is not None
 
 
 @requirement("client.pages")

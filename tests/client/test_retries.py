@@ -1,11 +1,13 @@
 """When a call is made again, and how much later."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.client.retries import Retries, RetryBudget
-from opwire.errors import CallError
+from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 
 AGAIN = CallError("UNAVAILABLE")
@@ -61,8 +63,20 @@ def test_retries_are_never_more_than_the_reserve_and_the_share_of_the_calls(
         assert spent <= reserve + share * calls + 1e-6
 
 
+NOT_NUMBERS: list[Any] = [-1, float("nan"), float("inf"), "3", None, True]
+
+
 @requirement("client.retries")
-@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"shortest": -1}, {"share": -0.1}, {"reserve": -1}])
-def test_numbers_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="retries"):
-        Retries(**wrong)  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("option", ["attempts", "shortest", "longest", "share", "reserve"])
+@pytest.mark.parametrize("wrong", NOT_NUMBERS, ids=str)
+def test_numbers_that_mean_nothing_are_refused(option: str, wrong: Any) -> None:
+    with pytest.raises(CallError, match=f"{option} of retries") as caught:
+        Retries(**{option: wrong})
+    assert caught.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@requirement("client.retries")
+@pytest.mark.parametrize("wrong", [0, 1.5])
+def test_retries_need_a_whole_number_of_attempts(wrong: Any) -> None:
+    with pytest.raises(CallError, match="attempts of retries is a whole number of at least 1"):
+        Retries(attempts=wrong)

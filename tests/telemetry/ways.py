@@ -64,7 +64,7 @@ async def over_mcp(registry: OperationRegistry) -> AsyncGenerator[Caller]:
 async def over_http(registry: OperationRegistry) -> AsyncGenerator[Caller]:
     async with (
         serve_http(registry, identity=ME).listening(drain_timeout=1) as address,
-        from_openapi(f"{address}/openapi.json") as api,
+        from_openapi(f"{address}/openapi.json", trust_annotations=True) as api,
     ):
         yield _registry_of(api)
 

@@ -15,7 +15,7 @@ from opwire.client.backend import BackEnd
 from opwire.client.over_calls import CallsBackEnd
 from opwire.client.over_registry import RegistryBackEnd
 from opwire.client.pages import Cursor, Pages
-from opwire.client.retries import Retries, RetryBudget
+from opwire.client.retries import Retries, RetryBudget, check_number
 from opwire.content import MCPContentBlock
 from opwire.deadlines import Deadlines
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
@@ -83,7 +83,8 @@ class Client:
     `options` are those of the transport, or of the HTTP client (`ssl`, `headers`, `proxy`, `max_response`, …).
 
     Raises:
-        CallError: VALIDATION_ERROR, if there is no way to such a target; UNAVAILABLE, if a package is missing for it.
+        CallError: VALIDATION_ERROR, if there is no way to such a target or an option cannot be used; UNAVAILABLE, if a
+            package is missing for it.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Client:
         retries: Retries | None = Retries(),  # noqa: B008 - frozen
         **options: Any,
     ) -> None:
+        check_number("timeout", timeout, above=True)
         if token is not None:
             options["token"] = token
         self._back_end = _back_end(target, identity, options)
@@ -295,9 +297,12 @@ class Client:
         that holds the items. Fields within fields are written with dots. `timeout` is for each page.
 
         Raises:
-            CallError: as `call`; VALIDATION_ERROR, if there are no items, or no way to the next page; EXECUTION_ERROR,
+            CallError: as `call`; VALIDATION_ERROR, if there are no items, or no way to the next page, or `max_items` is
+                below zero or `max_pages` below one; EXECUTION_ERROR,
                 if there are more pages than `max_pages`, or the same one comes again.
         """
+        if max_items is not None:
+            check_number("max_items", max_items, whole=True)
         pages = Pages(operation_id, input, cursor=cursor, items=items, max_pages=max_pages)
         left, spec, asked = max_items, None, cursor is not None
         while pages.input is not None and left != 0:

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from opwire.client.codegen_names import Names, pascal, quoted, snake
+from opwire.client.codegen_names import pascal, quoted, snake
 from opwire.client.codegen_types import ANY, BYTES, FLOAT, OBJECT, TypeReader, Types, shadowed_in, shadowing, written
+from opwire.errors import CallError, ErrorCode
+from opwire.names import UniqueNames
 from opwire.operation import OperationSpec, OperationType
 from opwire.schema import Schema
 
@@ -25,6 +27,8 @@ _IMPORTED = "Any AsyncGenerator Client Literal NotRequired TypeAlias TypedDict U
 _TAKEN = ("self", "timeout")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _WORD = re.compile(r"\w+")
+_QUOTES = re.compile(r'"{3,}|"+\Z')
+_MAX_TEXT = 10_000  # characters of a title or description
 _GIVEN = """
 
 def _given(input: dict[str, Any]) -> dict[str, Any]:
@@ -66,14 +70,17 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
 
     Objects are TypedDicts: data stays as plain as `Client.call` gives it. The same operations give the same text.
 
+    Names, texts and values of the operations are data: whatever they hold, the module parses, and runs nothing of it.
+
     Raises:
-        ValueError: the name is not one of a class.
+        CallError: VALIDATION_ERROR, the name is not that of a class, or one that the module needs itself.
     """
-    if not class_name.isidentifier() or keyword.iskeyword(class_name):
-        raise ValueError(f"{class_name!r} is not the name of a class")
+    if not class_name.isidentifier() or keyword.iskeyword(class_name) or class_name in _IMPORTED:
+        wrong = f"class_name is the name of a class, such as Shop, and none of {', '.join(_IMPORTED)}"
+        raise CallError(ErrorCode.VALIDATION_ERROR, f"{wrong}; it is {class_name!r}")
     listed = sorted({spec.id: spec for spec in specs}.values(), key=lambda spec: spec.id)
-    names = Names([*_IMPORTED, class_name])
-    attributes, types, spaces = Names(), Types(names), list[_Space]()
+    names = UniqueNames([*_IMPORTED, class_name])
+    attributes, types, spaces = UniqueNames(), Types(names), list[_Space]()
     for namespace, group in groupby(listed, key=lambda spec: spec.namespace):
         attribute = attributes.take(snake(namespace, "namespace"))
         of_class = names.take(f"{pascal(namespace, 'Namespace')}Operations")
@@ -87,7 +94,7 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
 
 
 def _methods(specs: Iterable[OperationSpec], types: Types) -> list[_Method]:
-    names = Names()
+    names = UniqueNames()
     return [_method(spec, names.take(snake(spec.name, "operation")), types) for spec in specs]
 
 
@@ -115,7 +122,7 @@ def _input(reader: TypeReader, wish: str, schema: Schema) -> tuple[list[_Paramet
         is_empty = root.get("additionalProperties") is False or root.get("properties") == {}
         return [], None if is_empty else OBJECT, True
     declared, required = properties
-    names = Names(_TAKEN)
+    names = UniqueNames(_TAKEN)
     parameters = [
         _Parameter(
             names.take(snake(key, "field")), key, reader.hint(each, f"{wish}{pascal(key, 'Field')}"), key in required
@@ -216,7 +223,7 @@ def _header(spaces: list[_Space], types: Types) -> str:
 def _namespace_class(space: _Space) -> str:
     lines = [
         f"class {space.class_name}:",
-        f'    """The operations of {_in_docstring(space.namespace)}."""',
+        f'    """The operations of {_in_docstring(_printable(space.namespace))}."""',
         "",
         "    def __init__(self, client: Client) -> None:",
         "        self._client = client",
@@ -239,13 +246,14 @@ def _whole_class(name: str, spaces: list[_Space]) -> str:
 
 
 def _docstring(spec: OperationSpec) -> Iterator[str]:
-    paragraphs = [each for each in (spec.title, spec.description) if each.strip()]
-    text = _in_docstring("\n\n".join(dict.fromkeys(each.strip() for each in paragraphs)) or spec.id)
-    lines = [
-        wrapped
-        for line in textwrap.dedent(text).splitlines()
-        for wrapped in (textwrap.wrap(line, _WIDTH - 8, break_long_words=False, break_on_hyphens=False) or [""])
+    said = [_printable(each) for each in (spec.title, spec.description)]
+    text = "\n\n".join(dict.fromkeys(each for each in said if each))
+    wrapped = [
+        part
+        for line in textwrap.dedent(text or _printable(spec.id)).splitlines()
+        for part in (textwrap.wrap(line, _WIDTH - 8, break_long_words=False, break_on_hyphens=False) or [""])
     ]
+    lines = _in_docstring("\n".join(wrapped)).split("\n")
     if len(lines) == 1:
         yield f'        """{lines[0]}"""'
         return
@@ -254,8 +262,12 @@ def _docstring(spec: OperationSpec) -> Iterator[str]:
     yield '        """'
 
 
+def _printable(text: str) -> str:
+    """Return text of a document without control characters and surrogates, which no source file can hold, and cut."""
+    cut = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+    return "".join(each if each.isprintable() or each == "\n" else " " for each in cut.replace("\r\n", "\n")).strip()
+
+
 def _in_docstring(text: str) -> str:
-    """Text that can stand between three quotes."""
-    plain = "".join(each if each.isprintable() or each == "\n" else " " for each in text.replace("\r\n", "\n"))
-    escaped = plain.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    return f'{escaped[:-1]}\\"' if escaped.endswith('"') else escaped
+    """Return printable text so that it can stand between three quotes: it can neither end them nor escape the end."""
+    return _QUOTES.sub(lambda found: '\\"' * len(found[0]), text.replace("\\", "\\\\"))

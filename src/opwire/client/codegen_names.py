@@ -3,7 +3,6 @@
 import keyword
 import re
 import unicodedata
-from collections.abc import Iterable
 
 _WORDS = re.compile(r"[^\W_]+")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -26,32 +25,14 @@ def quoted(text: str) -> str:
     return plain if '"' in plain or plain[0] != "'" else f'"{plain[1:-1]}"'
 
 
-class Names:
-    """Names that are taken, so that none is given twice."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
-
-    def take(self, wish: str) -> str:
-        """The name itself, or with the first number that is free."""
-        name, number = wish, 2
-        while name in self._taken:
-            name, number = f"{wish}_{number}", number + 1
-        self._taken.add(name)
-        return name
-
-    def give_back(self, name: str) -> None:
-        """A name is not needed after all."""
-        self._taken.discard(name)
-
-
 def _words(text: str) -> list[str]:
     plain = unicodedata.normalize("NFKC", text[:1_000])  # as Python itself reads names
     return [word for part in _WORDS.findall(plain) for word in _HUMPS.split(part)]
 
 
 def _valid(name: str, otherwise: str) -> str:
-    name = name[:_MAX].rstrip("_")
+    # Changing the case can undo the normal form in which Python compares names: two would become one.
+    name = unicodedata.normalize("NFKC", name)[:_MAX].rstrip("_")
     if not name.isidentifier():  # empty, or it begins with a digit
         name = f"{otherwise}_{name}" if f"x{name}".isidentifier() and name else otherwise
     return f"{name}_" if keyword.iskeyword(name) else name

@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import msgspec
 
-from opwire.client.codegen_names import Names, pascal, quoted
+from opwire.client.codegen_names import pascal, quoted
 from opwire.errors import SchemaError
+from opwire.names import UniqueNames
 from opwire.schema import Schema
 from opwire.schema.dialect import lower
 from opwire.schema.refs import JSONSchema, References
@@ -28,6 +29,9 @@ _BUILTINS = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str"})
 _DEFINITIONS = frozenset({"$defs", "components", "definitions"})
 _DEPTH = 60
 _MAX_LITERALS = 200
+_LARGEST = 10**1_000  # Python itself refuses to write integers of more than 4,300 digits
+_MAX_PARTS = 500  # schemas that one object is put together of
+_MAX_REFERENCES = 1_000  # of a schema that is compared with others by what it says
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 ANY = "Any"
@@ -65,13 +69,14 @@ def union(hints: Iterable[str]) -> str:
 class Types:
     """The types of one module, in the order in which they were first needed."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: UniqueNames) -> None:
         self._names = names
         self._known: dict[int, str] = {}  # the hint of a schema, by its identity
         self._alike: dict[tuple[str, int], str] = {}  # and by what it says
         self._objects: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
         self._kept: list[Any] = []  # schemas whose identity is used may not be gone
         self.digests: dict[int, int] = {}
+        self.declared: dict[int, tuple[dict[str, JSONSchema], set[str]] | None] = {}  # properties, by identity
         self.definitions: dict[str, str] = {}
         self.hints: list[str] = []  # all that the definitions are made of
 
@@ -112,9 +117,13 @@ class Types:
         self.settle(schema, wish, digest, name)
         return name
 
+    def keep(self, schema: Any) -> None:
+        """Keep a schema alive whose identity is a key."""
+        self._kept.append(schema)
+
     def settle(self, schema: dict[str, Any], wish: str, digest: int, hint: str) -> None:
         """From now on this is the hint of a schema."""
-        self._kept.append(schema)
+        self.keep(schema)
         self._known[id(schema)] = self._alike[wish, digest] = hint
 
 
@@ -165,6 +174,14 @@ class TypeReader:
 
         Those of its `allOf` are its own. Those of its variants may be there, if it has others.
         """
+        if not isinstance(schema, dict):
+            return None
+        if id(schema) not in self._types.declared:  # thousands of references may lead to one large union
+            self._types.keep(schema)
+            self._types.declared[id(schema)] = self._properties(schema)
+        return self._types.declared[id(schema)]
+
+    def _properties(self, schema: JSONSchema) -> tuple[dict[str, JSONSchema], set[str]] | None:
         found: dict[str, JSONSchema] = {}
         required: set[str] = set()
         for part in self._parts(schema, ("allOf",)):
@@ -178,14 +195,19 @@ class TypeReader:
                 found.setdefault(key, each)
         return found, required
 
-    def _parts(self, schema: JSONSchema, keywords: tuple[str, ...], depth: int = 8) -> Iterator[dict[str, Any]]:
-        """The schema, and those within it under these keywords."""
-        schema = self.resolved(schema)
-        if isinstance(schema, dict) and depth:
-            yield schema
-            for keyword in keywords:
-                for each in _listed(schema.get(keyword)):
-                    yield from self._parts(each, keywords, depth - 1)
+    def _parts(self, schema: JSONSchema, keywords: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+        """Yield the schema, and those within it under these keywords, each once: unions of unions would multiply."""
+        waiting, seen = [(schema, 8)], set[int]()
+        while waiting and len(seen) < _MAX_PARTS:
+            given, depth = waiting.pop()
+            part = self.resolved(given)
+            if not isinstance(part, dict) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield part
+            if depth > 1:
+                below = [each for keyword in keywords for each in _listed(part.get(keyword))]
+                waiting.extend((each, depth - 1) for each in reversed(below))
 
     def _referred(self, ref: str, wish: str, depth: int) -> str:
         target = self.resolved({"$ref": ref})
@@ -249,14 +271,14 @@ class TypeReader:
         if known is None:
             reached: dict[str, JSONSchema] = {}
             waiting: list[Any] = [schema]
-            while waiting:
+            while waiting and len(reached) <= _MAX_REFERENCES:
                 for ref in _references(waiting.pop()):
                     if ref not in reached:
                         reached[ref] = self.resolved({"$ref": ref})
                         waiting.append(reached[ref])
             try:
                 own = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
-                known = hash(_encoder.encode([own, reached]))
+                known = hash(_encoder.encode([own, reached])) if len(reached) <= _MAX_REFERENCES else id(schema)
             except (TypeError, ValueError, RecursionError):
                 known = id(schema)
             self._types.digests[id(schema)] = known
@@ -290,13 +312,17 @@ def _is_map(schema: dict[str, Any]) -> bool:
 
 def _literal(values: list[Any]) -> str:
     """The values themselves, or, where a literal cannot hold them, their types."""
-    if len(values) <= _MAX_LITERALS and all(isinstance(each, str | int | None) for each in values):
+    if len(values) <= _MAX_LITERALS and all(map(_can_be_literal, values)):
         listed = ", ".join(
             dict.fromkeys(quoted(each) if isinstance(each, str) else str(each) for each in values if each is not None)
         )
         return union([*([f"Literal[{listed}]"] if listed else []), *(["None"] if None in values else [])])
     kinds = {"str": "\0str", "bool": "\0bool", "int": "\0int", "float": "\0float", "NoneType": "None"}
     return union(kinds.get(type(each).__name__, ANY) for each in values)
+
+
+def _can_be_literal(value: Any) -> bool:
+    return value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) < _LARGEST)
 
 
 def _typed_dict(name: str, fields: dict[str, str]) -> str:

@@ -10,15 +10,18 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.client import ClientOptions, HTTPClient, host_of
+from opwire.adapters.openapi.answers import MAX_WAIT
+from opwire.adapters.openapi.client import ClientOptions, HTTPClient, Pieces, host_of
 from opwire.adapters.openapi.request import HTTPRequest
+from opwire.adapters.openapi.shapes import bounded
 from opwire.adapters.openapi.sse import SSEEvent, SSEParser
 from opwire.client.backend import Catalogue
 from opwire.envelope import ResponseEnvelope, decode_envelope
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError
-from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, trace_of
+from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
 from opwire.typed.plain import to_plain
 from opwire.typed.text import read_json, write_json
 from opwire.urls import ENVELOPE_JSON, path_of
@@ -41,7 +44,7 @@ class _Problem(Struct, rename="camel"):
     code: ErrorCode
     detail: str = ""
     retryable: bool | None = None
-    retry_after_ms: float | None = None
+    retry_after_ms: Any = None
     details: Any = None
 
 
@@ -49,7 +52,12 @@ _problems = msgspec.json.Decoder(_Problem)
 
 
 class HTTPBackEnd:
-    """A served HTTP address; `options` are those of `ClientOptions`."""
+    """A served HTTP address; `options` are those of `ClientOptions`, and `trust_annotations`.
+
+    The server's own document says which operations are queries, which a client may repeat. That is believed unless
+    `trust_annotations` is False: as over a hub, calls go nowhere else than to the server that says it, so a false type
+    gives it nothing. With False, everything but subscriptions is a mutation, and never repeated.
+    """
 
     def __init__(self, url: str, token: Token | None, options: dict[str, Any]) -> None:
         place = urlsplit(url)
@@ -61,6 +69,7 @@ class HTTPBackEnd:
         self._url = url.rstrip("/")
         self._host = host_of(url)
         self._token = token
+        self._trusts = bool(options.pop("trust_annotations", True))
         self._client = HTTPClient(ClientOptions(**options))
         self._catalogue = Catalogue(self.operations)
 
@@ -94,9 +103,8 @@ class HTTPBackEnd:
                 is_ours = response.content_type == ENVELOPE_JSON
                 raise _no_subscription(operation_id) if is_ours else self._foreign(response)
             parser = SSEParser(max_event=self._client.options.max_item)
-            while piece := await self._in_time(
-                lambda: self._client.read_some(response), context, "did not end the stream"
-            ):
+            pieces = Pieces(self._client, response)
+            while piece := await self._in_time(pieces.read, context, "did not end the stream"):
                 for event in parser.feed(piece):
                     yield self._item(event)
         finally:
@@ -111,8 +119,9 @@ class HTTPBackEnd:
             secret_headers=_SECRET,
         )
         document = await self._client.read(await self._open(request))
-        async with from_openapi(document) as api:
-            return [operation.spec for operation in api]
+        async with from_openapi(document, trust_annotations=True) as api:
+            specs = [operation.spec for operation in api]
+        return specs if self._trusts else [_as_mutation(spec) for spec in specs]
 
     async def find(self, operation_id: str) -> OperationSpec | None:
         """One of the operations."""
@@ -184,6 +193,10 @@ class HTTPBackEnd:
         return CallError(code, f"{self._host} answers with {answer}, which is not how opwire serves operations")
 
 
+def _as_mutation(spec: OperationSpec) -> OperationSpec:
+    return replace(spec, type=OperationType.MUTATION) if spec.type is OperationType.QUERY else spec
+
+
 def _fits_header(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value.isascii() and value.isprintable()
 
@@ -201,7 +214,7 @@ def _read_problem(text: bytes) -> CallError | None:
         problem = read_json(_problems, text)
     except (ValueError, RecursionError):
         return None
-    after = problem.retry_after_ms
+    after = bounded(problem.retry_after_ms, MAX_WAIT * 1000)
     return CallError(
         problem.code,
         problem.detail,

@@ -6,11 +6,13 @@ alike whichever source answers, and no answer leads a caller to another host.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from opwire.client.page_fields import Field, input_field, items_field, next_fields, total_reached
+from opwire.client.retries import check_number
 from opwire.envelope import HTTPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.operation import OperationSpec
@@ -24,6 +26,7 @@ _RELATION = re.compile(r";\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s\",;]+))", re.IGNORE
 _OTHER_PAGES = frozenset({"first", "prev", "previous", "last"})
 _NUMBERS = frozenset({"integer", "number"})
 _MAX_DIGITS = 1_000
+_MAX_ADDRESS = 64 * 1024  # characters; more is no address that a server takes
 _PAGE = ("page", "page_number", "pagenumber")
 _OFFSET = ("offset", "skip", "startat")
 
@@ -34,6 +37,7 @@ class Pages:
     def __init__(
         self, operation_id: str, input: Any, *, cursor: Cursor | None, items: str | None, max_pages: int
     ) -> None:
+        check_number("max_pages", max_pages, least=1, whole=True)
         if input is not None and not isinstance(input, Mapping):
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{operation_id}: only an input that is an object has pages")
         self.input: dict[str, Any] | None = dict(cast("Mapping[str, Any]", input or {}))
@@ -44,6 +48,7 @@ class Pages:
         self._asked = {_fingerprint(self.input)}
         self._count = 0  # of items
         self._last: list[Any] | None = None  # the last page, where pages are only counted
+        self._way: Literal["link", "field"] | None = None  # how an answer led to the next page: its absence is the end
 
     def items(self, envelope: ResponseEnvelope[Any]) -> list[Any]:
         """The items of a page.
@@ -92,16 +97,18 @@ class Pages:
             return None if value is None or value is False or value == "" else {self._cursor[1]: value}
         links = _links(envelope)
         if "next" in links:
+            self._way = "link"
             return self._by_address(links["next"], input, known)
-        if not _OTHER_PAGES.isdisjoint(links):
+        if self._way == "link" or not _OTHER_PAGES.isdisjoint(links):
             return None
         fields = next_fields(data, found)
         if fields is None:
             return None
         for field in fields:
             if following := self._by_field(field, input, known):
+                self._way = "field"
                 return following
-        return self._by_count(data, found, input, known)
+        return None if self._way == "field" else self._by_count(data, found, input, known)
 
     def _by_field(self, field: Field, input: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] | None:
         if field.is_address:
@@ -116,11 +123,11 @@ class Pages:
     def _by_address(self, address: str, input: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
         """The input that an address stands for, as far as the operation takes what its query says."""
         pairs = _query(address)
-        names = [name for name, _ in pairs]
+        count = Counter(name for name, _ in pairs)
         following = {
             name: _typed(text, known.get(name), input.get(name))
             for name, text in pairs
-            if (name in known or not known) and names.count(name) == 1 and not isinstance(input.get(name), list)
+            if (name in known or not known) and count[name] == 1 and not isinstance(input.get(name), list)
         }
         if all(input.get(name) == value for name, value in following.items()):
             raise self._lost("the address of the next page")
@@ -163,7 +170,7 @@ def _relations(header: str) -> Iterator[tuple[str, str]]:
 
 def _query(address: str) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(urlsplit(address).query, keep_blank_values=True)
+        return parse_qsl(urlsplit(address[:_MAX_ADDRESS]).query, keep_blank_values=True)
     except ValueError:  # no address at all
         return []
 

@@ -7,17 +7,22 @@ When everything fails, retries are then that share of the load, and not a multip
 
 import random
 from collections.abc import Callable
+from math import inf
+from typing import Any
 
 from msgspec import Struct
 
-from opwire.errors import CallError
+from opwire.errors import CallError, ErrorCode
 
 
 class Retries(Struct, frozen=True, kw_only=True):
     """How a client repeats queries that failed with a retryable error.
 
-    Client(url, retries=Retries(attempts=5, longest=30))
-    Client(url, retries=None)  # never
+        Client(url, retries=Retries(attempts=5, longest=30))
+        Client(url, retries=None)  # never
+
+    Raises:
+        CallError: VALIDATION_ERROR, `attempts` is not a number above zero, or another one is below zero or not finite.
     """
 
     attempts: int = 3  # altogether, the first one among them
@@ -27,8 +32,22 @@ class Retries(Struct, frozen=True, kw_only=True):
     reserve: float = 10.0  # retries that can be saved up; they are there from the start
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.shortest < 0 or self.longest < 0 or self.share < 0 or self.reserve < 0:
-            raise ValueError("retries need at least one attempt, and no number of them is below zero")
+        check_number("attempts of retries", self.attempts, least=1, whole=True)
+        for option in ("shortest", "longest", "share", "reserve"):
+            check_number(f"{option} of retries", getattr(self, option))
+
+
+def check_number(option: str, value: Any, *, least: float = 0, whole: bool = False, above: bool = False) -> None:
+    """Check an option: a finite number that is not below `least`, and not `least` itself with `above`.
+
+    Raises:
+        CallError: VALIDATION_ERROR, which names the option.
+    """
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value < inf or (above and value == least):
+        kind = "a whole number" if whole else "a finite number"
+        bound = f"above {least:g}" if above else f"of at least {least:g}"
+        raise CallError(ErrorCode.VALIDATION_ERROR, f"{option} is {kind} {bound}, not {value!r:.100}")
 
 
 class RetryBudget:

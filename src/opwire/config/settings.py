@@ -108,6 +108,7 @@ class OpenAPISource(SourceSettings, frozen=True, kw_only=True):
     headers: dict[str, EnvText] = {}
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    trust_annotations: bool = False  # believe `x-opwire`, for a document of `serve_http`
     external_refs: tuple[str, ...] = ()  # hosts of other documents that this one may refer to; "*": any
     call_timeout: Seconds = 30.0
     max_response: Count = 64 * 1024 * 1024

@@ -166,6 +166,7 @@ async def _open_openapi(key: Key, name: str, settings: OpenAPISource, folder: Pa
         normalize=settings.normalize,
         strip=bool(settings.strip),
         reconnect=settings.reconnect,
+        trust_annotations=settings.trust_annotations,
         timeout=settings.call_timeout,
         max_response=settings.max_response,
         headers=_resolved((*key, "headers"), settings.headers),

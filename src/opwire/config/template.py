@@ -40,6 +40,7 @@ TEMPLATE = """\
 #base_url = "https://api.example"
 #include = ["repos/*", "GET /users/*"]  # operationId, tag, path, or "GET /path"
 #exclude = ["repos/delete"]
+#trust_annotations = false  # true for the document of another opwire: its ids and types count
 #call_timeout = 20
 #[sources.github.credentials]  # by the names of the document's security schemes
 #token = "${GITHUB_TOKEN}"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.answers import MAX_ERROR_BODY, Head, Results, error_of
+from opwire.adapters.openapi.answers import MAX_ERROR_BODY, MAX_WAIT, Head, Results, error_of
 from opwire.adapters.openapi.plan import Media, Plan
 from opwire.envelope import HTTPResponseMeta
 from opwire.errors import CallError, ErrorCode
@@ -255,3 +255,25 @@ def test_a_body_of_which_only_the_start_was_read_is_told_as_text() -> None:
 
 def test_a_hint_stands_in_the_details() -> None:
     assert error_of(head(status=401), b"", hint="give credentials").details["hint"] == "give credentials"
+
+
+@requirement("openapi.retryable")
+@pytest.mark.parametrize(
+    "value",
+    [
+        "999999999",
+        "999999999999",
+        "9" * 30,
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+        "Fri, 31 Dec 9999 23:59:59 -2359",
+    ],
+)
+def test_a_wait_is_never_longer_than_a_month(value: str) -> None:
+    assert error(503, Retry_After=value).retry_after == MAX_WAIT
+
+
+@requirement("openapi.retryable")
+@given(st.text(alphabet="0123456789 ,:+-GMTFriDec.e", max_size=60))
+def test_any_retry_after_is_a_bounded_wait_or_none(value: str) -> None:
+    wait = error(503, Retry_After=value).retry_after
+    assert wait is None or 0 <= wait <= MAX_WAIT

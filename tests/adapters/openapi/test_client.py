@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from opwire.adapters.openapi import from_openapi
 from opwire.adapters.openapi.client import ClientOptions, HTTPClient, host_of
 from opwire.adapters.openapi.request import HTTPRequest
 from opwire.errors import CallError, ErrorCode
@@ -506,3 +507,21 @@ async def test_the_environment_names_proxies_only_where_it_is_trusted(
     assert server.arrived[0].header("authorization") is None
     await trusting.close()
     await wary.close()
+
+
+@pytest.mark.parametrize("option", ["timeout", "connect_timeout", "max_response", "max_item", "max_redirects"])
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "3", True])
+def test_options_that_mean_nothing_are_refused(option: str, wrong: Any) -> None:
+    with pytest.raises(CallError, match=f"{option} is a") as caught:
+        from_openapi({}, **{option: wrong})
+    assert caught.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@requirement("openapi.broken-answers")
+async def test_headers_are_bounded_all_together(server: EchoServer, client: HTTPClient) -> None:
+    lines = "".join(f"X-{number}: {'x' * 60_000}\r\n" for number in range(5))
+    server.on("/large", f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n{lines}\r\n".encode())
+    with pytest.raises(CallError, match="262,144 bytes of headers") as caught:
+        await client.open(request(f"{server.url}/large"))
+    assert caught.value.code is ErrorCode.PROTOCOL_ERROR
+    await server.connections(0)

@@ -1,5 +1,6 @@
 """The operations of a document, and those that are left out."""
 
+import time
 from typing import Any
 
 import pytest
@@ -111,3 +112,31 @@ def test_a_path_without_a_slash_gets_one() -> None:
 
 def test_a_document_without_paths_has_no_operations() -> None:
     assert read({"openapi": "3.1.0", "info": {}}).operations == {}
+
+
+@requirement("openapi.broken")
+def test_a_path_item_that_thousands_of_paths_share_is_read_once() -> None:
+    shared = {"parameters": [parameter(f"p{number}") for number in range(900)], "get": {}}
+    paths = {f"/a{number}": {"$ref": "#/components/pathItems/P"} for number in range(2_000)}
+    spent = time.process_time()
+    found = read(document(paths, components={"pathItems": {"P": shared}}))
+    assert time.process_time() - spent < 3  # of CPU; 1.8 million parameters took 9 s
+    assert len(found.operations) == 2_000
+
+
+@requirement("openapi.broken")
+def test_an_operation_of_too_many_parameters_is_left_out() -> None:
+    many = {"parameters": [parameter(f"p{number}") for number in range(1_001)]}
+    found = read(document({"/a": {"get": many}, "/b": GOOD}))
+    assert list(found.operations) == ["good"]
+    assert "more than 1,000 parameters" in found.report.skipped[0].reason
+
+
+@requirement("openapi.output")
+def test_only_what_can_be_a_status_is_one() -> None:
+    answer = {"description": "", "content": {"application/json": {"schema": {"type": "integer"}}}}
+    operation = {
+        "operationId": "a",
+        "responses": {"2ab": answer, "2\u4e00\u4e00": answer, "2xx": answer, "200": answer},
+    }
+    assert set(read(document({"/a": {"get": operation}}))["a"].plan.responses) == {"200", "2XX"}

@@ -152,3 +152,15 @@ def test_the_only_declared_stream_is_meant_where_the_content_type_is_vague() -> 
     schema = Schema({"type": "integer"})
     items = value_items(plan("application/jsonl", "ndjson", schema), head("text/plain"), "ndjson", max_item=100)
     assert items.feed(b"1\n")[0].schema is schema
+
+
+@requirement("openapi.sse-bounded")
+def test_large_headers_are_not_repeated_in_every_item(caplog: pytest.LogCaptureFixture) -> None:
+    given = [("X-Small", "1"), *(("X-Large", "x" * 10_000) for _ in range(20)), ("Set-Cookie", "a=1")]
+    large = Head(method="GET", status=200, reason="OK", headers=given, content_type="text/event-stream")
+    for items in (EventItems(plan(), large, SSEParser()), value_items(plan(), large, "ndjson", 100)):
+        [item] = items.feed(b"data: 1\n\n" if isinstance(items, EventItems) else b"1\n")
+        meta = item.value.meta
+        assert sum(map(len, meta.headers.values())) < 16 * 1024
+        assert (meta.headers["x-small"], meta.set_cookie) == ("1", ["a=1"])
+    assert "19 large headers" in caplog.text

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from opwire.adapters.openapi.names import Wish, distinct, free_name, name_from_path, namespace_from, usable_name
+from opwire.adapters.openapi.names import Wish, distinct, name_from_path, namespace_from, stream_name, usable_name
 from tests.requirements import requirement
 
 
@@ -74,8 +74,14 @@ def test_clashes_are_resolved_whatever_the_order() -> None:
         assert distinct(wishes) == expected
 
 
-def test_a_taken_name_gets_a_number() -> None:
-    taken = {"a", "a_2"}
-    assert free_name("a", taken) == "a_3"
-    assert free_name("b", taken) == "b"
-    assert {"a_3", "b"} <= taken
+@requirement("openapi.names")
+def test_names_stay_distinct_and_short_when_thousands_are_alike() -> None:
+    wishes = [Wish("GET", f"/{'x' * 300}/{number}", "y" * 200, True) for number in range(3_000)]
+    names = distinct(wishes)
+    assert len(set(names.values())) == len(wishes)
+    assert max(map(len, names.values())) == 200
+
+
+def test_the_streaming_form_of_an_operation_has_its_name() -> None:
+    assert stream_name("chat") == "chat_stream"
+    assert stream_name("x" * 200) == "x" * 193 + "_stream"

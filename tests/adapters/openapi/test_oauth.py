@@ -204,3 +204,11 @@ async def test_a_real_endpoint_is_asked_and_its_refusal_told_without_the_secret(
         await client.close()
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
     assert "s3cret" not in f"{caught.value} {caught.value.details}"
+
+
+@requirement("openapi.oauth")
+@pytest.mark.parametrize("life", [10**400, float("inf"), "9" * 50, "nan", [1], {}])
+async def test_a_life_of_any_size_is_survived(life: Any) -> None:
+    endpoint = Endpoint(expires_in=life)
+    cache = endpoint.cache()
+    assert [await cache.get(CLIENT, URL, ()) for _ in range(2)] == ["t1", "t1"]

@@ -134,7 +134,7 @@ def test_operations_of_another_opwire_are_what_they_were() -> None:
     said = {"tags": ("x",), "version": "2", "timeout": 5.0, "examples": ({"a": 1},)}
     post = served("math.add/all", OperationType.QUERY, {"type": "object", "anyOf": [{}]}, **said)
     get = {key: value for key, value in post.items() if key != "requestBody"}
-    found = Read(document({"/math/add": {"get": get, "post": post}}), namespace=None)
+    found = Read(document({"/math/add": {"get": get, "post": post}}), namespace=None, trust_annotations=True)
     one = found.only
     assert one.spec.id == "math.add/all"
     assert (one.spec.type, one.spec.tags, one.spec.version, one.spec.timeout) == (OperationType.QUERY, ("x",), "2", 5.0)
@@ -143,13 +143,16 @@ def test_operations_of_another_opwire_are_what_they_were() -> None:
     assert one.input_schema == Schema({"type": "object", "anyOf": [{}]})
     assert one.plan.body is not None
     assert one.plan.body.whole
-    assert Read(document({"/math/add": {"post": post}}), namespace="mine").only.spec.id == "mine.add/all"
+    mine = Read(document({"/math/add": {"post": post}}), namespace="mine", trust_annotations=True)
+    assert mine.only.spec.id == "mine.add/all"
 
 
 @requirement("openapi.origin")
 def test_the_input_of_another_opwire_need_not_be_an_object() -> None:
     one = Read(
-        document({"/a": {"post": served("a.b", OperationType.MUTATION, {"type": "integer"})}}), namespace=None
+        document({"/a": {"post": served("a.b", OperationType.MUTATION, {"type": "integer"})}}),
+        namespace=None,
+        trust_annotations=True,
     ).only
     assert one.input_schema.json == {"type": "integer"}
 
@@ -158,7 +161,7 @@ def test_the_input_of_another_opwire_need_not_be_an_object() -> None:
 def test_a_subscription_of_another_opwire_stays_one() -> None:
     operation = served("a.ticks", OperationType.SUBSCRIPTION, {"type": "object"})
     operation["responses"] = answers({"type": "integer"}, content_type="text/event-stream")
-    one = Read(document({"/a": {"post": operation}}), namespace=None).only
+    one = Read(document({"/a": {"post": operation}}), namespace=None, trust_annotations=True).only
     assert (one.spec.type, one.plan.stream) == (OperationType.SUBSCRIPTION, "sse")
     assert one.plan.body is not None
     assert dict(one.plan.body.fixed) == {}
@@ -166,9 +169,28 @@ def test_a_subscription_of_another_opwire_stays_one() -> None:
 
 @pytest.mark.parametrize("origin", [7, {}, {"id": "no-dot", "type": "query"}, {"id": "a.b", "type": "unheard-of"}])
 def test_a_strangers_extension_of_that_name_is_survived(origin: Any) -> None:
-    found = Read(document({"/a": {"get": {ORIGIN_EXTENSION: origin}}, "/b": {"get": {}}}), namespace=None)
+    root = document({"/a": {"get": {ORIGIN_EXTENSION: origin}}, "/b": {"get": {}}})
+    found = Read(root, namespace=None, trust_annotations=True)
     assert "get_b" in found.operations
     assert len(found.operations) + len(found.report.skipped) == 2
+
+
+@requirement("openapi.origin")
+@pytest.mark.parametrize("namespace", [None, "mine"])
+def test_an_extension_of_opwire_changes_nothing_in_a_document_that_is_not_trusted(namespace: str | None) -> None:
+    said = {"tags": ("x",), "version": "2", "timeout": 5.0, "examples": ({"a": 1},)}
+    delete = served("billing.overview", OperationType.QUERY, {"type": "object", "properties": {"a": {}}}, **said)
+    twin = served("billing.overview", OperationType.QUERY, {}, **said)
+    paths = {"/repos": {"delete": delete, "post": {**twin, "operationId": "other"}}}
+    claimed = Read(document(paths), namespace=namespace)
+    for operation in paths["/repos"].values():
+        del operation[ORIGIN_EXTENSION]
+    plain = Read(document(paths), namespace=namespace)
+    assert list(claimed.operations) == list(plain.operations) == ["encoded", "other"]
+    for name, one in claimed.operations.items():
+        assert one.spec == plain[name].spec
+        assert one.spec.type is OperationType.MUTATION
+        assert one.plan == plain[name].plan
 
 
 # --- hostile documents ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.adapters.openapi.document import Document
+from opwire.adapters.openapi.document import Document, objects_in
 from opwire.adapters.openapi.refs import Documents
 from opwire.errors import SchemaError
 from tests.requirements import requirement
@@ -118,3 +118,39 @@ def test_a_dynamic_anchor_counts_where_it_is_the_only_one() -> None:
     known = documents()
     assert known.single_dynamic_anchor("node", known.main) is ROOT["tree"]
     assert known.single_dynamic_anchor("other", known.main) is None
+
+
+def chained(count: int) -> Documents:
+    """References each of which leads through the next."""
+    steps = {f"a{number}": {"$ref": f"#/a{number + 1}/x"} for number in range(count)}
+    root = {"openapi": "3.1.0", **steps, f"a{count}": {"x": {"x": {"x": {}}}}}
+    return Documents(root, "", "3.1")
+
+
+@requirement("openapi.refs")
+def test_references_that_lead_through_very_many_others_are_told() -> None:
+    found = chained(5_000)
+    with pytest.raises(SchemaError, match="leads through more than 16 others"):
+        found.resolve("#/a0/x", found.main)
+
+
+@requirement("openapi.refs")
+def test_a_place_in_an_array_that_no_integer_could_hold_is_nothing() -> None:
+    with pytest.raises(SchemaError, match="points at nothing") as caught:
+        documents().resolve("#/list/" + "9" * 6_000, documents().main)
+    assert len(str(caught.value)) < 500
+
+
+@requirement("openapi.refs")
+def test_dynamic_anchors_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, walks = documents(), 0
+
+    def counted(root: object) -> object:
+        nonlocal walks
+        walks += 1
+        return objects_in(root)
+
+    monkeypatch.setattr("opwire.adapters.openapi.refs.objects_in", counted)
+    for _ in range(5):
+        assert found.single_dynamic_anchor("node", found.main) == {"$dynamicAnchor": "node"}
+    assert walks == 1

@@ -23,3 +23,10 @@ def test_warnings_have_a_limit() -> None:
     for number in range(5000):
         report.warn(str(number))
     assert len(report.warnings) == 1000
+
+
+def test_a_reason_of_a_megabyte_is_cut() -> None:
+    report = Report()
+    report.skip("GET", "/" + "a" * 10_000, "b" * 1_000_000)
+    report.warn("c" * 1_000_000)
+    assert len(str(report)) < 2_000

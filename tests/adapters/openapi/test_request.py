@@ -386,3 +386,33 @@ def test_a_query_is_read_back_as_it_was_given(text: str, other: str) -> None:
     request = ALL({"p": 1, "r": 2, "s": 3, "q": text, "w": "plain", "o": {"x": text}})
     query = request.url.partition("?")[2]
     assert parse_qsl(query, keep_blank_values=True) == [("q", text), ("o[x]", text), ("w", "plain")]
+
+
+def planned(*parameters: Parameter) -> Plan:
+    return Plan(operation_id="a.b", method="GET", path="/", server="http://api.test", parameters=parameters)
+
+
+@requirement("openapi.left-out")
+@pytest.mark.parametrize("empty", [[], {}, [None], {"a": None}])
+def test_an_optional_header_of_nothing_is_left_out(empty: Any) -> None:
+    plan = planned(parameter("X-Tags", "header"))
+    assert [name for name, _ in build_request(plan, {"X-Tags": empty}).headers] == ["Accept"]
+    assert ("X-Tags", "") in build_request(plan, {"X-Tags": ""}).headers
+
+
+@requirement("openapi.request")
+def test_a_request_has_one_line_of_cookies() -> None:
+    plan = planned(parameter("Cookie", "header"), parameter("a", "cookie"), parameter("b", "cookie"))
+    headers = build_request(plan, {"Cookie": "own=1", "a": "2", "b": "3"}).headers
+    assert [each for each in headers if each[0].lower() == "cookie"] == [("Cookie", "own=1; a=2; b=3")]
+
+
+@requirement("openapi.reserved", "openapi.no-injection")
+def test_names_are_encoded_even_where_values_may_hold_what_is_reserved() -> None:
+    plan = planned(
+        parameter("a=b", "query", allow_reserved=True),
+        parameter("o", "query", allow_reserved=True),
+        parameter("d", "query", allow_reserved=True, style="deepObject"),
+    )
+    url = build_request(plan, {"a=b": "x=/y", "o": {"k=/": "v=/"}, "d": {"k=/": "v=/"}}).url
+    assert url.partition("?")[2] == "a%3Db=x=/y&k%3D%2F=v=/&d%5Bk%3D%2F%5D=v=/"

@@ -90,3 +90,11 @@ def test_swagger_says_it_in_three_fields(fields: dict[str, Any], uri: str, addre
 def test_what_the_user_fixes_is_kept_beside_it() -> None:
     plan = Read(api(at("https://a.test")), base_url="https://mine.test").only.plan
     assert (plan.server, plan.base_url) == ("https://a.test", "https://mine.test")
+
+
+@requirement("openapi.servers")
+def test_variables_do_not_multiply_the_address() -> None:
+    long = {"default": "x" * 100_000, "enum": [str(number) for number in range(10_000)]}
+    found = Read(api(at("https://a.test/" + "{v}" * 10_000, v=long)))
+    assert found.only.plan.server == "/"
+    assert "8,192 characters" in found.report.warnings[0]

@@ -78,7 +78,7 @@ def reference(stream: bytes) -> tuple[list[SSEEvent], int | None, str]:
         elif name == "id" and "\0" not in value:
             buffer = value
         elif name == "retry" and re.fullmatch("[0-9]+", value):
-            retry = int(value)
+            retry = min(int(value), 10**15)
     return events, retry, last
 
 
@@ -149,3 +149,24 @@ def test_a_long_line_in_small_pieces_takes_time_in_proportion() -> None:
     parser = SSEParser()
     pieces = [b"data: ", *[b"y" * 16] * 100_000, b"\n\n"]
     assert [len(event.data) for piece in pieces for event in parser.feed(piece)] == [1_600_000]
+
+
+@requirement("openapi.sse-bounded")
+def test_the_name_of_an_event_counts_for_its_size() -> None:
+    parser = SSEParser(max_event=100)
+    with pytest.raises(CallError, match="larger than 100 bytes"):
+        parser.feed(b"event: " + b"x" * 60 + b"\ndata: " + b"x" * 60 + b"\n\n")
+
+
+@requirement("openapi.sse-bounded")
+def test_an_id_that_every_event_would_repeat_is_bounded() -> None:
+    [event] = SSEParser(last_event_id="6").feed(b"id: " + b"x" * 5000 + b"\ndata: a\n\n")
+    assert event.last_event_id == "6"
+
+
+@requirement("openapi.sse-bounded")
+@pytest.mark.parametrize("digits", [20, 99, 100, 400])
+def test_a_retry_of_any_size_is_a_number_that_can_be_waited_for(digits: int) -> None:
+    parser = SSEParser()
+    parser.feed(b"retry: " + b"9" * digits + b"\n")
+    assert (parser.retry or 0) / 1000 <= 1e12

@@ -1,6 +1,7 @@
 """Subscriptions to streams of a real server: items, ends, losses, and coming back."""
 
 import asyncio
+import gzip
 import json
 import logging
 import time
@@ -339,3 +340,37 @@ async def test_a_pause_does_not_outlast_the_deadline(server: EchoServer, client:
     context = Context(deadline=time.monotonic() + 0.1)
     error = await failure(all_items(subscribed(stream_plan(server.url), client, reconnect=True, context=context)))
     assert error.code is ErrorCode.TIMEOUT
+
+
+@requirement("openapi.reconnect")
+async def test_an_id_that_cannot_be_a_header_is_left_out_when_coming_back(
+    server: EchoServer, client: HTTPClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.on("/stream", events(FAST + b"id: a\x01b\ndata: 1\n\n"), events(b"id: 7\ndata: 2\n\n"), answer(204))
+    assert await all_items(subscribed(stream_plan(server.url), client, reconnect=True)) == [1, 2]
+    assert [arrived.header("last-event-id") for arrived in server.arrived] == [None, None, "7"]
+    assert "cannot be a header" in caplog.text
+
+
+@requirement("openapi.stream-back-pressure")
+@pytest.mark.parametrize("content", [b"\n" * 4_000_000, b":\n" * 1_000_000, b"data: 1\n\n" * 20_000])
+async def test_the_event_loop_runs_while_a_small_stream_is_unpacked(
+    content: bytes, server: EchoServer, client: HTTPClient
+) -> None:
+    packed = gzip.compress(content + b"data: [DONE]\n\n")
+    server.on("/stream", stream_head(**{"Content-Encoding": "gzip", "Content-Length": str(len(packed))}) + packed)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    subscription = subscribed(stream_plan(server.url), client)
+    counting = asyncio.create_task(count())
+    while await subscription.read() is not None:
+        pass
+    counting.cancel()
+    subscription.close()
+    assert turns >= len(content) / (32 * 1024)

@@ -103,3 +103,10 @@ def test_a_branch_without_tags_refuses_none() -> None:
 def test_very_many_variants_are_not_told_apart() -> None:
     branches: list[Any] = [{"$ref": f"#/{number}"} for number in range(100)]
     assert told_apart(branches, "kind", [{str(number)} for number in range(100)]) == branches
+
+
+def test_thousands_of_tags_do_not_multiply() -> None:
+    meant = {f"t{number}": "#/$defs/Cat" for number in range(2_000)}
+    tags = tags_of(BRANCHES, meant, ["#/$defs/Cat", "#/$defs/Dog"])
+    assert [len(each) for each in tags] == [2_001, 1]
+    assert told_apart([{}, {}], "kind", tags) == [{}, {}]

@@ -157,3 +157,13 @@ def test_pyyaml_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(yaml_text, "_parser", yaml.Loader)
     assert load("a: [1, 2020-01-01, {200: yes}]") == {"a": [1, "2020-01-01", {"200": "yes"}]}
+
+
+@requirement("openapi.yaml-safe")
+def test_a_few_lines_stand_for_no_more_than_a_multiple_of_their_size() -> None:
+    lines = ["a0: &a0 {type: string}"]
+    for level in range(1, 7):
+        lines.append(f"a{level}: &a{level} {{{', '.join(f'k{key}: *a{level - 1}' for key in range(8))}}}")
+    with pytest.raises(ValueError, match=r"stands for more than 2[0-9],[0-9]{3} values"):
+        load("\n".join(lines))
+    assert len(load("a: &a [1, 2, 3]\nb: [" + "*a, " * 1_000 + "]")["b"]) == 1_000

@@ -7,7 +7,6 @@ when to come back. Whether it is safe to repeat the call is for the caller to kn
 """
 
 import logging
-import re
 import time
 from collections.abc import Iterable
 from datetime import UTC
@@ -20,6 +19,7 @@ from msgspec import Struct
 
 from opwire.adapters.openapi.media_types import MediaType, choose, media_type
 from opwire.adapters.openapi.plan import Media, Plan
+from opwire.adapters.openapi.shapes import bounded
 from opwire.envelope import http_envelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import ShapedResult
@@ -38,7 +38,11 @@ _RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _UNTOLD = frozenset({"set-cookie", "set-cookie2", "authorization", "cookie"})
 _MAX_REASON = 200
 _MAX_SHAPES = 64  # an API may make up a content type for each answer: a boundary stands there
-_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+MAX_WAIT = 30 * 24 * 60 * 60.0
+"""Seconds after which a retry is no longer worth to wait for: an API that says more means never."""
+
+_MAX_DATE = 100  # characters
+_FAR = 1e12  # seconds; no time of day is as large
 _EPOCH = 1_000_000_000  # a number of seconds above this is a time of day, not a while
 _ASCII_BRACKETS = (None, "utf-8", "ascii")  # charsets in which a bracket is the byte that it is in ASCII
 _json = msgspec.json.Decoder()
@@ -210,23 +214,26 @@ def _told_body(kind: MediaType, body: bytes, is_whole: bool) -> Any:
 def _retry_after(head: Head) -> float | None:
     """Seconds to wait, if the API says so: in Retry-After, or where it limits a rate, in a plain reset header."""
     for value in head.values("retry-after"):
-        return _seconds(value) if _NUMBER.fullmatch(value) else _until(value)
+        seconds = _seconds(value)
+        return _until(value) if seconds is None else seconds
     if head.status == HTTPStatus.TOO_MANY_REQUESTS:
         for name in ("ratelimit-reset", "x-ratelimit-reset"):
             for value in head.values(name):
-                return _seconds(value) if _NUMBER.fullmatch(value) else None
+                return _seconds(value)
     return None
 
 
-def _seconds(number: str) -> float:
-    """Of a number of seconds, from now or since 1970."""
-    seconds = float(number)
-    return max(seconds - time.time(), 0.0) if seconds > _EPOCH else seconds
+def _seconds(text: str) -> float | None:
+    """Return the wait that a number of seconds means, from now or since 1970; None if it is no number."""
+    seconds = bounded(text, _FAR)
+    if seconds is None:
+        return None
+    return bounded(seconds - time.time() if seconds > _EPOCH else seconds, MAX_WAIT)
 
 
 def _until(date: str) -> float | None:
     try:
-        when = parsedate_to_datetime(date)
-    except ValueError:
+        when = parsedate_to_datetime(date[:_MAX_DATE])
+        return bounded(when.replace(tzinfo=when.tzinfo or UTC).timestamp() - time.time(), MAX_WAIT)
+    except (ValueError, OverflowError, IndexError, TypeError):  # what the parser of the standard library raises
         return None
-    return max(when.replace(tzinfo=when.tzinfo or UTC).timestamp() - time.time(), 0.0)

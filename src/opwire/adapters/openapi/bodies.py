@@ -4,7 +4,7 @@ A property of a form is written by the style that its `encoding` gives. Without 
 name, an object is JSON, anything else its text; None is left out.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -18,7 +18,6 @@ from opwire.adapters.openapi.styles import Pairs, encode, encode_reserved_in_que
 T = TypeVar("T")
 
 _JSON = "application/json"
-_PLAIN = Part()
 _SEPARATORS: dict[str | None, str] = {"ndjson": "", "json-seq": "\x1e"}
 
 
@@ -40,7 +39,7 @@ def body_encoder(body: Body) -> Callable[[Any], EncodedBody]:
     if kind.name.startswith("multipart/"):
         return partial(_multipart, kind.name, body)
     if kind.name == "application/x-www-form-urlencoded":
-        return lambda value: EncodedBody(urlencoded(value, body.parts).encode(), declared)
+        return lambda value: EncodedBody(urlencoded(value, body.part).encode(), declared)
     if body.binary:
         return partial(_binary, declared)
     if kind.is_json:
@@ -52,13 +51,13 @@ def body_encoder(body: Body) -> Callable[[Any], EncodedBody]:
     return partial(_text, declared)
 
 
-def urlencoded(value: Any, parts: Mapping[str, Part] | None = None) -> str:
-    """An object as `application/x-www-form-urlencoded`.
+def urlencoded(value: Any, part_of: Callable[[str], Part] = lambda _: Part()) -> str:
+    """An object as `application/x-www-form-urlencoded`; `part_of` says how the field of a name is written.
 
     Raises:
         ValueError: it is not an object, or a value cannot be written.
     """
-    return join(_each_property(value, parts or {}, _fields))
+    return join(_each_property(value, part_of, _fields))
 
 
 def _fields(name: str, value: Any, part: Part) -> Pairs:
@@ -68,7 +67,7 @@ def _fields(name: str, value: Any, part: Part) -> Pairs:
     return [(encode(name), escape(_field_text(item, part))) for item in _items(value)]
 
 
-def _each_property(value: Any, parts: Mapping[str, Part], write: Callable[[str, Any, Part], list[T]]) -> list[T]:
+def _each_property(value: Any, part_of: Callable[[str], Part], write: Callable[[str, Any, Part], list[T]]) -> list[T]:
     if not isinstance(value, dict):
         raise ValueError("a form is given as an object")
     written: list[T] = []
@@ -76,7 +75,7 @@ def _each_property(value: Any, parts: Mapping[str, Part], write: Callable[[str, 
         if each is None:
             continue
         try:
-            written += write(name, each, parts.get(name, _PLAIN))
+            written += write(name, each, part_of(name))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     return written
@@ -95,9 +94,10 @@ def _field_text(value: Any, part: Part) -> str:
 
 def _multipart(kind: str, body: Body, value: Any) -> EncodedBody:
     if isinstance(value, list):  # parts without names
-        parts = [_part(None, each, _PLAIN) for each in cast("list[Any]", value)]
+        items = enumerate(cast("list[Any]", value))
+        parts = [_part(None, each, body.position(index)) for index, each in items]
     else:
-        parts = _each_property(value, body.parts, _parts)
+        parts = _each_property(value, body.part, _parts)
     data, boundary = write_multipart(parts)
     return EncodedBody(data, f"{kind}; boundary={boundary}")
 
@@ -121,7 +121,16 @@ def _part(name: str | None, value: Any, part: Part) -> FormPart:
     if kind is None and isinstance(value, (dict, list)):
         kind = _JSON
     data = json_text(value) if kind is not None and media_type(kind).is_json else text_of(value)
-    return FormPart(name=name, data=data.encode(), content_type=_concrete(kind), headers=part.headers)
+    kind = _concrete(kind)
+    return FormPart(name=name, data=data.encode(_charset(kind or "")), content_type=kind, headers=part.headers)
+
+
+def _charset(declared: str) -> str:
+    """Return the charset that a content type names, else UTF-8."""
+    charset = media_type(declared).charset
+    if charset is None and "charset=" in declared.lower():
+        raise ValueError(f"the charset of {declared} is not known")
+    return charset or "utf-8"
 
 
 def _file_type(file: File, declared: str | None) -> str:
@@ -161,9 +170,7 @@ def _text(declared: str, value: Any) -> EncodedBody:
     kind = media_type(declared)
     if isinstance(value, (dict, list)) and kind.is_text:
         raise ValueError(f"{kind.name} is given as text")
-    text = text_of(value)
-    if kind.charset is None and "charset=" in declared.lower():
-        raise ValueError(f"the charset of {declared} is not known")
+    text, charset = text_of(value), _charset(declared)
     if kind.charset is None and kind.name.startswith("text/") and not text.isascii():
         declared = f"{declared}; charset=utf-8"
-    return EncodedBody(text.encode(kind.charset or "utf-8"), declared)
+    return EncodedBody(text.encode(charset), declared)

@@ -7,8 +7,9 @@ server had closed is sent once more, on a fresh one. Messages name the host and 
 import asyncio
 import io
 from collections.abc import Mapping
+from math import inf
 from ssl import SSLContext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -26,13 +27,21 @@ from opwire.errors import CallError, ErrorCode
 _LARGE_BODY = 1024 * 1024  # above this, aiohttp wants a body that it can send in pieces
 _MAX_HEADER = 64 * 1024  # of one header that the server sends; aiohttp's own 8 KiB are too few for some policies
 _MAX_HEADERS = 256
+_MAX_HEAD = 256 * 1024  # of all headers together, which go into the meta of every result
+_PIECE = 16 * 1024  # bytes of a stream that are parsed at a time: 1,800 of the smallest events, 40 ms
+
+_LEAST = {"max_response": 1, "max_item": 1, "max_connections": 0, "max_per_host": 0, "max_redirects": 0}
 
 # What aiohttp raises; RuntimeError is for a connection or a session that was closed meanwhile.
 _FOREIGN = (aiohttp.ClientError, HttpProcessingError, OSError, RuntimeError, ValueError)
 
 
 class ClientOptions(Struct, frozen=True, kw_only=True):
-    """How requests are sent. Its repr shows neither headers nor proxy: credentials may stand there."""
+    """How requests are sent. Its repr shows neither headers nor proxy: credentials may stand there.
+
+    Raises:
+        CallError: VALIDATION_ERROR, a number is one that the option cannot have.
+    """
 
     timeout: float | None = 30.0  # seconds for a whole call, where the call has no deadline of its own
     connect_timeout: float | None = 10.0  # seconds to make a connection
@@ -47,8 +56,26 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     follow_redirects: bool = True
     max_redirects: int = 10
 
+    def __post_init__(self) -> None:
+        for option in ("timeout", "connect_timeout"):
+            seconds: Any = getattr(self, option)
+            if seconds is not None and not (_is_number(seconds, int | float) and 0 < seconds < inf):
+                raise _unusable(option, "a finite number of seconds above zero, or None", seconds)
+        for option, least in _LEAST.items():
+            count: Any = getattr(self, option)
+            if not (_is_number(count, int) and count >= least):
+                raise _unusable(option, f"a whole number of at least {least}", count)
+
     def __repr__(self) -> str:
         return f"<ClientOptions timeout={self.timeout} max_response={self.max_response}>"
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _unusable(option: str, expected: str, given: Any) -> CallError:
+    return CallError(ErrorCode.VALIDATION_ERROR, f"{option} is {expected}, not {given!r:.100}")
 
 
 class HTTPClient:
@@ -96,6 +123,7 @@ class HTTPClient:
         """
         pieces: list[bytes] = []
         left = self.options.max_response
+        unseen = 0  # bytes since the event loop last ran: decompressing what is there already does not wait
         try:
             while True:
                 piece = await self.read_some(response)
@@ -103,6 +131,10 @@ class HTTPClient:
                 if left < 0:
                     raise self._too_large(response)
                 pieces.append(piece)
+                unseen += len(piece)
+                if unseen > _LARGE_BODY:
+                    unseen = 0
+                    await asyncio.sleep(0)
                 if response.content.at_eof():
                     return b"".join(pieces) if len(pieces) > 1 else piece
         finally:
@@ -151,7 +183,7 @@ class HTTPClient:
         body = request.body
         session = self._session if self._loop is asyncio.get_running_loop() else None
         try:
-            return await (session or await self._start()).request(
+            response = await (session or await self._start()).request(
                 request.method,
                 URL(request.url, encoded=True),
                 headers=request.headers,
@@ -159,6 +191,7 @@ class HTTPClient:
                 allow_redirects=False,
                 proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
             )
+            return self._bounded(response)
         except asyncio.CancelledError:
             # A closing pool cancels those who wait for a connection, as if they had been cancelled themselves.
             task = asyncio.current_task()
@@ -167,6 +200,13 @@ class HTTPClient:
             raise
         except _FOREIGN as error:
             raise self._failed(error, request.url) from None
+
+    def _bounded(self, response: ClientResponse) -> ClientResponse:
+        if sum(len(name) + len(value) for name, value in response.raw_headers) <= _MAX_HEAD:
+            return response
+        response.close()
+        message = f"{host_of(str(response.url))} sends more than {_MAX_HEAD:,} bytes of headers"
+        raise CallError(ErrorCode.PROTOCOL_ERROR, message)
 
     async def _start(self) -> ClientSession:
         if self._is_closed:
@@ -192,6 +232,37 @@ class HTTPClient:
         host = host_of(str(response.url))
         message = f"{host} answers with more than {limit:,} bytes; the option `max_response` sets the limit"
         return CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
+
+
+class Pieces:
+    """The body of a stream in small pieces, with a turn of the event loop between any two.
+
+    A piece that is there already comes without waiting, and 50 kB of gzip can be 50 MB of line breaks: without the
+    turns they stopped the loop for 11 s.
+    """
+
+    def __init__(self, client: HTTPClient, response: ClientResponse) -> None:
+        self._client = client
+        self._response = response
+        self._piece = b""
+        self._start = 0
+        self._unseen = 0  # bytes since the event loop last ran
+
+    async def read(self) -> bytes:
+        """The next piece; empty at the end.
+
+        Raises:
+            CallError: as `HTTPClient.read_some`.
+        """
+        if self._unseen >= _PIECE:
+            self._unseen = 0
+            await asyncio.sleep(0)
+        if self._start >= len(self._piece):
+            self._piece, self._start = await self._client.read_some(self._response), 0
+        start, self._start = self._start, self._start + _PIECE
+        piece = self._piece[start : self._start] if len(self._piece) > _PIECE else self._piece
+        self._unseen += len(piece)
+        return piece
 
 
 def _session(options: ClientOptions) -> ClientSession:

@@ -18,6 +18,8 @@ METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 _LOCATIONS = frozenset({"path", "query", "header", "cookie", "querystring", "body", "formData"})
+_SUCCESS = re.compile(r"2([0-9]{2}|XX)")
+_MAX_PARAMETERS = 1_000  # of one operation; path items can be shared by thousands of paths
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -102,6 +104,20 @@ def parameters_of(endpoint: Endpoint, documents: Documents) -> list[Place]:
     Raises:
         SchemaError: one of them cannot be used.
     """
+    key = tuple(id(owner.value.get("parameters")) for owner in (endpoint.item, endpoint.operation))
+    known = documents.parameters.get(key)  # thousands of paths may refer to one path item
+    if known is None:
+        try:
+            known = _parameters(endpoint, documents)
+        except SchemaError as error:
+            known = str(error)
+        documents.parameters[key] = known
+    if isinstance(known, str):
+        raise SchemaError(known)
+    return known
+
+
+def _parameters(endpoint: Endpoint, documents: Documents) -> list[Place]:
     found: dict[tuple[str, str], Place] = {}
     for owner in (endpoint.item, endpoint.operation):
         given = owner.value.get("parameters")
@@ -120,6 +136,8 @@ def parameters_of(endpoint: Endpoint, documents: Documents) -> list[Place]:
             if name != fields.get("name"):
                 place = Place({**place.value, "name": name}, place.document)
             found[name, location] = place
+            if len(found) > _MAX_PARAMETERS:
+                raise SchemaError(f"it has more than {_MAX_PARAMETERS:,} parameters")
     return list(found.values())
 
 
@@ -158,7 +176,7 @@ def successes(endpoint: Endpoint, documents: Documents) -> dict[str, list[Conten
     """The kinds of answer by status, lowest first; `default` only where no other one tells of a success."""
     given, home = _responses(endpoint, documents)
     responses = {status.upper() if status.lower() == "2xx" else status: each for status, each in given.items()}
-    statuses = sorted(each for each in responses if each[:1] == "2" and len(each) == 3)
+    statuses = sorted(each for each in responses if _SUCCESS.fullmatch(each))
     if not statuses and "default" in responses:
         statuses = ["default"]
     return {status: _answers(endpoint, Place(responses[status], home), documents) for status in statuses}

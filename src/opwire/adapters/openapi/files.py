@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from opwire.adapters.openapi.places import invalid
-from opwire.adapters.openapi.plan import Plan
+from opwire.adapters.openapi.plan import Body, Plan
 
 OCTETS = "application/octet-stream"
 
@@ -82,10 +82,18 @@ def prepare_files(plan: Plan) -> Callable[[Any], Any]:
         CallError: VALIDATION_ERROR, by what is returned: a file cannot be read.
     """
 
+    places: list[tuple[tuple[str, ...], Callable[[Any], Any]]] = [(place, _plain_files) for place in plan.files]
+    body = plan.body
+    if body is not None and any(
+        part.binary for part in (body.items, *body.positions, *(each for _, each in body.others))
+    ):
+        elsewhere = frozenset(each.path_to[0] for each in plan.parameters) if not body.path_to else frozenset[str]()
+        places.append((body.path_to, lambda value: _plain_parts(value, body, elsewhere)))
+
     def prepare(input: Any) -> Any:
-        for place in plan.files:
+        for place, make_plain in places:
             try:
-                input = _replaced(input, place)
+                input = _replaced(input, place, make_plain)
             except (OSError, TypeError, ValueError) as error:
                 raise invalid(plan.operation_id, place, str(error)) from error
         return input
@@ -93,14 +101,31 @@ def prepare_files(plan: Plan) -> Callable[[Any], Any]:
     return prepare
 
 
-def _replaced(value: Any, place: Sequence[str]) -> Any:
-    """The value with the file at a place made plain; copied on the way there, never changed."""
+def _replaced(value: Any, place: Sequence[str], make_plain: Callable[[Any], Any]) -> Any:
+    """The value with what is at a place made plain; copied on the way there, never changed."""
     if not place:
-        return [_plain(each) for each in cast("list[Any]", value)] if isinstance(value, list) else _plain(value)
+        return make_plain(value)
     if not isinstance(value, dict) or place[0] not in value:
         return cast("Any", value)
     members = cast("dict[str, Any]", value)
-    return {**members, place[0]: _replaced(members[place[0]], place[1:])}
+    return {**members, place[0]: _replaced(members[place[0]], place[1:], make_plain)}
+
+
+def _plain_files(value: Any) -> Any:
+    return [_plain(each) for each in cast("list[Any]", value)] if isinstance(value, list) else _plain(value)
+
+
+def _plain_parts(value: Any, body: Body, elsewhere: frozenset[str]) -> Any:
+    """Make the files of a body plain that have no name of their own in the plan."""
+    if isinstance(value, list):
+        items = enumerate(cast("list[Any]", value))
+        return [_plain_files(each) if body.position(index).binary else each for index, each in items]
+    if not isinstance(value, dict):
+        return value
+    members = cast("dict[str, Any]", value).items()
+    return {
+        name: _plain_files(each) if name not in elsewhere and body.part(name).binary else each for name, each in members
+    }
 
 
 def _plain(given: Any) -> Any:

@@ -5,20 +5,22 @@ a body stand beside them if it is a JSON object or a form that `plain_object` ca
 under `body`. If two of these names are the same, everything is put into groups instead, by where it is sent:
 `{"path": {"id": 1}, "body": {"id": 2}}`.
 
-The input of another opwire's operation is its body, whatever that is.
+The input of another opwire's operation is its body, whatever that is, where its document is trusted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from opwire.adapters.openapi.endpoints import Endpoint
 from opwire.adapters.openapi.files import FILE_SCHEMA
-from opwire.adapters.openapi.media import is_any, is_form, is_json
-from opwire.adapters.openapi.media_types import media_type
-from opwire.adapters.openapi.objects import PlainObject, plain_object
+from opwire.adapters.openapi.forms import Form, FormReader, changed
+from opwire.adapters.openapi.media import is_any, is_form, is_json, is_multipart
+from opwire.adapters.openapi.objects import Fields, PlainObject, fields_of, plain_object
 from opwire.adapters.openapi.parameters import Given, read_parameters
-from opwire.adapters.openapi.payloads import Payload, file_schema, is_binary_body, part_of, read_payload
-from opwire.adapters.openapi.plan import Body, Parameter, Part
+from opwire.adapters.openapi.payloads import Payload, is_binary_body, or_null, read_part, read_payload
+from opwire.adapters.openapi.plan import Body, Parameter
 from opwire.adapters.openapi.refs import Documents, Place
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.schemas import Schemas
@@ -29,8 +31,6 @@ STREAM = "stream"
 """The property of a request with which an API is asked to stream."""
 
 _BODY = "body"
-_DESCRIBES = frozenset({"default", "deprecated", "description", "examples", "title"})
-_IN_WAY = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "not", "oneOf"})  # what could refuse null by itself
 _GROUPS = {"querystring": "query"}
 
 
@@ -50,7 +50,7 @@ class _Content(NamedTuple):
     schema: JSONSchema
     plain: PlainObject | None
     properties: dict[str, JSONSchema]
-    parts: dict[str, Part]
+    form: Form
     fixed: dict[str, Any]
     binary: bool
 
@@ -108,7 +108,7 @@ class InputReader:
             required += [_BODY] if content.required else []
         if required:
             schema["required"] = required
-        parameters = tuple(_parameter(each, (each.name,)) for each in given)
+        parameters = tuple(self._parameter(each, (each.name,)) for each in given)
         beside = content is not None and content.plain is not None
         return self._inputs(schema, parameters, content, () if beside else (_BODY,))
 
@@ -125,7 +125,7 @@ class InputReader:
         if plain.extras is None:
             del schema["additionalProperties"]
         else:
-            schema["additionalProperties"] = self._read(plain.extras, "the body")
+            schema["additionalProperties"] = self._extras(plain.extras, content.form)
 
     def _grouped(self, given: list[Given], content: _Content | None) -> Inputs:
         groups: dict[str, dict[str, Any]] = {}
@@ -142,7 +142,7 @@ class InputReader:
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
         if required:
             schema["required"] = required
-        parameters = tuple(_parameter(each, (_group(each), each.name)) for each in given)
+        parameters = tuple(self._parameter(each, (_group(each), each.name)) for each in given)
         return self._inputs(schema, parameters, content, (_BODY,))
 
     def _inputs(
@@ -162,52 +162,86 @@ class InputReader:
             path_to=path_to,
             properties=() if path_to else tuple(content.properties),
             open=not path_to and (extras is None or extras.value is not False),
-            parts=content.parts,
+            parts=content.form.parts,
+            others=content.form.others,
+            positions=content.form.positions,
+            items=content.form.items,
             binary=content.binary,
             fixed=content.fixed,
         )
-        files = (
-            [path_to] if content.binary else [(*path_to, name) for name, part in content.parts.items() if part.binary]
+        named = [(*path_to, name) for name, part in content.form.parts.items() if part.binary]
+        return Inputs(whole, parameters, body, (path_to,) if content.binary else tuple(named))
+
+    def _parameter(self, given: Given, path_to: tuple[str, ...]) -> Parameter:
+        parts = {
+            name: read_part(f"the field {name!r}", Place(each, given.encoding.document), self._documents, self._warn)
+            for name, each in (given.encoding.value.items() if _is_form(given) else ())
+        }
+        return Parameter(
+            name=given.name,
+            location=given.location,
+            path_to=path_to,
+            style=given.style,
+            explode=given.explode,
+            required=given.required,
+            allow_reserved=given.allow_reserved,
+            content_type=given.content_type,
+            parts=parts,
         )
-        return Inputs(whole, parameters, body, tuple(files))
 
     # --- schemas ----------------------------------------------------------------------------------------------------
 
     def _property(self, given: Given) -> JSONSchema:
         if given.schema.value is None:
-            self._report.warn(f"{self._where}: the parameter {given.name!r} has no schema: any value will do")
+            self._warn(f"the parameter {given.name!r} has no schema: any value will do")
         schema = self._read(given.schema, f"the parameter {given.name!r}")
         if given.content_type is not None and not is_json(given.content_type) and not _is_form(given):
             schema = schema if _is_scalar(schema) else {"type": "string"}
-        return _described(schema if given.required else _or_null(schema), given.describes)
+        return _described(schema if given.required else or_null(schema), given.describes)
 
     def _content(self, payload: Payload) -> _Content:
         if is_binary_body(payload, self._schemas):
             schema = _described(FILE_SCHEMA, {"description": payload.description})
-            return _Content(payload, schema, None, {}, {}, {}, binary=True)
+            return _Content(payload, schema, None, {}, Form(), {}, binary=True)
+        asks = self._streams is not None or payload.is_form or is_multipart(payload.content_type)
+        fields = fields_of(*payload.schema, self._schemas) if asks else Fields({}, {}, [], set())
+        form = self._form(payload, fields)
         plain = plain_object(*payload.schema, self._schemas) if _has_fields(payload) else None
-        if plain is None:
-            schema = self._read(payload.schema, "the body")
-            if payload.is_text and not _is_scalar(schema):
-                schema = {"type": "string"}
-            schema = _described(schema, {"description": payload.description})
-            return _Content(payload, schema, None, {}, {}, {}, binary=False)
-        return self._taken_apart(payload, plain)
+        return self._whole(payload, fields, form) if plain is None else self._taken_apart(payload, plain, fields, form)
 
-    def _taken_apart(self, payload: Payload, plain: PlainObject) -> _Content:
+    def _form(self, payload: Payload, fields: Fields) -> Form:
+        reader = FormReader(payload, self._documents, self._schemas, lambda each: self._warn(f"the body: {each}"))
+        if is_multipart(payload.content_type) and not fields.properties and self._is_array(payload.schema):
+            return reader.read_array()
+        return reader.read(fields) if payload.is_form or is_multipart(payload.content_type) else Form()
+
+    def _is_array(self, place: Place) -> bool:
+        kinds = self._schemas.resolve(*place).value.get("type")
+        return kinds == "array" or (isinstance(kinds, list) and "array" in kinds)
+
+    def _whole(self, payload: Payload, fields: Fields, form: Form) -> _Content:
+        """The body as one value: its schema says more than which properties there are."""
+        fixed = self._fixed(fields.properties, fields.required) if is_json(payload.content_type) else None
+        changes = form.changes if fixed is None else replace(form.changes, dropped=frozenset({STREAM}))
+        given = self._schemas.read(*payload.schema, "input", f"{self._where}, the body")
+        written = changed(given, changes, self._schemas)
+        self._uses |= written.uses
+        schema = written.schema
+        if payload.is_text and not _is_scalar(schema):
+            schema = {"type": "string"}
+        schema = _described(schema, {"description": payload.description})
+        return _Content(payload, schema, None, {}, form, fixed or {}, binary=False)
+
+    def _taken_apart(self, payload: Payload, plain: PlainObject, fields: Fields, form: Form) -> _Content:
         properties: dict[str, JSONSchema] = {}
-        parts: dict[str, Part] = {}
         for name, places in plain.properties.items():
             if any(self._schemas.is_hidden(*each, "input") for each in places):
                 continue
-            files = self._files(name, places, payload)
-            schema = self._all(places, name) if files is None else files
-            leaves_out = payload.is_form and name not in plain.required
-            properties[name] = _or_null(schema) if leaves_out else schema
-            part = part_of(name, payload, self._documents, binary=files is not None) if payload.is_form else None
-            if part is not None:
-                parts[name] = part
-        fixed = self._fixed(plain)
+            file = form.changes.properties.get(name)
+            schema = self._all(places, name) if file is None else file
+            leaves_out = file is None and payload.is_form and name not in plain.required
+            properties[name] = or_null(schema) if leaves_out else schema
+        fixed = self._fixed(fields.properties, plain.required)
         if fixed is not None:
             properties.pop(STREAM, None)
         required = _needed(plain, properties)
@@ -215,33 +249,34 @@ class InputReader:
         if required:
             whole["required"] = required
         if plain.extras is not None:
-            whole["additionalProperties"] = self._read(plain.extras, "the body")
+            whole["additionalProperties"] = self._extras(plain.extras, form)
         described = _described(whole, {"description": payload.description})
-        return _Content(payload, described, plain, properties, parts, fixed or {}, binary=False)
+        return _Content(payload, described, plain, properties, form, fixed or {}, binary=False)
 
-    def _fixed(self, plain: PlainObject) -> dict[str, Any] | None:
+    def _extras(self, place: Place, form: Form) -> JSONSchema:
+        file = form.changes.extras
+        return self._read(place, "the body") if file is None else file
+
+    def _fixed(self, properties: dict[str, list[Place]], required: Collection[str]) -> dict[str, Any] | None:
         """What is sent of `stream` without being asked for; None where that is left to the caller."""
-        places = plain.properties.get(STREAM, [])
+        places = properties.get(STREAM, [])
         if self._streams is None or not any(self._is_boolean(each) for each in places):
             return None
         if self._streams:
             return {STREAM: True}
         streams_anyway = any(self._schemas.resolve(*each).value.get("default") is True for each in places)
-        return {STREAM: False} if streams_anyway or STREAM in plain.required else {}
+        return {STREAM: False} if streams_anyway or STREAM in required else {}
 
     def _is_boolean(self, place: Place) -> bool:
         node, home = self._schemas.resolve(*place)
         kinds = node.get("type")
         if kinds == "boolean" or (isinstance(kinds, list) and "boolean" in kinds):
             return True
+        values = [node["const"]] if "const" in node else sequence(node.get("enum"))
+        if kinds is None and values and all(isinstance(each, bool) for each in values):
+            return True
         branches = [*sequence(node.get("anyOf")), *sequence(node.get("oneOf"))]
         return any(mapping(self._schemas.resolve(each, home).value).get("type") == "boolean" for each in branches)
-
-    def _files(self, name: str, places: list[Place], payload: Payload) -> JSONSchema | None:
-        if media_type(payload.content_type).name != "multipart/form-data" or len(places) != 1:
-            return None
-        encoding = mapping(payload.encoding.value.get(name))
-        return file_schema(places[0], str(encoding.get("contentType", "")), self._schemas)
 
     def _all(self, places: list[Place], name: str) -> JSONSchema:
         schemas = [self._read(each, f"the property {name!r}") for each in places]
@@ -251,6 +286,9 @@ class InputReader:
         written = self._schemas.read(*place, "input", f"{self._where}, {what}")
         self._uses |= written.uses
         return written.schema
+
+    def _warn(self, warning: str) -> None:
+        self._report.warn(f"{self._where}: {warning}")
 
     def _complete(self, schema: JSONSchema) -> JSONSchema:
         return self._schemas.complete(schema, self._uses, "input")
@@ -274,38 +312,12 @@ def _group(given: Given) -> str:
     return _GROUPS.get(given.location, given.location)
 
 
-def _parameter(given: Given, path_to: tuple[str, ...]) -> Parameter:
-    return Parameter(
-        name=given.name,
-        location=given.location,
-        path_to=path_to,
-        style=given.style,
-        explode=given.explode,
-        required=given.required,
-        allow_reserved=given.allow_reserved,
-        content_type=given.content_type,
-    )
-
-
 def _described(schema: JSONSchema, said: dict[str, Any]) -> JSONSchema:
     """The schema with what is said of it from outside, which knows more of its use."""
     said = {keyword: value for keyword, value in said.items() if value}
     if not said or schema is False:
         return schema
     return {**schema, **said} if isinstance(schema, dict) else said
-
-
-def _or_null(schema: JSONSchema) -> JSONSchema:
-    """The schema of what may be left out: None is how Python says so, and it is not sent."""
-    if not isinstance(schema, dict) or not schema:
-        return schema
-    kinds = schema.get("type")
-    if isinstance(kinds, str) and _IN_WAY.isdisjoint(schema):
-        return {**schema, "type": kinds if kinds == "null" else [kinds, "null"]}
-    outside = {key: each for key, each in schema.items() if key in _DESCRIBES}
-    inside = {key: each for key, each in schema.items() if key not in _DESCRIBES}
-    variants = inside["anyOf"] if inside.keys() == {"anyOf"} else [inside]
-    return {"anyOf": [*variants, {"type": "null"}], **outside}
 
 
 def _is_scalar(schema: JSONSchema) -> bool:

@@ -1,7 +1,7 @@
 """The items of a stream as results: bytes in, one envelope an item out. No I/O."""
 
 import logging
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from opwire.adapters.openapi.media_types import choose
 from opwire.adapters.openapi.plan import Plan, StreamKind
 from opwire.adapters.openapi.sse import SSEEvent, SSEParser
 from opwire.adapters.openapi.streams import DONE, JSONSeqDecoder, NDJSONDecoder
-from opwire.envelope import http_envelope
+from opwire.envelope import HTTPResponseMeta, http_envelope
 from opwire.errors import CallError, SchemaError
 from opwire.operation import ShapedResult
 from opwire.schema import UNKNOWN, Schema
@@ -19,6 +19,7 @@ from opwire.typed.text import read_json
 
 logger = logging.getLogger("opwire.adapters.openapi")
 
+_MAX_ITEM_HEADERS = 16 * 1024  # characters; one event of ten bytes would carry all of them
 _PROBLEM = "application/problem+json"
 _json = msgspec.json.Decoder()
 
@@ -64,6 +65,7 @@ class EventItems:
         self._head = head
         self._parser = parser
         self._schema = _schema_of(plan, head)
+        self._headers, self._cookies = _item_headers(plan, head)
 
     def feed(self, chunk: bytes) -> list[ShapedResult]:
         """The items that a piece completes."""
@@ -110,7 +112,8 @@ class EventItems:
         envelope = http_envelope(
             data,
             status_code=self._head.status,
-            headers=self._head.headers,
+            headers=self._headers,
+            set_cookie=self._cookies,
             content_type="text/event-stream",
             event_type=event.event,
             last_event_id=event.last_event_id or None,
@@ -127,6 +130,7 @@ class ValueItems:
         self._head = head
         self._decoder = decoder
         self._schema = _schema_of(plan, head)
+        self._headers, self._cookies = _item_headers(plan, head)
 
     @property
     def done(self) -> bool:
@@ -143,7 +147,13 @@ class ValueItems:
 
     def _item(self, value: Any) -> ShapedResult:
         head = self._head
-        envelope = http_envelope(value, status_code=head.status, headers=head.headers, content_type=head.content_type)
+        envelope = http_envelope(
+            value,
+            status_code=head.status,
+            headers=self._headers,
+            set_cookie=self._cookies,
+            content_type=head.content_type,
+        )
         return ShapedResult(envelope, self._schema)
 
 
@@ -162,6 +172,21 @@ def value_items(plan: Plan, head: Head, kind: StreamKind, max_item: int) -> Valu
     """The items of a stream that is not an event stream."""
     decoder = JSONSeqDecoder if kind == "json-seq" else NDJSONDecoder
     return ValueItems(plan, head, decoder(max_item=max_item))
+
+
+def _item_headers(plan: Plan, head: Head) -> tuple[dict[str, str], list[str]]:
+    """Return headers and cookies as every item carries them, joined once, and no more than is worth to be repeated."""
+    kept: list[tuple[str, str]] = []
+    left = _MAX_ITEM_HEADERS
+    for name, value in head.headers:
+        if len(name) + len(value) <= left:
+            kept.append((name, value))
+            left -= len(name) + len(value)
+    if len(kept) < len(head.headers):
+        dropped = len(head.headers) - len(kept)
+        logger.warning("%s: %d large headers of the stream are left out of its items", plan.operation_id, dropped)
+    meta = cast("HTTPResponseMeta", http_envelope(None, status_code=head.status, headers=kept, content_type="").meta)
+    return meta.headers, meta.set_cookie or []
 
 
 def _schema_of(plan: Plan, head: Head) -> Schema:

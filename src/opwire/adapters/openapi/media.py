@@ -6,6 +6,7 @@ from opwire.adapters.openapi.endpoints import Content
 from opwire.adapters.openapi.media_types import media_type
 from opwire.adapters.openapi.plan import StreamKind
 
+_MAX_ACCEPTED = 50  # content types that a request asks for
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
@@ -68,5 +69,5 @@ def accept_header(chosen: Iterable[str], others: Iterable[str]) -> str:
     Other kinds of JSON are not asked for beside it: they often are other forms of the answer.
     """
     wanted = [each for each in chosen if is_json(each)] or [each for each in others if media_type(each).name != "*/*"]
-    wanted = list(dict.fromkeys(each for each in wanted if "\n" not in each and "\r" not in each))
+    wanted = list(dict.fromkeys(each for each in wanted if "\n" not in each and "\r" not in each))[:_MAX_ACCEPTED]
     return ", ".join([*wanted, "*/*;q=0.1"]) if wanted else "*/*"

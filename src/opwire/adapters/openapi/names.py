@@ -4,8 +4,11 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from opwire.names import UniqueNames
+
 _OTHER = re.compile(r"[^0-9A-Za-z]+")
 _MAX_NAME = 200
+_STREAM = "_stream"
 
 
 def namespace_from(title: object) -> str:
@@ -42,25 +45,21 @@ def distinct(wishes: Iterable[Wish]) -> dict[tuple[str, str], str]:
     method and path behind it, so that the order of the document does not matter.
     """
     names: dict[tuple[str, str], str] = {}
-    taken: set[str] = set()
+    first: set[str] = set()
     refused: list[Wish] = []
     for wish in sorted(wishes, key=lambda each: (not each.is_given, each.path, each.method)):
-        if wish.name in taken:
+        if wish.name in first:
             refused.append(wish)
         else:
-            taken.add(wish.name)
+            first.add(wish.name)
             names[wish.method, wish.path] = wish.name
+    free = UniqueNames(first, longest=_MAX_NAME)
     for method, path, name, is_given in refused:
         longer = f"{name}_{name_from_path(method, path)}" if is_given else name
-        names[method, path] = free_name(longer, taken)
+        names[method, path] = free.take(longer)
     return names
 
 
-def free_name(name: str, taken: set[str]) -> str:
-    """The name, with a number behind it where it is taken; it is taken then."""
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    taken.add(free)
-    return free
+def stream_name(name: str) -> str:
+    """Return the name of the streaming form of an operation."""
+    return name[: _MAX_NAME - len(_STREAM)] + _STREAM

@@ -14,6 +14,7 @@ from yarl import URL
 
 from opwire.adapters.openapi.bodies import urlencoded
 from opwire.adapters.openapi.request import HTTPRequest
+from opwire.adapters.openapi.shapes import bounded
 from opwire.adapters.openapi.styles import encode
 from opwire.errors import CallError, ErrorCode
 
@@ -25,6 +26,7 @@ Raises:
 """
 
 _MARGIN = 60.0  # seconds before its end that a token is renewed, or a tenth of its life where that is less
+_MAX_LIFE = 10 * 365 * 24 * 60 * 60.0  # seconds
 _MAX_TOKENS = 1000  # each identity may have its own
 
 
@@ -155,8 +157,7 @@ def _read_token(answer: Any, asked: float) -> _Token:
         raise CallError(ErrorCode.EXECUTION_ERROR, "the token endpoint answered without an access_token")
     if not isinstance(kind, str) or kind.lower() != "bearer":
         raise CallError(ErrorCode.EXECUTION_ERROR, "the token endpoint answered with a token that is no bearer token")
-    try:
-        life = float(fields["expires_in"])
-    except (KeyError, TypeError, ValueError):
+    life = bounded(fields.get("expires_in"), _MAX_LIFE)
+    if life is None:
         return _Token(value, float("inf"))  # good until the API refuses it
     return _Token(value, asked + life - min(_MARGIN, life / 10))

@@ -14,6 +14,9 @@ _DESCRIBES = frozenset(
     "nullable readOnly title writeOnly xml".split()
 )
 _MAX_PARTS = 50  # of one schema, through `allOf`
+_MAX_FIELDS_PARTS = 500  # of one schema, through all that can declare a property
+_EXTRAS = ("additionalProperties", "unevaluatedProperties")
+_ONE, _MANY = ("then", "else", "if"), ("allOf", "anyOf", "oneOf")
 
 
 class PlainObject(NamedTuple):
@@ -22,6 +25,40 @@ class PlainObject(NamedTuple):
     properties: dict[str, list[Place]]
     required: list[str]
     extras: Place | None
+
+
+class Fields(NamedTuple):
+    """The properties that an object may have, wherever its schema declares them: in variants and conditions too."""
+
+    properties: dict[str, list[Place]]
+    patterns: dict[str, list[Place]]
+    extras: list[Place]
+    required: set[str]
+
+
+def fields_of(schema: Any, document: Document, schemas: Schemas) -> Fields:
+    """Return every property that a schema knows of. What it demands of them together does not matter here."""
+    fields = Fields({}, {}, [], set())
+    waiting, seen = [Place(schema, document)], set[int]()
+    while waiting and len(seen) < _MAX_FIELDS_PARTS:
+        given = waiting.pop()
+        node, home = schemas.resolve(*given)
+        if "$ref" in mapping(given.value) and not schemas.hides_siblings and len(given.value) > 1:
+            waiting.append(Place({key: each for key, each in given.value.items() if key != "$ref"}, given.document))
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        for name, each in mapping(node.get("properties")).items():
+            fields.properties.setdefault(name, []).append(Place(each, home))
+        for pattern, each in mapping(node.get("patternProperties")).items():
+            fields.patterns.setdefault(pattern, []).append(Place(each, home))
+        fields.extras.extend(Place(node[key], home) for key in _EXTRAS if isinstance(node.get(key), dict))
+        fields.required.update(texts(node.get("required")))
+        below = [node[key] for key in _ONE if key in node]
+        below += [each for key in _MANY for each in sequence(node.get(key))]
+        below += mapping(node.get("dependentSchemas")).values()
+        waiting.extend(Place(each, home) for each in reversed(below))
+    return fields
 
 
 def plain_object(schema: Any, document: Document, schemas: Schemas) -> PlainObject | None:

@@ -30,6 +30,7 @@ class Given(NamedTuple):
     allow_reserved: bool
     content_type: str | None
     describes: dict[str, Any]  # what the parameter says of its value beside the schema
+    encoding: Place  # of a whole query that is a form: how its fields are sent, by name
 
 
 def read_parameters(endpoint: Endpoint, documents: Documents, report: Report) -> list[Given]:
@@ -56,7 +57,8 @@ def read_parameters(endpoint: Endpoint, documents: Documents, report: Report) ->
     for name in variables:
         report.warn(f"{where}: no parameter describes {{{name}}}: it is a text")
         schema = Place({"type": "string"}, endpoint.operation.document)
-        found.append(Given(name, "path", schema, "simple", False, True, False, None, {}))
+        nothing = Place({}, schema.document)
+        found.append(Given(name, "path", schema, "simple", False, True, False, None, {}, nothing))
     return found
 
 
@@ -84,6 +86,7 @@ def _read(place: Place, documents: Documents) -> Given | None:
         allow_reserved=fields.get("allowReserved") is True,
         content_type=content[0].content_type if content else None,
         describes=_descriptions(fields, documents, place),
+        encoding=Place(mapping(holder.value.get("encoding")), holder.document),
     )
 
 
@@ -114,6 +117,7 @@ def _from_swagger(place: Place) -> Given:
         allow_reserved=False,
         content_type=None,
         describes={"description": fields["description"]} if text(fields.get("description")) else {},
+        encoding=Place({}, place.document),
     )
 
 

@@ -1,5 +1,6 @@
 """The body of a request as the document gives it: its content type, its schema, and how a form's fields are sent."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from opwire.adapters.openapi.endpoints import Endpoint, contents, offered, parameters_of, request_body
@@ -11,11 +12,14 @@ from opwire.adapters.openapi.plan import Part, Style
 from opwire.adapters.openapi.refs import Documents, Place
 from opwire.adapters.openapi.schemas import Schemas
 from opwire.adapters.openapi.shapes import mapping, sequence, text
+from opwire.adapters.openapi.styles import text_of
 from opwire.errors import SchemaError
 from opwire.schema import JSONSchema
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MERGE_PATCH, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
+_DESCRIBES = frozenset({"default", "deprecated", "description", "examples", "title"})
+_IN_WAY = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "not", "oneOf"})  # what could refuse null by itself
 _DEPTH = 3  # of unions and arrays in which a file is looked for
 
 
@@ -28,6 +32,8 @@ class Payload(NamedTuple):
     description: str
     encoding: Place  # of a form: how its fields are sent, by name
     styles: dict[str, Part]  # the same, as Swagger 2.0 says it
+    positions: Place  # of a multipart array: how its first items are sent (3.2)
+    items: Place  # how the others are
 
     @property
     def is_form(self) -> bool:
@@ -64,6 +70,8 @@ def read_payload(endpoint: Endpoint, documents: Documents) -> Payload | None:
         description=text(body.value.get("description")).strip(),
         encoding=Place(mapping(fields.get("encoding")), home),
         styles={},
+        positions=Place(sequence(fields.get("prefixEncoding")), home),
+        items=Place(mapping(fields.get("itemEncoding")), home),
     )
 
 
@@ -85,6 +93,8 @@ def _from_swagger(endpoint: Endpoint, documents: Documents) -> Payload | None:
                 description=text(place.value.get("description")).strip(),
                 encoding=Place({}, place.document),
                 styles={},
+                positions=Place([], place.document),
+                items=Place({}, place.document),
             )
     fields = [place for place in given if place.value["in"] == "formData"]
     return _swagger_form(fields, consumes) if fields else None
@@ -117,7 +127,8 @@ def _swagger_form(fields: list[Place], consumes: list[str]) -> Payload:
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     home = fields[0].document
     content_type = _MULTIPART if multipart else _FORM
-    return Payload(content_type, Place(schema, home), bool(required), "", Place({}, home), styles)
+    nothing = Place({}, home)
+    return Payload(content_type, Place(schema, home), bool(required), "", nothing, styles, Place([], home), nothing)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -133,6 +144,16 @@ def is_binary_body(payload: Payload, schemas: Schemas) -> bool:
     return True
 
 
+def file_of(places: list[Place], content_type: str, schemas: Schemas) -> JSONSchema | None:
+    """Return the schema of a field that several schemas describe, if it is a file; None otherwise.
+
+    One that says so is enough. Schemas that say nothing at all count only where there are no others.
+    """
+    telling = [each for each in places if schemas.resolve(*each).value]
+    found = (file_schema(each, content_type, schemas) for each in telling or places[:1])
+    return next((each for each in found if each is not None), None)
+
+
 def file_schema(schema: Place, content_type: str, schemas: Schemas, depth: int = 0) -> JSONSchema | None:
     """The schema of a field that is a file, or several, or may be one; None if it is none.
 
@@ -141,8 +162,9 @@ def file_schema(schema: Place, content_type: str, schemas: Schemas, depth: int =
     node, home = schemas.resolve(*schema)
     said = {key: node[key] for key in ("description", "title", "deprecated") if key in node}
     anything = not node and not schemas.hides_siblings  # since 3.1, what has no type is bytes
-    if anything or _is_binary(node) or (node.get("type", "string") == "string" and _is_binary_type(content_type)):
-        return {**FILE_SCHEMA, **said}
+    if anything or _is_binary(node) or (_is_string(node) and _is_binary_type(content_type)):
+        whole: JSONSchema = {**FILE_SCHEMA, **said}
+        return or_null(whole) if _is_nullable(node) else whole
     if depth > _DEPTH:
         return None
     if node.get("type") == "array":
@@ -154,15 +176,43 @@ def file_schema(schema: Place, content_type: str, schemas: Schemas, depth: int =
         ]
         files = [each for each in branches if each is not None]
         if files:
-            return {"anyOf": files, **said}
+            none = [schemas.resolve(each, home).value.get("type") == "null" for each in sequence(node.get(union))]
+            return {"anyOf": [*files, *([{"type": "null"}] if any(none) else [])], **said}
     return None
 
 
+def or_null(schema: JSONSchema) -> JSONSchema:
+    """The schema of what may be left out: None is how Python says so, and it is not sent."""
+    if not isinstance(schema, dict) or not schema:
+        return schema
+    kinds = schema.get("type")
+    if isinstance(kinds, str) and _IN_WAY.isdisjoint(schema):
+        return {**schema, "type": kinds if kinds == "null" else [kinds, "null"]}
+    outside = {key: each for key, each in schema.items() if key in _DESCRIBES}
+    inside = {key: each for key, each in schema.items() if key not in _DESCRIBES}
+    variants = inside["anyOf"] if inside.keys() == {"anyOf"} else [inside]
+    null = {"type": "null"}
+    return {"anyOf": variants if null in variants else [*variants, null], **outside}
+
+
+def _is_nullable(node: dict[str, Any]) -> bool:
+    kinds = node.get("type")
+    return (
+        node.get("nullable") is True or node.get("x-nullable") is True or (isinstance(kinds, list) and "null" in kinds)
+    )
+
+
+def _is_string(node: dict[str, Any]) -> bool:
+    """Whether a schema takes text, and nothing else but null."""
+    kinds = node.get("type", "string")
+    named = {str(each) for each in (sequence(kinds) if isinstance(kinds, list) else (kinds,))}
+    return "string" in named and named <= {"string", "null"}
+
+
 def _is_binary(node: dict[str, Any]) -> bool:
-    kind = node.get("type", "string")
-    if kind == "file":
+    if node.get("type") == "file":
         return True
-    if kind not in ("string", ["string"], ["string", "null"]) or "contentEncoding" in node:
+    if not _is_string(node) or "contentEncoding" in node:
         return False
     return node.get("format") == "binary" or _is_binary_type(text(node.get("contentMediaType")))
 
@@ -172,36 +222,56 @@ def _is_binary_type(content_type: str) -> bool:
     return bool(first) and not (is_text(first) or is_json(first) or is_form(first) or first == "*/*")
 
 
-def part_of(name: str, payload: Payload, documents: Documents, *, binary: bool) -> Part | None:
-    """How a field is sent, where that is not the usual way."""
-    fields = mapping(payload.encoding.value.get(name))
-    style, explode = text(fields.get("style")), fields.get("explode")
+def part_of(name: str, payload: Payload, documents: Documents, warn: Callable[[str], None], *, binary: bool) -> Part:
+    """Return how a field is sent."""
+    fields = Place(mapping(payload.encoding.value.get(name)), payload.encoding.document)
     # In 3.0 a style counts in forms without parts only.
-    styled = bool(style or isinstance(explode, bool) or "allowReserved" in fields)
-    if documents.version == "3.0" and is_multipart(payload.content_type):
-        styled = False
+    takes_style = not (documents.version == "3.0" and is_multipart(payload.content_type))
+    styled = payload.styles.get(name)
+    return styled or read_part(f"the field {name!r}", fields, documents, warn, binary=binary, takes_style=takes_style)
+
+
+def read_part(
+    what: str,
+    encoding: Place,
+    documents: Documents,
+    warn: Callable[[str], None],
+    *,
+    binary: bool = False,
+    takes_style: bool = True,
+) -> Part:
+    """Return how a field or an item is sent, as an Encoding Object says it; `what` is for the warnings."""
+    fields = mapping(encoding.value)
+    style, explode = text(fields.get("style")), fields.get("explode")
+    styled = takes_style and bool(style or isinstance(explode, bool) or "allowReserved" in fields)
     style = style or "form"
-    part = payload.styles.get(name) or Part(
+    return Part(
         content_type=text(fields.get("contentType")) or None,
         style=cast("Style", style) if styled else None,
         explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
         allow_reserved=fields.get("allowReserved") is True,
-        headers=_fixed_headers(fields, payload.encoding, documents),
+        headers=_known_headers(what, encoding, documents, warn),
         binary=binary,
     )
-    return None if part == Part() else part
 
 
-def _fixed_headers(fields: dict[str, Any], home: Place, documents: Documents) -> dict[str, str]:
-    """The headers of a part that can have one value only: nobody is asked for others."""
+def _known_headers(what: str, encoding: Place, documents: Documents, warn: Callable[[str], None]) -> dict[str, str]:
+    """Return the headers of a part whose value the document gives: the only one, or the default of a required one."""
     found: dict[str, str] = {}
-    for name, given in mapping(fields.get("headers")).items():
+    for name, given in mapping(encoding.value.get("headers")).items():
         try:
-            header = mapping(documents.follow(given, home.document).value)
-            schema = mapping(documents.follow(header.get("schema", header), home.document).value)
+            header = mapping(documents.follow(given, encoding.document).value)
+            schema = mapping(documents.follow(header.get("schema", header), encoding.document).value)
         except SchemaError:
             continue
+        is_required = header.get("required") is True
         choices = [schema["const"]] if "const" in schema else sequence(schema.get("enum"))
-        if len(choices) == 1 and name.lower() != "content-type":
-            found[name] = str(choices[0])
+        if len(choices) != 1 and is_required and "default" in schema:
+            choices = [schema["default"]]
+        if name.lower() == "content-type":  # the part has it from `contentType`
+            continue
+        if len(choices) == 1:
+            found[name] = text_of(choices[0])
+        elif is_required:
+            warn(f"{what} needs the header {name!r}, for which the document has no value: it is not sent")
     return found

@@ -33,10 +33,11 @@ class Parameter(Struct, frozen=True, kw_only=True):
     required: bool = False
     allow_reserved: bool = False
     content_type: str | None = None  # the value is written as this media type, not in a style
+    parts: Mapping[str, "Part"] = {}  # of a whole query that is a form: how its fields are written
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """How one property of a form is written (`encoding`)."""
+    """How one property of a form, or one item of a multipart array, is written (`encoding`)."""
 
     content_type: str | None = None  # None: by the value
     style: Style | None = None  # None: as the content type says
@@ -44,6 +45,9 @@ class Part(Struct, frozen=True, kw_only=True):
     allow_reserved: bool = False
     headers: Mapping[str, str] = {}  # those that have a fixed value
     binary: bool = False  # the schema says that it is a file
+
+
+_PLAIN = Part()
 
 
 class Body(Struct, frozen=True, kw_only=True):
@@ -62,8 +66,22 @@ class Body(Struct, frozen=True, kw_only=True):
     open: bool = False
     whole: bool = False
     parts: Mapping[str, Part] = {}
+    others: tuple[tuple[Schema | None, Part], ...] = ()  # of names without a part: by what the name fits, None: any
+    positions: tuple[Part, ...] = ()  # of a multipart body that is an array
+    items: Part = _PLAIN  # of the array beyond those positions
     binary: bool = False  # bytes, given as base64 in the input
     fixed: Mapping[str, Any] = {}  # properties that this operation sets itself: `stream: true`
+
+    def part(self, name: str) -> Part:
+        """Return how a field is written."""
+        part = self.parts.get(name)
+        if part is None and self.others:
+            part = next((each for names, each in self.others if names is None or names.is_valid(name)), None)
+        return part or _PLAIN
+
+    def position(self, index: int) -> Part:
+        """Return how an item of a multipart array is written."""
+        return self.positions[index] if index < len(self.positions) else self.items
 
 
 class Media(Struct, frozen=True, kw_only=True):

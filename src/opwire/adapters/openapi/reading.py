@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from opwire.adapters.openapi.endpoints import Endpoint, endpoints, summary_of
 from opwire.adapters.openapi.inputs import InputReader, Inputs
-from opwire.adapters.openapi.names import Wish, distinct, free_name, name_from_path, namespace_from, usable_name
+from opwire.adapters.openapi.names import Wish, distinct, name_from_path, namespace_from, stream_name, usable_name
 from opwire.adapters.openapi.needs import needs_of
 from opwire.adapters.openapi.outputs import OutputReader, Outputs, offers
 from opwire.adapters.openapi.plan import Plan
@@ -19,6 +19,7 @@ from opwire.adapters.openapi.schemas import Schemas
 from opwire.adapters.openapi.servers import server_of
 from opwire.adapters.openapi.shapes import mapping, text, texts
 from opwire.errors import RegistrationError
+from opwire.names import UniqueNames
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.schema import JSONSchema, Schema
@@ -36,6 +37,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ()
     normalize: NormalizeMode | None = None
     strip: bool = False
+    trust_annotations: bool = False
 
 
 class API(NamedTuple):
@@ -59,7 +61,7 @@ class ReadOperation:
         self._api = api
         self._endpoint = endpoint
         self._streams = streams
-        self._origin = origin_of(endpoint)
+        self._origin = origin_of(endpoint, api.options)
         self.input_schema = Schema.deferred(self._input_schema)
         self.output_schema = Schema.deferred(self._output_schema)
         self.spec = self._spec(namespace, name, kind)
@@ -126,35 +128,41 @@ class ReadOperation:
         return self._outputs.schema()
 
 
-def origin_of(endpoint: Endpoint) -> Origin | None:
-    """What another opwire says of its operation."""
+def origin_of(endpoint: Endpoint, options: ReadOptions) -> Origin | None:
+    """Return what another opwire says of its operation; None unless the document is trusted to say it.
+
+    Everything in it gives authority or replaces what the document says in HTTP's own terms: a type that makes a DELETE
+    a query, which is then served as GET and shown as read-only; the namespace and name of another source's operation;
+    timeouts. So an untrusted document is read as if the extension were not there.
+    """
     own = endpoint.operation.value
-    return read_origin(own, ORIGIN_EXTENSION) if ORIGIN_EXTENSION in own else None
+    return read_origin(own, ORIGIN_EXTENSION) if options.trust_annotations and ORIGIN_EXTENSION in own else None
 
 
 def read_operations(documents: Documents, report: Report, options: ReadOptions) -> list[ReadOperation]:
     """Every operation of a document that is wanted, in its order."""
     api = API(documents, Schemas(documents, report), report, options)
-    wanted = [each for each in _without_copies(endpoints(documents, report), report) if _is_wanted(each, options)]
-    names = distinct(map(_wish, wanted))
-    taken = set(names.values())
+    found = _without_copies(endpoints(documents, report), report, options)
+    wanted = [each for each in found if _is_wanted(each, options)]
+    names = distinct(_wish(each, options) for each in wanted)
+    taken = UniqueNames(names.values())
     title = mapping(documents.main.root.get("info")).get("title")
     namespace = options.namespace or namespace_from(title)
-    found: list[ReadOperation] = []
+    operations: list[ReadOperation] = []
     for endpoint in wanted:
         name = names[endpoint.method, endpoint.path]
         try:
-            found += _operations(api, endpoint, _home(endpoint, options, namespace), name, taken)
+            operations += _operations(api, endpoint, _home(endpoint, options, namespace), name, taken)
         except RegistrationError as error:
             report.skip(endpoint.method, endpoint.path, str(error))
-    return found
+    return operations
 
 
-def _operations(api: API, endpoint: Endpoint, namespace: str, name: str, taken: set[str]) -> Iterator[ReadOperation]:
+def _operations(api: API, endpoint: Endpoint, namespace: str, name: str, taken: UniqueNames) -> Iterator[ReadOperation]:
     """One operation, or two where it offers both plain answers and streams."""
     reads = OperationType.QUERY if endpoint.method in _READS else OperationType.MUTATION
     plain, streams = offers(endpoint, api.documents)
-    origin = origin_of(endpoint)
+    origin = origin_of(endpoint, api.options)
     if origin is not None:
         yield ReadOperation(api, endpoint, namespace, name, kind=origin.type, streams=None)
     elif not streams:
@@ -163,18 +171,18 @@ def _operations(api: API, endpoint: Endpoint, namespace: str, name: str, taken: 
         yield ReadOperation(api, endpoint, namespace, name, kind=OperationType.SUBSCRIPTION, streams=True)
     else:
         yield ReadOperation(api, endpoint, namespace, name, kind=reads, streams=False)
-        twin = free_name(f"{name}_stream", taken)
+        twin = taken.take(stream_name(name))
         yield ReadOperation(api, endpoint, namespace, twin, kind=OperationType.SUBSCRIPTION, streams=True)
 
 
-def _without_copies(found: Iterable[Endpoint], report: Report) -> list[Endpoint]:
+def _without_copies(found: Iterable[Endpoint], report: Report, options: ReadOptions) -> list[Endpoint]:
     """Each method and path once; the path `a` is that of `/a`, and the method `GET` that of `get`.
 
     Another opwire serves some of its operations by GET too: the one that takes any input stays.
     """
     kept: dict[Any, Endpoint] = {}
     for endpoint in found:
-        origin = origin_of(endpoint)
+        origin = origin_of(endpoint, options)
         key = (endpoint.method, endpoint.path) if origin is None else origin.id
         if origin is None and key in kept:
             report.skip(endpoint.method, endpoint.path, "the document has this method of this path twice")
@@ -183,8 +191,8 @@ def _without_copies(found: Iterable[Endpoint], report: Report) -> list[Endpoint]
     return list(kept.values())
 
 
-def _wish(endpoint: Endpoint) -> Wish:
-    origin = origin_of(endpoint)
+def _wish(endpoint: Endpoint, options: ReadOptions) -> Wish:
+    origin = origin_of(endpoint, options)
     given = origin.id.partition(".")[2] if origin else usable_name(text(endpoint.operation.value.get("operationId")))
     name = given or name_from_path(endpoint.method, endpoint.path)
     return Wish(endpoint.method, endpoint.path, name, is_given=bool(given))
@@ -192,7 +200,7 @@ def _wish(endpoint: Endpoint) -> Wish:
 
 def _home(endpoint: Endpoint, options: ReadOptions, namespace: str) -> str:
     """The namespace of an operation: another opwire's own stays, unless the user gives one."""
-    origin = origin_of(endpoint)
+    origin = origin_of(endpoint, options)
     return namespace if origin is None or options.namespace else split_id(origin.id)[0]
 
 

@@ -9,6 +9,8 @@ from opwire.adapters.openapi.shapes import mapping
 from opwire.errors import SchemaError
 
 _Step = tuple[Document, str]  # a reference, and the document that it stands in
+_MAX_DEPTH = 16  # of references that lead through other references
+_MAX_INDEX = 9  # digits of a place in an array
 
 
 def joined(base: str, given: str) -> str:
@@ -40,6 +42,10 @@ class Documents:
             self.loaded[self.main.uri] = self.main
         self._resolved: dict[_Step, Place] = {}
         self._ends: dict[_Step, Place] = {}  # where a chain of references ends
+        # Parameters by the identity of the lists that they come from, or what is wrong with them.
+        self.parameters: dict[tuple[int, ...], list[Place] | str] = {}
+        self._depth = 0
+        self._dynamic: dict[int, dict[str, list[Any]]] = {}  # the schemas of each dynamic anchor, by document
         self._names: dict[int, dict[str, Any]] = {}  # the `$id`s and anchors of each document, once one was asked for
 
     def resolve(self, ref: str, document: Document) -> Place:
@@ -76,7 +82,13 @@ class Documents:
 
     def single_dynamic_anchor(self, name: str, document: Document) -> Any:
         """The one schema of a document that has this `$dynamicAnchor`; None where there is none, or several."""
-        found = [each for each in objects_in(document.root) if each.get("$dynamicAnchor") == name]
+        known = self._dynamic.get(id(document.root))
+        if known is None:
+            known = self._dynamic[id(document.root)] = {}
+            for each in objects_in(document.root):
+                if isinstance(anchor := each.get("$dynamicAnchor"), str):
+                    known.setdefault(anchor, []).append(each)
+        found = known.get(name, [])
         return found[0] if len(found) == 1 else None
 
     def _follow(self, place: Place, through: Set[_Step]) -> Place:
@@ -88,7 +100,7 @@ class Documents:
             if (end := self._ends.get(step)) is not None:
                 return end
             if step in steps:
-                raise SchemaError(f"the reference {ref!r} leads in a circle")
+                raise SchemaError(f"the reference {ref!r:.200} leads in a circle")
             steps[step] = None
             place = self._resolve(step, steps.keys())
         self._ends |= dict.fromkeys(steps.keys() - through, place)
@@ -118,7 +130,7 @@ class Documents:
             return self._walk(f"/{fragment.removeprefix('/')}", ref, target, through)
         anchored = self._named(target).get(f"#{unquote(fragment)}")
         if anchored is None:
-            raise SchemaError(f"the reference {ref!r} points at nothing: there is no such anchor")
+            raise SchemaError(f"the reference {ref!r:.200} points at nothing: there is no such anchor")
         return Place(anchored, target)
 
     def _document(self, address: str, ref: str) -> Document:
@@ -128,17 +140,26 @@ class Documents:
         if schema is not None:
             return self.loaded.setdefault(address, Document(schema, address))
         why = self.missing.get(address, "a document that is not loaded")
-        raise SchemaError(f"the reference {ref!r} leads to {why}")
+        raise SchemaError(f"the reference {ref!r:.200} leads to {why}")
 
     def _walk(self, pointer: str, ref: str, document: Document, through: Set[_Step]) -> Place:
         place = Place(document.root, document)
         for token in pointer.split("/")[1:]:
             # A part of what is itself a reference is strictly nothing, but plain to see.
-            below = _below(place, token) or _below(self._follow(place, through), token)
+            below = _below(place, token) or _below(self._follow_deeper(place, ref, through), token)
             if below is None:
-                raise SchemaError(f"the reference {ref!r} points at nothing: there is no {unquote(token)!r}")
+                raise SchemaError(f"the reference {ref!r:.200} points at nothing: there is no {unquote(token)!r:.100}")
             place = below
         return place
+
+    def _follow_deeper(self, place: Place, ref: str, through: Set[_Step]) -> Place:
+        if self._depth >= _MAX_DEPTH:
+            raise SchemaError(f"the reference {ref!r:.200} leads through more than {_MAX_DEPTH} others")
+        self._depth += 1
+        try:
+            return self._follow(place, through)
+        finally:
+            self._depth -= 1
 
     def _named(self, document: Document) -> dict[str, Any]:
         """Every `$id` as an address, and every anchor as `#name`, with its schema."""
@@ -161,6 +182,11 @@ def _below(place: Place, token: str) -> Place | None:
         key = spelt.replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict) and key in node:
             return Place(cast("dict[str, Any]", node)[key], place.document)
-        if isinstance(node, list) and key.isdecimal() and int(key) < len(cast("list[Any]", node)):
+        if (
+            isinstance(node, list)
+            and key.isdecimal()
+            and len(key) <= _MAX_INDEX
+            and int(key) < len(cast("list[Any]", node))
+        ):
             return Place(cast("list[Any]", node)[int(key)], place.document)
     return None

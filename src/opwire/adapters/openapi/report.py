@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 _MAX_WARNINGS = 1_000  # a hostile document could bring millions
+_MAX_TEXT = 500  # characters; thousands of operations may refer to one place with a name of a megabyte
 
 
 class Skipped(NamedTuple):
@@ -30,13 +31,17 @@ class Report:
 
     def skip(self, method: str, path: str, reason: str) -> None:
         """Leave an operation out."""
-        self.skipped.append(Skipped(method, path, reason))
+        self.skipped.append(Skipped(_cut(method), _cut(path), _cut(reason)))
 
     def warn(self, warning: str) -> None:
         """Keep a warning."""
         if len(self._warnings) < _MAX_WARNINGS:
-            self._warnings[warning] = None
+            self._warnings[_cut(warning)] = None
 
     def __str__(self) -> str:
         lines = [f"skipped {each.method} {each.path}: {each.reason}" for each in self.skipped]
         return "\n".join([*lines, *(f"warning: {each}" for each in self._warnings)])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"

@@ -85,7 +85,7 @@ class _RequestWriter:
             headers += [(parameter.name, text) for parameter, text in self._written(self._headers, input)]
         if self._cookies:
             cookies = [text for _, text in self._written(self._cookies, input) if text]
-            headers += [("Cookie", "; ".join(cookies))] if cookies else []
+            headers = _with_cookies(headers, cookies) if cookies else headers
         body = self._body_of(input)
         if body is None:
             return HTTPRequest(method=self._plan.method, url=url, headers=headers)
@@ -102,6 +102,8 @@ class _RequestWriter:
                     continue
                 if value is MISSING:
                     raise self._invalid(parameter.path_to, f"this {parameter.location} parameter is required")
+            elif not parameter.required and parameter.location == "header" and _is_empty(value):
+                continue
             try:
                 text = write(value)
             except ValueError as error:
@@ -141,7 +143,7 @@ class _BodyWriter:
         value = input if body.whole else find(input, body.path_to) if body.path_to else self._gathered(input)
         if value is None and not body.required:
             value = MISSING
-        if body.fixed and value is MISSING:
+        if body.fixed and (value is MISSING or value is None):
             value = dict(body.fixed)
         elif body.fixed and isinstance(value, dict):
             value = {**cast("dict[str, Any]", value), **body.fixed}
@@ -160,6 +162,21 @@ class _BodyWriter:
         if self._body.open:
             value |= {name: each for name, each in given.items() if name not in value and name not in self._elsewhere}
         return value if value or self._body.required else MISSING
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether nothing is left to be written of an array or object."""
+    if not isinstance(value, list | dict):
+        return False
+    items = cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
+    return all(each is None for each in items)
+
+
+def _with_cookies(headers: list[tuple[str, str]], cookies: list[str]) -> list[tuple[str, str]]:
+    """Add cookies to those of a header parameter: a request has one line of them (RFC 6265, section 5.4)."""
+    own = [text for name, text in headers if name.lower() == "cookie" and text]
+    others = [header for header in headers if header[0].lower() != "cookie"]
+    return [*others, ("Cookie", "; ".join([*own, *cookies]))]
 
 
 def _writers(parameters: Sequence[Parameter], *locations: str) -> list[tuple[Parameter, Write]]:

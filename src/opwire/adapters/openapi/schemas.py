@@ -12,12 +12,12 @@ from urllib.parse import unquote
 
 from opwire.adapters.openapi.document import Document
 from opwire.adapters.openapi.keywords import lower_bounds, usable_keywords
-from opwire.adapters.openapi.names import free_name
 from opwire.adapters.openapi.refs import Documents, Place, joined
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.shapes import mapping, sequence, text
-from opwire.adapters.openapi.variants import reference_in, tags_of, told_apart
+from opwire.adapters.openapi.variants import MAX_BRANCHES, reference_in, tags_of, told_apart
 from opwire.errors import SchemaError
+from opwire.names import UniqueNames
 from opwire.schema import JSONSchema
 from opwire.schema.dialect import lower, map_subschemas
 from opwire.typed.plain import survey
@@ -48,7 +48,7 @@ class Schemas:
         self._names: dict[
             int | str, str
         ] = {}  # by the identity of what is defined: two references may be spelt differently
-        self._taken: set[str] = set()
+        self._free = UniqueNames()
         self._definitions: dict[tuple[str, Direction], Written] = {}
 
     def read(self, schema: Any, document: Document, direction: Direction, where: str) -> Written:
@@ -70,7 +70,7 @@ class Schemas:
         What is nothing but a reference becomes what it refers to: many readers look for `type` at the root.
         """
         while isinstance(schema, dict) and schema.keys() == {"$ref"}:
-            schema, uses = self._definition(schema["$ref"].removeprefix("#/$defs/"), direction)
+            schema, uses = self.definition(schema["$ref"].removeprefix("#/$defs/"), direction)
         if not isinstance(schema, dict):
             return schema
         needed: dict[str, JSONSchema] = {}
@@ -78,7 +78,7 @@ class Schemas:
         while waiting:
             name = waiting.pop()
             if name not in needed:
-                definition = self._definition(name, direction)
+                definition = self.definition(name, direction)
                 needed[name] = definition.schema
                 waiting.extend(definition.uses)
         return {**schema, "$defs": {name: needed[name] for name in sorted(needed)}} if needed else schema
@@ -100,20 +100,25 @@ class Schemas:
         target = self._documents.resolve(ref, document)
         is_schema = isinstance(target.value, dict | bool)
         if not is_schema:
-            raise SchemaError(f"the reference {ref!r} points at something that is not a schema")
+            raise SchemaError(f"the reference {ref!r:.200} points at something that is not a schema")
         self._documents.follow(*target)
         key = ref if isinstance(target.value, bool) else id(target.value)
         name = self._names.get(key)
         if name is None:
-            name = self._names[key] = free_name(_short_name(ref), self._taken)
+            name = self._names[key] = self._free.take(_short_name(ref))
             self._places[name] = target
         return name
+
+    def knows(self, name: str) -> bool:
+        """Return whether there is a definition of this name."""
+        return name in self._places
 
     def known_name(self, schema: dict[str, Any]) -> str | None:
         """The name of a definition that is referred to."""
         return self._names.get(id(schema))
 
-    def _definition(self, name: str, direction: Direction) -> Written:
+    def definition(self, name: str, direction: Direction) -> Written:
+        """Return a definition by its name, rewritten."""
         known = self._definitions.get((name, direction))
         if known is None:
             known = self.read(*self._places[name], direction, f"the schema {name!r}")
@@ -223,7 +228,7 @@ class _Writing:
         if dynamic is not None:
             name = self._schemas.dynamic_target(dynamic, document)
             if name is None:
-                self._warn(f"the dynamic reference {dynamic!r} has no single target")
+                self._warn(f"the dynamic reference {dynamic!r:.200} has no single target")
             elif "$ref" not in schema:
                 self._refer(schema, name)
         if schema.pop("$recursiveRef", None) is not None and (name := self._schemas.known_name(self._recursive)):
@@ -259,11 +264,15 @@ class _Writing:
         """The discriminator that all branches of a union have from what they extend; {} if there is none."""
         variants: dict[str, str] = {}
         tags: set[str] = set()
+        read = set[int]()  # most often all branches extend the same one
         for branch in branches:
             parts = self._schemas.parts(branch, document)
             found = next((each for each in parts if "discriminator" in each.value), Place({}, document))
             fields = mapping(found.value.get("discriminator"))
             tags.add(text(fields.get("propertyName")))
+            if id(fields) in read or len(branches) > MAX_BRANCHES:  # so many are not told apart by their tags
+                continue
+            read.add(id(fields))
             variants |= {
                 tag: self._variant(str(each), found.document) for tag, each in mapping(fields.get("mapping")).items()
             }

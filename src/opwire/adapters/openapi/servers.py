@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ from opwire.adapters.openapi.refs import Documents, joined
 from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.shapes import mapping, sequence, text, texts
 
+_MAX_ADDRESS = 8 * 1024  # characters, with its variables filled
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -29,9 +31,10 @@ def server_of(endpoint: Endpoint, documents: Documents, variables: Mapping[str, 
 def _filled(server: dict[str, Any], given: Mapping[str, str], report: Report) -> str:
     """The address with its variables; one that has no value at all stays, and the first call says so."""
     declared = mapping(server.get("variables"))
+    left = _MAX_ADDRESS
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1]
+    @cache
+    def value_of(name: str) -> str:
         variable = mapping(declared.get(name))
         choices = texts(variable.get("enum"))
         if name in given:
@@ -41,9 +44,18 @@ def _filled(server: dict[str, Any], given: Mapping[str, str], report: Report) ->
         default = variable.get("default")
         if isinstance(default, str | int | float):
             return text(default)
-        return choices[0] if choices else found[0]
+        return choices[0] if choices else f"{{{name}}}"
 
-    return VARIABLE.sub(value, server["url"].strip())
+    def value(found: re.Match[str]) -> str:
+        nonlocal left
+        left -= len(value_of(found[1]))
+        return value_of(found[1]) if left >= 0 else ""
+
+    address = VARIABLE.sub(value, server["url"].strip())
+    if left < 0 or len(address) > _MAX_ADDRESS:
+        report.warn(f"the server's address has more than {_MAX_ADDRESS:,} characters: it is not used")
+        return "/"
+    return address
 
 
 def _absolute(address: str, base: str) -> str:

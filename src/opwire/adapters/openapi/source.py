@@ -47,6 +47,7 @@ def from_openapi(
     normalize: NormalizeMode | None = None,
     strip: bool = False,
     reconnect: bool = False,
+    trust_annotations: bool = False,
     **client: Unpack[ClientSettings],
 ) -> "OpenAPISource":
     """The operations of an HTTP API that has an OpenAPI document: Swagger 2.0, or OpenAPI 3.0 to 3.2.
@@ -62,7 +63,7 @@ def from_openapi(
 
     Args:
         document: a mapping, a path, an address, or JSON or YAML text.
-        namespace: of the operations; the title of the API unless given. Operations of another opwire keep their ids.
+        namespace: of the operations; the title of the API unless given.
         base_url: where the API is, instead of what the document says.
         server_variables: values for the variables of the server's address.
         credentials: by the names of the document's security schemes, or a function; see `Credentials`.
@@ -73,6 +74,10 @@ def from_openapi(
         normalize: what happens to answers that do not match their schema; what the registry says unless given.
         strip: whether properties that the document does not know are removed from answers. Documents lag behind.
         reconnect: whether an event stream that is lost is resumed.
+        trust_annotations: whether to believe what the document of another opwire says of its operations in `x-opwire`:
+            their ids, types, tags, versions, examples and timeouts, and that the body is the whole input. Then a
+            registry that `serve_http` serves is read back as it is. Any document can say that a DELETE is a query:
+            trust only those of servers that you run or know.
         client: how requests are sent, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others.
     """
     options = ReadOptions(
@@ -83,6 +88,7 @@ def from_openapi(
         exclude=tuple(exclude),
         normalize=normalize,
         strip=strip,
+        trust_annotations=trust_annotations,
     )
     http = HTTPClient(ClientOptions(**client))
     return OpenAPISource(

@@ -6,13 +6,15 @@ before it, so that decoding line by line gives what decoding the whole stream wo
 
 from msgspec import Struct
 
+from opwire.adapters.openapi.shapes import bounded
 from opwire.errors import CallError, ErrorCode
 
 MAX_EVENT = 16 * 1024 * 1024
 """Bytes that one event may have."""
 
 _BOM = b"\xef\xbb\xbf"
-_MAX_DIGITS = 4000  # of `retry`; Python itself refuses to read more than 4,300
+_MAX_RETRY = 1e15  # milliseconds; who waits has a limit of its own
+_MAX_ID = 4 * 1024  # bytes; it is repeated in the meta of every event, and sent as a header
 
 
 class SSEEvent(Struct, frozen=True):
@@ -92,10 +94,11 @@ class SSEParser:
                 self._grow(len(value) + 1)
             case b"event":
                 self._event = value.decode(errors="replace")
-            case b"id" if b"\0" not in value:
+                self._grow(len(value))
+            case b"id" if b"\0" not in value and len(value) <= _MAX_ID:
                 self._id = value.decode(errors="replace")
-            case b"retry" if value.isdigit() and len(value) <= _MAX_DIGITS:  # of bytes: ASCII digits only
-                self.retry = int(value)
+            case b"retry" if value.isdigit() and (retry := bounded(value.decode(), _MAX_RETRY)) is not None:
+                self.retry = int(retry)
             case _:  # a comment, or a field that nobody knows
                 pass
 

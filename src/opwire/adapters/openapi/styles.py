@@ -75,21 +75,22 @@ def text_of(value: Any) -> str:
 
 
 def pairs(name: str, value: Any, style: Style, explode: bool, escape: Escape) -> Pairs:
-    """The value as names and texts of a query, a form or cookies, encoded.
+    """The value as names and texts of a query, a form or cookies, encoded; names may hold nothing that is reserved.
 
     Raises:
         ValueError: the value has no text.
     """
+    named = str if escape is str else encode
     if style == "deepObject":
-        return [(escape(key), escape(text)) for key, text in _deep(name, value)]
+        return [(named(key), escape(text)) for key, text in _deep(name, value)]
     if explode and isinstance(value, list):
-        key = escape(name)
+        key = named(name)
         return [(key, item) for item in _items(value, False, escape)]
     if explode and isinstance(value, dict):
         members = cast("dict[str, Any]", value).items()
-        return [(escape(key), escape(text_of(each))) for key, each in members if each is not None]
+        return [(named(key), escape(text_of(each))) for key, each in members if each is not None]
     items = _items(value, False, escape)
-    return [(escape(name), _delimiter(style, escape).join(items))] if items else []
+    return [(named(name), _delimiter(style, escape).join(items))] if items else []
 
 
 def expand(name: str, value: Any, style: Style, explode: bool, escape: Escape) -> str:

@@ -15,7 +15,9 @@ from aiohttp import ClientResponse
 from msgspec.structs import replace
 
 from opwire.adapters.openapi.answers import Head
+from opwire.adapters.openapi.client import Pieces
 from opwire.adapters.openapi.exchange import Exchange
+from opwire.adapters.openapi.headers import header_value
 from opwire.adapters.openapi.items import EventItems, Items, stream_kind, value_items
 from opwire.adapters.openapi.plan import StreamKind
 from opwire.adapters.openapi.request import HTTPRequest
@@ -44,7 +46,8 @@ class Subscription:
         self._request: HTTPRequest = exchange.request(input)
         self._context = context
         self._may_repeat = reconnect and self._request.method in _REPEATABLE
-        self._stream: tuple[ClientResponse, Items] | None = None
+        self._stream: tuple[Pieces, Items] | None = None
+        self._response: ClientResponse | None = None
         self._parser: SSEParser | None = None  # of the last event stream
         self._attempts = 0  # to come back, since there was a piece of the stream
         self._failure: CallError | None = None  # to be raised after the items that were before it
@@ -66,9 +69,9 @@ class Subscription:
 
     def close(self) -> None:
         """Close the connection, at once."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream[0].close()
+        response, self._stream, self._response = self._response, None, None
+        if response is not None:
+            response.close()
 
     async def _connect(self) -> list[ShapedResult]:
         """Ask for the stream. Nothing comes of it yet, unless the API gives one whole answer instead."""
@@ -86,7 +89,8 @@ class Subscription:
         elif kind is None:
             return await self._whole(response, head)
         else:
-            self._stream = response, self._items(head, kind)
+            self._response = response
+            self._stream = Pieces(self._exchange.client, response), self._items(head, kind)
         return []
 
     def _items(self, head: Head, kind: StreamKind) -> Items:
@@ -98,10 +102,10 @@ class Subscription:
         self._parser.retry = last.retry if last else None
         return EventItems(plan, head, self._parser)
 
-    async def _advance(self, response: ClientResponse, items: Items) -> list[ShapedResult]:
+    async def _advance(self, pieces: Pieces, items: Items) -> list[ShapedResult]:
         """The items of the next piece of the stream, of which there may be none."""
         try:
-            piece = await self._before_deadline(lambda: self._exchange.client.read_some(response))
+            piece = await self._before_deadline(pieces.read)
         except CallError as error:
             if not (error.code is ErrorCode.UNAVAILABLE and error.retryable and self._resumes()):
                 raise
@@ -148,7 +152,14 @@ class Subscription:
         request = self._request
         if self._parser is not None and self._parser.last_event_id:
             headers = [pair for pair in request.headers if pair[0].lower() != _LAST_EVENT_ID]
-            request = replace(request, headers=[*headers, (_LAST_EVENT_ID, self._parser.last_event_id)])
+            try:
+                headers.append((_LAST_EVENT_ID, header_value(self._parser.last_event_id)))
+            except ValueError:  # an EventSource sends those of 0x01 to 0x1f too, but hardly any server takes them
+                operation_id = self._exchange.plan.operation_id
+                logger.warning(
+                    "%s: the last event's id cannot be a header: the stream goes on without it", operation_id
+                )
+            request = replace(request, headers=headers)
         return await self._exchange.open(request, self._context)
 
     async def _pause(self, loss: CallError) -> None:

@@ -12,7 +12,10 @@ from urllib.parse import unquote
 from opwire.adapters.openapi.shapes import mapping
 from opwire.schema import JSONSchema
 
-_MAX_BRANCHES = 50  # each names the tags of all others
+MAX_BRANCHES = 50
+"""Variants that are told apart: each names the tags of all others."""
+
+_MAX_TAGS = 1_000
 
 
 def tags_of(branches: list[Any], meant: Mapping[str, str], refs: list[str | None]) -> list[set[str]]:
@@ -22,17 +25,18 @@ def tags_of(branches: list[Any], meant: Mapping[str, str], refs: list[str | None
     mapping with the same references.
     """
     names = [unquote(str(mapping(each).get("$ref", ""))).rpartition("/")[2] for each in branches]
-    return [
-        {tag for tag, ref in meant.items() if ref == own} | ({name} - {"", *meant})
-        for name, own in zip(names, refs, strict=True)
-    ]
+    by_ref: dict[str | None, set[str]] = {}
+    for tag, ref in meant.items():
+        by_ref.setdefault(ref, set()).add(tag)
+    own_names = [{name} if name and name not in meant else set[str]() for name in names]
+    return [by_ref.get(ref, set[str]()) | own for ref, own in zip(refs, own_names, strict=True)]
 
 
 def told_apart(branches: list[JSONSchema], tag: str, tags: list[set[str]]) -> list[JSONSchema]:
     """The branches, each of which refuses the tags of the others; as they are where that would be too long."""
-    if len(branches) > _MAX_BRANCHES:
-        return branches
     known = set[str]().union(*tags)
+    if len(branches) > MAX_BRANCHES or len(known) > _MAX_TAGS:
+        return branches
     return [_without(branch, tag, known - own) if own else branch for branch, own in zip(branches, tags, strict=True)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from opwire.adapters.openapi.bodies import urlencoded
 from opwire.adapters.openapi.headers import header_name, header_value
 from opwire.adapters.openapi.media_types import media_type
-from opwire.adapters.openapi.plan import Parameter
+from opwire.adapters.openapi.plan import Parameter, Part
 from opwire.adapters.openapi.styles import (
     Pairs,
     encode,
@@ -57,7 +57,7 @@ def _query(parameter: Parameter) -> Write:
     if parameter.content_type is not None:
         return lambda value: f"{encode(name)}={encode(_content_text(parameter, value))}"
     escape = encode_reserved_in_query if parameter.allow_reserved else encode
-    key = escape(name)
+    key = encode(name)  # what is reserved may stand in values alone: `=` would end the name
     return lambda value: (
         f"{key}={escape(text_of(value))}"
         if isinstance(value, _SCALAR)
@@ -67,7 +67,8 @@ def _query(parameter: Parameter) -> Write:
 
 def _querystring(parameter: Parameter) -> Write:
     if media_type(parameter.content_type or "").name == "application/x-www-form-urlencoded":
-        return urlencoded
+        plain = Part()
+        return lambda value: urlencoded(value, lambda name: parameter.parts.get(name, plain))
     return lambda value: encode(_content_text(parameter, value))
 
 

@@ -18,6 +18,10 @@ import yaml
 MAX_VALUES = 5_000_000
 """How many values a document may stand for: GitHub's, which is the largest that we know, has 0.6 million."""
 
+# What is written out has at most half a value for each byte. Aliases may make it eight times as many, so that 1 kB
+# cannot become the 615 MB that 5 million values of a schema take when they are used.
+_FREE_VALUES, _VALUES_PER_BYTE = 20_000, 4
+
 MAX_DEPTH = 400
 
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)", re.ASCII)
@@ -41,7 +45,8 @@ def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
         ValueError: it is not YAML, or stands for too many values, or is nested too deeply.
     """
     try:
-        return _Builder(warn).build(cast("Any", yaml).parse(text, Loader=_parser))
+        most = min(_FREE_VALUES + _VALUES_PER_BYTE * len(text), MAX_VALUES)
+        return _Builder(warn, most).build(cast("Any", yaml).parse(text, Loader=_parser))
     except yaml.YAMLError as error:
         raise ValueError(_telling(error)) from None
     except UnicodeDecodeError as error:
@@ -62,8 +67,9 @@ class _Open:
 
 
 class _Builder:
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Callable[[str], None], most: int) -> None:
         self._warn = warn
+        self._most = most
         self._stack: list[_Open] = [_Open([], None)]  # the outermost collects the documents
         self._anchors: dict[str, tuple[Any, int]] = {}
 
@@ -122,8 +128,8 @@ class _Builder:
     def _add(self, event: Any, value: Any, size: int) -> None:
         parent = self._stack[-1]
         parent.size += size
-        if parent.size > MAX_VALUES:
-            raise ValueError(f"it stands for more than {MAX_VALUES:,} values, {_place(event.start_mark)}")
+        if parent.size > self._most:
+            raise ValueError(f"it stands for more than {self._most:,} values, {_place(event.start_mark)}")
         into = parent.value
         if isinstance(into, list):
             cast("list[Any]", into).append(value)

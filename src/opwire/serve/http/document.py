@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from opwire.names import UniqueNames
 from opwire.operation import OperationSpec, OperationType
 from opwire.origin import ORIGIN_EXTENSION, Origin
 from opwire.schema.refs import JSONSchema
@@ -63,16 +64,11 @@ def build_document(
 def operation_names(specs: Iterable[OperationSpec]) -> dict[str, str]:
     """An operationId for every operation, and one for its GET as `id?`: letters, digits and underscores."""
     names: dict[str, str] = {}
-    taken: set[str] = set()
+    free = UniqueNames()
     for spec in specs:
         for key, wish in ((spec.id, spec.id), (f"{spec.id}?", f"{spec.id}_get")):
             plain = _UNSAFE.sub("_", wish).strip("_") or "operation"
-            plain = f"_{plain}" if plain[0].isdigit() else plain
-            name, number = plain, 2
-            while name in taken:
-                name, number = f"{plain}_{number}", number + 1
-            taken.add(name)
-            names[key] = name
+            names[key] = free.take(f"_{plain}" if plain[0].isdigit() else plain)
     return names
 
 
