@@ -496,7 +496,7 @@ NATS: dict[str, str] = {
     "transport.nats.gone": "The NATS server's word that a receiver is gone names that receiver, plain clients "
     "included.",
     "transport.nats.plain-clients": "A plain NATS client can call an operation, and answer one, with JSON alone.",
-    "transport.nats.no-deputy": "Nobody can have answers published to system subjects or to other operations.",
+    "transport.nats.no-deputy": "Answers go to inboxes alone, and only the NATS server can say that a peer is gone.",
     "transport.nats.permissions": "What the NATS server forbids fails alone, at once where it names the operation; the "
     "connection lives.",
     "transport.nats.payload": "A message above the server's max_payload fails its own call; the connection lives.",

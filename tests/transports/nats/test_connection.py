@@ -242,8 +242,8 @@ async def greeting(text: bytes, *, then_close: bool = False) -> AsyncIterator[st
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"220 smtp.example ESMTP\r\n", "this is no NATS server, or not a sane one: it said '220'"),
-        (b"INFO what?\r\n", "INFO cannot be read"),
+        (b"220 smtp.example ESMTP\r\n", "invalid NATS protocol data: it said '220'"),
+        (b"INFO what?\r\n", "INFO cannot be parsed"),
         (b'INFO {"headers":true}\r\nPONG\r\nWHAT?\r\n', "it said 'WHAT?'"),
         (b'INFO {"version":"2.1.9","max_payload":1048576}\r\n', "opwire needs nats-server 2.2 or newer"),
     ],
