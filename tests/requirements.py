@@ -344,6 +344,8 @@ TRANSPORT: dict[str, str] = {
     "transport.link.protocol": "A peer that breaks the protocol loses its own connection.",
     "transport.leases.token": "Over a broker only the server that has a request can answer it, and only its caller can "
     "steer it.",
+    "transport.leases.probes": "Where the broker knows that a server is gone, calls that take long end in a moment, at "
+    "the cost of a bounded number of probes.",
     "transport.leases.expiry": "A server or caller that is gone without a word is noticed after three beats.",
     "transport.leases.long-calls": "A call may take as long as it likes while its server lives.",
     "transport.leases.lost-messages": "A request, answer or abort that a broker lost is noticed within four beats.",

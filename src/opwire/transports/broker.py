@@ -8,9 +8,10 @@ one broker to another is a `Medium`.
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
-from secrets import token_hex
+from math import inf
+from secrets import randbits, token_hex
 from typing import TYPE_CHECKING
 
 from opwire.call import (
@@ -37,8 +38,8 @@ from opwire.call.session import (
     encode_session,
 )
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.leases import Asked, Leases, is_final
-from opwire.transports.link import back_off
+from opwire.transports.leases import MOMENT, Asked, Leases, is_final
+from opwire.transports.link import back_off, keep_running
 from opwire.transports.medium import Medium
 
 if TYPE_CHECKING:  # it needs PyJWT, which an end that signs nothing does without
@@ -49,6 +50,9 @@ logger = logging.getLogger("opwire.transports")
 PATIENCE = 5.0
 """Seconds within which a broker has to confirm what was asked of it."""
 
+_MAX_SERVERS = 10_000  # that one question finds: any client may answer it
+_MAX_REASON = 200  # characters of a peer's farewell that are repeated
+_STILL_WAITING = encode_session(Waiting())  # a probe: it says nothing new, but the broker knows whether it arrives
 _TOKEN_BYTES = 19  # of a token in JSON: 16 digits, two quotes, a comma
 
 
@@ -56,7 +60,8 @@ class BrokerTransport:
     """One end of a broker: a `Transport`.
 
     `heartbeat` is how often, in seconds, a server says which calls it has in hand. A call that nobody has named for
-    three beats fails with UNAVAILABLE: that is how long it takes to notice a server that died without a word.
+    three beats fails with UNAVAILABLE: that is how long it takes to notice a server that is frozen or cut off. One
+    whose connection to the broker has ended is noticed much earlier, by probes (see `leases`).
     `signed` proves identities in both directions; without it, no identity that a caller states is believed.
     """
 
@@ -79,11 +84,14 @@ class BrokerTransport:
         self._address: Address | None = None  # another one for each connection; None while there is none
         self._closed = True
         self._operations: dict[str, None] = {}  # what we serve, in the order of the announcements
-        self._questions = count(1)
+        self._questions = count(randbits(32))  # an end that has not heard a question cannot answer it
         self._found: dict[int, dict[Address, None]] = {}  # who answered which question
         self._broken = asyncio.Event()  # set while there is no connection
         self._farewell: dict[Address, list[str]] = {}  # whom to tell after a reconnection which calls are over
         self._tasks: set[asyncio.Task[None]] = set()
+        self._away = ""  # why there is no connection
+        self._timer: asyncio.TimerHandle | None = None  # of the next look at what takes long
+        self._look_at = inf
         self.malformed = 0
         self.foreign = 0
 
@@ -106,14 +114,15 @@ class BrokerTransport:
         self._receiver, self._closed = receiver, False
         self._operations.clear()
         self._broken = asyncio.Event()  # of this event loop, which may be another one than last time
+        self._look_later(None)
         try:
             await self._connect()
         except BaseException:
             self._closed, self._address = True, None
             await self._medium.close()
             raise
-        self._begin(self._beat())
-        self._begin(self._stay_connected())
+        self._begin(keep_running("the heartbeat", self._beat))
+        self._begin(keep_running("the reconnection", self._stay_connected))
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
         """Serve these operations, now and after every reconnection.
@@ -200,6 +209,7 @@ class BrokerTransport:
         if self._closed:
             return
         self._closed = True
+        self._look_later(None)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -218,9 +228,15 @@ class BrokerTransport:
 
     def _here(self) -> Address:
         if self._address is None:
-            state = "this end is closed" if self._closed else f"{self._medium.name} is not reachable at the moment"
-            raise CallError(ErrorCode.UNAVAILABLE, state)
+            raise CallError(ErrorCode.UNAVAILABLE, "this end is closed" if self._closed else self._absence())
         return self._address
+
+    def _absence(self) -> str:
+        """Say why there is no connection: a server that refuses us is reached, and says what to do about it."""
+        name = self._medium.name
+        if self._away.startswith(name):
+            return self._away
+        return f"{name} is not reachable at the moment" + (f": {self._away}" if self._away else "")
 
     def _most(self) -> int:
         most = self._medium.max_message
@@ -231,8 +247,8 @@ class BrokerTransport:
         if self._signed is not None:
             event = self._signed.leaving(event)
         message = encode_event(event, limit=self._most())
-        streams = event.credits is not None
-        token = self._leases.ask(event.request_id, event.operation_id, time.monotonic(), streams=streams, server=to)
+        streams, now = event.credits is not None, time.monotonic()
+        token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
         try:
             if to is None:
                 self._medium.ask(event.operation_id, token, message, event.sticky_key)
@@ -241,6 +257,8 @@ class BrokerTransport:
         except BaseException:
             self._leases.end(token)
             raise
+        if self._look_at > now + MOMENT:
+            self._look_later(MOMENT)
 
     def _tell_without_lease(self, event: CallEvent, to: Address | None) -> None:
         """Steer a call of ours, or answer a plain client of the broker.
@@ -297,7 +315,7 @@ class BrokerTransport:
             self._unreadable(sender, token, error)
             return
         if isinstance(event, Session):
-            self._session(event, sender)
+            self._session(event, sender, token)
         elif isinstance(event, CallRequested):
             self._requested(event, sender, token)
         elif self._accepts(event, sender, token):
@@ -306,6 +324,9 @@ class BrokerTransport:
             self.foreign += 1
 
     def _requested(self, event: CallRequested, sender: Address, token: str) -> None:
+        if not sender:  # it could not be answered, so it does not run
+            self.malformed += 1
+            return
         if self._signed is not None:
             try:
                 event = self._signed.arriving(event)
@@ -313,10 +334,13 @@ class BrokerTransport:
                 self._tell(sender, CallFailed.of(event.request_id, refused), token)
                 return
         # A plain client of the broker has no token: it gets its answer, but holds no lease.
-        if token and not self._leases.hold(sender, event.request_id, token, time.monotonic()):
+        now = time.monotonic()
+        if token and not self._leases.hold(sender, event.request_id, token, now):
             self.foreign += 1
-        else:
-            self._deliver(event, sender)
+            return
+        self._deliver(event, sender)
+        if self._look_at > now + MOMENT:
+            self._look_later(MOMENT)
 
     def _accepts(self, event: CallEvent, sender: Address, token: str) -> bool:
         """Whether an event comes from the one who has to do with its call."""
@@ -342,14 +366,15 @@ class BrokerTransport:
             if self._operations:
                 self._tell(sender, Here(id=event.id, peers=[self._address]))
         elif isinstance(event, Left):
-            self._session(event, sender)
+            self._session(event, sender, token)
         elif isinstance(event, CallAborted) and self._leases.held(sender, event.request_id) is not None:
             self.arrived(sender, token, message)
 
     def _unreadable(self, sender: Address, token: str, error: CallError) -> None:
-        """Whoever waits for the call is told, here or there; the connection goes on."""
+        """Fail the call that an invalid message is about, here or at the peer; the connection goes on."""
         self.malformed += 1
-        logger.warning("a message from %s cannot be read: %s", sender, error.message)
+        if self.malformed <= 10 or self.malformed.bit_count() == 1:  # any client can send any number of them
+            logger.warning("invalid message %d, from %s: %s", self.malformed, sender, error.message)
         match error.details:
             case {"requestId": str(request_id)}:
                 failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
@@ -360,28 +385,34 @@ class BrokerTransport:
             case _:
                 pass  # nobody can say whose it was
 
-    def _session(self, event: SessionEvent, sender: Address) -> None:
+    def _session(self, event: SessionEvent, sender: Address, shown: str) -> None:
         now = time.monotonic()
         match event:
             case Serving():
-                self._tell(sender, Waiting(gone=self._leases.confirm(sender, event.tokens, now)))
+                token, gone = self._leases.confirm(sender, event.tokens, now)
+                if token or gone:
+                    self._tell(sender, Waiting(gone=gone), token)
             case Waiting():
-                for request_id in self._leases.heard(sender, event.gone, now):
+                for request_id in self._leases.heard(sender, shown, event.gone, now):
                     self._leases.release(sender, request_id)
                     self._deliver(CallAborted(request_id=request_id, reason="the caller waits no longer"), sender)
             case Left():  # by its tokens, and not by its address, which anybody could write
                 calls, callers = self._leases.over(event.tokens)
-                self._lose(callers, calls, event.reason)
+                self._lose(callers, calls, event.reason[:_MAX_REASON])
             case Here():
-                if event.id in self._found:
-                    self._found[event.id][sender] = None
+                found = self._found.get(event.id)
+                if sender and found is not None and len(found) < _MAX_SERVERS:
+                    found[sender] = None
             case _:
                 self.malformed += 1
 
+    def routed(self, token: str, peer: Address) -> None:
+        """The broker gave a request to a server; called by the medium."""
+        self._leases.routed(token, peer)
+
     def undelivered(self, token: str, reason: str) -> None:
-        """Nobody got a request; called by the medium."""
-        asked = self._leases.end(token)
-        if asked is not None:
+        """No server got a request, or a probe for it; called by the medium."""
+        for asked in self._leases.undelivered(token):
             self._fail(asked, f"{asked.operation_id}: {reason}")
 
     def refused(self, operation_id: str, reason: str) -> None:
@@ -427,10 +458,46 @@ class BrokerTransport:
 
     def _say_what_is_in_hand(self) -> None:
         if self.connected:
-            for caller, tokens in list(self._leases.beats()):
-                for portion in self._portions(tokens):
-                    self._tell(caller, Serving(tokens=portion))
+            self._name(dict(self._leases.beats()))
             self._medium.beat(self._heartbeat)
+
+    def _look_later(self, seconds: float | None) -> None:
+        """Look at what takes long after so many seconds, and not before; None: not at all."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._look_at = None, inf
+        if seconds is not None:
+            self._look_at = time.monotonic() + seconds
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Name the calls that we have in hand for a moment, and probe the servers of ours."""
+        try:
+            if self.connected:
+                self._name(self._leases.news())
+                for asked in self._leases.watch(time.monotonic()):
+                    self._probe(asked)
+        except Exception:  # the next time has to come all the same
+            logger.exception("calls could not be looked at")
+        self._look_later(self._leases.pause(time.monotonic()))
+
+    def _name(self, in_hand: Mapping[Address, list[str]]) -> None:
+        for caller, tokens in in_hand.items():
+            for portion in self._portions(tokens):
+                self._tell(caller, Serving(tokens=portion))
+
+    def _probe(self, asked: Asked) -> None:
+        """Send something to the server of a call, or to one that serves its operation.
+
+        If there is none the broker says so, and `unreachable` or `undelivered` is called.
+        """
+        try:
+            if asked.server is not None:
+                self._medium.tell(asked.server, asked.token, _STILL_WAITING, control=True)
+            else:
+                self._medium.ask(asked.operation_id, asked.token, _STILL_WAITING)
+        except CallError as error:
+            logger.debug("%s was not probed: %s", asked.operation_id, error)
 
     def _expire(self) -> None:
         expired = self._leases.expire(time.monotonic())
@@ -441,6 +508,7 @@ class BrokerTransport:
 
     def disconnected(self, reason: str) -> None:
         """The connection is gone; called by the medium. Every call over it ends at once."""
+        self._away = reason
         self._broken.set()
         if self._address is None or self._receiver is None:
             return
@@ -459,7 +527,7 @@ class BrokerTransport:
         self._broken.clear()
         address = token_hex(8)
         await self._in_time("the connection", self._medium.connect(address, self))
-        self._address = address
+        self._address, self._away = address, ""
         if self._operations:
             await self._in_time("the announcement", self._medium.serve(list(self._operations)))
         self._say_farewell()
@@ -479,7 +547,7 @@ class BrokerTransport:
                 # Not even a fault of ours may keep this end away for good.
                 tell = logger.debug if isinstance(error, CallError) else logger.exception
                 tell("%s cannot be reached yet: %s", self._medium.name, error)
-                self.disconnected(str(error))
+                self.disconnected(error.message if isinstance(error, CallError) else "an unexpected error: see the log")
                 await self._medium.close()
             else:
                 logger.info("connected to %s again", self._medium.name)

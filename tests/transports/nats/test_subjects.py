@@ -104,6 +104,7 @@ def test_a_request_says_who_asks_and_with_which_token() -> None:
         "acme.opwire.in.>",
         "acme.opwire.in.12ab.*",
         "acme.opwire.in.12ab.t 5",
+        "acme.opwire.in.12ab.",
         "acme.opwire.in." + "a" * 65 + ".t",
         "acme.opwire.in.12ab." + "t" * 65,
         "acmeXopwire.in.12ab.t",
