@@ -35,8 +35,8 @@ _KNOWN = 4096  # operations that are remembered to have been answered
 class Asked(Struct):
     """A request of ours that is not answered yet.
 
-    `server` is known from its first event or beat, or from the broker; `named` says that it is an end like this one,
-    which can be probed. `probed` is when the broker was last asked whether its operation is served.
+    `server` is known from its first event or beat, or from the broker; it is empty for one that has no address.
+    `probed` is when the broker was last asked whether its operation is served.
     """
 
     request_id: str
@@ -46,7 +46,6 @@ class Asked(Struct):
     heard: float
     server: Address | None = None
     since: float = 0.0
-    named: bool = False
     probed: float = 0.0
 
 
@@ -120,7 +119,7 @@ class Leases:
         """Note which server the broker gave a request to."""
         asked = self._by_token.get(token)
         if asked is not None and asked.server is None:
-            asked.server, asked.named = server, True
+            asked.server = server
 
     def unanswered(self, operation_id: str, before: float = inf) -> list[Asked]:
         """End the requests for an operation that no server has named, of those from before a time; return them."""
@@ -153,7 +152,7 @@ class Leases:
         for token in tokens:
             asked = self._by_token.get(token)
             if asked is not None:
-                asked.server, asked.heard, asked.named = server, now, True
+                asked.server, asked.heard = server, now
                 wanted = token
             elif len(token) <= MAX_TOKEN:
                 gone.append(token)
@@ -165,7 +164,7 @@ class Leases:
         for asked in self._asked.values():  # in the order in which they were asked
             if now - asked.since < MOMENT:
                 break
-            if asked.named and asked.server is not None:
+            if asked.server:
                 watched[asked.server, ""] = asked
             elif asked.server is None and asked.operation_id in self._answered:
                 watched["", asked.operation_id] = asked
