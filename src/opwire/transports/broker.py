@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
-from math import inf
 from secrets import randbits, token_hex
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from opwire.call import (
     MAX_MESSAGE,
     Address,
     CallAborted,
-    CallCredit,
     CallEvent,
     CallFailed,
     CallRequested,
@@ -38,9 +36,10 @@ from opwire.call.session import (
     encode_session,
 )
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.leases import MOMENT, Asked, Leases, is_final
+from opwire.transports.leases import Asked, Leases, is_final
 from opwire.transports.link import back_off, keep_running
 from opwire.transports.medium import Medium
+from opwire.transports.probes import Probes
 
 if TYPE_CHECKING:  # it needs PyJWT, which an end that signs nothing does without
     from opwire.auth import SignedRequests
@@ -52,7 +51,6 @@ PATIENCE = 5.0
 
 _MAX_SERVERS = 10_000  # that one question finds: any client may answer it
 _MAX_REASON = 200  # characters of a peer's farewell that are repeated
-_STILL_WAITING = encode_session(Waiting())  # a probe: it says nothing new, but the broker knows whether it arrives
 _TOKEN_BYTES = 19  # of a token in JSON: 16 digits, two quotes, a comma
 
 
@@ -61,7 +59,7 @@ class BrokerTransport:
 
     `heartbeat` is how often, in seconds, a server says which calls it has in hand. A call that nobody has named for
     three beats fails with UNAVAILABLE: that is how long it takes to notice a server that is frozen or cut off. One
-    whose connection to the broker has ended is noticed much earlier, by probes (see `leases`).
+    whose connection to the broker has ended is noticed much earlier, by `probes`.
     `signed` proves identities in both directions; without it, no identity that a caller states is believed.
     """
 
@@ -80,6 +78,7 @@ class BrokerTransport:
         self._limit = limit
         self._signed = signed
         self._leases = Leases(3 * heartbeat)
+        self._probes = Probes(self._leases, medium, self._name)
         self._receiver: Receiver | None = None
         self._address: Address | None = None  # another one for each connection; None while there is none
         self._closed = True
@@ -88,10 +87,8 @@ class BrokerTransport:
         self._found: dict[int, dict[Address, None]] = {}  # who answered which question
         self._broken = asyncio.Event()  # set while there is no connection
         self._farewell: dict[Address, list[str]] = {}  # whom to tell after a reconnection which calls are over
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
         self._away = ""  # why there is no connection
-        self._timer: asyncio.TimerHandle | None = None  # of the next look at what takes long
-        self._look_at = inf
         self.malformed = 0
         self.foreign = 0
 
@@ -114,15 +111,15 @@ class BrokerTransport:
         self._receiver, self._closed = receiver, False
         self._operations.clear()
         self._broken = asyncio.Event()  # of this event loop, which may be another one than last time
-        self._look_later(None)
+        self._probes.stop()
         try:
             await self._connect()
         except BaseException:
             self._closed, self._address = True, None
             await self._medium.close()
             raise
-        self._begin(keep_running("the heartbeat", self._beat))
-        self._begin(keep_running("the reconnection", self._stay_connected))
+        work = (keep_running("the heartbeat", self._beat), keep_running("the reconnection", self._stay_connected))
+        self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
         """Serve these operations, now and after every reconnection.
@@ -209,8 +206,8 @@ class BrokerTransport:
         if self._closed:
             return
         self._closed = True
-        self._look_later(None)
-        tasks = list(self._tasks)
+        self._probes.stop()
+        tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         try:
@@ -257,8 +254,7 @@ class BrokerTransport:
         except BaseException:
             self._leases.end(token)
             raise
-        if self._look_at > now + MOMENT:
-            self._look_later(MOMENT)
+        self._probes.soon(now)
 
     def _tell_without_lease(self, event: CallEvent, to: Address | None) -> None:
         """Steer a call of ours, or answer a plain client of the broker.
@@ -318,7 +314,7 @@ class BrokerTransport:
             self._session(event, sender, token)
         elif isinstance(event, CallRequested):
             self._requested(event, sender, token)
-        elif self._accepts(event, sender, token):
+        elif self._leases.accepts(event, sender, token, time.monotonic()):
             self._receiver.received(event, sender)
         else:
             self.foreign += 1
@@ -339,19 +335,7 @@ class BrokerTransport:
             self.foreign += 1
             return
         self._deliver(event, sender)
-        if self._look_at > now + MOMENT:
-            self._look_later(MOMENT)
-
-    def _accepts(self, event: CallEvent, sender: Address, token: str) -> bool:
-        """Whether an event comes from the one who has to do with its call."""
-        now = time.monotonic()
-        match event:
-            case CallAborted() | CallCredit() if (held := self._leases.held(sender, event.request_id)) is not None:
-                if held == token and isinstance(event, CallAborted):
-                    self._leases.release(sender, event.request_id)
-                return held == token
-            case _:
-                return self._leases.believe(event, sender, token, now)
+        self._probes.soon(now)
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
         """A message for all arrived; called by the medium. It is a question, or about calls that we may hold."""
@@ -375,15 +359,14 @@ class BrokerTransport:
         self.malformed += 1
         if self.malformed <= 10 or self.malformed.bit_count() == 1:  # any client can send any number of them
             logger.warning("invalid message %d, from %s: %s", self.malformed, sender, error.message)
-        match error.details:
-            case {"requestId": str(request_id)}:
-                failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
-                if self._leases.asked(request_id) is None:
-                    self._tell(sender, failed, token)
-                elif self._leases.believe(failed, sender, token, time.monotonic()):
-                    self._deliver(failed, sender)
-            case _:
-                pass  # nobody can say whose it was
+        request_id = None if error.details is None else error.details.get("requestId")
+        if not isinstance(request_id, str):
+            return  # it does not say whose it was
+        failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
+        if self._leases.asked(request_id) is None:
+            self._tell(sender, failed, token)
+        elif self._leases.believe(failed, sender, token, time.monotonic()):
+            self._deliver(failed, sender)
 
     def _session(self, event: SessionEvent, sender: Address, shown: str) -> None:
         now = time.monotonic()
@@ -461,43 +444,10 @@ class BrokerTransport:
             self._name(dict(self._leases.beats()))
             self._medium.beat(self._heartbeat)
 
-    def _look_later(self, seconds: float | None) -> None:
-        """Look at what takes long after so many seconds, and not before; None: not at all."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._look_at = None, inf
-        if seconds is not None:
-            self._look_at = time.monotonic() + seconds
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
-
-    def _look(self) -> None:
-        """Name the calls that we have in hand for a moment, and probe the servers of ours."""
-        try:
-            if self.connected:
-                self._name(self._leases.news())
-                for asked in self._leases.watch(time.monotonic()):
-                    self._probe(asked)
-        except Exception:  # the next time has to come all the same
-            logger.exception("calls could not be looked at")
-        self._look_later(self._leases.pause(time.monotonic()))
-
     def _name(self, in_hand: Mapping[Address, list[str]]) -> None:
         for caller, tokens in in_hand.items():
             for portion in self._portions(tokens):
                 self._tell(caller, Serving(tokens=portion))
-
-    def _probe(self, asked: Asked) -> None:
-        """Send something to the server of a call, or to one that serves its operation.
-
-        If there is none the broker says so, and `unreachable` or `undelivered` is called.
-        """
-        try:
-            if asked.server is not None:
-                self._medium.tell(asked.server, asked.token, _STILL_WAITING, control=True)
-            else:
-                self._medium.ask(asked.operation_id, asked.token, _STILL_WAITING)
-        except CallError as error:
-            logger.debug("%s was not probed: %s", asked.operation_id, error)
 
     def _expire(self) -> None:
         expired = self._leases.expire(time.monotonic())
@@ -519,11 +469,7 @@ class BrokerTransport:
         self._receiver.lost(None, f"the connection to {self._medium.name} was lost ({reason})")
 
     async def _connect(self) -> None:
-        """Connect, and serve what was announced.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect, and serve what was announced."""
         self._broken.clear()
         address = token_hex(8)
         await self._in_time("the connection", self._medium.connect(address, self))
@@ -554,24 +500,10 @@ class BrokerTransport:
             tried_at = time.monotonic()
 
     async def _in_time(self, what: str, work: Coroutine[None, None, None]) -> None:
-        """Await something of the broker, which may be frozen.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Await something of the broker, which may be frozen."""
         try:
             async with asyncio.timeout(PATIENCE):
                 await work
         except TimeoutError:
             silent = f"{self._medium.name} did not confirm {what} within {PATIENCE:g} s"
             raise CallError(ErrorCode.UNAVAILABLE, silent) from None
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a task of the transport failed", exc_info=error)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from opwire.call import Address, CallAborted, CallCompleted, CallEvent, CallFailed, CallResponded
+from opwire.call import Address, CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallResponded
 from opwire.call.tokens import random_ids
 
 MOMENT = 0.02
@@ -238,6 +238,15 @@ class Leases:
         """What to tell whom at a beat: the tokens of the calls in hand, by caller."""
         for caller, held in self._held.items():
             yield caller, list(held.values())
+
+    def accepts(self, event: CallEvent, sender: Address, token: str, now: float) -> bool:
+        """Whether an event comes from the end that has its call, or that asked for it."""
+        held = self.held(sender, event.request_id) if isinstance(event, CallAborted | CallCredit) else None
+        if held is None:
+            return self.believe(event, sender, token, now)
+        if held == token and isinstance(event, CallAborted):
+            self.release(sender, event.request_id)
+        return held == token
 
     # --- the end of leases --------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.testing.scene import soon
 from opwire.transports.nats import connection
 from opwire.transports.nats.medium import NatsMedium
+from opwire.transports.nats.protocol import Info
 from opwire.transports.nats.servers import Servers
 from opwire.transports.nats.service import Endpoint, ServiceInfo
 from opwire.transports.nats.subjects import Subjects
@@ -312,6 +313,13 @@ async def test_a_message_that_the_server_would_not_let_through_is_refused_here_a
             assert failure.value.details == {"bytes": 1001, "limit": 1000}
         await one.log.until(lambda: one.log.arrivals)
         assert one.log.ends == []
+
+
+@pytest.mark.parametrize(("said", "believed"), [(-5, 1), (0, 1), (10**400, 64 * 2**20), (5_000, 5_000)])
+def test_how_large_a_message_may_be_is_bounded_whatever_the_server_says(said: int, believed: int) -> None:
+    medium = NatsMedium(Servers("nats://a:1"), Subjects("opwire"), ANYONE)
+    medium.informed(Info(max_payload=said))
+    assert medium.max_message == believed
 
 
 ANN: dict[str, Any] = {"user": "ann", "password": "s3cret"}

@@ -132,7 +132,7 @@ class Connection:
             if complaints:
                 raise self._refused(complaints[0])
             self._open = True
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter: a host that no name server could be asked for
             raise self._unavailable(f"cannot be reached: {error}") from error
         finally:
             if not self._open:
