@@ -350,6 +350,8 @@ TRANSPORT: dict[str, str] = {
     "transport.link.protocol": "A peer that breaks the protocol loses its own connection.",
     "transport.leases.token": "Over a broker only the server that has a request can answer it, and only its caller can "
     "steer it.",
+    "transport.leases.probes": "Where the broker knows that a server is gone, calls that take long end in a moment, at "
+    "the cost of a bounded number of probes.",
     "transport.leases.expiry": "A server or caller that is gone without a word is noticed after three beats.",
     "transport.leases.long-calls": "A call may take as long as it likes while its server lives.",
     "transport.leases.lost-messages": "A request, answer or abort that a broker lost is noticed within four beats.",
@@ -510,7 +512,7 @@ NATS: dict[str, str] = {
     "transport.nats.gone": "The NATS server's word that a receiver is gone names that receiver, plain clients "
     "included.",
     "transport.nats.plain-clients": "A plain NATS client can call an operation, and answer one, with JSON alone.",
-    "transport.nats.no-deputy": "Nobody can have answers published to system subjects or to other operations.",
+    "transport.nats.no-deputy": "Answers go to inboxes alone, and only the NATS server can say that a peer is gone.",
     "transport.nats.permissions": "What the NATS server forbids fails alone, at once where it names the operation; the "
     "connection lives.",
     "transport.nats.payload": "A message above the server's max_payload fails its own call; the connection lives.",

@@ -15,6 +15,7 @@ class Log:
     def __init__(self) -> None:
         self.arrivals: list[tuple[Address, str, bytes]] = []
         self.rumours: list[tuple[Address, str, bytes]] = []
+        self.routes: list[tuple[str, Address]] = []
         self.failures: list[tuple[str, str]] = []
         self.refusals: list[tuple[str, str]] = []
         self.gone: list[Address] = []
@@ -31,6 +32,10 @@ class Log:
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
         self.rumours.append((sender, token, message))
+        self._news.set()
+
+    def routed(self, token: str, peer: Address) -> None:
+        self.routes.append((token, peer))
         self._news.set()
 
     def undelivered(self, token: str, reason: str) -> None:

@@ -24,7 +24,7 @@ from opwire.call import (
     discover,
     encode_event,
 )
-from opwire.call.session import Hello, Left, Who, encode_session
+from opwire.call.session import Hello, Here, Left, Serving, Waiting, Who, encode_session
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from opwire.registry import OperationRegistry
@@ -159,6 +159,7 @@ async def outcome(call: Coroutine[Any, Any, Any]) -> Any:
 @virtual
 @requirement("transport.leases.expiry")
 async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats(stage: Stage) -> None:
+    stage.medium = Discreet
     await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
@@ -172,6 +173,203 @@ async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats
         await anext(items)
     assert 2 * BEAT < now() - began <= 4.1 * BEAT
     assert caller.open_calls == 0
+
+
+@virtual
+@requirement("transport.leases.probes")
+async def test_where_the_broker_knows_that_a_server_is_gone_its_calls_fail_in_a_moment(stage: Stage) -> None:
+    for round, in_hand in enumerate((0.05, 0.1, 1.0, 2.0)):
+        await stage.server()
+        caller = await stage.caller()
+        calls = [asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200))) for _ in range(20)]
+        items = caller.subscribe("work.items")
+        assert (await anext(items)).data == 1
+        await asyncio.sleep(in_hand)
+        stage.vanish(2 * round)
+        began = now()
+        assert set(await asyncio.gather(*calls)) == {ErrorCode.UNAVAILABLE}
+        with pytest.raises(CallError, match=r"the peer is gone before work\.items was answered"):
+            await anext(items)
+        assert now() - began <= 0.05
+        assert caller.open_calls == 0
+
+
+@virtual
+@requirement("transport.leases.probes")
+async def test_calls_that_the_last_server_of_an_operation_had_no_time_to_name_fail_in_a_moment(stage: Stage) -> None:
+    server, _ = await stage.server()
+    caller = await stage.caller()
+    assert await outcome(caller.call("work.echo", {"value": 1})) == 1
+    calls = [
+        asyncio.ensure_future(outcome(caller.call("work.echo", {"value": 2, "seconds": 9}, timeout=50)))
+        for _ in range(100)
+    ]
+    await asyncio.sleep(0.005)
+    stage.vanish(0)
+    began = now()
+    assert set(await asyncio.gather(*calls)) == {ErrorCode.UNAVAILABLE}
+    assert now() - began <= 0.05
+    await server.close()
+
+
+@virtual
+@requirement("transport.leases.probes")
+async def test_probes_cost_nothing_where_calls_are_quick_and_little_where_they_are_many(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    sent: Counter[bytes] = Counter()
+
+    def count(message: bytes) -> bool:
+        sent[message[9:25]] += 1
+        return False
+
+    stage.broker.loses = count
+    for number in range(50):
+        await caller.call("work.echo", {"value": number})
+    assert set(sent) == {b'call.requested",', b'call.responded",'}
+    sent.clear()
+    calls = [caller.call("work.echo", {"value": 1, "seconds": 0.9}) for _ in range(300)]
+    await asyncio.gather(*calls)
+    assert sent[b'call.requested",'] == sent[b'call.responded",'] == 300
+    assert 1 <= sent[b'session.serving"'] <= 2, "one message names them all, beside the beats"
+    assert 30 <= sent[b'session.waiting"'] <= 60, "a probe is for a server, and not for a call"
+
+
+@virtual
+@requirement("transport.leases.token")
+async def test_a_stranger_cannot_keep_a_caller_alive_that_is_gone(stage: Stage) -> None:
+    stage.medium = Discreet
+    _, handler = await stage.server()
+    caller = await stage.caller()
+    call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
+    await stage.began.wait()
+    server, calling = (medium._address for medium in stage.mediums)
+    stage.vanish(1)
+    stranger = MemoryMedium(stage.broker)
+    nobody: Any = Probe(caller.transport)
+    await stranger.connect(calling, nobody)
+    began = now()
+    while not stage.stopped.is_set():
+        for token, gone in (("", []), ("guess", ["guess"])):
+            stranger.tell(server, token, encode_session(Waiting(gone=gone)), control=True)
+        await asyncio.sleep(0.1)
+        assert now() - began <= 5.1 * BEAT
+    await asyncio.sleep(0)
+    assert len(handler) == 0
+    call.cancel()
+
+
+@virtual
+async def test_what_a_stranger_says_of_calls_in_its_hands_is_answered_once_and_changes_nothing(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    stranger = Probe(stage.transport())
+    await stranger.transport.start(stranger)
+    calling = stage.mediums[1]._address
+    for tokens in ([], ["guess"], ["x" * 100_000], ["a b\r\nPUB c 0"]):
+        stage.mediums[2].tell(calling, "", encode_session(Serving(tokens=tokens)), control=True)
+    await asyncio.sleep(0.1)
+    assert await outcome(caller.call("work.echo", {"value": 3})) == 3
+
+
+@virtual
+async def test_only_so_many_are_found_by_a_question_and_only_by_one_that_was_asked(stage: Stage) -> None:
+    await stage.server()
+    caller = await stage.caller()
+    transport: Any = caller.transport
+    asking = asyncio.ensure_future(transport.servers(wait=0.5))
+    await asyncio.sleep(0.1)
+    ((number, found),) = transport._found.items()
+    assert number > 0
+    for each in range(20_000):
+        transport.arrived(f"forged{each}", "", encode_session(Here(id=number, peers=[])))
+        transport.arrived(f"forged{each}", "", encode_session(Here(id=number + 1, peers=[])))
+    transport.arrived("", "", encode_session(Here(id=number, peers=[])))
+    assert len(await asking) == len(found) == 10_000
+    assert transport._found == {}
+
+
+@virtual
+async def test_a_request_that_cannot_be_answered_does_not_run(stage: Stage) -> None:
+    server, _ = await stage.server()
+    transport: Any = server.transport
+    asked = CallRequested(request_id="r", operation_id="work.echo", input={"value": 1})
+    transport.arrived("", "", encode_event(asked))
+    transport.arrived("", "0123", encode_event(asked))
+    await asyncio.sleep(0.1)
+    assert (stage.runs, transport.malformed, len(transport._leases)) == ({}, 2, 0)
+
+
+def test_invalid_messages_are_logged_a_bounded_number_of_times(caplog: pytest.LogCaptureFixture) -> None:
+    async def flooded() -> None:
+        stage = Stage()
+        server, _ = await stage.server()
+        transport: Any = server.transport
+        for _ in range(10_000):
+            transport.arrived("stranger", "", b"\xff not JSON")
+        assert transport.malformed == 10_000
+        await server.close()
+
+    run_virtually(flooded())
+    invalid = [record for record in caplog.records if "invalid message" in record.getMessage()]
+    assert 10 <= len(invalid) <= 30
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_why_there_is_no_connection_is_said_in_the_words_of_the_broker(stage: Stage) -> None:
+    caller = await stage.caller()
+    medium: Any = stage.mediums[0]
+    for said, shown in (
+        (
+            "the broker in memory is a replica: connect to the primary",
+            "^UNAVAILABLE: the broker in memory is a replica",
+        ),
+        ("no route", "^UNAVAILABLE: the broker in memory is not reachable at the moment: no route$"),
+    ):
+
+        async def refuse(address: str, listener: Any, said: str = said) -> None:
+            raise CallError(ErrorCode.UNAVAILABLE, said)
+
+        medium.connect = refuse
+        medium.break_off("it was demoted")
+        await asyncio.sleep(12)
+        with pytest.raises(CallError, match=shown):
+            await caller.call("work.echo", {"value": 1})
+    await caller.close()
+
+
+@virtual
+@requirement("transport.reconnect")
+async def test_an_exception_in_a_task_that_keeps_the_connection_ends_neither_it_nor_the_beats(stage: Stage) -> None:
+    server, _ = await stage.server()
+    caller = await stage.caller()
+    transport: Any = server.transport
+    lease = {"failures": 3}
+    expire, lost = transport._leases.expire, transport._receiver.lost
+
+    def failing(now: float) -> Any:
+        if lease["failures"]:
+            lease["failures"] -= 1
+            raise RuntimeError("the vault is sealed")
+        return expire(now)
+
+    def refusing_receiver(peer: Any, reason: str) -> None:
+        transport._receiver.lost = lost
+        raise RuntimeError("a fault of the receiver")
+
+    transport._leases.expire = failing
+    await asyncio.sleep(30)
+    assert lease == {"failures": 0}
+    assert await outcome(caller.call("work.echo", {"value": 5, "seconds": 20}, timeout=50)) == 5
+    stage.broker.running = False
+    stage.mediums[0].break_off("only this one")
+    transport._receiver.lost = refusing_receiver
+    await asyncio.sleep(10)
+    stage.broker.running = True
+    await asyncio.sleep(10)
+    assert transport.connected
+    assert await outcome(caller.call("work.echo", {"value": 6})) == 6
 
 
 @virtual

@@ -8,7 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallResponded
 from opwire.envelope import local_envelope
-from opwire.transports.leases import Leases, is_final
+from opwire.transports.leases import MAX_TOKEN, MOMENT, Leases, is_final
 from tests.requirements import requirement
 
 PATIENCE = 3.0
@@ -40,7 +40,7 @@ def test_tokens_are_all_different() -> None:
 def test_a_call_that_nobody_names_is_lost_and_one_that_is_named_goes_on() -> None:
     leases = Leases(PATIENCE)
     tokens = [leases.ask(id, "math.add", 0.0, streams=False) for id in ("dead", "alive")]
-    assert leases.confirm("server", tokens[1:], 2.0) == []
+    assert leases.confirm("server", tokens[1:], 2.0) == (tokens[1], [])
     assert [each.request_id for each in leases.expire(3.5).calls] == ["dead"]
     assert [each.request_id for each in leases.expire(5.5).calls] == ["alive"]
     assert leases.expire(99.0) == ([], [])
@@ -52,7 +52,7 @@ def test_a_caller_that_does_not_answer_beats_is_lost_with_all_that_it_asked() ->
     leases.hold("ann", "r1", "t1", 0.0)
     leases.hold("ann", "r2", "t2", 0.0)
     leases.hold("bob", "r1", "t3", 0.0)
-    assert leases.heard("bob", [], 2.0) == []
+    assert leases.heard("bob", "t3", [], 2.0) == []
     assert leases.expire(3.5).callers == ["ann"]
     assert dict(leases.beats()) == {"bob": ["t3"]}
 
@@ -61,14 +61,25 @@ def test_a_caller_says_in_its_answer_what_it_has_given_up() -> None:
     leases = Leases(PATIENCE)
     leases.hold("ann", "r1", "t1", 0.0)
     leases.hold("ann", "r2", "t2", 0.0)
-    assert leases.heard("ann", ["t2", "unknown"], 1.0) == ["r2"]
-    assert leases.heard("nobody", ["t1"], 1.0) == []
+    assert leases.heard("ann", "t1", ["t2", "unknown"], 1.0) == ["r2"]
+    assert leases.heard("ann", "", ["t2"], 1.0) == ["r2"]
+    assert leases.heard("nobody", "t1", ["t1"], 1.0) == []
+
+
+@requirement("transport.leases.token")
+def test_only_a_caller_that_shows_a_token_of_its_calls_is_still_there() -> None:
+    leases = Leases(PATIENCE)
+    leases.hold("ann", "r1", "t1", 0.0)
+    leases.hold("bob", "r1", "t2", 0.0)
+    for token, gone in (("", []), ("guess", []), ("t2", ["guess"]), ("", ["t2"])):
+        assert leases.heard("ann", token, gone, 2.0) == []
+    assert leases.expire(3.5).callers == ["ann", "bob"]
 
 
 def test_a_server_is_told_what_nobody_waits_for() -> None:
     leases = Leases(PATIENCE)
     token = leases.ask("r", "math.add", 0.0, streams=False)
-    assert leases.confirm("server", [token, "old"], 1.0) == ["old"]
+    assert leases.confirm("server", [token, "old", "x" * (MAX_TOKEN + 1)], 1.0) == (token, ["old"])
 
 
 def test_a_peer_that_left_takes_along_what_it_had_and_what_it_asked() -> None:
@@ -109,7 +120,7 @@ def test_whose_server_is_not_known_is_told_by_its_tokens_alone() -> None:
 def test_a_request_that_is_asked_again_under_its_id_has_one_lease() -> None:
     leases = Leases(PATIENCE)
     first, second = (leases.ask("r", "math.add", 0.0, streams=False) for _ in range(2))
-    assert leases.confirm("server", [first, second], 1.0) == [first]
+    assert leases.confirm("server", [first, second], 1.0) == (second, [first])
     assert leases.end(second) is not None
     assert (leases.end(first), len(leases), leases._by_token) == (None, 0, {})
 
@@ -123,6 +134,124 @@ def test_a_request_in_hand_keeps_its_token_until_it_is_released() -> None:
     assert leases.held("ann", "r") == "t1"
     leases.release("ann", "r")
     assert leases.hold("ann", "r", "t2", 0.0)
+
+
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+def probed(leases: Leases, now: float) -> list[tuple[str | None, str]]:
+    return [(asked.server, asked.request_id) for asked in leases.watch(now)]
+
+
+@requirement("transport.leases.probes")
+def test_the_server_of_a_call_that_takes_long_is_probed_once_for_all_of_its_calls() -> None:
+    leases = Leases(PATIENCE)
+    tokens = [leases.ask(f"r{number}", "math.add", 0.0, streams=False) for number in range(5)]
+    leases.confirm("server", tokens[:4], 0.0)
+    leases.confirm("other", tokens[4:], 0.0)
+    assert probed(leases, MOMENT / 2) == []
+    assert probed(leases, 1.1 * MOMENT) == [("server", "r3"), ("other", "r4")]
+    assert probed(leases, 1.2 * MOMENT) == [], "not again at once"
+    assert probed(leases, 2.2 * MOMENT) == [("server", "r3"), ("other", "r4")]
+
+
+@requirement("transport.leases.probes")
+def test_probes_become_rarer_the_longer_a_call_takes_until_a_younger_one_joins_it() -> None:
+    leases = Leases(1e9)
+    leases.routed(leases.ask("old", "math.add", 0.0, streams=False), "server")
+    first_second = sum(len(leases.watch(tick * MOMENT)) for tick in range(50))
+    assert 40 <= first_second <= 50
+    later = sum(len(leases.watch(1000 + tick * MOMENT)) for tick in range(50))
+    assert later == 4
+    leases.routed(leases.ask("young", "math.add", 1001.0, streams=False), "server")
+    assert 40 <= sum(len(leases.watch(1001 + tick * MOMENT)) for tick in range(50)) <= 50
+
+
+@requirement("transport.leases.probes")
+def test_a_server_that_was_just_heard_of_is_not_probed() -> None:
+    leases = Leases(PATIENCE)
+    token = leases.ask("r", "math.count", 0.0, streams=True)
+    leases.confirm("server", [token], 0.0)
+    for tick in range(1, 20):
+        assert leases.believe(answer("r", tick), "server", token, tick * MOMENT)
+        assert leases.watch(tick * MOMENT + MOMENT / 4) == []
+
+
+@requirement("transport.leases.probes")
+def test_only_so_many_servers_are_probed_at_once_and_none_is_forgotten() -> None:
+    leases = Leases(PATIENCE)
+    for number in range(200):
+        leases.routed(leases.ask(f"r{number}", "math.add", 0.0, streams=False), f"server{number}")
+    seen: set[str | None] = set()
+    for tick in range(1, 5):
+        now = probed(leases, 1.1 * tick * MOMENT)
+        assert len(now) <= 64
+        seen.update(server for server, _ in now)
+    assert len(seen) == 200
+
+
+@requirement("transport.leases.probes")
+def test_a_call_that_no_server_has_named_is_probed_by_its_operation_if_an_end_like_this_one_has_answered_it() -> None:
+    leases = Leases(PATIENCE)
+    for id, sender in (("plain.add", ""), ("math.add", "server")):
+        token = leases.ask("before", id, 0.0, streams=False)
+        assert leases.believe(answer("before"), sender, token, 0.0)
+        leases.ask(f"{id} 1", id, 1.0, streams=False)
+        leases.ask(f"{id} 2", id, 1.0, streams=False)
+    assert probed(leases, 1.0 + 1.1 * MOMENT) == [(None, "math.add 2")]
+
+
+@requirement("transport.leases.probes")
+def test_a_probe_that_no_server_got_ends_what_was_asked_before_it_and_named_by_no_server() -> None:
+    leases = Leases(PATIENCE)
+    leases.believe(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False), 0.0)
+    named, lost = (leases.ask(id, "math.add", 0.0, streams=False) for id in ("named", "lost"))
+    last = leases.ask("last", "math.add", 0.0, streams=False)
+    leases.ask("other", "math.mul", 0.0, streams=False)
+    leases.confirm("server", [named], 0.0)
+    assert [asked.token for asked in leases.watch(0.1) if asked.server is None] == [last]
+    leases.ask("late", "math.add", 0.2, streams=False)
+    assert {asked.token for asked in leases.undelivered(last)} == {lost, last}
+    assert leases.undelivered(last) == []
+    assert len(leases) == 3
+
+
+@requirement("transport.leases.probes")
+def test_a_probe_that_no_server_got_does_not_end_a_call_that_was_named_meanwhile() -> None:
+    leases = Leases(PATIENCE)
+    leases.believe(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False), 0.0)
+    token = leases.ask("r", "math.add", 0.0, streams=False)
+    assert len(leases.watch(0.1)) == 1
+    leases.confirm("draining", [token], 0.1)
+    assert leases.undelivered(token) == []
+    assert leases.asked("r") is not None
+
+
+@requirement("transport.leases.probes")
+def test_calls_in_hand_are_named_after_a_moment_and_once() -> None:
+    leases = Leases(PATIENCE)
+    assert leases.pause(0.0) is None
+    leases.hold("ann", "r1", "t1", 0.0)
+    leases.hold("ann", "r2", "t2", 0.0)
+    assert leases.pause(0.0) == MOMENT
+    assert leases.news() == {}, "they came in this very moment"
+    leases.hold("bob", "r1", "t3", 0.0)
+    leases.release("ann", "r1")
+    assert leases.news() == {"ann": ["t2"]}
+    assert leases.news() == {"bob": ["t3"]}
+    assert leases.news() == {}
+    assert leases.pause(0.0) is None
+
+
+@requirement("transport.leases.probes")
+def test_there_is_less_to_see_the_longer_calls_take_and_the_more_there_are() -> None:
+    leases = Leases(PATIENCE)
+    leases.ask("r", "math.add", 0.0, streams=False)
+    assert (leases.pause(0.0) or 0) <= MOMENT
+    assert leases.pause(100.0) == 0.25
+    for number in range(50_000):
+        leases.ask(f"r{number}", "math.add", 100.0, streams=False)
+    assert (leases.pause(100.0) or 0) > 5 * MOMENT
 
 
 def test_what_ends_a_call() -> None:
@@ -178,7 +307,24 @@ class Books(RuleBasedStateMachine):
 
     @rule(token=requests)
     def confirm(self, token: str) -> None:
-        assert self.leases.confirm("server", [token], self.now) == ([] if token in self.open else [token])
+        assert self.leases.confirm("server", [token], self.now) == (
+            (token, []) if token in self.open else ("", [token])
+        )
+
+    @rule(token=requests)
+    def route(self, token: str) -> None:
+        self.leases.routed(token, "server")
+
+    @rule()
+    def look(self) -> None:
+        named = self.leases.news()
+        assert {token for tokens in named.values() for token in tokens} <= set(self.held.values())
+        assert {asked.token for asked in self.leases.watch(self.now)} <= set(self.open)
+
+    @rule(token=requests)
+    def bounce(self, token: str) -> None:
+        for asked in self.leases.undelivered(token):
+            self.over(asked)
 
     @rule(caller=st.sampled_from("ab"), id=st.sampled_from(["x", "y"]))
     def hold(self, caller: str, id: str) -> None:
@@ -230,6 +376,8 @@ class Books(RuleBasedStateMachine):
         assert shown == set(self.held.values())
         assert {caller for caller, _ in self.held} == set(self.leases._heard) == set(self.leases._held)
         assert set(self.leases._by_token) == set(self.open)
+        assert self.leases._holders == {token: caller for (caller, _), token in self.held.items()}
+        assert (self.leases.pause(self.now) is None) <= (not self.open)
 
 
 TestBooks = Books.TestCase

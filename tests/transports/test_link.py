@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.link import Link, back_off
+from opwire.testing.scene import soon
+from opwire.transports import link
+from opwire.transports.link import Link, back_off, keep_running
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
@@ -282,3 +284,37 @@ async def test_a_link_that_is_not_connected_refuses() -> None:
 @given(st.integers(min_value=0, max_value=10**6))
 def test_the_first_attempt_comes_at_once_and_the_others_at_random_within_limits(attempt: int) -> None:
     assert 0 <= back_off(attempt) <= (0 if attempt == 0 else min(5.0, 0.05 * 2 ** min(attempt, 16)))
+
+
+@requirement("transport.reconnect")
+async def test_work_that_fails_is_logged_and_started_again_until_it_returns(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[int] = []
+    monkeypatch.setattr(link, "back_off", lambda attempt: attempts.append(attempt) or 0.0)
+    left = 5
+
+    async def work() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            raise RuntimeError("the vault is sealed")
+
+    await soon("it returns", keep_running("the reconnection", work))
+    assert (left, attempts) == (0, [1, 2, 3, 4])
+    assert [each.getMessage() for each in caplog.records] == 4 * ["the reconnection failed, and is started again"]
+    assert "the vault is sealed" in caplog.text
+
+
+async def test_work_that_is_cancelled_is_not_started_again() -> None:
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(keep_running("the work", work))
+    await soon("it begins", begun.wait())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -8,16 +8,15 @@ one broker to another is a `Medium`.
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
-from secrets import token_hex
+from secrets import randbits, token_hex
 from typing import TYPE_CHECKING
 
 from opwire.call import (
     MAX_MESSAGE,
     Address,
     CallAborted,
-    CallCredit,
     CallEvent,
     CallFailed,
     CallRequested,
@@ -38,8 +37,9 @@ from opwire.call.session import (
 )
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.leases import Asked, Leases, is_final
-from opwire.transports.link import back_off
+from opwire.transports.link import back_off, keep_running
 from opwire.transports.medium import Medium
+from opwire.transports.probes import Probes
 
 if TYPE_CHECKING:  # it needs PyJWT, which an end that signs nothing does without
     from opwire.auth import SignedRequests
@@ -49,6 +49,8 @@ logger = logging.getLogger("opwire.transports")
 PATIENCE = 5.0
 """Seconds within which a broker has to confirm what was asked of it."""
 
+_MAX_SERVERS = 10_000  # that one question finds: any client may answer it
+_MAX_REASON = 200  # characters of a peer's farewell that are repeated
 _TOKEN_BYTES = 19  # of a token in JSON: 16 digits, two quotes, a comma
 
 
@@ -56,7 +58,8 @@ class BrokerTransport:
     """One end of a broker: a `Transport`.
 
     `heartbeat` is how often, in seconds, a server says which calls it has in hand. A call that nobody has named for
-    three beats fails with UNAVAILABLE: that is how long it takes to notice a server that died without a word.
+    three beats fails with UNAVAILABLE: that is how long it takes to notice a server that is frozen or cut off. One
+    whose connection to the broker has ended is noticed much earlier, by `probes`.
     `signed` proves identities in both directions; without it, no identity that a caller states is believed.
     """
 
@@ -77,15 +80,17 @@ class BrokerTransport:
         self._limit = limit
         self._signed = signed
         self._leases = Leases(3 * heartbeat)
+        self._probes = Probes(self._leases, medium, self._name)
         self._receiver: Receiver | None = None
         self._address: Address | None = None  # another one for each connection; None while there is none
         self._closed = True
         self._operations: dict[str, None] = {}  # what we serve, in the order of the announcements
-        self._questions = count(1)
+        self._questions = count(randbits(32))  # an end that has not heard a question cannot answer it
         self._found: dict[int, dict[Address, None]] = {}  # who answered which question
         self._broken = asyncio.Event()  # set while there is no connection
         self._farewell: dict[Address, list[str]] = {}  # whom to tell after a reconnection which calls are over
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._away = ""  # why there is no connection
         self.malformed = 0
         self.foreign = 0
 
@@ -108,14 +113,15 @@ class BrokerTransport:
         self._receiver, self._closed = receiver, False
         self._operations.clear()
         self._broken = asyncio.Event()  # of this event loop, which may be another one than last time
+        self._probes.stop()
         try:
             await self._connect()
         except BaseException:
             self._closed, self._address = True, None
             await self._medium.close()
             raise
-        self._begin(self._beat())
-        self._begin(self._stay_connected())
+        work = (keep_running("the heartbeat", self._beat), keep_running("the reconnection", self._stay_connected))
+        self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
         """Serve these operations, now and after every reconnection.
@@ -202,7 +208,8 @@ class BrokerTransport:
         if self._closed:
             return
         self._closed = True
-        tasks = list(self._tasks)
+        self._probes.stop()
+        tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         try:
@@ -220,9 +227,15 @@ class BrokerTransport:
 
     def _here(self) -> Address:
         if self._address is None:
-            state = "this end is closed" if self._closed else f"{self._medium.name} is not reachable at the moment"
-            raise CallError(ErrorCode.UNAVAILABLE, state)
+            raise CallError(ErrorCode.UNAVAILABLE, "this end is closed" if self._closed else self._absence())
         return self._address
+
+    def _absence(self) -> str:
+        """Say why there is no connection: a server that refuses us is reached, and says what to do about it."""
+        name = self._medium.name
+        if self._away.startswith(name):
+            return self._away
+        return f"{name} is not reachable at the moment" + (f": {self._away}" if self._away else "")
 
     def _most(self) -> int:
         most = self._medium.max_message
@@ -233,8 +246,8 @@ class BrokerTransport:
         if self._signed is not None:
             event = self._signed.leaving(event)
         message = encode_event(event, limit=self._most())
-        streams = event.credits is not None
-        token = self._leases.ask(event.request_id, event.operation_id, time.monotonic(), streams=streams, server=to)
+        streams, now = event.credits is not None, time.monotonic()
+        token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
         try:
             if to is None:
                 self._medium.ask(event.operation_id, token, message, event.sticky_key)
@@ -243,6 +256,7 @@ class BrokerTransport:
         except BaseException:
             self._leases.end(token)
             raise
+        self._probes.soon(now)
 
     def _tell_without_lease(self, event: CallEvent, to: Address | None) -> None:
         """Steer a call of ours, or answer a plain client of the broker.
@@ -299,15 +313,18 @@ class BrokerTransport:
             self._unreadable(sender, token, error)
             return
         if isinstance(event, Session):
-            self._session(event, sender)
+            self._session(event, sender, token)
         elif isinstance(event, CallRequested):
             self._requested(event, sender, token)
-        elif self._accepts(event, sender, token):
+        elif self._leases.accepts(event, sender, token, time.monotonic()):
             self._receiver.received(event, sender)
         else:
             self.foreign += 1
 
     def _requested(self, event: CallRequested, sender: Address, token: str) -> None:
+        if not sender:  # it could not be answered, so it does not run
+            self.malformed += 1
+            return
         if self._signed is not None:
             try:
                 event = self._signed.arriving(event)
@@ -315,21 +332,12 @@ class BrokerTransport:
                 self._tell(sender, CallFailed.of(event.request_id, refused), token)
                 return
         # A plain client of the broker has no token: it gets its answer, but holds no lease.
-        if token and not self._leases.hold(sender, event.request_id, token, time.monotonic()):
-            self.foreign += 1
-        else:
-            self._deliver(event, sender)
-
-    def _accepts(self, event: CallEvent, sender: Address, token: str) -> bool:
-        """Whether an event comes from the one who has to do with its call."""
         now = time.monotonic()
-        match event:
-            case CallAborted() | CallCredit() if (held := self._leases.held(sender, event.request_id)) is not None:
-                if held == token and isinstance(event, CallAborted):
-                    self._leases.release(sender, event.request_id)
-                return held == token
-            case _:
-                return self._leases.believe(event, sender, token, now)
+        if token and not self._leases.hold(sender, event.request_id, token, now):
+            self.foreign += 1
+            return
+        self._deliver(event, sender)
+        self._probes.soon(now)
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
         """A message for all arrived; called by the medium. It is a question, or about calls that we may hold."""
@@ -344,46 +352,52 @@ class BrokerTransport:
             if self._operations:
                 self._tell(sender, Here(id=event.id, peers=[self._address]))
         elif isinstance(event, Left):
-            self._session(event, sender)
+            self._session(event, sender, token)
         elif isinstance(event, CallAborted) and self._leases.held(sender, event.request_id) is not None:
             self.arrived(sender, token, message)
 
     def _unreadable(self, sender: Address, token: str, error: CallError) -> None:
-        """Whoever waits for the call is told, here or there; the connection goes on."""
+        """Fail the call that an invalid message is about, here or at the peer; the connection goes on."""
         self.malformed += 1
-        logger.warning("a message from %s cannot be read: %s", sender, error.message)
-        match error.details:
-            case {"requestId": str(request_id)}:
-                failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
-                if self._leases.asked(request_id) is None:
-                    self._tell(sender, failed, token)
-                elif self._leases.believe(failed, sender, token, time.monotonic()):
-                    self._deliver(failed, sender)
-            case _:
-                pass  # nobody can say whose it was
+        if self.malformed <= 10 or self.malformed.bit_count() == 1:  # any client can send any number of them
+            logger.warning("invalid message %d, from %s: %s", self.malformed, sender, error.message)
+        request_id = None if error.details is None else error.details.get("requestId")
+        if not isinstance(request_id, str):
+            return  # it does not say whose it was
+        failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
+        if self._leases.asked(request_id) is None:
+            self._tell(sender, failed, token)
+        elif self._leases.believe(failed, sender, token, time.monotonic()):
+            self._deliver(failed, sender)
 
-    def _session(self, event: SessionEvent, sender: Address) -> None:
+    def _session(self, event: SessionEvent, sender: Address, shown: str) -> None:
         now = time.monotonic()
         match event:
             case Serving():
-                self._tell(sender, Waiting(gone=self._leases.confirm(sender, event.tokens, now)))
+                token, gone = self._leases.confirm(sender, event.tokens, now)
+                if token or gone:
+                    self._tell(sender, Waiting(gone=gone), token)
             case Waiting():
-                for request_id in self._leases.heard(sender, event.gone, now):
+                for request_id in self._leases.heard(sender, shown, event.gone, now):
                     self._leases.release(sender, request_id)
                     self._deliver(CallAborted(request_id=request_id, reason="the caller waits no longer"), sender)
             case Left():  # by its tokens, and not by its address, which anybody could write
                 calls, callers = self._leases.over(event.tokens)
-                self._lose(callers, calls, event.reason)
+                self._lose(callers, calls, event.reason[:_MAX_REASON])
             case Here():
-                if event.id in self._found:
-                    self._found[event.id][sender] = None
+                found = self._found.get(event.id)
+                if sender and found is not None and len(found) < _MAX_SERVERS:
+                    found[sender] = None
             case _:
                 self.malformed += 1
 
+    def routed(self, token: str, peer: Address) -> None:
+        """The broker gave a request to a server; called by the medium."""
+        self._leases.routed(token, peer)
+
     def undelivered(self, token: str, reason: str) -> None:
-        """Nobody got a request; called by the medium."""
-        asked = self._leases.end(token)
-        if asked is not None:
+        """No server got a request, or a probe for it; called by the medium."""
+        for asked in self._leases.undelivered(token):
             self._fail(asked, f"{asked.operation_id}: {reason}")
 
     def refused(self, operation_id: str, reason: str) -> None:
@@ -429,10 +443,13 @@ class BrokerTransport:
 
     def _say_what_is_in_hand(self) -> None:
         if self.connected:
-            for caller, tokens in list(self._leases.beats()):
-                for portion in self._portions(tokens):
-                    self._tell(caller, Serving(tokens=portion))
+            self._name(dict(self._leases.beats()))
             self._medium.beat(self._heartbeat)
+
+    def _name(self, in_hand: Mapping[Address, list[str]]) -> None:
+        for caller, tokens in in_hand.items():
+            for portion in self._portions(tokens):
+                self._tell(caller, Serving(tokens=portion))
 
     def _expire(self) -> None:
         expired = self._leases.expire(time.monotonic())
@@ -443,6 +460,7 @@ class BrokerTransport:
 
     def disconnected(self, reason: str) -> None:
         """The connection is gone; called by the medium. Every call over it ends at once."""
+        self._away = reason
         self._broken.set()
         if self._address is None or self._receiver is None:
             return
@@ -453,15 +471,11 @@ class BrokerTransport:
         self._receiver.lost(None, f"the connection to {self._medium.name} was lost ({reason})")
 
     async def _connect(self) -> None:
-        """Connect, and serve what was announced.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Connect, and serve what was announced."""
         self._broken.clear()
         address = token_hex(8)
         await self._in_time("the connection", self._medium.connect(address, self))
-        self._address = address
+        self._address, self._away = address, ""
         if self._operations:
             await self._in_time("the announcement", self._medium.serve(list(self._operations)))
         self._say_farewell()
@@ -481,31 +495,17 @@ class BrokerTransport:
                 # Not even a fault of ours may keep this end away for good.
                 tell = logger.debug if isinstance(error, CallError) else logger.exception
                 tell("%s cannot be reached yet: %s", self._medium.name, error)
-                self.disconnected(str(error))
+                self.disconnected(error.message if isinstance(error, CallError) else "an unexpected error: see the log")
                 await self._medium.close()
             else:
                 logger.info("connected to %s again", self._medium.name)
             tried_at = time.monotonic()
 
     async def _in_time(self, what: str, work: Coroutine[None, None, None]) -> None:
-        """Await something of the broker, which may be frozen.
-
-        Raises:
-            CallError: UNAVAILABLE.
-        """
+        """Await something of the broker, which may be frozen."""
         try:
             async with asyncio.timeout(PATIENCE):
                 await work
         except TimeoutError:
             silent = f"{self._medium.name} did not confirm {what} within {PATIENCE:g} s"
             raise CallError(ErrorCode.UNAVAILABLE, silent) from None
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a task of the transport failed", exc_info=error)

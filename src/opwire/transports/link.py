@@ -9,8 +9,9 @@ or steer calls have room of their own above it (`control`), and what keeps the c
 import asyncio
 import logging
 import random
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 from opwire.errors import CallError, ErrorCode
@@ -25,6 +26,7 @@ _RESERVE = 1024 * 1024  # above that: room for the events that end or steer call
 # busy ends wait for each other. 64 calls in flight over NATS: 4 kB 19,600 calls/s, 8 kB 34,900, 64 kB 25,300.
 _FLUSH_AT = 8 * 1024
 _PIECE = 64 * 1024  # bytes that are joined into one write
+_STEADY = 5.0  # seconds that work has to run for a failure to count as the first one
 
 
 class Link(asyncio.Protocol):
@@ -202,6 +204,25 @@ class Link(asyncio.Protocol):
 def back_off(attempt: int, *, first: float = 0.05, most: float = 5.0) -> float:
     """Seconds to wait before connecting again: at once, then at random within a growing limit (attempts from 0)."""
     return 0.0 if attempt == 0 else random.uniform(0, min(most, first * 2 ** min(attempt, 16)))  # noqa: S311
+
+
+async def keep_running(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run what keeps a transport alive until it returns or is cancelled.
+
+    An exception, be it a bug here or a user's function that failed to give a token, is logged, and the work starts
+    again: at once, then after growing pauses while it keeps failing.
+    """
+    attempt = 0
+    while True:
+        began = time.monotonic()
+        try:
+            await work()
+        except Exception:
+            logger.exception("%s failed, and is started again", what)
+        else:
+            return
+        attempt = 0 if time.monotonic() - began > _STEADY else attempt + 1
+        await asyncio.sleep(back_off(attempt))
 
 
 def _nothing(_: str) -> None:

@@ -22,6 +22,10 @@ class Listener(Protocol):
         """A message for all ends arrived, with the token that was given to `tell_all`."""
         ...
 
+    def routed(self, token: str, peer: Address) -> None:
+        """The request with this token was given to this end. A medium that does not know says nothing."""
+        ...
+
     def undelivered(self, token: str, reason: str) -> None:
         """Nobody got the request with this token: nobody serves it, or why else."""
         ...

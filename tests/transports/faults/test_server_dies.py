@@ -1,10 +1,15 @@
 """One of two serving processes is killed or frozen in the middle of the calls."""
 
+import asyncio
+
+from opwire.call import PendingRequestMap
+from opwire.errors import CallError, ErrorCode
+from opwire.testing.scene import soon
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
 from tests.transports.faults.load import Load, runs_in
-from tests.transports.faults.stage import processes
+from tests.transports.faults.stage import process, processes
 
 CALLERS = 64
 
@@ -21,6 +26,25 @@ async def test_a_killed_server_fails_the_calls_in_its_hands_and_no_others(engine
     assert 1 <= len(load.failed) <= CALLERS
     assert not load.failed & runs_in(other.lines).keys(), "what may have begun was asked again"
     assert load.made_since(later) == {other.pid}
+
+
+@requirement("transport.leases.probes")
+async def test_a_killed_server_is_noticed_long_before_its_beats_are_missed(engine: Engine, server: Server) -> None:
+    """The caller's heartbeat is a minute: what ends the calls is what the engine knows."""
+
+    async def running(number: int) -> None:
+        while sum(line.startswith("ran") for line in doomed.lines) < number:
+            await asyncio.sleep(0.01)
+
+    async with PendingRequestMap(engine.connect(server.url, heartbeat=60.0)) as calls:
+        async with process("serve", engine, server) as doomed:
+            await soon("it serves", calls.call("fault.run", timeout=30))
+            waiting = [asyncio.ensure_future(calls.call("fault.run", {"delay": 300}, timeout=300)) for _ in range(5)]
+            await soon("they run", running(6))
+            doomed.kill()
+            outcomes = await soon("they fail", asyncio.gather(*waiting, return_exceptions=True))
+        codes = [each.code for each in outcomes if isinstance(each, CallError)]
+        assert codes == 5 * [ErrorCode.UNAVAILABLE]
 
 
 @requirement("transport.faults.server-frozen")

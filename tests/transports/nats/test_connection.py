@@ -10,10 +10,10 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.scene import soon
-from opwire.transports.nats.connection import Connection, Security
+from opwire.transports.nats.connection import Connection, Security, open_any
 from opwire.transports.nats.credentials import Credentials
 from opwire.transports.nats.protocol import PING, PONG, Info, Message, publish, subscribe
-from opwire.transports.nats.servers import Server, parse_server
+from opwire.transports.nats.servers import Server, Servers, parse_server
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
@@ -242,8 +242,8 @@ async def greeting(text: bytes, *, then_close: bool = False) -> AsyncIterator[st
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"220 smtp.example ESMTP\r\n", "this is no NATS server, or not a sane one: it said '220'"),
-        (b"INFO what?\r\n", "INFO cannot be read"),
+        (b"220 smtp.example ESMTP\r\n", "invalid NATS protocol data: it said '220'"),
+        (b"INFO what?\r\n", "INFO cannot be parsed"),
         (b'INFO {"headers":true}\r\nPONG\r\nWHAT?\r\n', "it said 'WHAT?'"),
         (b'INFO {"version":"2.1.9","max_payload":1048576}\r\n', "opwire needs nats-server 2.2 or newer"),
     ],
@@ -274,6 +274,15 @@ async def test_a_server_that_is_full_says_so(own_nats: StartNats) -> None:
 
 
 # --- order and life ---------------------------------------------------------------------------------------------------
+
+
+@requirement("transport.nats.cluster")
+async def test_a_host_that_cannot_be_looked_up_keeps_us_from_no_other(nats_server: NatsServer) -> None:
+    servers = Servers(nats_server.url)
+    servers.learn(Server("a", 1), ["\0:1", "a..b:1", "\ud800:1", "x" * 64 + ".y:1"])
+    for _ in range(10):  # they are tried in random order
+        connection = await soon("it connects", open_any(servers, Log(), ANYONE, b""))
+        await connection.close()
 
 
 @requirement("transport.nats.barrier")

@@ -18,6 +18,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.testing.scene import soon
 from opwire.transports.nats import connection
 from opwire.transports.nats.medium import NatsMedium
+from opwire.transports.nats.protocol import Info
 from opwire.transports.nats.servers import Servers
 from opwire.transports.nats.service import Endpoint, ServiceInfo
 from opwire.transports.nats.subjects import Subjects
@@ -219,41 +220,75 @@ async def test_a_plain_client_can_answer_with_the_token_and_cannot_be_told_anyth
         caller.medium.ask("a.b", "t0ken", b"hello")
         await caller.log.until(lambda: caller.log.arrivals)
         assert caller.log.arrivals == [("", "t0ken", b"hi")]
-        with pytest.raises(CallError, match="not said where") as failure:
+        with pytest.raises(CallError, match="gave no reply subject") as failure:
             caller.medium.tell("", "t0ken", b"", control=True)
         assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
+NOT_INBOXES = ("$JS.API.STREAM.DELETE.orders", "payroll.pay", "opwire.call.a.b", "opwire.all", "opwire.in.*.t")
 
 
 @requirement("transport.nats.no-deputy")
 async def test_what_cannot_or_must_not_be_answered_is_ignored_and_counted(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server, plain_client(nats_server.url) as client:
-        for reply in ("", "$JS.API.STREAM.DELETE.orders", "opwire.call.a.b", "opwire.all"):
+        for reply in ("", *NOT_INBOXES):
             await client.publish("opwire.call.a.b", b"", reply=reply)
             await client.publish("opwire.all", b"", reply=reply)
+        for reply in NOT_INBOXES:  # to the inbox, too: answers would go out with our permissions
+            await client.publish(f"opwire.in.{server.address}.-", b"", reply=reply)
         await client.publish(f"opwire.in.{server.address}.t0ken", b"", headers={"Status": "x"})
         await flushed(client)
         await server.barrier()
-        assert server.medium.ignored == 8
+        assert server.medium.ignored == 2 * 6 + 5
         assert server.log.arrivals == [("", "t0ken", b"")]
         assert server.log.rumours == []
 
 
+async def publish_headers(server: NatsServer, subject: str, head: bytes, payload: bytes = b"") -> None:
+    """Publish whatever headers, which nats-py would not do."""
+    reader, writer = await asyncio.open_connection(HOST, server.port)
+    size = len(head)
+    writer.write(b'CONNECT {"headers":true,"verbose":false}\r\nHPUB %b ' % subject.encode())
+    writer.write(b"%d %d\r\n%b\r\nPING\r\n" % (size, size + len(payload), head + payload))
+    await soon("the server has it", reader.readuntil(b"PONG\r\n"))
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_other_states_than_nobody_is_there_are_ignored_and_counted(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one:
-        _, writer = await asyncio.open_connection(HOST, nats_server.port)
-        head = b"NATS/1.0 408 Timeout\r\n\r\n"
-        size = len(head)
-        writer.write(b'CONNECT {"headers":true}\r\nHPUB opwire.in.%b.t ' % one.address.encode())
-        writer.write(b"%d %d\r\n%b\r\n" % (size, size, head))
-
-        async def ignored() -> None:
-            while not one.medium.ignored:
-                await asyncio.sleep(0.01)
-
-        await soon("it is ignored", ignored())
+        await publish_headers(nats_server, f"opwire.in.{one.address}.t", b"NATS/1.0 408 Timeout\r\n\r\n")
+        await one.barrier()
+        assert one.medium.ignored == 1
         assert one.log.arrivals == one.log.failures == []
-        writer.close()
-        await writer.wait_closed()
+
+
+@requirement("transport.nats.no-deputy")
+async def test_a_forged_no_responders_status_names_no_peer(nats_server: NatsServer) -> None:
+    async with end(nats_server.url) as one, end(nats_server.url) as other, end(nats_server.url) as thief:
+        other.medium.tell(thief.address, "t", b"", control=True)  # which shows the thief a receipt of `other`
+        of_another = other.medium._receipts.make(thief.address)
+        of_itself = one.medium._receipts.make(thief.address).replace(thief.address, other.address)
+        for shown in (f"x-{other.address}", f"-{other.address}", f"x{of_another}", f"x{of_itself}", "-", "x-"):
+            await publish_headers(nats_server, f"opwire.in.{one.address}.{shown}", b"NATS/1.0 503\r\n\r\n")
+        await one.barrier()
+        assert one.log.gone == one.log.failures == one.log.arrivals == []
+        assert one.medium.ignored == 6
+
+
+@requirement("transport.nats.garbage")
+@pytest.mark.parametrize(
+    "head", [b"x", b"NATS/1.0", b"HTTP/1.1 503\r\n\r\n", b"NATS/1.0 " + b"9" * 5000, b"\0\r\n\xff"]
+)
+async def test_invalid_headers_of_another_client_do_not_end_the_connection(
+    nats_server: NatsServer, head: bytes
+) -> None:
+    async with end(nats_server.url, "a.b") as one, end(nats_server.url) as other:
+        for subject in ("opwire.call.a.b", "opwire.all", f"opwire.in.{one.address}.t"):
+            await publish_headers(nats_server, subject, head, b"payload")
+        other.medium.ask("a.b", "t0ken", b"hello")
+        await one.log.until(lambda: (other.address, "t0ken", b"hello") in one.log.arrivals)
+        assert one.log.ends == other.log.ends == []
 
 
 # --- limits and permissions -------------------------------------------------------------------------------------------
@@ -278,6 +313,13 @@ async def test_a_message_that_the_server_would_not_let_through_is_refused_here_a
             assert failure.value.details == {"bytes": 1001, "limit": 1000}
         await one.log.until(lambda: one.log.arrivals)
         assert one.log.ends == []
+
+
+@pytest.mark.parametrize(("said", "believed"), [(-5, 1), (0, 1), (10**400, 64 * 2**20), (5_000, 5_000)])
+def test_how_large_a_message_may_be_is_bounded_whatever_the_server_says(said: int, believed: int) -> None:
+    medium = NatsMedium(Servers("nats://a:1"), Subjects("opwire"), ANYONE)
+    medium.informed(Info(max_payload=said))
+    assert medium.max_message == believed
 
 
 ANN: dict[str, Any] = {"user": "ann", "password": "s3cret"}
@@ -530,7 +572,7 @@ async def test_a_question_without_a_place_for_the_answer_or_with_too_long_an_ans
     async with end(server.url, "a.b", describe=described) as one, plain_client(server.url) as client:
         await client.publish("$SRV.PING", b"")
         await client.publish("$SRV.PING", b"", reply="$SYS.x")
-        await client.publish("$SRV.INFO", b"", reply="answers")
+        await client.publish("$SRV.INFO", b"", reply="_INBOX.answers")
         await flushed(client)
         await one.barrier()
         assert one.medium.ignored == 2

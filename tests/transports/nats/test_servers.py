@@ -69,3 +69,12 @@ def test_servers_tell_of_others_which_are_reached_the_same_way() -> None:
     servers.learn(found["10.0.0.1", 4222], ["10.0.0.2:4222"])
     names = {server.host: server.tls_name for server in servers.in_turn()}
     assert names == {"cluster.example": None, "10.0.0.2": "cluster.example"}
+
+
+def test_a_server_cannot_name_neighbours_without_bound() -> None:
+    servers = Servers("nats://a:1")
+    servers.learn(Server("a", 1), [f"h{number}:4222" for number in range(10_000)])
+    assert len(servers.in_turn()) == 65
+    servers.learn(Server("a", 1), ["x" * 300 + ":1", "b:2", "b:99999999999999999999", "[::1", "\0:1"])
+    assert {(each.host, each.port) for each in servers.in_turn()} >= {("a", 1), ("b", 2)}
+    assert all(len(each.host) <= 253 for each in servers.in_turn())

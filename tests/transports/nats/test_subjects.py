@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats.subjects import Subjects, encode_id, plain_token, receipt, receiver
+from opwire.transports.nats.subjects import Receipts, Subjects, encode_id, plain_token
 from tests.requirements import requirement
 
 OWN = Subjects("acme.opwire")
 ids = st.text(max_size=40) | st.text(st.sampled_from("a.*> %/\r\nà😀"), max_size=12)
-addresses = st.from_regex(r"[0-9a-f]{16}", fullmatch=True) | st.from_regex(r"@[!-~]{1,30}", fullmatch=True)
+addresses = st.from_regex(r"[0-9a-f]{16}", fullmatch=True) | st.from_regex(
+    r"@_INBOX(\.[A-Za-z0-9_-]{1,20}){1,3}", fullmatch=True
+)
 
 
 def is_legal(subject: str) -> bool:
@@ -70,47 +72,101 @@ def test_an_id_that_is_too_long_for_a_subject_has_one_made_of_its_hash() -> None
 def test_a_request_says_who_asks_and_with_which_token() -> None:
     assert OWN.asker("acme.opwire.in.12ab.t0ken") == ("12ab", "t0ken")
     assert OWN.asker("acme.opwire.in.12ab.-") == ("12ab", "")
+    assert OWN.asker("acme.opwire.in.12ab.t0ken-34cd") == ("12ab", "t0ken")
     assert OWN.asker("_INBOX.abc.1") == ("@_INBOX.abc.1", "")
-    assert OWN.asker("answers") == ("@answers", "")
+    assert OWN.asker("_INBOX_ann.abc.1") == ("@_INBOX_ann.abc.1", "")
+    assert OWN.asker("_R_.abc.1") == ("@_R_.abc.1", "")  # a request from another account
 
 
 @requirement("transport.nats.no-deputy")
 @pytest.mark.parametrize(
-    "reply", ["", "$JS.API.STREAM.DELETE.orders", "$SYS.x", "acme.opwire.all", "acme.opwire.call.a.b"]
+    "reply",
+    [
+        "",
+        "$JS.API.STREAM.DELETE.orders",
+        "$SYS.x",
+        "payroll.pay",
+        "answers",
+        "_INBOX",
+        "_INBOX.",
+        "_INBOXES.x",
+        "_INBOX.*",
+        "_INBOX.a.>",
+        "_INBOX.a\r\nPUB",
+        "_INBOX." + "x" * 65,
+        "_INBOX" + ".x" * 9,
+        "acme.opwire.all",
+        "acme.opwire.call.a.b",
+        "acme.opwire.in.",
+        "acme.opwire.in.12ab",
+        "acme.opwire.in.12ab.t.x",
+        "acme.opwire.in.*.t",
+        "acme.opwire.in.>",
+        "acme.opwire.in.12ab.*",
+        "acme.opwire.in.12ab.t 5",
+        "acme.opwire.in.12ab.",
+        "acme.opwire.in." + "a" * 65 + ".t",
+        "acme.opwire.in.12ab." + "t" * 65,
+        "acmeXopwire.in.12ab.t",
+        "acme.opwire.in.12ab.t\n",
+    ],
 )
-def test_answers_are_not_sent_to_subjects_that_are_nobodys_inbox(reply: str) -> None:
+def test_answers_are_sent_to_inboxes_alone(reply: str) -> None:
     assert OWN.asker(reply) is None
-
-
-def test_a_message_says_who_sent_it_and_a_plain_clients_may_not() -> None:
-    assert OWN.sender("acme.opwire.in.12ab.-34cd") == ("12ab", "")
-    assert OWN.sender("acme.opwire.in.12ab.t0ken-34cd") == ("12ab", "t0ken")
-    assert OWN.sender("_INBOX.abc.1") == ("@_INBOX.abc.1", "")
-    assert OWN.sender("") == ("", "")
 
 
 def test_a_message_goes_to_the_inbox_of_its_receiver() -> None:
     assert OWN.to("12ab") == OWN.inbox("12ab") + "-" == "acme.opwire.in.12ab.-"
     assert OWN.to("@_INBOX.abc.1") == "_INBOX.abc.1"
-    with pytest.raises(CallError, match="not said where") as failure:
+    with pytest.raises(CallError, match="gave no reply subject") as failure:
         OWN.to("")
+    assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("transport.nats.no-deputy")
+@pytest.mark.parametrize(
+    "address", ["a.b", "a b", "*", ">", "a\r\nPUB x 0", "@$JS.API.INFO", "@payroll", "@", "x" * 65]
+)
+def test_nothing_is_sent_to_what_is_not_the_address_of_an_inbox(address: str) -> None:
+    with pytest.raises(CallError, match="not the address of an inbox") as failure:
+        OWN.to(address)
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
 @requirement("transport.nats.gone")
 @given(addresses)
 def test_a_receipt_is_one_token_that_names_the_receiver(address: str) -> None:
-    token = receipt(address)
-    assert is_legal(token)
-    assert "." not in token
-    assert receiver(token) == address
-    assert plain_token(token) == ""
+    receipts = Receipts()
+    shown = "t0ken" + receipts.make(address)
+    assert is_legal(shown)
+    assert "." not in shown
+    assert receipts.receiver(shown) == receipts.receiver(receipts.make(address)) == address
+    assert plain_token(shown) == "t0ken"
+    assert OWN.asker(f"acme.opwire.in.12ab.{shown}") == ("12ab", "t0ken")
 
 
-def test_a_token_is_no_receipt() -> None:
-    assert receiver("t0ken") == ""
+@requirement("transport.nats.no-deputy")
+@given(st.text(max_size=40), st.sampled_from(["12ab", "@_INBOX.a.1"]))
+def test_a_receipt_that_another_end_made_names_no_receiver(text: str, address: str) -> None:
+    receipts, others = Receipts(), Receipts()
+    assert receipts.receiver(f"t-{text}") == ""
+    assert receipts.receiver("t" + others.make(address)) == ""
+    assert receipts.receiver(receipts.make("34cd").replace("34cd", address)) == ""
+
+
+def test_receipts_are_not_kept_without_bound() -> None:
+    receipts = Receipts()
+    for number in range(10_000):
+        receipts.make(f"{number}")
+    assert len(receipts._made) <= 4096
+
+
+def test_a_token_is_not_a_receipt() -> None:
+    receipts = Receipts()
+    assert receipts.receiver("t0ken") == receipts.receiver("-") == receipts.receiver("") == ""
     assert plain_token("t0ken") == "t0ken"
-    assert receiver("-") == plain_token("-") == plain_token("") == ""
+    assert plain_token("-") == plain_token("") == ""
+    assert plain_token("t k") is plain_token("*") is plain_token("x" * 65) is None
 
 
 @requirement("transport.nats.permissions")

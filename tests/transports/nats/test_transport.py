@@ -260,8 +260,8 @@ async def test_a_plain_nats_client_calls_an_operation_with_json_alone(nats_serve
         answer = json.loads(reply.data)
         assert (answer["type"], answer["requestId"]) == ("call.responded", "math.add")
         assert answer["output"]["data"] == 3
-        items = await client.subscribe("items")
-        await client.publish("opwire.call.math.count", request("math.count", to=3), reply="items")
+        items = await client.subscribe("_INBOX.items")
+        await client.publish("opwire.call.math.count", request("math.count", to=3), reply="_INBOX.items")
         events = [json.loads((await items.next_msg(timeout=5)).data) for _ in range(4)]
         assert [event.get("output", {}).get("data") for event in events] == [0, 1, 2, None]
         assert events[3]["type"] == "call.completed"
@@ -283,8 +283,8 @@ async def test_a_stream_for_a_plain_client_that_left_is_stopped(nats_server: Nat
     request = {"type": "call.requested", "requestId": "1", "operationId": "clock.ticks", "input": {}}
     async with served(nats_server.url, registry):
         async with plain_client(nats_server.url) as client:
-            items = await client.subscribe("items")
-            await client.publish("opwire.call.clock.ticks", json.dumps(request).encode(), reply="items")
+            items = await client.subscribe("_INBOX.items")
+            await client.publish("opwire.call.clock.ticks", json.dumps(request).encode(), reply="_INBOX.items")
             await items.next_msg(timeout=5)
         await soon("the generator is closed", stopped.wait())
 

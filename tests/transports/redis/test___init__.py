@@ -289,6 +289,25 @@ async def test_a_server_that_crashed_costs_nobody_a_call(own_redis: Redis) -> No
         assert ask(server, "LLEN", "opwire:serving:work.count") == 1
 
 
+@requirement("transport.redis.replica")
+async def test_calls_by_way_of_a_demoted_primary_fail_with_what_is_wrong_and_what_to_do(own_redis: Redis) -> None:
+    server = own_redis()
+    async with calling(server.url) as calls:
+        ask(server, "REPLICAOF", "127.0.0.1", 1)
+
+        async def refused() -> str:
+            while True:
+                try:
+                    await calls.call("work.count", {"number": 1})
+                except CallError as error:
+                    if "primary" in error.message:
+                        return error.message
+                await asyncio.sleep(0.01)
+
+        message = await soon("it is noticed", refused())
+        assert "is a read-only replica, perhaps a primary that was demoted: connect to its primary" in message
+
+
 @requirement("transport.redis.prefix")
 async def test_prefixes_do_not_meet(redis_server: RedisServer) -> None:
     async with serving(redis_server.url, prefix="one"), calling(redis_server.url, prefix="other") as calls:

@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -485,6 +486,56 @@ async def test_a_server_that_becomes_a_replica_is_left_until_it_is_primary_again
         await one.log.until(lambda: one.log.messages)
 
 
+class Sentinel(RedisServer):
+    """`redis-server --sentinel`, which watches a primary that is not there."""
+
+    def _config(self, port: int, folder: Path) -> str:
+        return f"bind {HOST}\nport {port}\ndir {folder}\nsentinel monitor main {HOST} 1 1\n"
+
+    def _arguments(self, config: Path) -> list[str]:
+        return [str(config), "--sentinel"]
+
+
+@requirement("transport.redis.refusals")
+async def test_a_sentinel_is_called_one_and_the_way_to_its_primary_is_said() -> None:
+    with Sentinel() as server:
+        for db in ("", "/2"):
+            with pytest.raises(CallError, match=r"is a Sentinel.*SENTINEL GET-MASTER-ADDR-BY-NAME") as caught:
+                async with end(server.url + db, "one"):
+                    pass
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("transport.redis.dead-servers")
+async def test_the_beats_of_a_server_take_dead_ones_off_its_lists(own_redis: Redis) -> None:
+    server = own_redis()
+    async with end(server.url, "one", "a.b", "c.d") as one:
+        for key in ("a.b", "c.d"):
+            ask(server, "LPUSH", f"opwire:serving:{key}", *(f"opwire:end:{number}" for number in range(70)))
+        one.medium.beat(BEAT)
+        await one.barrier()
+        assert listed(server) == ask(server, "LRANGE", "opwire:serving:c.d", 0, -1) == [b"opwire:end:one"]
+
+
+@requirement("transport.redis.dead-servers")
+async def test_a_caller_learns_which_server_got_its_request_however_many_dead_ones_are_listed(
+    own_redis: Redis,
+) -> None:
+    server = own_redis()
+    async with end(server.url, "one", "a.b") as one, end(server.url, "caller") as caller:
+        ask(server, "LPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(3_000)))
+        caller.medium.ask("a.b", "t1", b"{}")
+        caller.medium.ask("a.b", "t2", b"{}", "key")
+        await caller.log.until(lambda: len(caller.log.routes) == 2)
+        assert sorted(caller.log.routes) == [("t1", "one"), ("t2", "one")]
+        await one.log.until(lambda: len(one.log.messages) == 2)
+        ask(server, "DEL", "opwire:serving:a.b")
+        ask(server, "RPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(3_000)))
+        caller.medium.ask("a.b", "t3", b"{}")
+        await caller.log.until(lambda: caller.log.failures)
+        assert caller.log.failures == [("t3", "nobody serves it")]
+
+
 @requirement("transport.redis.refusals")
 @pytest.mark.parametrize(
     ("login", "advice"),
@@ -521,12 +572,16 @@ async def test_a_user_with_no_more_rights_than_needed_can_call_and_serve(own_red
     commands = (
         "+hello +select +subscribe +unsubscribe +publish +ping +script|load +evalsha +eval +pexpire +set +del".split()
     )
-    lists = "+llen +lindex +lpos +lrem +rpush +exists".split()
+    lists = "+llen +lindex +lrange +lpos +lrem +ltrim +rpush +exists".split()
     ask(server, "ACL", "SETUSER", "ann", "on", ">secret", "~opwire:*", "resetchannels", "&opwire:*", *commands, *lists)
     async with end(f"redis://ann:secret@{HOST}:{server.port}", "ann", "a.b") as ann:
+        ask(server, "RPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(9)))
         ann.medium.beat(BEAT)
-        ann.medium.ask("a.b", "t", b"{}")
-        await ann.log.until(lambda: ann.log.messages)
+        for _ in range(9):
+            ann.medium.ask("a.b", "t", b"{}", "key")
+            ann.medium.ask("a.b", "t", b"{}")
+        await ann.log.until(lambda: len(ann.log.messages) == 18)
+        assert listed(server) == [b"opwire:end:ann"]
         await ann.medium.unserve(["a.b"])
         ann.medium.beat(BEAT)
         ann.medium.ask("a.b", "t", b"{}")

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from opwire.transports.redis.names import Names, seal, unseal
 from tests.requirements import requirement
 
-printable = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
-tokens = st.text(st.characters(min_codepoint=32, max_codepoint=126))
+addresses = st.from_regex(r"[A-Za-z0-9]{1,63}", fullmatch=True)
+tokens = st.from_regex(r"[A-Za-z0-9]{0,64}", fullmatch=True)
 
 
-@given(printable, tokens, st.binary())
+@given(addresses, tokens, st.binary())
 def test_what_was_sealed_is_unsealed_as_it_was(sender: str, token: str, message: bytes) -> None:
     assert unseal(seal(sender.encode(), token, message)) == (sender, token, message)
 
@@ -23,7 +23,25 @@ def test_anything_can_be_unsealed(published: bytes) -> None:
     assert letter is None or letter[0]
 
 
-@pytest.mark.parametrize("published", [b"", b"hello", b"a b", b"\n{}", b" token\n{}", b"sender\n{}", b"\xff \n{}"])
+@requirement("transport.redis.garbage")
+@pytest.mark.parametrize(
+    "published",
+    [
+        b"",
+        b"hello",
+        b"a b",
+        b"\n{}",
+        b" token\n{}",
+        b"sender\n{}",
+        b"\xff \n{}",
+        b"sender  token\n{}",
+        b"sen:der token\n{}",
+        b"sender to*ken\n{}",
+        b"sender token\r\n{}",
+        b"x" * 129 + b" \n{}",
+        b"sender " + b"x" * 129 + b"\n{}",
+    ],
+)
 def test_what_is_not_ours_is_nothing(published: bytes) -> None:
     assert unseal(published) is None
 
@@ -33,6 +51,8 @@ def test_an_end_and_an_operation_have_readable_names_under_the_prefix() -> None:
     assert names.end("0a1b") == b"opwire:end:0a1b"
     assert names.serving("github.repos/get") == b"opwire:serving:github.repos/get"
     assert names.all == b"opwire:all:3"
+    assert names.address(names.end("0a1b")) == "0a1b"
+    assert names.end("\ud800") == b"opwire:end:?"  # an address that no end has
 
 
 @given(st.text(st.characters()), st.text(st.characters()))

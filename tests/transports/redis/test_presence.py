@@ -95,3 +95,15 @@ def test_leaving_takes_the_end_off_every_list() -> None:
     *departures, lease = map(parts, presence("a.b", "c.d").absence())
     assert departures == [["LREM", f"opwire:serving:{each}", "0", "opwire:end:me"] for each in ("a.b", "c.d")]
     assert lease == ["DEL", "opwire:end:me"]
+
+
+def test_every_list_is_looked_through_some_at_each_beat() -> None:
+    assert presence().pruning() == []
+    operations = [f"many.{number}" for number in range(120)]
+    here = presence(*operations)
+    seen: list[str] = []
+    for number in (50, 50, 20):
+        _, _, count, *rest = parts(here.pruning()[0])
+        assert (int(count), rest[-2]) == (number, "opwire:end:")
+        seen += [key.removeprefix("opwire:serving:") for key in rest[:-2]]
+    assert seen == operations

@@ -1,5 +1,6 @@
 """The protocol of Redis, without a server."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -85,6 +86,36 @@ def test_an_error_is_a_reply_like_any_other() -> None:
 def test_a_reply_that_nobody_asked_for_is_shown() -> None:
     with pytest.raises(ValueError, match="max number of clients"):
         Talk(0).replies.feed(b"-ERR max number of clients reached\r\n")
+
+
+def feed_all(pieces: Iterable[bytes], limit: int) -> None:
+    replies = Replies(lambda channel, message: None, limit=limit)
+    replies.expect(lambda reply: None)
+    for piece in pieces:
+        replies.feed(piece)
+
+
+def test_a_reply_without_end_is_given_up_before_it_fills_the_memory() -> None:
+    fits = b"$90000\r\n" + b"x" * 90_000 + b"\r\n"
+    feed_all([fits[:50_000], fits[50_000:]], 100_000)
+    with pytest.raises(ValueError, match="more than 100,000 bytes"):
+        feed_all([fits, b"*1000000\r\n", *1000 * [b":1\r\n" * 100]], 100_000)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"*1\r\n" * 100_000,
+        b"$99999999999999999999\r\n",
+        b"*99999999999999999999\r\n",
+        b"*4000000000000\r\n",
+        b"%4000000000\r\n",
+        b"*2\r\n" * 8 + b"$-5\r\n",
+    ],
+)
+def test_lengths_and_depths_that_cannot_be_are_invalid(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        feed_all([data, *20 * [b"$1\r\nx\r\n" * 15_000]], 1_000_000)
 
 
 def test_pushes_of_other_kinds_are_passed_over() -> None:

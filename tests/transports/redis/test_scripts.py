@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from opwire.transports.redis.scripts import ENTER, ROUTE, ROUTE_SHA
+from opwire.transports.redis.scripts import ENTER, PRUNE, ROUTE, ROUTE_SHA
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, end, exhaust
@@ -20,8 +20,12 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
     ask(redis_server, "FLUSHALL")
 
 
-def route(server: RedisServer, turn: int = 0) -> int:
-    return ask(server, "EVAL", ROUTE, 1, LIST, turn, "caller token\n{}")
+def route(server: RedisServer, turn: int = 0, *sticky_key: str) -> int | bytes:
+    return ask(server, "EVAL", ROUTE, 1, LIST, turn, "caller token\n{}", "opwire:end:", *sticky_key)
+
+
+def prune(server: RedisServer, *lists: str, entries: int = 200) -> int:
+    return ask(server, "EVAL", PRUNE, len(lists), *lists, "opwire:end:", entries)
 
 
 def enter(server: RedisServer, end: str, *lists: str) -> int:
@@ -43,7 +47,7 @@ def test_nobody_gets_a_message_where_nobody_serves(server: RedisServer) -> None:
 async def test_the_servers_of_an_operation_take_turns(server: RedisServer) -> None:
     async with end(server.url, "one", "a.b") as one, end(server.url, "two", "a.b") as two:
         for turn in range(6):
-            assert route(server, turn) == 1
+            assert route(server, turn) == (b"opwire:end:two" if turn % 2 else b"opwire:end:one")
         await one.barrier()
         await two.barrier()
         assert (len(one.log.messages), len(two.log.messages)) == (3, 3)
@@ -55,7 +59,7 @@ async def test_an_entry_without_lease_or_reader_is_passed_over_and_removed(serve
         ask(server, "SET", "opwire:end:crashed", "")
         ask(server, "RPUSH", LIST, "opwire:end:crashed", "opwire:end:reads", "opwire:end:long gone")
         for turn in range(4):
-            assert route(server, turn) == 1
+            assert route(server, turn) == b"opwire:end:serves"
         await serves.barrier()
         await reads.barrier()
         assert len(serves.log.messages) == 4
@@ -68,6 +72,67 @@ def test_a_list_with_nothing_but_dead_servers_is_empty_afterwards(server: RedisS
     ask(server, "RPUSH", LIST, *(f"opwire:end:{number}" for number in range(50)))
     assert route(server, 7) == 0
     assert ask(server, "EXISTS", LIST) == 0
+
+
+@requirement("transport.redis.dead-servers")
+@pytest.mark.parametrize("sticky_key", [(), ("ann",)])
+async def test_a_long_list_of_dead_servers_is_worked_off_in_steps(
+    server: RedisServer, sticky_key: tuple[str, ...]
+) -> None:
+    ask(server, "RPUSH", LIST, *(f"opwire:end:{number}" for number in range(2_500)))
+    async with end(server.url, "serves", "a.b"):
+        assert [route(server, 3, *sticky_key) for _ in range(2)] == [-1, -1]
+        assert len(listed(server)) == 501
+        assert route(server, 3, *sticky_key) == b"opwire:end:serves"
+        assert route(server, 3, *sticky_key) == b"opwire:end:serves"
+        assert len(listed(server)) <= 501
+
+
+async def test_a_long_list_keeps_those_that_live(server: RedisServer) -> None:
+    async with end(server.url, "one", "a.b"), end(server.url, "two", "a.b"):
+        ask(server, "LPUSH", LIST, *(f"opwire:end:{number}" for number in range(40)))
+        names = {route(server, turn) for turn in range(100)}
+        assert names == {b"opwire:end:one", b"opwire:end:two"}
+        assert sorted(listed(server)) == [b"opwire:end:one", b"opwire:end:two"]
+
+
+@requirement("transport.redis.garbage")
+async def test_an_entry_that_is_not_an_end_gets_nothing(server: RedisServer) -> None:
+    """Who may write under the prefix alone cannot have others publish elsewhere."""
+    async with end(server.url, "victim", prefix="payroll") as victim:
+        ask(server, "SET", "payroll:end:victim", "")
+        ask(server, "RPUSH", LIST, "payroll:end:victim", "", "x" * 100_000)
+        assert route(server) == 0
+        assert route(server, 0, "ann") == 0
+        await victim.barrier()
+        assert victim.log.messages == []
+        assert listed(server) == []
+
+
+@requirement("transport.redis.dead-servers")
+def test_pruning_takes_dead_servers_off_lists_and_looks_at_so_many_entries_only(server: RedisServer) -> None:
+    other = "opwire:serving:c.d"
+    for name in ("one", "two"):
+        enter(server, f"opwire:end:{name}", LIST, other)
+    ask(server, "LPUSH", LIST, *(f"opwire:end:{number}" for number in range(10)))
+    ask(server, "RPUSH", other, "opwire:end:gone", "not an end")
+    assert prune(server, LIST, other) == 12
+    assert listed(server) == listed(server, other) == [b"opwire:end:one", b"opwire:end:two"]
+    assert ask(server, "PTTL", LIST) > 50_000
+    ask(server, "RPUSH", LIST, *(f"opwire:end:{number}" for number in range(1_000)))
+    removed = [prune(server, LIST, entries=100) for _ in range(11)]
+    assert (sum(removed), max(removed)) == (1_000, 100)
+    assert sorted(listed(server)) == [b"opwire:end:one", b"opwire:end:two"]
+
+
+@requirement("transport.redis.no-memory")
+def test_without_memory_pruning_loses_no_server(own_redis: Callable[..., RedisServer]) -> None:
+    server = own_redis()
+    enter(server, "opwire:end:one", LIST)
+    ask(server, "RPUSH", LIST, "opwire:end:gone")
+    exhaust(server)
+    assert prune(server, LIST) == 0
+    assert listed(server) == [b"opwire:end:one", b"opwire:end:gone"]
 
 
 def test_entering_again_gives_no_second_turn(server: RedisServer) -> None:
@@ -93,7 +158,7 @@ async def test_without_memory_requests_pass_and_leases_are_renewed(own_redis: Ca
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
         exhaust(server)
-        assert route(server) == 1
+        assert route(server) == b"opwire:end:one"
         assert enter(server, "opwire:end:one", LIST) == 0
         assert ask(server, "PTTL", "opwire:end:one") > 4_000
         await one.barrier()

@@ -34,6 +34,7 @@ TRY = 2.0
 """Seconds for one server, so that there is time for another."""
 
 _SILENCE = 2  # beats without a sign of life, after which a server is given up
+_COMPLAINTS = 100  # that are kept while a barrier waits
 _FLUSH = 1.0  # seconds that the server has to confirm the last things that were sent
 
 _WHO_WE_ARE: dict[str, object] = {
@@ -131,7 +132,7 @@ class Connection:
             if complaints:
                 raise self._refused(complaints[0])
             self._open = True
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter: a host that no name server could be asked for
             raise self._unavailable(f"cannot be reached: {error}") from error
         finally:
             if not self._open:
@@ -234,7 +235,7 @@ class Connection:
     def _complained(self, text: str) -> None:
         self._complaint = text
         for barrier in self._pongs:
-            if barrier is not None:
+            if barrier is not None and len(barrier.complaints) < _COMPLAINTS:
                 barrier.complaints.append(text)
         if self._open:
             self._owner.complained(text)

@@ -10,9 +10,9 @@ from opwire.errors import CallError, ErrorCode
 from opwire.transports.medium import Listener
 from opwire.transports.nats import service
 from opwire.transports.nats.connection import Connection, Security, open_any
-from opwire.transports.nats.protocol import Info, Message, publish, subscribe, unsubscribe
+from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, publish, subscribe, unsubscribe
 from opwire.transports.nats.servers import Servers
-from opwire.transports.nats.subjects import ABSENT, Subjects, receipt, receiver
+from opwire.transports.nats.subjects import ABSENT, Receipts, Subjects, plain_token
 
 logger = logging.getLogger("opwire.transports.nats")
 
@@ -41,6 +41,7 @@ class NatsMedium:
         self.ignored = 0  # messages that cannot be answered, or mean nothing
         self._servers = servers
         self._subjects = subjects
+        self._receipts = Receipts()
         self._security = security
         self._describe = describe
         self._listener: Listener | None = None
@@ -139,7 +140,7 @@ class NatsMedium:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
         # One subject for all that goes to an end: NATS remembers who listens where, and each new subject costs it 1 µs.
-        self._publish(self._subjects.to(to), token + receipt(to), message, control=control)
+        self._publish(self._subjects.to(to), token + self._receipts.make(to), message, control=control)
 
     def tell_all(self, token: str, message: bytes) -> None:
         """Publish to every end.
@@ -167,12 +168,7 @@ class NatsMedium:
         if self._listener is None:
             return
         if message.sid == _INBOX:
-            token = message.subject[len(self._mine) :]
-            if message.status:
-                self._bounced(token, message.status)
-            else:
-                sender, shown = self._subjects.sender(message.reply)
-                self._listener.arrived(sender, shown if token == ABSENT else token, message.payload)
+            self._told(message)
         elif (asker := self._subjects.asker(message.reply)) is None:
             self.ignored += 1
         elif message.sid == _ALL:
@@ -182,18 +178,36 @@ class NatsMedium:
         else:
             self._listener.arrived(*asker, message.payload)
 
-    def _bounced(self, token: str, status: int) -> None:
-        """Nobody has subscribed to what we published: to an operation, or to the inbox of a peer."""
+    def _told(self, message: Message) -> None:
+        """Hand on what came to our inbox. The token is in the reply, or in the subject for a peer without an inbox."""
+        shown = message.subject[len(self._mine) :]
+        if message.status:
+            self._bounced(shown, message.status)
+            return
+        sender = self._subjects.asker(message.reply) if message.reply else ("", "")
+        token = sender and (sender[1] if shown == ABSENT else plain_token(shown))
+        if sender is None or token is None or self._listener is None:
+            self.ignored += 1
+        else:
+            self._listener.arrived(sender[0], token, message.payload)
+
+    def _bounced(self, shown: str, status: int) -> None:
+        """Nobody has subscribed to what we published: to an operation, or to the inbox of a peer.
+
+        Any client can publish such a status: it counts with the token of an open request, or with a receipt of ours.
+        """
         if status != _NO_RESPONDERS or self._listener is None:
             self.ignored += 1
-        elif peer := receiver(token):
+        elif ABSENT not in shown:
+            self._listener.undelivered(shown, "nobody serves it")
+        elif peer := self._receipts.receiver(shown):
             self._listener.unreachable(peer)
         else:
-            self._listener.undelivered(token, "nobody serves it")
+            self.ignored += 1
 
     def informed(self, info: Info) -> None:
         """The server said something about itself; called by the connection."""
-        self.max_message = info.max_payload
+        self.max_message = min(max(info.max_payload, 1), MAX_PAYLOAD)
         if self._connection is not None:
             self._servers.learn(self._connection.server, info.connect_urls)
         if info.ldm:  # it closes its connections one by one when it thinks fit, and we then find another server

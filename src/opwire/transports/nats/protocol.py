@@ -7,6 +7,7 @@ Rule 3: what a server can make us keep is bounded, and what is kept is looked at
 Lines are read as Latin-1 and written so again, so that a subject of whatever bytes survives.
 """
 
+import re
 from collections.abc import Iterable
 from typing import final
 
@@ -26,6 +27,7 @@ PONG = b"PONG\r\n"
 
 _END = b"\r\n"
 _MESSAGES = frozenset(("MSG", "HMSG"))
+_STATUS = re.compile(rb"NATS/1\.0 ([0-9]{3})(?![0-9])")
 
 
 @final
@@ -135,7 +137,7 @@ def _size(text: str) -> int:
     except ValueError:
         size = -1
     if not 0 <= size <= MAX_PAYLOAD:
-        raise _broken(f"{text[:20]!r} is no possible size")
+        raise _broken(f"{text[:20]!r} is not the size of a message")
     return size
 
 
@@ -151,11 +153,12 @@ def _message(fields: list[str], block: bytes) -> Message:
 
 
 def _status(headers: bytes) -> int:
-    """`NATS/1.0 503`, or without a number where nothing went wrong."""
-    version, _, status = headers.partition(_END)[0].decode("latin-1").partition(" ")
-    if not version.startswith("NATS/"):
-        raise _broken("the headers of a message do not begin with NATS/1.0")
-    return int(status[:3]) if status[:3].isdecimal() else 0
+    """Return the 503 of `NATS/1.0 503`; 0 where there is no number.
+
+    A server passes headers on unread, so any client can write anything there: that does not make the server invalid.
+    """
+    found = _STATUS.match(headers)
+    return int(found[1]) if found is not None else 0
 
 
 def _other(line: str) -> list[Control]:
@@ -178,12 +181,12 @@ def _other(line: str) -> list[Control]:
 def _read_info(text: str) -> Info:
     try:
         return _info.decode(text.encode("latin-1"))
-    except ValueError as error:
-        raise _broken(f"INFO cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _broken(f"INFO cannot be parsed: {error}") from error
 
 
 def _broken(what: str) -> CallError:
-    return CallError(ErrorCode.PROTOCOL_ERROR, f"this is no NATS server, or not a sane one: {what}")
+    return CallError(ErrorCode.PROTOCOL_ERROR, f"invalid NATS protocol data: {what}")
 
 
 def connect(fields: dict[str, object]) -> bytes:

@@ -3,12 +3,15 @@
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from urllib.parse import unquote, urlsplit
 
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.nats.credentials import Credentials
 
 _PORT = 4222
+_MAX_FOUND = 64  # servers of a cluster that are remembered: each costs an attempt when all are away
+_MAX_HOST = 253  # characters of a DNS name
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,17 @@ class Servers:
         return random.sample(list(places.values()), len(places))
 
     def learn(self, teller: Server, places: Iterable[str]) -> None:
-        """A server names its neighbours, as `host:port`. They are reached the way that it was."""
+        """Remember the neighbours that a server names, as `host:port`. They are reached the way that it was."""
         # Certificates are for names, and neighbours are named by their numbers.
         name = teller.tls_name or teller.host
         self._found = []
-        for place in places:
+        for place in islice(places, _MAX_FOUND):
             try:
                 found = parse_server(place)
             except CallError:
                 continue  # whatever it is, we have others
+            if len(found.host) > _MAX_HOST:
+                continue
             self._found.append(replace(teller, host=found.host, port=found.port, tls_name=name))
 
 

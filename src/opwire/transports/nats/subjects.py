@@ -5,16 +5,22 @@
     <prefix>.all                    messages for every end
 
 The reply of a message, `<prefix>.in.<address>.<token>`, says who sent it and shows the token of its call, so that its
-payload stays a plain event. If nobody listens, the server says so there. What is for one end has its name behind the
-token, `<token>-<receiver>`, so that the server's word names it. Whoever knows nothing of this answers a request where
-its reply says.
+payload stays a plain event. If nobody listens, the server says so there. What is for one end has a receipt behind the
+token, `<token>-<receipt>`, which names the receiver (see `Receipts`). A peer that knows nothing of this answers a
+request where its reply says.
 
 A plain NATS client asks with a reply of its own, such as `_INBOX.…`. Its address here is that subject behind an `@`.
+
+Rule: answers are published with our own permissions, so they go to inboxes alone: those of opwire ends under this
+prefix, those that NATS clients make (`_INBOX.…`, `_INBOX_name.…`) and those that a NATS server makes for requests from
+another account (`_R_.…`). A message with any other reply, such as `$JS.API.STREAM.DELETE.orders`, is ignored.
 """
 
 import re
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import blake2s, sha256
+from hmac import compare_digest
+from secrets import token_bytes
 from urllib.parse import quote, unquote
 
 from opwire.call import Address
@@ -27,6 +33,8 @@ _MAX_OPERATION = 1024  # bytes: a line may have 4,096, with two subjects in it
 _MAX_NAME = 256
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _PUBLICATION = re.compile(r'Publish to "([^"]*)"')
+_INBOX = re.compile(r"(?:_INBOX(?:_[A-Za-z0-9_-]{0,64})?|_R_)(?:\.[A-Za-z0-9_-]{1,64}){1,8}")
+_MAX_WORD = 64  # characters of an address or a token, which are letters and digits
 
 
 class Subjects:
@@ -59,29 +67,22 @@ class Subjects:
         """Where a message for one end goes.
 
         Raises:
-            CallError: UNAVAILABLE, if that end has not said where it can be reached.
+            CallError: UNAVAILABLE, if that is not the address of an inbox.
         """
-        if not address:
-            raise CallError(ErrorCode.UNAVAILABLE, "the peer has not said where it can be reached")
-        return address[1:] if address[0] == FOREIGN else f"{self._inboxes}{address}.{ABSENT}"
-
-    def sender(self, reply: str) -> tuple[Address, str]:
-        """Who sent a message with this reply, and the token that it shows; empty where it says nothing."""
-        if reply.startswith(self._inboxes):
-            address, _, token = reply[len(self._inboxes) :].partition(".")
-            return address, plain_token(token)
-        return (FOREIGN + reply if reply else ""), ""
+        if _is_word(address):
+            return f"{self._inboxes}{address}.{ABSENT}"
+        if address[:1] == FOREIGN and _INBOX.fullmatch(address, 1) is not None:
+            return address[1:]
+        wrong = f"{address[:80]!r} is not the address of an inbox" if address else "the peer gave no reply subject"
+        raise CallError(ErrorCode.UNAVAILABLE, wrong)
 
     def asker(self, reply: str) -> tuple[Address, str] | None:
-        """Who sent a request with this reply, and its token; None where it must not be answered.
-
-        We publish answers with our own permissions: nobody is to have them sent to `$JS.API.STREAM.DELETE.…`, or to
-        somebody else's operation.
-        """
-        if reply.startswith(self._inboxes):
-            address, _, token = reply[len(self._inboxes) :].partition(".")
-            return address, plain_token(token)
-        if not reply or reply[0] == "$" or reply.startswith(self._own):
+        """Return the address and the token that a reply shows; None where it is not an inbox."""
+        if reply.startswith(self._inboxes):  # by hand, since a regular expression takes twice as long
+            address, _, shown = reply[len(self._inboxes) :].partition(".")
+            token = plain_token(shown)
+            return (address, token) if _is_word(address) and token is not None and shown else None
+        if reply.startswith(self._own) or _INBOX.fullmatch(reply) is None:
             return None
         return FOREIGN + reply, ""
 
@@ -93,19 +94,51 @@ class Subjects:
         return unquote(match[1][len(self._calls) :])
 
 
-def plain_token(token: str) -> str:
-    """The token at the end of a subject, without the receiver behind it; empty where there is none."""
-    return token.partition(ABSENT)[0]
+class Receipts:
+    """What follows a token, so that the server's "no responders" names the receiver that is gone.
+
+    Any client that may publish to our inbox can write such a status. It is believed only with a receipt of ours: the
+    receiver's address, signed with a key that never leaves this process. The receiver sees its receipt, so all that it
+    can forge is its own absence.
+    """
+
+    _DIGITS = 16
+    _KEPT = 4096
+
+    def __init__(self) -> None:
+        self._key = token_bytes(32)
+        self._made: dict[Address, str] = {}
+
+    def make(self, address: Address) -> str:
+        """Return the receipt for a receiver: one token of a subject, with a hyphen in front."""
+        made = self._made.get(address)
+        if made is None:
+            if len(self._made) >= self._KEPT:
+                self._made.clear()
+            named = quote(address, safe="").replace(".", "%2E") if address[0] == FOREIGN else address
+            made = self._made[address] = f"{ABSENT}{self._signature(address)}{named}"
+        return made
+
+    def receiver(self, shown: str) -> Address:
+        """Return the receiver that a token with a receipt names; empty where the receipt is missing or not ours."""
+        receipt = shown.partition(ABSENT)[2]
+        signature, address = receipt[: self._DIGITS], unquote(receipt[self._DIGITS :])
+        genuine = compare_digest(signature.encode("latin-1", "replace"), self._signature(address).encode())
+        return address if address and genuine else ""
+
+    def _signature(self, address: Address) -> str:
+        named = address.encode(errors="replace")
+        return blake2s(named, key=self._key, digest_size=self._DIGITS // 2).hexdigest()
 
 
-def receipt(address: Address) -> str:
-    """What follows a token, so that the server's word about a lost receiver names it."""
-    return ABSENT + (quote(address, safe="").replace(".", "%2E") if address[0] == FOREIGN else address)
+def plain_token(shown: str) -> str | None:
+    """Return the token at the end of a subject, without the receipt behind it; None where it is not a token."""
+    token = shown.partition(ABSENT)[0]
+    return token if not token or _is_word(token) else None
 
 
-def receiver(token: str) -> Address:
-    """Whom a receipt names; empty where it is none."""
-    return unquote(token.partition(ABSENT)[2])
+def _is_word(text: str) -> bool:
+    return text.isalnum() and text.isascii() and len(text) <= _MAX_WORD
 
 
 @lru_cache(maxsize=4096)

@@ -29,7 +29,8 @@ class NatsTransport(BrokerTransport):
     are for servers whose URL has no user. TLS is used where the server demands it, the URL says `tls://` or `ssl` is
     given; `tls_first` is for servers that are set to `handshake_first`.
 
-    Plain NATS clients can call operations too: a request is a `call.requested` event on `<prefix>.call.<operation id>`.
+    Plain NATS clients can call operations too: a request is a `call.requested` event on `<prefix>.call.<operation id>`,
+    and its reply subject is an inbox (`_INBOX.…`, or `_INBOX_<name>.…` for private ones). Others are not answered.
     NATS' own tools (`nats service ls`, `info`, `stats`) show what is served.
 
     Raises:

@@ -45,21 +45,21 @@ class Connection:
         """Say who we are, and send the first commands.
 
         Raises:
-            CallError: UNAVAILABLE, if Redis refuses, or is a read-only replica.
+            CallError: UNAVAILABLE, if Redis refuses, or is a read-only replica or a Sentinel.
         """
         target = self._target
         hello: list[Part] = [b"HELLO", 3]
         if target.user is not None or target.password is not None:
             hello += [b"AUTH", target.user or b"default", target.password or b""]
-        greeting = [command(*hello, b"SETNAME", b"opwire")]
-        if target.db:
-            greeting.append(command(b"SELECT", target.db))
-        about, *_ = await self.ask(*greeting, *commands)
+        about, *_ = await self.ask(command(*hello, b"SETNAME", b"opwire"))
         match about:
+            case {b"mode": b"sentinel"}:
+                raise refusal(target.name, ReplyError("SENTINEL"))
             case {b"role": b"replica"}:
                 raise refusal(target.name, ReplyError("READONLY"))
             case _:
                 pass
+        await self.ask(*([command(b"SELECT", target.db)] if target.db else []), *commands)
 
     def send(self, command: bytes, done: Done, *, control: bool = False) -> None:
         """Send a command. `done` gets the reply, unless the connection is lost before.

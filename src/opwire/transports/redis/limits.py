@@ -13,7 +13,7 @@ _USUAL = {
     b"client-query-buffer-limit": 1024 * _MIB,
     b"client-output-buffer-limit": 32 * _MIB,
 }
-_BYTES = re.compile(rb"(?:.*\bpubsub )?(\d+)")  # a number, or "normal 0 0 0 slave … pubsub <bytes> …"
+_BYTES = re.compile(rb"(?:.*\bpubsub )?([0-9]{1,18})(?![0-9])")  # a number, or "normal 0 0 0 slave … pubsub <bytes> …"
 _ROOM = 64 * 1024  # bytes, for what stands around a message, and what Redis has read of the next command
 
 SETTINGS = tuple(_USUAL)

@@ -31,6 +31,7 @@ logger = logging.getLogger("opwire.transports")
 _SILENCE = 2  # beats without a word, after which a server counts as frozen
 _GRACE = 1.0  # seconds to say goodbye
 _PING = command(b"PING")
+_AGAIN = 100  # times that a request is routed again, past a thousand servers each that are gone
 
 
 class _Route(Struct):
@@ -149,6 +150,7 @@ class RedisMedium:
             connection.abort("it does not answer")
         else:
             self._renew(connection, [self._presence.renewal(every)], self._renewed)
+            self._renew(connection, self._presence.pruning(), _whatever)
 
     def _renew(self, connection: Connection, commands: list[bytes], done: Done) -> None:
         try:
@@ -184,19 +186,24 @@ class RedisMedium:
         if route is None:
             route = _Route(self._names.serving(operation_id), randrange(1_000_000))  # noqa: S311
         route.turn += 1
-        run: tuple[Part, ...] = (1, route.servers, route.turn, seal(self._address, token, message))
+        letter = seal(self._address, token, message)
+        run: tuple[Part, ...] = (1, route.servers, route.turn, letter, self._names.ends)
         if sticky_key is not None:
             run = (*run, sticky_key.encode(errors="surrogatepass"))
         self._here().send(command(b"EVALSHA", ROUTE_SHA, *run), partial(self._routed, operation_id, token, run))
         self._routes[operation_id] = route
 
-    def _routed(self, operation_id: str, token: str, run: tuple[Part, ...], reply: Any) -> None:
-        if reply == 1 or self._connection is None or self._listener is None:
+    def _routed(self, operation_id: str, token: str, run: tuple[Part, ...], reply: Any, tries: int = 0) -> None:
+        if self._connection is None or self._listener is None:
             return
-        if is_refusal(reply, "NOSCRIPT"):  # somebody has emptied the cache of scripts: it did not run
-            again = partial(self._routed, operation_id, token, run)
+        if type(reply) is bytes:
+            self._listener.routed(token, self._names.address(reply))
+            return
+        again = (reply == -1 and tries < _AGAIN) or is_refusal(reply, "NOSCRIPT")
+        if again:  # nobody got it: Redis does not know the script any more, or took those off the list that are gone
+            done = partial(self._routed, operation_id, token, run, tries=tries + 1)
             try:
-                self._connection.send(command(b"EVAL", ROUTE, *run), again)
+                self._connection.send(command(b"EVAL", ROUTE, *run), done)
             except CallError as error:
                 self._listener.undelivered(token, error.message)
             return

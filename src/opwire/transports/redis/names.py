@@ -2,19 +2,26 @@
 
 from opwire.call import Address
 
+_MAX_HEAD = 128  # bytes of an address and a token
+
 
 class Names:
     """The names of channels and keys, all under one prefix: ends with different prefixes do not meet."""
 
     def __init__(self, prefix: str, db: int = 0) -> None:
         self._end = f"{prefix}:end:"
+        self.ends = self._end.encode()  # what the names of all ends begin with
         self._serving = f"{prefix}:serving:"
         # Channels belong to the whole server, keys to one database: without its number, databases would meet here.
         self.all = f"{prefix}:all:{db}".encode()
 
     def end(self, address: Address) -> bytes:
         """An end: the channel of its inbox, the key of its lease, its entry in the lists of those who serve."""
-        return (self._end + address).encode()
+        return (self._end + address).encode(errors="replace")
+
+    def address(self, end: bytes) -> Address:
+        """The address of an end, from its name."""
+        return end[len(self.ends) :].decode(errors="replace")
 
     def serving(self, operation_id: str) -> bytes:
         """The key of the list of those who serve an operation."""
@@ -28,9 +35,9 @@ def seal(sender: bytes, token: str, message: bytes) -> bytes:
 
 
 def unseal(published: bytes) -> tuple[Address, str, bytes] | None:
-    """Sender, token and message of what was published; None if it is not ours: anybody can publish anything."""
+    """Return sender, token and message of what was published; None if it is not ours: any client can publish."""
     head, newline, message = published.partition(b"\n")
-    if not newline or not head.isascii():
+    sender, space, token = head.partition(b" ")
+    if not (newline and space and sender.isalnum() and (not token or token.isalnum()) and len(head) <= _MAX_HEAD):
         return None
-    sender, space, token = head.decode().partition(" ")
-    return (sender, token, message) if sender and space else None
+    return sender.decode(), token.decode(), message

@@ -6,10 +6,12 @@ from math import ceil
 from opwire.call import Address
 from opwire.transports.redis.names import Names
 from opwire.transports.redis.resp import command
-from opwire.transports.redis.scripts import ENTER
+from opwire.transports.redis.scripts import ENTER, PRUNE
 
 _ROUND = 60.0  # seconds within which every list that we are in is renewed, some of them at each beat
 _KEPT = 3_600_000  # milliseconds until a list is gone that nobody renews
+_PRUNED = 50  # lists that are looked through at a beat, for servers that are gone
+_LOOKED_AT = 200  # entries of them, at most: Redis is kept busy for a fifth of a millisecond
 _AT_ONCE = 500  # lists in one script, which keeps everybody else waiting for about a millisecond
 
 
@@ -22,6 +24,7 @@ class Presence:
         self.end = b""  # our name
         self._served: dict[str, None] = {}
         self._due: list[str] = []  # what is left to renew in this round
+        self._to_prune: list[str] = []  # and to look through
 
     @property
     def served(self) -> list[str]:
@@ -31,7 +34,7 @@ class Presence:
     def begin(self, address: Address) -> None:
         """Another connection, with another address: nothing is served there yet."""
         self.end = self._names.end(address)
-        self._served, self._due = {}, []
+        self._served, self._due, self._to_prune = {}, [], []
 
     def add(self, operation_ids: Iterable[str]) -> list[str]:
         """Serve these, too. Those that were not served before."""
@@ -70,3 +73,11 @@ class Presence:
         number = ceil(len(self._served) * every / _ROUND)
         due, self._due = self._due[:number], self._due[number:]
         return self._entry([each for each in due if each in self._served])
+
+    def pruning(self) -> list[bytes]:
+        """Return the command of one beat that takes servers that are gone off some of the lists, if there are any."""
+        if not self._to_prune:
+            self._to_prune = self.served
+        due, self._to_prune = self._to_prune[:_PRUNED], self._to_prune[_PRUNED:]
+        lists = [self._names.serving(each) for each in due]
+        return [command(b"EVAL", PRUNE, len(lists), *lists, self._names.ends, _LOOKED_AT)] if lists else []

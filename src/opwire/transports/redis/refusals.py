@@ -16,7 +16,9 @@ _MEANINGS = {
     "BUSY": "is busy with a script that does not end: see SCRIPT KILL",
     "OOM": "has no memory left: raise its maxmemory, or let it evict keys",
     "MISCONF": "refuses to write, since it cannot save its data: see its log",
-    "READONLY": "is a read-only replica: connect to its primary",
+    "READONLY": "is a read-only replica, perhaps a primary that was demoted: connect to its primary",
+    "SENTINEL": "is a Sentinel, which holds no data: connect to the primary that it watches, as told by "
+    "`redis-cli -p <port> SENTINEL GET-MASTER-ADDR-BY-NAME <name>`",
     "MASTERDOWN": "is a replica that has lost its primary: connect to the primary",
     "MOVED": "is part of a cluster, and opwire needs a single server",
     "CLUSTERDOWN": "is part of a cluster, and opwire needs a single server",

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from hiredis import PushNotification, Reader, pack_command  # pyright: ignore[reportUnknownVariableType]
+from hiredis import PushNotification, Reader, ReplyError, pack_command  # pyright: ignore[reportUnknownVariableType]
 
 Part = bytes | str | int
 Done = Callable[[Any], None]
@@ -16,6 +16,9 @@ Done = Callable[[Any], None]
 
 _pack = cast("Callable[[tuple[Part, ...]], bytes]", pack_command)
 _PUSH: Any = PushNotification
+MAX_REPLY = 128 * 1024 * 1024
+"""Bytes of one reply: a server that goes on for longer is given up."""
+
 _MORE = object()  # "not enough data yet": any plain value could be a reply
 
 
@@ -27,8 +30,10 @@ def command(*parts: Part) -> bytes:
 class Replies:
     """Hands every reply to whoever waits for it, and every message of a channel to `pushed`."""
 
-    def __init__(self, pushed: Callable[[bytes, bytes], None]) -> None:
+    def __init__(self, pushed: Callable[[bytes, bytes], None], *, limit: int = MAX_REPLY) -> None:
         self._pushed = pushed
+        self._limit = limit
+        self._fed = 0  # bytes since the last reply that was complete
         self._reader = Reader(protocolError=ValueError, notEnoughData=_MORE)
         self._waiting: deque[Done] = deque()
 
@@ -40,14 +45,25 @@ class Replies:
         """Bytes arrived.
 
         Raises:
-            ValueError: Redis would not say that.
+            ValueError: invalid data, or a reply without end.
         """
+        self._fed += len(data)
         self._reader.feed(data)
-        while (reply := self._reader.gets()) is not _MORE:
+        while (reply := self._next()) is not _MORE:
+            self._fed = 0
             if type(reply) is _PUSH:
                 self._push(reply)
             else:
                 self._answer(reply)
+
+        if self._fed > self._limit:
+            raise ValueError(f"a reply has more than {self._limit:,} bytes")
+
+    def _next(self) -> Any:
+        try:
+            return self._reader.gets()
+        except MemoryError:  # it announces more items than there can be, and hiredis makes room for all of them
+            raise ValueError("a reply announces too many items") from None
 
     def _push(self, push: list[Any]) -> None:
         match push:
@@ -60,5 +76,6 @@ class Replies:
 
     def _answer(self, reply: Any) -> None:
         if not self._waiting:
-            raise ValueError(f"nobody had asked, and it said {reply!r:.200}")
+            said = str(reply)[:200] if isinstance(reply, ReplyError) else f"a {type(reply).__name__}"
+            raise ValueError(f"a reply without a command: {said}")
         self._waiting.popleft()(reply)

@@ -1,0 +1,109 @@
+"""The timer of probes. What is probed, and when, is in test_leases.py; what comes of it in test_broker.py."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from opwire.call import Address
+from opwire.call.session import Waiting, decode_message
+from opwire.errors import CallError, ErrorCode
+from opwire.testing import run_virtually
+from opwire.transports.leases import MOMENT, Leases
+from opwire.transports.probes import Probes
+from tests.requirements import requirement
+
+
+class Recorder:
+    """What is sent: a medium as far as probes need one."""
+
+    def __init__(self) -> None:
+        self.leases = Leases(3.0)
+        self.sent: list[tuple[str, str, bytes]] = []
+        self.named: list[Mapping[Address, list[str]]] = []
+        medium: Any = self
+        self.probes = Probes(self.leases, medium, self.name)
+
+    def name(self, in_hand: Mapping[Address, list[str]]) -> None:
+        if in_hand:
+            self.named.append(in_hand)
+
+    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+        assert control
+        self.sent.append((to, token, message))
+
+    def ask(self, operation_id: str, token: str, message: bytes) -> None:
+        self.sent.append((operation_id, token, message))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@requirement("transport.leases.probes")
+def test_a_probe_says_that_its_call_is_still_waited_for_and_shows_its_token() -> None:
+    async def watched() -> None:
+        end = Recorder()
+        token = end.leases.ask("r", "math.add", now(), streams=False, server="server")
+        end.probes.soon(now())
+        await asyncio.sleep(3 * MOMENT)
+        assert {(to, shown) for to, shown, _ in end.sent} == {("server", token)}
+        assert decode_message(end.sent[0][2]) == Waiting()
+        end.leases.end(token)
+        end.sent.clear()
+        await asyncio.sleep(1)
+        assert end.sent == []
+
+    run_virtually(watched())
+
+
+@requirement("transport.leases.probes")
+def test_calls_in_hand_are_named_once_and_then_there_is_no_timer_left() -> None:
+    async def named() -> None:
+        end = Recorder()
+        end.leases.hold("ann", "r", "t", now())
+        end.probes.soon(now())
+        await asyncio.sleep(1)
+        assert end.named == [{"ann": ["t"]}]
+        assert end.probes._timer is None
+
+    run_virtually(named())
+
+
+def test_a_new_call_is_looked_at_in_a_moment_however_rarely_the_old_ones_are() -> None:
+    async def joined() -> None:
+        end = Recorder()
+        end.leases.ask("old", "math.add", now(), streams=False, server="server")
+        end.probes.soon(now())
+        await asyncio.sleep(60.1)
+        end.sent.clear()
+        new = end.leases.ask("new", "math.add", now(), streams=False, server="other")
+        end.probes.soon(now())
+        await asyncio.sleep(2.5 * MOMENT)
+        assert ("other", new) in {(to, token) for to, token, _ in end.sent}
+        end.probes.stop()
+        end.sent.clear()
+        await asyncio.sleep(1)
+        assert end.sent == []
+
+    run_virtually(joined())
+
+
+@pytest.mark.parametrize("error", [CallError(ErrorCode.RATE_LIMITED, "full"), KeyError("a bug")])
+def test_a_probe_that_fails_is_not_the_last_one(error: Exception) -> None:
+    async def failing() -> None:
+        end, tries = Recorder(), list[str]()
+
+        def tell(to: Address, token: str, message: bytes, *, control: bool) -> None:
+            tries.append(token)
+            raise error
+
+        end.tell = tell  # type: ignore[method-assign]
+        end.leases.ask("r", "math.add", now(), streams=False, server="server")
+        end.probes.soon(now())
+        await asyncio.sleep(10 * MOMENT)
+        assert len(tries) > 3
+        end.probes.stop()
+
+    run_virtually(failing())
