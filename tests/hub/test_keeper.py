@@ -336,7 +336,8 @@ async def test_a_peer_that_leaves_while_it_is_asked_leaves_nothing_behind(meetin
     await plain.say("session.announce", id=1, operations=["a.b"])
     question = await plain.hear()
     assert question["operationId"] == OPERATIONS
-    assert question["identity"]["id"] == "hub"
+    assert question["input"] == {"operations": ["a.b"]}
+    assert "identity" not in question
     plain.connection.transport.abort()
     await until("it is gone", lambda: not peers(hub))
     assert len(hub.registry) == 0

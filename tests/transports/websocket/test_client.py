@@ -23,11 +23,12 @@ from tests.transports.websocket.foreign import WELCOME, foreign, silent
 
 @requirement("transport.websocket.unreachable", "transport.no-secrets")
 @pytest.mark.parametrize(
-    "url", ["http://ann:secret@example", "ws://", "ws://h:port", "ws://secret@h", "ws://h/#secret"]
+    "url", ["http://ann:secret@example", "ws://", "ws://h:port", "ws://secret@h", "ws://h/#secret", "ws://["]
 )
 def test_what_is_no_address_is_refused_where_it_is_given(url: str) -> None:
-    with pytest.raises(ValueError, match="ws://host:port") as failure:
+    with pytest.raises(CallError, match="ws://host:port") as failure:
         WebSocketTransport(url)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
     assert "secret" not in str(failure.value)
 
 

@@ -280,8 +280,8 @@ async def test_a_peer_that_leaves_no_room_even_for_small_events_is_given_up(ends
     for _ in range(10_000):
         if end.losses:
             break
-        for _ in range(10):
-            serving.transport.send(CallAborted(request_id="stray", reason="x" * 3000), address)
+        for number in range(1_000):  # each is answered with a small error
+            raw.say("call.requested", requestId=f"{number}" + "x" * 900, operationId="un.known")
         await asyncio.sleep(0)
     await end.until("it is given up", lambda: bool(end.losses))
     assert end.losses[0][0] == address

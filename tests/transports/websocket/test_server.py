@@ -88,7 +88,11 @@ async def test_a_client_has_to_offer_our_protocol(ends: Ends, offered: list[Subp
 async def test_one_connection_too_many_is_refused(ends: Ends) -> None:
     server, _ = await ends.server(max_connections=1)
     first = await ends.plain(server.url)
-    assert await status(server.url, subprotocols=[Subprotocol("opwire.v1")]) == 503
+    second = await ends.plain(server.url, hello=False)
+    await second.say("session.hello", version=1)
+    refused = await second.hear()
+    assert (refused["type"], refused["code"]) == ("session.refused", "RATE_LIMITED")
+    assert (await second.closed())[0] == 4413
     await first.connection.close()
     await until("there is room again", lambda: not server.peers)
     await ends.plain(server.url)
