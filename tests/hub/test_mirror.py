@@ -179,3 +179,29 @@ async def test_what_stays_lost_is_forgotten(calls: PendingRequestMap) -> None:
     await until("it is forgotten", lambda: len(registry) == 0)
     assert "math.add" not in mirror
     await asyncio.sleep(0)
+
+
+@requirement("hub.loss-cost")
+async def test_the_loss_of_a_peer_costs_what_it_has_announced(calls: PendingRequestMap) -> None:
+    mirror = Mirror(OperationRegistry(), calls, linger=60)
+    for peer in range(40):
+        show(mirror, f"p{peer}", *(info(f"n{peer}.op{number}") for number in range(25)))
+    looked_at: list[str] = []
+
+    class Watched(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            looked_at.append(key)
+            return super().__getitem__(key)
+
+        def items(self) -> Any:
+            raise AssertionError("all operations were looked at")
+
+        __iter__ = values = items
+
+    mirror._shown = Watched(mirror._shown)
+    mirror.lost("p7")
+    assert sorted(looked_at) == sorted(f"n7.op{number}" for number in range(25))
+    assert len(mirror._timers) == 1
+    mirror._shown = dict(dict.items(mirror._shown))
+    mirror.clear()
+    assert not mirror._timers

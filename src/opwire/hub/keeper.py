@@ -28,7 +28,7 @@ _OWN_FAULT = (ErrorCode.VALIDATION_ERROR, ErrorCode.ACCESS_DENIED, ErrorCode.PAY
 class _Announcement(Struct, eq=False):
     """What is found out about operations that a peer announces."""
 
-    wanted: set[str]
+    wanted: dict[str, None]
     described: dict[str, Checked] = field(default_factory=dict[str, Checked])
     unchanged: dict[str, str] = field(default_factory=dict[str, str])  # with their digests
     refused: dict[str, CallError] = field(default_factory=dict[str, CallError])
@@ -74,7 +74,7 @@ class Keeper:
             CallError: UNAVAILABLE, if the spoke does not answer.
         """
         allowed = [each for each in operation_ids if grant is not None and grant.may_announce(each)]
-        found = self._announcements[peer] = _Announcement(set(allowed))
+        found = self._announcements[peer] = _Announcement(dict.fromkeys(allowed))
         for each in operation_ids:
             if each not in found.wanted:
                 found.refused[each] = CallError(ErrorCode.ACCESS_DENIED, f"{_who(grant)} may not announce {each}")
@@ -179,8 +179,9 @@ class Keeper:
             conflict = self._mirror.conflict(peer, operation)
             if conflict is not None:
                 found.refused[id] = conflict
-        missing = found.wanted - found.described.keys() - found.unchanged.keys() - found.refused.keys()
-        for id in missing:
+        for id in found.wanted:
+            if id in found.described or id in found.unchanged or id in found.refused:
+                continue
             wrong = f"{OPERATIONS} of the spoke does not describe {id}"
             found.refused[id] = CallError(ErrorCode.VALIDATION_ERROR, wrong)
 
