@@ -1,8 +1,9 @@
 """Who may connect to a hub, and what they may serve there."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 from msgspec import Struct, field
@@ -19,6 +20,9 @@ MAX_DESCRIBED = 64 * 1024 * 1024
 """Bytes of descriptions that are kept of one peer."""
 
 _PATIENCE = 10.0  # seconds between two descriptions
+_AT_A_TIME = 4  # spokes that describe themselves
+_TURN = 2.0  # seconds after which another one may begin
+_BREATH = 8  # descriptions after which other tasks get a turn
 _BATCH = 500  # operations, and
 _BATCH_BYTES = 200_000  # bytes of ids that one question names: it has to fit into a message, with their digests
 _UNASKED = 1_000  # descriptions beside those that were asked for: a peer may not know that it can be asked for some
@@ -32,6 +36,29 @@ class _Announcement(Struct, eq=False):
     described: dict[str, Checked] = field(default_factory=dict[str, Checked])
     unchanged: dict[str, str] = field(default_factory=dict[str, str])  # with their digests
     refused: dict[str, CallError] = field(default_factory=dict[str, CallError])
+
+
+class _Turns:
+    """A few spokes describe themselves at a time, so that calls are not delayed when all of them come at once.
+
+    A turn lasts two seconds at most: a spoke that takes longer goes on, and does not keep others waiting.
+    """
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_AT_A_TIME)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[None]:
+        """Wait for a turn."""
+        await self._free.acquire()
+        ends = ExitStack()
+        ends.callback(self._free.release)
+        timer = asyncio.get_running_loop().call_later(_TURN, ends.close)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            ends.close()
 
 
 class Keeper:
@@ -53,6 +80,7 @@ class Keeper:
         self._calls = calls
         self._mirror = mirror
         self._max_described = max_described
+        self._turns = _Turns()
         self._announcements: dict[Address, _Announcement] = {}
         self._sizes: dict[Address, dict[str, int]] = {}  # of descriptions that are kept, by peer
         self._totals: Counter[Address] = Counter()
@@ -138,9 +166,13 @@ class Keeper:
 
     async def _read(self, peer: Address, batch: list[str], known: dict[str, str], found: _Announcement) -> None:
         input = {"operations": batch, "known": known} if known else {"operations": batch}
-        unasked = 0
-        async with aclosing(self._calls.subscribe(OPERATIONS, input, to=peer, idle_timeout=_PATIENCE)) as items:
+        number = unasked = 0
+        items = self._calls.subscribe(OPERATIONS, input, to=peer, idle_timeout=_PATIENCE)
+        async with self._turns.turn(), aclosing(items):
             async for item in items:
+                number += 1
+                if number % _BREATH == 0:
+                    await asyncio.sleep(0)  # what has arrived is read in one go otherwise: 25 ms for each spoke
                 match item.data:
                     case {"unchanged": [*ids]}:
                         same = known.keys() & {each for each in ids if isinstance(each, str)}

@@ -121,7 +121,7 @@ class Relay:
         way = self._routes.follow(sender.address, head)
         if way is None:
             return
-        if way.call is None or way.excess:
+        if way.call is None:
             self._pass_unmatched(sender, message, head, way)
             return
         try:
@@ -176,7 +176,7 @@ class Relay:
         if way.to == SERVER:
             self._deliver(sender, message, head)
         else:
-            control = len(message) <= _SMALL and not isinstance(head, (Requested, Responded))
+            control = not isinstance(head, (Requested, Responded)) and len(message) <= _SMALL
             self.peers[way.to].send(message, control=control)
 
     def _cut_short(self, call: Call, error: CallError) -> None:

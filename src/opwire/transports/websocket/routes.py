@@ -43,53 +43,49 @@ class Call(Struct, eq=False):
 class Way(NamedTuple):
     """Where a message goes, and the call that it belongs to; None: it is a stray.
 
-    `identity` is whom a request is made for, as JSON. `excess`: no caller needs so many events of this kind.
+    `identity` is whom a request is made for, as JSON.
     """
 
     to: Address
     call: Call | None
     identity: bytes = NOBODY
-    excess: bool = False
 
 
 class _Servers:
     """The servers of one operation. To add, to remove and to pick one costs the same, however many there are."""
 
-    __slots__ = ("_addresses", "_places", "_turn")
+    __slots__ = ("_places", "_turn", "addresses")
 
     def __init__(self) -> None:
-        self._addresses: list[Address] = []
+        self.addresses: list[Address] = []
         self._places: dict[Address, int] = {}
         self._turn = 0
 
-    def __len__(self) -> int:
-        return len(self._addresses)
-
     def add(self, address: Address) -> None:
         """Add a server."""
-        self._places[address] = len(self._addresses)
-        self._addresses.append(address)
+        self._places[address] = len(self.addresses)
+        self.addresses.append(address)
 
     def remove(self, address: Address) -> None:
         """Remove a server; the last one takes its place."""
-        place, last = self._places.pop(address), self._addresses.pop()
+        place, last = self._places.pop(address), self.addresses.pop()
         if last != address:
-            self._addresses[place] = last
+            self.addresses[place] = last
             self._places[last] = place
 
     def next(self) -> Address:
         """Return the server whose turn it is."""
         self._turn += 1
-        return self._addresses[self._turn % len(self._addresses)]
+        return self.addresses[self._turn % len(self.addresses)]
 
     def sticky(self, key: str) -> Address:
         """Return the server for a key: the same one until it leaves."""
-        return max(self._addresses, key=lambda address: hash((key, address)))
+        return max(self.addresses, key=lambda address: hash((key, address)))
 
     def idlest(self, peers: "dict[Address, _Peer]") -> Address:
         """Return the server with the fewest calls in hand, of all or of some that are spread over all."""
         self._turn += 1
-        addresses, size = self._addresses, len(self._addresses)
+        addresses, size = self.addresses, len(self.addresses)
         compared = min(size, _COMPARED)
         places = ((self._turn + number * size // compared) % size for number in range(compared))
         return min((addresses[place] for place in places), key=lambda address: peers[address].load)
@@ -123,7 +119,7 @@ class Routes:
         self._unserved = unserved
         self._peers: dict[Address, _Peer] = {SERVER: _Peer()}
         self._serving: dict[str, _Servers] = {}  # by operation
-        self._streams: set[str] = set()  # operations that are known to be subscriptions
+        self._streams = {OPERATIONS}  # operations that are known to be subscriptions
         self.dropped: Counter[Dropped] = Counter()
 
     def __len__(self) -> int:
@@ -180,9 +176,9 @@ class Routes:
                 del operations[operation_id]
                 serving = self._serving[operation_id]
                 serving.remove(address)
-                if not serving:
+                if not serving.addresses:
                     del self._serving[operation_id]
-                    self._streams.discard(operation_id)
+                    self._streams -= {operation_id} - {OPERATIONS}
 
     def idle(self, address: Address) -> bool:
         """Whether a peer serves nothing, and has no call open."""
@@ -210,11 +206,11 @@ class Routes:
             elif not self._peers[SERVER].operations:
                 raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id}")
             return SERVER
+        if len(serving.addresses) == 1:
+            return serving.addresses[0]
         if sticky_key is not None:
             return serving.sticky(sticky_key)
-        if len(serving) == 1 or self._balance == "round_robin":
-            return serving.next()
-        return serving.idlest(self._peers)
+        return serving.next() if self._balance == "round_robin" else serving.idlest(self._peers)
 
     def request(self, caller: Address, head: Requested) -> Way | None:
         """Where a request goes. None: it has come before, and is being answered.
@@ -232,7 +228,7 @@ class Routes:
         if len(peer.asked) >= self._max_calls:
             raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
         # A caller or a server may know neither credits nor numbers of items: the operation's type decides.
-        streams = head.credits is not None or head.operation_id in self._streams or head.operation_id == OPERATIONS
+        streams = head.credits is not None or head.operation_id in self._streams
         call = self.open(Call(head.request_id, caller, server, streams, identity))
         return Way(server, call, identity)
 
@@ -271,7 +267,7 @@ class Routes:
         elif call.grants:
             call.grants -= 1
         else:
-            return Way(call.server, call, excess=True)
+            return Way(call.server, None)  # no caller needs so many
         return Way(call.server if call.caller == sender else call.caller, call)
 
     def waits_for(self, caller: Address, request_id: str) -> Address | None:
