@@ -5,10 +5,20 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, OperationSpec, OperationType, Schema
-from opwire.call import LOCAL_IDENTITY, MAX_MESSAGE, CallHandler, Found, PendingRequestMap, ServerInfo, discover
+from opwire.call import (
+    LOCAL_IDENTITY,
+    MAX_MESSAGE,
+    CallHandler,
+    Found,
+    OperationInfo,
+    PendingRequestMap,
+    ServerInfo,
+    discover,
+)
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.scenes import call_error, scene, within
 from tests.requirements import requirement
@@ -243,3 +253,19 @@ async def test_an_answer_that_the_transport_has_no_room_for_is_an_error_that_is_
     async with calls, CallHandler(shop(), calls), PendingRequestMap(MemoryTransport(bus)) as client:
         error = await call_error(client.call("shop.price", {"article": "tea"}))
     assert (error.code, error.retryable) == ("RATE_LIMITED", False)
+
+
+@requirement("call.discovery")
+async def test_some_operations_can_be_asked_for_and_those_that_are_known_are_not_described() -> None:
+    async with scene(shop(), identity=Identity(id="boss", scopes=("shop:admin",))) as here:
+
+        async def ask(**input: Any) -> list[Any]:
+            return [item.data async for item in here.client.subscribe("opwire.operations", input)]
+
+        infos = {each["id"]: msgspec.convert(each, OperationInfo) for each in await ask()}
+        known = {id: info.fingerprint().digest for id, info in infos.items()}
+        assert [each["id"] for each in await ask(operations=["shop.orders", "shop.unknown"])] == ["shop.orders"]
+        known["shop.orders"] = "another"
+        described, unchanged = await ask(operations=list(infos), known=known)
+        assert described["id"] == "shop.orders"
+        assert sorted(unchanged["unchanged"]) == sorted(known.keys() - {"shop.orders"})

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
@@ -1311,3 +1311,25 @@ async def test_a_request_that_waited_while_the_loop_was_held_up_is_not_started(
         assert events["0"].code == "TIMEOUT"
         assert isinstance(events["1"], CallResponded)
         assert handlers.log == ["add"]
+
+
+@requirement("handler.announces")
+async def test_what_changes_together_is_announced_together(handlers: Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(handlers.registry) as here:
+        transport, told = here.server.transport, list[tuple[str, list[str]]]()
+        for name in ("announce", "withdraw"):
+            real: Any = getattr(transport, name)
+
+            async def tell(operation_ids: Iterable[str], name: str = name, real: Any = real) -> None:
+                told.append((name, list(operation_ids)))
+                await real(operation_ids)
+
+            monkeypatch.setattr(transport, name, tell)
+        for number in range(1_000):
+            handlers.registry.register(OperationSpec(namespace="many", name=f"op{number}"))
+        handlers.registry.unregister("many.op7")
+        await until(lambda: "many.op999" in here.bus._serving)
+        assert told == [
+            ("withdraw", ["many.op7"]),
+            ("announce", [f"many.op{number}" for number in range(1_000) if number != 7]),
+        ]

@@ -54,3 +54,36 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         assert failure.value.code is ErrorCode.UNAVAILABLE
         assert "opwire[websocket]" in failure.value.message
     assert "opwire.transports.websocket" in sys.modules
+
+
+@requirement("hub.connect")
+def test_a_missing_package_is_no_reason_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opwire.transports.websocket", None)
+    for make in (connect, lambda url: Hub(None, url)):
+        with pytest.raises(CallError) as failure:
+            make("ws://127.0.0.1:1")
+        assert (failure.value.code, failure.value.retryable) == (ErrorCode.UNAVAILABLE, False)
+
+
+@requirement("hub.connect")
+@pytest.mark.parametrize("url", ["ws://[", "ws://h:port", "ws://h:99999", "wss://"])
+def test_a_url_that_cannot_be_parsed_is_a_validation_error(url: str) -> None:
+    with pytest.raises(CallError) as failure:
+        connect(url)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.parametrize("url", ["ws://[", "ws://h:port", "ws://h:99999"])
+def test_a_hub_at_a_url_that_cannot_be_parsed_is_a_validation_error(url: str) -> None:
+    with pytest.raises(CallError) as failure:
+        Hub(None, url)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.parametrize(
+    "option", [{"heartbeat": 0}, {"limit": -1}, {"connect_timeout": float("inf")}, {"max_backlog": 0}]
+)
+def test_an_option_that_cannot_work_is_a_validation_error(option: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match=next(iter(option))) as failure:
+        connect("ws://127.0.0.1:1", **option)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR

@@ -14,9 +14,18 @@ from opwire.hub import Hub, Spoke
 from opwire.operation import AccessControl, Context, Identity
 from opwire.registry import OperationRegistry
 from opwire.testing.scene import soon
+from opwire.transports.websocket import WebSocketServer
 from tests.hub.scene import AUTH, TOKENS, Meeting, Waiting, adding, answer, connected, ids, peers, whoami
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Plain, until
+
+
+class _OpenOrToken:
+    async def authenticate(self, token: str | None) -> Grant:
+        return Grant(Identity(id=token or "guest"), announces=("*",))
+
+
+OPEN_OR_TOKEN = _OpenOrToken()
 
 
 async def refusal(spoke: Spoke) -> CallError:
@@ -364,10 +373,196 @@ async def test_a_peer_that_leaves_while_it_is_asked_leaves_nothing_behind(meetin
     await plain.say("session.announce", id=1, operations=["a.b"])
     question = await plain.hear()
     assert question["operationId"] == OPERATIONS
-    assert question["identity"]["id"] == "hub"
+    assert question["input"] == {"operations": ["a.b"]}
+    assert "identity" not in question
     plain.connection.transport.abort()
     await until("it is gone", lambda: not peers(hub))
     assert len(hub.registry) == 0
+
+
+def described(id: str, **fields: Any) -> dict[str, Any]:
+    """What a peer made by hand says of an operation."""
+    about = {"id": id, "type": "query", "title": "", "description": "", "tags": [], "version": "", "access": None}
+    schemas = {"inputSchema": {}, "outputSchema": {}}
+    return {**about, **schemas, "statistics": {"calls": 0, "errors": 0, "seconds": 0.0}, **fields}
+
+
+async def describe(plain: Plain, question: dict[str, Any], *items: dict[str, Any]) -> None:
+    """Answer the hub's question."""
+    meta = {"source": "local", "operationId": OPERATIONS, "timestamp": 1}
+    for seq, data in enumerate(items, 1):
+        output = {"data": data, "meta": meta}
+        await plain.say("call.responded", requestId=question["requestId"], seq=seq, output=output)
+    await plain.say("call.completed", requestId=question["requestId"], seq=len(items))
+
+
+@requirement("hub.own-requests")
+@pytest.mark.parametrize("auth", [None, AUTH], ids=["without auth", "with auth"])
+async def test_a_peer_that_announces_nothing_gets_no_request_of_the_hub(meeting: Meeting, auth: Any) -> None:
+    hub = await meeting.hub(auth=auth)
+    plain = await meeting.welcome(hub.url, None if auth is None else "alice")
+    await plain.say("session.announce", id=1, operations=[])
+    refused = await plain.hear()
+    assert (refused["type"], refused["code"]) == ("session.refused", "VALIDATION_ERROR")
+
+
+@requirement("hub.own-requests")
+async def test_the_requests_of_the_hub_carry_no_authority_that_a_spoke_can_act_with(meeting: Meeting) -> None:
+    own = OperationRegistry()
+
+    @own.query("hub.secret", access=AccessControl(required_scopes=("root",)))
+    async def secret() -> str:
+        return "secret"
+
+    own.query("hub.open", access=AccessControl(public=True))(_nobody)
+    hub = await meeting.hub(own, auth=AUTH)
+    plain = await meeting.welcome(hub.url, "mallory")
+    await plain.say("session.announce", id=1, operations=["mallory.op"])
+    question = await plain.hear()
+    assert "identity" not in question
+    await describe(plain, question, described("mallory.op"))
+    assert (await plain.hear())["type"] == "session.done"
+    call = asyncio.create_task(hub.registry.execute("mallory.op"))  # of the hub's own program, which is trusted
+    request = await plain.hear()
+    assert request["identity"]["id"] == "hub"
+    for parent in (question["requestId"], request["requestId"]):
+        for operation_id in ("hub.secret", "hub.open"):
+            await plain.say(
+                "call.requested", requestId=parent + operation_id, operationId=operation_id, parentRequestId=parent
+            )
+        assert (await answer(plain, parent + "hub.secret"))["code"] in ("ACCESS_DENIED", "UNAUTHENTICATED")
+        assert (await answer(plain, parent + "hub.open"))["output"]["data"] != "hub"
+    call.cancel()
+
+
+@requirement("hub.shows", "hub.own-requests")
+async def test_a_spoke_shows_its_hub_what_others_may_not_see(meeting: Meeting) -> None:
+    registry = OperationRegistry()
+    registry.query("shop.admin", access=AccessControl(required_scopes=("root",)))(_nobody)
+    hub = await meeting.hub(auth=AUTH)
+    await meeting.spoke(hub.url, registry, token="shop")
+    assert ids(hub.registry) == ["shop.admin"]
+    alice = await meeting.spoke(hub.url, token="alice")
+    assert [found.operations for found in await alice.discover()] == [[]]
+
+
+@requirement("hub.announce-rights")
+async def test_one_operation_that_is_refused_does_not_keep_the_others_away(
+    meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = await meeting.hub()
+    await meeting.spoke(hub.url, adding())
+    registry = OperationRegistry()
+    await meeting.spoke(hub.url, registry)
+    registry.query("math.add")(_nobody)  # with another schema
+    for number in range(100):
+        registry.query(f"many.op{number}")(_nobody)
+    await until("the others are shown", lambda: len(hub.registry) == 101)
+    await until("it is told", lambda: "math.add is served by others with another input schema" in caplog.text)
+    assert await hub.registry.execute("math.add", {"a": 1, "b": 2})
+
+
+@requirement("hub.digests")
+async def test_what_the_hub_knows_is_not_described_again(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    first = await meeting.welcome(hub.url)
+    await first.say("session.announce", id=1, operations=["a.b"])
+    await describe(first, await first.hear(), described("a.b"))
+    assert (await first.hear())["type"] == "session.done"
+    second = await meeting.welcome(hub.url)
+    await second.say("session.announce", id=1, operations=["a.b", "a.c", "a.ghost"], partial=True)
+    question = await second.hear()
+    assert question["input"]["operations"] == ["a.b", "a.c", "a.ghost"]
+    assert list(question["input"]["known"]) == ["a.b"]
+    await describe(second, question, described("a.c"), {"unchanged": ["a.b", "a.ghost"]})
+    done = await second.hear()
+    assert [each["operation"] for each in done["refused"]] == ["a.ghost"]
+    first.connection.transport.abort()
+    await until("the first is gone", lambda: len(peers(hub)) == 1)
+    call = asyncio.create_task(hub.registry.execute("a.b"))
+    assert (await second.hear())["operationId"] == "a.b"
+    call.cancel()
+
+
+@requirement("hub.digests")
+async def test_a_spoke_that_comes_back_describes_only_what_has_changed(meeting: Meeting) -> None:
+    hub, registry = await meeting.hub(), whoami("shop")
+    registry.query("shop.other")(_nobody)
+    await meeting.spoke(hub.url, registry)
+    again = whoami("shop")
+    again.query("shop.other", description="It has more to say.")(_nobody)
+    sent: list[Any] = []
+    spoke = Spoke(again, hub.url)
+    spoke.calls.observe(sent.append)
+    async with spoke:
+        data = [event.output.data for event in sent if event.__class__.__name__ == "CallResponded"]
+    assert [each.get("id") for each in data] == ["shop.other", None]
+    assert data[1] == {"unchanged": ["shop.whoami"]}
+
+
+@requirement("hub.shows")
+async def test_an_operation_that_its_only_spoke_replaces_is_shown_as_it_is_now(meeting: Meeting) -> None:
+    hub, registry = await meeting.hub(), adding()
+    await meeting.spoke(hub.url, registry)
+
+    @registry.query("math.add", replace=True)
+    async def add(a: float, b: float) -> float:
+        return a + b
+
+    def kind() -> Any:
+        spec = hub.registry.get_spec("math.add")
+        json: Any = None if spec is None else spec.input_schema.json
+        return json and json["properties"]["a"]["type"]
+
+    await until("the new one is shown", lambda: kind() == "number")
+    assert (await hub.registry.execute("math.add", {"a": 1.5, "b": 2})).data == 3.5
+
+
+@requirement("hub.limits")
+async def test_a_spoke_describes_so_many_bytes_and_no_more(meeting: Meeting) -> None:
+    hub, registry = await meeting.hub(max_described=20_000), OperationRegistry()
+    for number in range(5):
+        registry.query(f"large.op{number}", description="x" * 8_000)(_nobody)
+    error = await refusal(Spoke(registry, hub.url))
+    assert error.code is ErrorCode.PAYLOAD_TOO_LARGE
+    assert len(hub.registry) == 0
+
+
+@requirement("hub.limits")
+async def test_a_description_that_does_not_fit_into_a_message_is_refused_alone(
+    meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub, registry = await meeting.hub(), OperationRegistry()
+    await meeting.spoke(hub.url, registry)
+    for number in range(6):
+        registry.query(f"large.op{number}", description="x" * (2_000_000 if number == 4 else 1))(_nobody)
+    await until("the others are shown", lambda: len(hub.registry) == 5)
+    await until("it is told", lambda: "large.op4" in caplog.text)
+
+
+@requirement("hub.limits")
+async def test_a_peer_that_describes_more_than_it_was_asked_for_is_refused(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    plain = await meeting.welcome(hub.url)
+    await plain.say("session.announce", id=1, operations=["a.b"])
+    question = await plain.hear()
+    await describe(plain, question, *(described(f"other.op{number}") for number in range(1_100)))
+    while (told := await plain.hear())["type"] != "session.refused":
+        assert told["type"] in ("call.credit", "call.aborted", "session.pending")
+    assert told["code"] == "UNAVAILABLE"
+    assert len(hub.registry) == 0
+
+
+@requirement("hub.limits")
+@pytest.mark.parametrize("wrong", [{"type": "other"}, {"inputSchema": 5}, {"tags": "x"}])
+async def test_a_description_that_cannot_be_read_is_refused_alone(meeting: Meeting, wrong: dict[str, Any]) -> None:
+    hub = await meeting.hub()
+    plain = await meeting.welcome(hub.url)
+    await plain.say("session.announce", id=1, operations=["a.good", "a.bad"], partial=True)
+    await describe(plain, await plain.hear(), described("a.bad", **wrong), described("a.good"))
+    done = await plain.hear()
+    assert [each["operation"] for each in done["refused"]] == ["a.bad"]
+    assert ids(hub.registry) == ["a.good"]
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -405,10 +600,27 @@ async def test_a_connection_has_so_many_calls_open_and_serves_so_many_operations
     assert (await plain.closed())[0] == 4413
 
 
-def test_a_rate_at_which_nothing_passes_is_refused() -> None:
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"rate": 0},
+        {"heartbeat": 0},
+        {"heartbeat": float("nan")},
+        {"max_connections": -1},
+        {"max_calls": "many"},
+        {"max_pending": True},
+        {"hello_timeout": float("inf")},
+        {"linger": -1},
+        {"refresh": 0},
+        {"max_described": 0},
+        {"balance": "random"},
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_where_it_is_given(option: dict[str, Any]) -> None:
     with pytest.raises(CallError) as failure:
-        Hub(rate=0)
+        Hub(**option)
     assert failure.value.code is ErrorCode.VALIDATION_ERROR
+    assert next(iter(option)) in failure.value.message
 
 
 @requirement("hub.limits")
@@ -420,6 +632,87 @@ async def test_one_who_says_hello_and_nothing_more_is_kept_and_one_who_says_noth
     hub = await meeting.hub(auth=callback(slow), hello_timeout=0.1)
     plain = await meeting.plain(hub.url, "any")
     assert (await plain.closed())[0] == 4408
+
+
+@requirement("hub.limits")
+async def test_made_up_tokens_do_not_delay_one_that_was_good_before(meeting: Meeting) -> None:
+    release = asyncio.Event()
+
+    async def look_up(token: str) -> Identity | None:
+        if token != "good":
+            await release.wait()
+            return None
+        return Identity(id="good")
+
+    hub = await meeting.hub(auth=callback(look_up))
+    async with Spoke(None, hub.url, token="good"):
+        pass
+    bogus = [await meeting.plain(hub.url, f"bogus-{number}") for number in range(80)]
+    async with Spoke(None, hub.url, token="good") as spoke:
+        assert connected(spoke)
+    release.set()
+    assert (await bogus[0].hear())["type"] == "session.refused"
+
+
+@requirement("hub.limits")
+async def test_of_the_tokens_that_wait_to_be_checked_the_latest_goes_first(meeting: Meeting) -> None:
+    checked: list[str] = []
+    release = asyncio.Event()
+
+    async def look_up(token: str) -> Identity | None:
+        checked.append(token)
+        if token != "new":
+            await release.wait()
+        return Identity(id=token)
+
+    hub = await meeting.hub(auth=callback(look_up))
+    for number in range(70):
+        await meeting.plain(hub.url, f"{number}")
+    await until("as many are checked as may be", lambda: len(checked) == 64)
+    gone = await meeting.plain(hub.url, "gone")
+    gone.connection.transport.abort()
+    await meeting.plain(hub.url, "new")
+    await until("they wait", lambda: _waiting(hub) == 7)
+    release.set()
+    await until("all are checked", lambda: len(checked) == 71)
+    assert checked[64] == "new"
+    assert "gone" not in checked
+
+
+def _waiting(hub: Hub) -> int:
+    assert isinstance(hub.transport, WebSocketServer)
+    waiting = hub.transport._door._unknown._waiting.values()
+    return sum(not turn.done() for turns in waiting for turn in turns)
+
+
+@requirement("hub.room")
+async def test_one_with_a_token_takes_the_place_of_one_without(meeting: Meeting) -> None:
+    class Mixed:
+        async def authenticate(self, token: str | None) -> Grant | None:
+            return None if token is None else Grant(Identity(id=token))
+
+    hub = await meeting.hub(auth=Mixed(), max_connections=3)
+    strangers = [await meeting.welcome(hub.url) for _ in range(3)]
+    refused = await meeting.plain(hub.url)
+    assert (await refused.hear())["code"] == "RATE_LIMITED"
+    await meeting.welcome(hub.url, "ann")
+    assert (await strangers[0].closed())[0] == 4413
+    await meeting.welcome(hub.url, "ann")
+    await meeting.welcome(hub.url, "ann")
+    assert (await (await meeting.plain(hub.url, "ann")).hear())["code"] == "RATE_LIMITED"
+    await meeting.welcome(hub.url, "bob")  # in the place of one of ann's
+    assert len(peers(hub)) == 3
+    assert (await (await meeting.plain(hub.url, "ann")).hear())["code"] == "RATE_LIMITED"
+
+
+@requirement("hub.room")
+async def test_one_that_serves_or_calls_keeps_its_place_before_one_that_is_idle(meeting: Meeting) -> None:
+    hub = await meeting.hub(auth=OPEN_OR_TOKEN, max_connections=2)
+    serving = await meeting.spoke(hub.url, adding())
+    idle = await meeting.welcome(hub.url)
+    await meeting.welcome(hub.url, "ann")
+    assert (await idle.closed())[0] == 4413
+    assert connected(serving)
 
 
 async def test_nothing_is_heard_before_the_welcome(meeting: Meeting) -> None:

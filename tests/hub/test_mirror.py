@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from opwire.call import OperationInfo, PendingRequestMap, Statistics
+from opwire.call import Address, OperationInfo, PendingRequestMap, Statistics
 from opwire.errors import CallError, ErrorCode
 from opwire.hub.mirror import Mirror
 from opwire.operation import AccessControl, OperationType
@@ -33,6 +33,16 @@ def info(id: str = "math.add", **fields: Any) -> OperationInfo:
     return OperationInfo(id=id, **{**about, **fields})
 
 
+def show(mirror: Mirror, peer: Address, *infos: OperationInfo) -> None:
+    """Show what a peer serves, or raise what is wrong with it."""
+    operations = [mirror.check(each) for each in infos]
+    for operation in operations:
+        conflict = mirror.conflict(peer, operation)
+        if conflict is not None:
+            raise conflict
+    mirror.show(peer, operations)
+
+
 @pytest.fixture
 async def calls() -> AsyncIterator[PendingRequestMap]:
     async with PendingRequestMap(MemoryTransport(MemoryBus())) as calls:
@@ -43,7 +53,7 @@ async def calls() -> AsyncIterator[PendingRequestMap]:
 async def test_an_operation_is_shown_as_it_was_described(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     mirror = Mirror(registry, calls)
-    mirror.show("a", [info(), info("math.add/2")])
+    show(mirror, "a", info(), info("math.add/2"))
     spec = registry.get_spec("math.add")
     assert spec is not None
     assert (spec.title, spec.tags, spec.version, spec.normalize) == ("Add", ("sums",), "1", "off")
@@ -60,7 +70,7 @@ async def test_an_operation_is_shown_until_the_last_peer_withdraws_it(calls: Pen
     registry = OperationRegistry()
     mirror = Mirror(registry, calls)
     for peer in ("a", "b"):
-        mirror.show(peer, [info()])
+        show(mirror, peer, info())
     mirror.hide("a", ["math.add", "math.unknown"])
     mirror.hide("a", ["math.add"])
     assert ids(registry) == ["math.add"]
@@ -80,12 +90,12 @@ async def test_an_operation_is_shown_until_the_last_peer_withdraws_it(calls: Pen
 async def test_all_of_it_is_shown_or_nothing(calls: PendingRequestMap, other: dict[str, Any], what: str) -> None:
     registry = OperationRegistry()
     mirror = Mirror(registry, calls)
-    mirror.show("a", [info()])
+    show(mirror, "a", info())
     with pytest.raises(CallError, match=f"another {what}") as failure:
-        mirror.show("b", [info("math.new"), replace(info(), **other)])
+        show(mirror, "b", info("math.new"), replace(info(), **other))
     assert failure.value.code is ErrorCode.VALIDATION_ERROR
     assert ids(registry) == ["math.add"]
-    mirror.show("b", [replace(info(), description="other words")])
+    show(mirror, "b", replace(info(), description="other words"))
 
 
 @requirement("hub.schemas")
@@ -94,7 +104,7 @@ async def test_what_cannot_be_registered_is_refused(calls: PendingRequestMap, id
     registry = adding("local")
     mirror = Mirror(registry, calls)
     with pytest.raises(CallError) as failure:
-        mirror.show("a", [info(), info(id)])
+        show(mirror, "a", info(), info(id))
     assert failure.value.code is ErrorCode.VALIDATION_ERROR
     assert ids(registry) == ["local.add"]
 
@@ -103,7 +113,7 @@ async def test_what_cannot_be_registered_is_refused(calls: PendingRequestMap, id
 async def test_what_was_lost_is_unavailable_and_may_come_back(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     mirror = Mirror(registry, calls, linger=60)
-    mirror.show("a", [info(), info("clock.ticks", type=OperationType.SUBSCRIPTION)])
+    show(mirror, "a", info(), info("clock.ticks", type=OperationType.SUBSCRIPTION))
     mirror.lost("a")
     mirror.lost("a")
     assert ids(registry) == ["clock.ticks", "math.add"]
@@ -111,7 +121,7 @@ async def test_what_was_lost_is_unavailable_and_may_come_back(calls: PendingRequ
         with pytest.raises(CallError, match="at the moment") as failure:
             await call
         assert failure.value.code is ErrorCode.UNAVAILABLE
-    mirror.show("b", [info()])
+    show(mirror, "b", info())
     with pytest.raises(CallError) as failure:
         await registry.execute("math.add", {})
     assert "at the moment" not in failure.value.message  # it was asked for, on a bus where nobody is
@@ -123,7 +133,7 @@ async def test_what_was_never_shown_may_be_on_its_way_at_the_beginning(calls: Pe
     mirror = Mirror(adding("local"), calls, linger=60)
     mirror.check_unknown("math.add")  # it has not begun to expect anybody
     mirror.begin()
-    with pytest.raises(CallError, match=r"nobody serves math\.add yet") as failure:
+    with pytest.raises(CallError, match=r"math\.add is not served yet") as failure:
         mirror.check_unknown("math.add")
     assert (failure.value.code, failure.value.retryable) == (ErrorCode.UNAVAILABLE, True)
     for known in ("local.add", "opwire.about", "opwire.operations"):
@@ -137,9 +147,9 @@ async def test_what_was_never_shown_may_be_on_its_way_at_the_beginning(calls: Pe
 async def test_when_the_last_one_was_lost_another_version_may_come(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     mirror = Mirror(registry, calls, linger=60)
-    mirror.show("a", [info()])
+    show(mirror, "a", info())
     mirror.lost("a")
-    mirror.show("b", [info(input_schema={"type": "array"})])
+    show(mirror, "b", info(input_schema={"type": "array"}))
     spec = registry.get_spec("math.add")
     assert spec is not None
     assert spec.input_schema.json == {"type": "array"}
@@ -151,7 +161,7 @@ async def test_one_that_was_lost_may_come_back_after_the_last_one_has_withdrawn(
     registry = OperationRegistry()
     mirror = Mirror(registry, calls, linger=60)
     for peer in ("a", "b"):
-        mirror.show(peer, [info(), info(f"only.{peer}")])
+        show(mirror, peer, info(), info(f"only.{peer}"))
     mirror.lost("a")
     mirror.hide("b", ["math.add", "only.b"])
     assert ids(registry) == ["math.add", "only.a"]
@@ -164,8 +174,34 @@ async def test_one_that_was_lost_may_come_back_after_the_last_one_has_withdrawn(
 async def test_what_stays_lost_is_forgotten(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
     mirror = Mirror(registry, calls, linger=0.02)
-    mirror.show("a", [info()])
+    show(mirror, "a", info())
     mirror.lost("a")
     await until("it is forgotten", lambda: len(registry) == 0)
     assert "math.add" not in mirror
     await asyncio.sleep(0)
+
+
+@requirement("hub.loss-cost")
+async def test_the_loss_of_a_peer_costs_what_it_has_announced(calls: PendingRequestMap) -> None:
+    mirror = Mirror(OperationRegistry(), calls, linger=60)
+    for peer in range(40):
+        show(mirror, f"p{peer}", *(info(f"n{peer}.op{number}") for number in range(25)))
+    looked_at: list[str] = []
+
+    class Watched(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            looked_at.append(key)
+            return super().__getitem__(key)
+
+        def items(self) -> Any:
+            raise AssertionError("all operations were looked at")
+
+        __iter__ = values = items
+
+    mirror._shown = Watched(mirror._shown)
+    mirror.lost("p7")
+    assert sorted(looked_at) == sorted(f"n7.op{number}" for number in range(25))
+    assert len(mirror._timers) == 1
+    mirror._shown = dict(dict.items(mirror._shown))
+    mirror.clear()
+    assert not mirror._timers

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -81,3 +82,10 @@ async def test_a_hub_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(CallError) as failure:
         await Spoke(None, "ws://127.0.0.1:1").start()
     assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("option", [{"max_calls": 0}, {"max_per_identity": -1}, {"max_calls": float("nan")}])
+def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match=next(iter(option))) as failure:
+        Spoke(None, "ws://127.0.0.1:1", **option)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR

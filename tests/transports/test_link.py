@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.scene import soon
 from opwire.transports import link
-from opwire.transports.link import Link, back_off, keep_running
+from opwire.transports.link import Backlogs, Link, back_off, check_numbers, keep_running
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
@@ -318,3 +318,46 @@ async def test_work_that_is_cancelled_is_not_started_again() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@requirement("transport.link.bound")
+async def test_links_together_keep_no_more_than_their_total_and_the_worst_of_them_ends() -> None:
+    shared = Backlogs(1_300_000)
+    async with with_silent_peer(800_000) as (worst, _), with_silent_peer(800_000) as (other, two):
+        for end in (worst, other):
+            end.link.backlogs = shared
+        for _ in range(300):
+            other.link.write(b"x" * 1_000)
+            await asyncio.sleep(0)
+        taken = await fill(worst.link.write)
+        assert taken > 700_000
+        for _ in range(450):
+            other.link.write(b"x" * 1_000)
+            await asyncio.sleep(0)
+        assert "does not read" in await worst.lost()
+        assert other.link.open
+        assert shared._used <= 1_300_000
+        await read(two, 750_000)
+        async with asyncio.timeout(5):
+            while shared._waiting:
+                await asyncio.sleep(0.01)
+        assert shared._used == 0
+
+
+@requirement("transport.link.end")
+async def test_a_link_that_is_aborted_before_it_is_connected_ends_when_it_is() -> None:
+    here = End()
+    one, two = socket.socketpair()
+    one.setblocking(False)
+    here.link.abort("it came too late")
+    await asyncio.get_running_loop().create_connection(lambda: here.link, sock=one)
+    assert await here.lost() == "it came too late"
+    two.close()
+
+
+@pytest.mark.parametrize("number", [0, -1, float("nan"), float("inf"), True, "5", None])
+def test_a_number_that_cannot_be_used_is_refused_with_its_name(number: object) -> None:
+    check_numbers(heartbeat=1, limit=0.5)
+    with pytest.raises(CallError, match="heartbeat is a number above zero") as failure:
+        check_numbers(limit=1, heartbeat=number)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR

@@ -2,18 +2,20 @@
 
 Each `CallHandler` answers two operations beside those of its registry, so that discovery is made of ordinary calls with
 ordinary limits, on every transport: `opwire.about`, and the subscription `opwire.operations`, which shows a caller what
-it may call.
+it may call. Only the hub that the operations are announced to is shown all of them: it is known by its connection, so
+that its requests need no authority.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 from msgspec import Struct
 
 from opwire.access import may_access
-from opwire.call.description import Description, OperationInfo, ServerInfo, Statistics
+from opwire.call.description import Description, OperationInfo, ServerInfo, Statistics, Unchanged
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.errors import CallError
@@ -27,6 +29,7 @@ OPERATIONS = "opwire.operations"
 
 
 _NONE = Statistics()
+_BREATH = 32  # operations that are described in one turn of the event loop
 
 
 class Found(Struct, frozen=True):
@@ -53,10 +56,18 @@ class SelfDescription:
 
     @cached_property
     def operations(self) -> OperationRegistry:
-        """The two operations; made when somebody asks for the first time."""
+        """The two operations, as any caller sees them; made at the first request."""
+        return self._made(self._operations)
+
+    @cached_property
+    def announced(self) -> OperationRegistry:
+        """The two operations, as the hub sees them that the registry is announced to."""
+        return self._made(self._all_operations)
+
+    def _made(self, operations: Callable[..., AsyncIterator[OperationInfo | Unchanged]]) -> OperationRegistry:
         registry, public = OperationRegistry(normalize="off"), AccessControl(public=True)
         registry.query(ABOUT, access=public)(self._about)
-        registry.subscription(OPERATIONS, access=public)(self._operations)
+        registry.subscription(OPERATIONS, access=public)(operations)
         return registry
 
     def count(self, operation_id: str, seconds: float, error: CallError | None) -> None:
@@ -86,11 +97,52 @@ class SelfDescription:
         """Who serves here."""
         return self._describe()
 
-    async def _operations(self, context: Context) -> AsyncIterator[OperationInfo]:
-        """What is served here, with schemas and statistics."""
-        for spec in list(self._specs()):
-            if may_access(spec, context.identity):
-                yield self._info(spec)
+    async def _operations(
+        self, context: Context, operations: list[str] | None = None, known: dict[str, str] | None = None
+    ) -> AsyncIterator[OperationInfo | Unchanged]:
+        """Describe what is served here and the caller may call, with schemas and statistics.
+
+        `operations` are the ids to describe, all by default. Those in `known` are described unless their digest is the
+        one given there: they are then named in a last item.
+        """
+        allowed = partial(may_access, identity=context.identity)
+        async for item in self._described(allowed, operations, known or {}):
+            yield item
+
+    async def _all_operations(
+        self, operations: list[str] | None = None, known: dict[str, str] | None = None
+    ) -> AsyncIterator[OperationInfo | Unchanged]:
+        """Describe what is served here to the hub that it is announced to."""
+        async for item in self._described(_anything, operations, known or {}):
+            yield item
+
+    async def _described(
+        self, allowed: Callable[[OperationSpec], bool], operations: list[str] | None, known: dict[str, str]
+    ) -> AsyncIterator[Any]:
+        unchanged: list[str] = []
+        for number, spec in enumerate(self._chosen(operations)):
+            if number % _BREATH == 0:
+                await asyncio.sleep(0)  # schemas may be made at their first use: up to a millisecond each
+            if not allowed(spec):
+                continue
+            info = self._info(spec)
+            if spec.id in known and info.fingerprint().digest == known[spec.id]:
+                unchanged.append(spec.id)
+            else:
+                yield info.plain()
+        if unchanged:
+            yield {"unchanged": unchanged}
+
+    def _chosen(self, operations: list[str] | None) -> list[OperationSpec]:
+        if operations is None:
+            return list(self._specs())
+        specs = map(self._registry.get_spec, dict.fromkeys(operations))
+        return [spec for spec in specs if spec is not None and (self._serves is None or self._serves(spec))]
+
+
+def _anything(_: OperationSpec) -> bool:
+    """Allow every operation."""
+    return True
 
 
 async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: float = 5.0) -> list[Found]:

@@ -1,11 +1,14 @@
 """What a serving end says about itself: plain data, as it travels."""
 
-from typing import Any, Literal, Protocol, runtime_checkable
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Struct, json
+from msgspec.structs import replace
 
 from opwire.operation import AccessControl, NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.schema import Schema
+from opwire.schema.dialect import dialect_of
 
 
 class Statistics(Struct, rename="camel"):
@@ -60,13 +63,27 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
             statistics=statistics,
         )
 
-    def spec(self, normalize: NormalizeMode | None = None) -> OperationSpec:
-        """The operation as a registry here can show it.
+    def plain(self) -> dict[str, Any]:
+        """Return the description as JSON data. Its schemas are not copied: most of the time would go there."""
+        small = json.decode(json.encode(replace(self, input_schema=True, output_schema=True)))
+        return {**small, "inputSchema": self.input_schema, "outputSchema": self.output_schema}
+
+    def fingerprint(self) -> "Fingerprint":
+        """Return what tells whether two descriptions are the same; statistics do not count."""
+        encoded = json.encode(replace(self, statistics=Statistics()))
+        return Fingerprint(sha256(encoded).hexdigest(), len(encoded))
+
+    def spec(self, normalize: NormalizeMode | None = None, *, compact: bool = False) -> OperationSpec:
+        """Return the operation as a registry here can show it.
+
+        `compact` keeps its schemas as bytes until they are first used: an eighth of the memory, and nothing for the
+        garbage collector to visit, which takes half of the time when thousands of operations are read.
 
         Raises:
             RegistrationError, SchemaError: the peer shows what is none.
         """
         namespace, name = split_id(self.id)
+        made = _compact if compact else Schema
         return OperationSpec(
             namespace=namespace,
             name=name,
@@ -75,11 +92,31 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
             description=self.description,
             tags=self.tags,
             version=self.version,
-            input_schema=Schema(self.input_schema),
-            output_schema=Schema(self.output_schema),
+            input_schema=made(self.input_schema),
+            output_schema=made(self.output_schema),
             access=self.access,
             normalize=normalize,
         )
+
+
+def _compact(json_schema: dict[str, Any] | bool) -> Schema:
+    encoded = json.encode(json_schema)
+    schema = Schema.deferred(lambda: json.decode(encoded))
+    schema.dialect = dialect_of(json_schema)
+    return schema
+
+
+class Fingerprint(NamedTuple):
+    """The digest of a description, and its size in bytes."""
+
+    digest: str
+    size: int
+
+
+class Unchanged(Struct):
+    """Operations whose descriptions the asker has already: an item of `opwire.operations` in their place."""
+
+    unchanged: list[str]
 
 
 class Description(Struct, frozen=True):

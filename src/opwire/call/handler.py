@@ -10,7 +10,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from secrets import token_hex
-from typing import Any
 
 from msgspec import Struct
 
@@ -20,7 +19,7 @@ from opwire.call.description import Description, ServerInfo
 from opwire.call.events import CallAborted, CallCredit, CallRequested, Milliseconds
 from opwire.call.inbox import Credits
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
-from opwire.call.transport import Address
+from opwire.call.transport import Address, Announcing
 from opwire.deadlines import Deadlines, HoldUps
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure
@@ -97,7 +96,8 @@ class CallHandler:
         self._answered: OrderedDict[tuple[Address, str], Milliseconds | None] = OrderedDict()
         self._deadlines = Deadlines()
         self._hold_ups = HoldUps()
-        self._announcing: set[asyncio.Task[None]] = set()
+        self._changes: dict[str, bool] = {}  # ids to be announced (True) or withdrawn
+        self._announcing: asyncio.Task[None] | None = None
         self._end_watch = _nothing
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -109,7 +109,7 @@ class CallHandler:
         """Take requests from now on, and announce the registry's operations.
 
         Raises:
-            CallError: UNAVAILABLE.
+            CallError: UNAVAILABLE; ACCESS_DENIED or VALIDATION_ERROR, if some of them are refused: none is served then.
         """
         self._draining = False
         self._loop = asyncio.get_running_loop()  # asked for once: that is a system call on Python 3.11
@@ -117,7 +117,13 @@ class CallHandler:
         if not self._calls.transport.local:  # within one process nothing waits in a socket
             self._hold_ups.start()
         self._end_watch = self._registry.on_change(self._changed)
-        await self._calls.transport.announce(self._announced_ids())
+        try:
+            await self._calls.transport.announce(self._announced_ids())
+        except CallError as error:
+            self._end_watch()
+            if error.code is not ErrorCode.UNAVAILABLE:
+                await self._calls.transport.withdraw(self._announced_ids())
+            raise
         return self
 
     async def __aenter__(self) -> "CallHandler":
@@ -166,8 +172,8 @@ class CallHandler:
     async def _withdraw(self, grace: float) -> None:
         self._draining = True
         self._end_watch()
-        if self._announcing:  # what is announced after the withdrawal would stay
-            await asyncio.wait(self._announcing, timeout=grace)
+        if self._announcing is not None:  # what is announced after the withdrawal would stay
+            await asyncio.wait([self._announcing], timeout=grace)
         await self._calls.transport.withdraw(self._announced_ids())
 
     def _announced_ids(self) -> list[str]:
@@ -267,7 +273,7 @@ class CallHandler:
         served.begun = True
         began, error = time.perf_counter(), None
         try:
-            registry, spec = self._find(event.operation_id, served.identity)
+            registry, spec = self._find(event.operation_id, served)
             check_access(spec, served.identity)
             streams = spec.type is OperationType.SUBSCRIPTION
             context = Context(
@@ -340,17 +346,19 @@ class CallHandler:
             await items.aclose()
         self._calls.complete(event.request_id, seq)
 
-    def _find(self, operation_id: str, identity: Identity | None) -> tuple[OperationRegistry, OperationSpec]:
+    def _find(self, operation_id: str, served: _Served) -> tuple[OperationRegistry, OperationSpec]:
         registry = self._registry
         spec = registry.get_spec(operation_id)
         if spec is None and operation_id in (ABOUT, OPERATIONS):
-            registry = self._about.operations
+            transport = self._calls.transport
+            hub = isinstance(transport, Announcing) and transport.hub == served.caller
+            registry = self._about.announced if hub else self._about.operations
             spec = registry.get_spec(operation_id)
         elif spec is not None and self._serves is not None and not self._serves(spec):
             spec = None
         if spec is None:
             raise self._registry.not_found(
-                operation_id, visible=lambda spec: self._is_announced(spec) and may_access(spec, identity)
+                operation_id, visible=lambda spec: self._is_announced(spec) and may_access(spec, served.identity)
             )
         if registry.get_handler(operation_id) is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
@@ -372,19 +380,24 @@ class CallHandler:
             self._answered.popitem(last=False)
 
     def _changed(self, change: Change) -> None:
-        """Keep the announcement true while the registry changes."""
+        """Keep the announcement true while the registry changes; what changes together is announced together."""
         if not self._is_announced(change.spec):
             return
-        transport = self._calls.transport
-        tell: Any = transport.withdraw if change.kind == "removed" else transport.announce
-        task = asyncio.get_running_loop().create_task(tell([change.spec.id]))
-        self._announcing.add(task)
-        task.add_done_callback(self._announced)
+        self._changes[change.spec.id] = change.kind != "removed"
+        if self._announcing is None or self._announcing.done():
+            self._announcing = asyncio.get_running_loop().create_task(self._announce_changes())
 
-    def _announced(self, task: asyncio.Task[None]) -> None:
-        self._announcing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("a change of the registry could not be announced: %s", error)
+    async def _announce_changes(self) -> None:
+        transport = self._calls.transport
+        while self._changes:
+            changes, self._changes = self._changes, {}
+            try:
+                if gone := [each for each, there in changes.items() if not there]:
+                    await transport.withdraw(gone)
+                if new := [each for each, there in changes.items() if there]:
+                    await transport.announce(new)
+            except Exception as error:
+                logger.warning("a change of the registry could not be announced: %s", error)
 
 
 def _id_of(identity: Identity | None) -> str | None:

@@ -5,7 +5,8 @@ Over a connection (WebSocket):
     client                                               server
       session.hello {version, maxMessage, token?}     ->
                      <- session.welcome {version, peer, maxMessage, heartbeatMs}
-      session.announce {id, operations}               ->        <- session.done {id}
+      session.announce {id, operations, partial?}     ->        <- session.done {id, refused?}
+                     <- session.pending {ids}                   these questions are still being decided
       session.withdraw {id, operations}               ->        <- session.done {id}
       session.who {id}                                ->        <- session.here {id, peers}
                      <- session.refused {id?, code, message}    instead of welcome (then without id) or done
@@ -23,6 +24,7 @@ known to its caller and its server alone: whoever shows it is who the request we
                      <- session.here {id, peers}
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +37,9 @@ from opwire.typed import json_schema_of
 
 VERSION = 1
 """The version of the session protocol. A peer with another one is refused."""
+
+_SHOWN = 200  # characters of the reason why an operation is refused
+_NAMED = 5  # operations that an error names
 
 _MARK = b'{"type":"session.'  # how every session event begins that is written here
 
@@ -61,10 +66,14 @@ class Welcome(Session, frozen=True, tag="session.welcome"):
 
 
 class Announce(Session, frozen=True, tag="session.announce"):
-    """This end serves these operations, too."""
+    """This end serves these operations, too: at least one.
+
+    All of them or none, unless it is `partial`: `session.done` then names those that were refused.
+    """
 
     id: Natural
     operations: list[str]
+    partial: bool = False
 
 
 class Withdraw(Session, frozen=True, tag="session.withdraw"):
@@ -74,10 +83,30 @@ class Withdraw(Session, frozen=True, tag="session.withdraw"):
     operations: list[str]
 
 
+class Refusal(Struct, frozen=True):
+    """An operation that is not taken, and why."""
+
+    operation: str
+    code: str
+    message: str
+
+    @classmethod
+    def of(cls, operation_id: str, error: CallError) -> "Refusal":
+        """Return the refusal of an operation; its message is shortened."""
+        return cls(operation_id, error.code.value, error.message[:_SHOWN])
+
+
 class Done(Session, frozen=True, tag="session.done"):
-    """What was asked for with this id has happened."""
+    """What was asked for with this id has happened, except for what was refused of a partial announcement."""
 
     id: Natural
+    refused: list[Refusal] = []
+
+
+class Pending(Session, frozen=True, tag="session.pending"):
+    """The questions with these ids are still being decided; sent about once a second until they are."""
+
+    ids: list[Natural]
 
 
 class Refused(Session, frozen=True, tag="session.refused"):
@@ -88,9 +117,21 @@ class Refused(Session, frozen=True, tag="session.refused"):
     id: Natural = 0
 
     def error(self) -> CallError:
-        """The error that whoever asked raises."""
-        known = self.code in ErrorCode.__members__
-        return CallError(ErrorCode(self.code) if known else ErrorCode.UNAVAILABLE, self.message)
+        """Return the error to raise where it was asked for."""
+        return CallError(_code(self.code), self.message)
+
+
+def refusal_error(refused: Sequence[Refusal]) -> CallError:
+    """Return the error that says which operations were refused, and why the first of them was."""
+    names = ", ".join(each.operation for each in refused[:_NAMED])
+    more = len(refused) - _NAMED
+    named = f"{names} and {more:,} more" if more > 0 else names
+    details = {"operations": [each.operation for each in refused]}
+    return CallError(_code(refused[0].code), f"refused: {named} ({refused[0].message})", details)
+
+
+def _code(code: str) -> ErrorCode:
+    return ErrorCode(code) if code in ErrorCode.__members__ else ErrorCode.UNAVAILABLE
 
 
 class Who(Session, frozen=True, tag="session.who"):
@@ -132,16 +173,21 @@ class Waiting(Session, frozen=True, tag="session.waiting"):
     gone: list[str] = []
 
 
-SessionEvent = Hello | Welcome | Announce | Withdraw | Done | Refused | Who | Here | GoAway | Left | Serving | Waiting
+SessionEvent = (
+    Hello | Welcome | Announce | Withdraw | Done | Pending | Refused | Who | Here | GoAway | Left | Serving | Waiting
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(SessionEvent)
 
 SESSION_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     str(kind.__struct_config__.tag): json_schema_of(kind)
-    for kind in (Hello, Welcome, Announce, Withdraw, Done, Refused, Who, Here, GoAway, Left, Serving, Waiting)
+    for kind in (Hello, Welcome, Announce, Withdraw, Done, Pending, Refused, Who, Here, GoAway, Left, Serving, Waiting)
 }
-SESSION_EVENT_SCHEMA: dict[str, Any] = {"oneOf": list(SESSION_EVENT_SCHEMAS.values())}
+SESSION_EVENT_SCHEMA: dict[str, Any] = {
+    "oneOf": [{key: part for key, part in each.items() if key != "$defs"} for each in SESSION_EVENT_SCHEMAS.values()],
+    "$defs": {name: part for each in SESSION_EVENT_SCHEMAS.values() for name, part in each.get("$defs", {}).items()},
+}
 
 
 def encode_session(event: SessionEvent) -> bytes:

@@ -9,7 +9,7 @@ the order in which one peer sent them. Nothing is re-sent: an event arrives once
 """
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from opwire.call.events import CallEvent, CallRequested
 
@@ -67,7 +67,8 @@ class Transport(Protocol):
         """Serve these operations too: when this returns, requests for them are routed here.
 
         Raises:
-            CallError: UNAVAILABLE, if the medium cannot be reached.
+            CallError: UNAVAILABLE, if the medium cannot be reached; ACCESS_DENIED or VALIDATION_ERROR, if some of them
+                are refused. The others are served.
         """
         ...
 
@@ -109,4 +110,14 @@ class Transport(Protocol):
 
         Closing again does nothing.
         """
+        ...
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """A transport whose operations are announced to one peer, which shows them to others: a hub."""
+
+    @property
+    def hub(self) -> Address:
+        """The address of that peer: it is told everything about the operations that are announced to it."""
         ...

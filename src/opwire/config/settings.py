@@ -179,7 +179,7 @@ class HubSettings(Settings, frozen=True, kw_only=True):
     anonymous: str | None = None
     linger: Annotated[float, Meta(ge=0)] = 30.0
     refresh: Seconds = 5.0
-    balance: Literal["round_robin", "least_busy"] = "round_robin"
+    balance: Literal["round_robin", "least_busy"] = "least_busy"
     certificate: str | None = None  # of wss://, a PEM file
     private_key: str | None = None
 

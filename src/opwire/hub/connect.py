@@ -26,7 +26,8 @@ def connect(url: str | Sequence[str], **options: Any) -> Transport:
         connect(["ws://a:8700", "ws://b:8700"])  # of several hubs, one after the other is tried
 
     Raises:
-        CallError: VALIDATION_ERROR, if no engine knows such a URL; UNAVAILABLE, if its package is not installed.
+        CallError: VALIDATION_ERROR, if no engine knows such a URL or an option is invalid; UNAVAILABLE, and not
+            retryable, if its package is not installed.
     """
     urls = [url] if isinstance(url, str) else list(url)
     scheme = urls[0].partition("://")[0] if urls else ""
@@ -40,7 +41,7 @@ def connect(url: str | Sequence[str], **options: Any) -> Transport:
         return _ENGINES[engine](urls, options)
     except ModuleNotFoundError as error:
         missing = f"{scheme}:// needs the package {error.name}: pip install 'opwire[{engine}]'"
-        raise CallError(ErrorCode.UNAVAILABLE, missing) from error
+        raise CallError(ErrorCode.UNAVAILABLE, missing, retryable=False) from error
 
 
 def _websocket(urls: list[str], options: dict[str, Any]) -> Transport:

@@ -18,11 +18,12 @@ from opwire.auth import Authenticator
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.errors import CallError, ErrorCode
 from opwire.hub.connect import connect
-from opwire.hub.keeper import Keeper
+from opwire.hub.keeper import MAX_DESCRIBED, Keeper
 from opwire.hub.lookout import Lookout
-from opwire.hub.mirror import Mirror
+from opwire.hub.mirror import HUB, Mirror
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
+from opwire.transports.link import check_numbers
 
 if TYPE_CHECKING:  # its package may not be installed
     from opwire.transports.websocket import WebSocketServer
@@ -37,16 +38,18 @@ class Hub:
         async with Hub(registry, "ws://127.0.0.1:8700", auth=auth) as hub:
             print(hub.url, [spec.id for spec in hub.registry.list()])
 
-    `auth` says who a spoke is, and in which namespaces it may announce operations. Without it, whoever connects is
-    nobody: it may call what is public, and announce nothing. `auth=anybody(Grant(…, announces=("*",)))` opens the hub.
-    The hub writes the caller's identity on every request that it passes on; what a spoke says itself does not count.
+    `auth` says who a spoke is, and in which namespaces it may announce operations. Without it, connections are
+    anonymous: they may call what is public, and announce nothing. `auth=anybody(Grant(…, announces=("*",)))` opens the
+    hub. The hub writes the caller's identity on every request that it passes on; what a spoke says itself does not
+    count. What the hub's program calls without a context is called as "hub", which may do everything; the spoke that
+    serves such a call cannot call on with that identity.
 
     With the URL of a broker there is nobody to let in: the hub shows whatever others serve there, and looks again every
     `refresh` seconds. `linger` is how long, in seconds, spokes may need to come back: so long operations stay in the
     registry when their last server was lost, and so long after its start a hub answers UNAVAILABLE, and not
     OPERATION_NOT_FOUND, to spokes that call what nobody has announced yet. `identity` is whom callers count as that
-    have none; `options` are those of `WebSocketServer` (`ssl`, `balance`, `rate`, `max_calls`, …) or of the broker's
-    transport.
+    have none; `max_described` bounds the bytes that one spoke may describe; `options` are those of `WebSocketServer`
+    (`ssl`, `balance`, `rate`, `max_calls`, …) or of the broker's transport.
     """
 
     def __init__(
@@ -60,8 +63,12 @@ class Hub:
         identity: Identity | None = None,
         linger: float = 30.0,
         refresh: float = 5.0,
+        max_described: int = MAX_DESCRIBED,
         **options: Any,
     ) -> None:
+        check_numbers(refresh=refresh, max_described=max_described)
+        if linger:  # 0: operations of a lost spoke are gone with it
+            check_numbers(linger=linger)
         self.registry = OperationRegistry() if registry is None else registry
         self._url = url
         self._server = _listening(url, options) if url.startswith(("ws://", "wss://")) else None
@@ -80,7 +87,8 @@ class Hub:
             announces=lambda spec: spec.id not in self._mirror,
         )
         if self._server is not None:
-            self._server.gate = Keeper(auth, self.calls, self._mirror)
+            self._server.gate = Keeper(auth, self.calls, self._mirror, max_described=max_described)
+            self._server.own = HUB
         self._refresh = refresh
         self._looking: asyncio.Task[None] | None = None
 
@@ -139,8 +147,12 @@ def _listening(url: str, options: dict[str, Any]) -> "WebSocketServer":
         from opwire.transports.websocket import WebSocketServer
     except ModuleNotFoundError as error:
         missing = f"a hub needs the package {error.name}: pip install 'opwire[websocket]'"
-        raise CallError(ErrorCode.UNAVAILABLE, missing) from error
-    parts = urlsplit(url)
+        raise CallError(ErrorCode.UNAVAILABLE, missing, retryable=False) from error
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # not named: there may be a password in it
+        raise CallError(ErrorCode.VALIDATION_ERROR, "a hub listens at ws://host:port or wss://host:port") from None
     if (parts.scheme == "wss") != (options.get("ssl") is not None):
         raise CallError(ErrorCode.VALIDATION_ERROR, "wss:// needs ssl=, and ssl= needs wss://")
-    return WebSocketServer(parts.hostname or "127.0.0.1", PORT if parts.port is None else parts.port, **options)
+    return WebSocketServer(parts.hostname or "127.0.0.1", PORT if port is None else port, **options)

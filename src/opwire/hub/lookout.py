@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Container
 
-from opwire.call import Address, Found, PendingRequestMap, discover
+from opwire.call import Address, Found, OperationInfo, PendingRequestMap, discover
 from opwire.errors import CallError
 from opwire.hub.mirror import Mirror
 
@@ -53,10 +53,21 @@ class Lookout:
             if info.id in self._own and info.id not in self._mirror:
                 continue  # it is served here as well
             try:
-                self._mirror.show(found.address, [info])
+                self._show_one(found.address, info)
                 shown.add(info.id)
             except CallError as error:
                 if info.id not in self._refused:
                     self._refused.add(info.id)
                     logger.warning("%s at %s is not shown: %s", found.server.name, found.address, error.message)
         return shown
+
+    def _show_one(self, address: Address, info: OperationInfo) -> None:
+        digest = info.fingerprint().digest
+        if digest == self._mirror.digest(info.id):
+            self._mirror.join(address, [info.id])
+            return
+        operation = self._mirror.check(info, digest)
+        conflict = self._mirror.conflict(address, operation)
+        if conflict is not None:
+            raise conflict
+        self._mirror.show(address, [operation])

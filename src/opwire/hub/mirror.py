@@ -6,7 +6,7 @@ So that remote operations are listed, described, checked and served outward like
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -19,11 +19,19 @@ from opwire.operation import Context, Handler, Identity, OperationSpec, Operatio
 from opwire.registry import OperationRegistry
 
 HUB = Identity(id="hub", scopes=("*",))
-"""Who calls when it is the hub itself: somebody who may do everything."""
+"""The identity of calls that the hub's own program makes without one. No peer can call on with it."""
+
+
+class Checked(NamedTuple):
+    """What a registry shows of a description, and the digest of that."""
+
+    spec: OperationSpec
+    digest: str
 
 
 class _Shown(Struct, eq=False):
-    info: OperationInfo
+    spec: OperationSpec
+    digest: str
     peers: dict[Address, None] = field(default_factory=dict[Address, None])
     expected: float = 0.0  # the monotonic time until which a peer that was lost may be back
 
@@ -32,8 +40,8 @@ class Mirror:
     """Operations of peers in a registry. An operation is shown as long as one of them serves it.
 
     Those of a peer that was lost stay for `linger` seconds, during which calls of them are UNAVAILABLE: it may be back
-    soon, and whoever has listed them is not to lose them for a moment. For as long after `begin`, those that were never
-    shown may be on their way, too.
+    soon, and listings are not to lose them for a moment. For as long after `begin`, those that were never shown may be
+    on their way, too.
     """
 
     def __init__(self, registry: OperationRegistry, calls: PendingRequestMap, *, linger: float = 30.0) -> None:
@@ -41,7 +49,8 @@ class Mirror:
         self._calls = calls
         self._linger = linger
         self._shown: dict[str, _Shown] = {}
-        self._orphans: dict[str, asyncio.TimerHandle] = {}  # shown, while nobody serves them
+        self._served: dict[Address, dict[str, None]] = {}  # by peer: the loss of one costs what it announced
+        self._timers: set[asyncio.TimerHandle] = set()
         self._complete = 0.0  # the monotonic time from which on what is not shown counts as unknown
 
     def __contains__(self, operation_id: str) -> bool:
@@ -53,7 +62,7 @@ class Mirror:
         self._complete = time.monotonic() + self._linger
 
     def check_unknown(self, operation_id: str) -> None:
-        """Whether an operation that nobody serves is one that nobody knows.
+        """Check that an operation without a server is unknown, and not only late.
 
         Raises:
             CallError: UNAVAILABLE, if its peer may still come.
@@ -61,84 +70,115 @@ class Mirror:
         known = operation_id in self._registry or operation_id in (ABOUT, OPERATIONS)
         if not known and time.monotonic() < self._complete:
             later = "the hub was started a moment ago, and spokes that serve it may be on their way"
-            raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id} yet: {later}")
+            raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} is not served yet: {later}")
 
-    def show(self, peer: Address, operations: Iterable[OperationInfo]) -> None:
-        """A peer serves these operations, too: all of them are shown, or none.
+    def digest(self, operation_id: str) -> str | None:
+        """Return the digest of the description that is shown, or None."""
+        shown = self._shown.get(operation_id)
+        return None if shown is None else shown.digest
+
+    def check(self, info: OperationInfo, digest: str | None = None) -> Checked:
+        """Return what would be shown of a description.
 
         Raises:
-            CallError: VALIDATION_ERROR, if one is served by others with other schemas, is an operation of this
-                registry, or could not be registered.
+            CallError: VALIDATION_ERROR, if it cannot be registered.
         """
-        specs = [(info, self._checked(info)) for info in operations]
-        for info, spec in specs:
-            orphan = self._orphans.pop(info.id, None)
-            if orphan is not None:
-                orphan.cancel()
-                if spec is not None:
-                    self._remove(info.id)
-            if info.id not in self._shown and spec is not None:
-                self._shown[info.id] = _Shown(info)
-                self._registry.register(spec, self._handler(info))
-            self._shown[info.id].peers[peer] = None
+        try:  # results were normalised where they were made
+            return Checked(info.spec(normalize="off", compact=True), digest or info.fingerprint().digest)
+        except (RegistrationError, SchemaError) as error:
+            raise _disagreement(f"{info.id} cannot be registered: {error}") from error
+
+    def conflict(self, peer: Address, operation: Checked) -> CallError | None:
+        """Return why a peer cannot serve an operation: others serve it otherwise, or the hub itself does."""
+        id, shown = operation.spec.id, self._shown.get(operation.spec.id)
+        if shown is None:
+            if id in self._registry:
+                return _disagreement(f"{id} is an operation of the hub itself: serve it under another name")
+            return None
+        if shown.digest == operation.digest or not shown.peers.keys() - {peer}:  # the same, or without other servers
+            return None
+        for what in ("type", "input_schema", "output_schema"):
+            if getattr(shown.spec, what) != getattr(operation.spec, what):
+                others = f"{id} is served by others with another {what.replace('_', ' ')}"
+                return _disagreement(f"{others}: serve the same version, or another name")
+        return None
+
+    def show(self, peer: Address, operations: Iterable[Checked]) -> None:
+        """Show operations that a peer serves, too; `conflict` has found nothing against them."""
+        served = self._served.setdefault(peer, {})
+        for operation in operations:
+            id, shown = operation.spec.id, self._shown.get(operation.spec.id)
+            if shown is not None and shown.digest != operation.digest and not shown.peers.keys() - {peer}:
+                self._remove(id)  # another version of it
+                shown = None
+            if shown is None:
+                shown = self._shown[id] = _Shown(operation.spec, operation.digest)
+                self._registry.register(operation.spec, self._handler(operation.spec))
+            shown.peers[peer] = served[id] = None
+
+    def join(self, peer: Address, operation_ids: Iterable[str]) -> None:
+        """Show that a peer serves operations, too, that are shown already and described by it in the same way."""
+        served = self._served.setdefault(peer, {})
+        for operation_id in operation_ids:
+            self._shown[operation_id].peers[peer] = served[operation_id] = None
+
+    def streams(self, operation_id: str) -> bool:
+        """Whether an operation that is shown is a subscription."""
+        shown = self._shown.get(operation_id)
+        return shown is not None and shown.spec.type is OperationType.SUBSCRIPTION
 
     def hide(self, peer: Address, operation_ids: Iterable[str]) -> None:
-        """A peer has withdrawn these operations."""
+        """Show no longer what a peer has withdrawn, unless others serve it, or one that was lost may be back."""
+        served = self._served.get(peer, {})
         for operation_id in list(operation_ids):
-            self._forget(peer, operation_id)
+            if operation_id in served:
+                del served[operation_id]
+                shown = self._shown[operation_id]
+                del shown.peers[peer]
+                if not shown.peers and shown.expected <= time.monotonic():
+                    self._remove(operation_id)
+        if not served:
+            self._served.pop(peer, None)
 
     def lost(self, peer: Address) -> None:
-        """A peer is gone, without a word."""
-        for operation_id, shown in list(self._shown.items()):
-            if peer in shown.peers:
-                shown.expected = time.monotonic() + self._linger
-                self._forget(peer, operation_id)
+        """A peer is gone, without a word: keep for a while what only it has served."""
+        served = self._served.pop(peer, None)
+        if served is None:
+            return
+        expected = time.monotonic() + self._linger
+        for operation_id in served:
+            shown = self._shown[operation_id]
+            shown.expected = expected
+            del shown.peers[peer]
+        # One timer for the peer, not one for each operation: 20,000 operations may be lost at once.
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._linger, lambda: self._overdue(served, expected, timer))
+        self._timers.add(timer)
 
     def clear(self) -> None:
         """Show nothing any more."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._served.clear()
         for operation_id in list(self._shown):
             self._remove(operation_id)
 
-    def _forget(self, peer: Address, operation_id: str) -> None:
-        """A peer does not serve an operation any more. If it was the last one, somebody else may yet be back."""
-        shown = self._shown.get(operation_id)
-        if shown is None or peer not in shown.peers:
-            return
-        del shown.peers[peer]
-        if shown.peers:
-            return
-        left = shown.expected - time.monotonic()
-        if left > 0:
-            loop = asyncio.get_running_loop()
-            self._orphans[operation_id] = loop.call_later(left, self._remove, operation_id)
-        else:
-            self._remove(operation_id)
+    def _overdue(self, operation_ids: Iterable[str], expected: float, timer: asyncio.TimerHandle) -> None:
+        """A peer that was lost is not expected back: forget what it alone has served."""
+        self._timers.discard(timer)
+        for operation_id in operation_ids:
+            shown = self._shown.get(operation_id)
+            if shown is not None and not shown.peers and shown.expected <= expected:
+                self._remove(operation_id)
 
     def _remove(self, operation_id: str) -> None:
-        orphan = self._orphans.pop(operation_id, None)
-        if orphan is not None:
-            orphan.cancel()
         if operation_id in self._registry:
             self._registry.unregister(operation_id)  # while it is in this mirror: it is not ours to withdraw
         del self._shown[operation_id]
 
-    def _checked(self, info: OperationInfo) -> OperationSpec | None:
-        """What is to be registered for an operation; None: what is there already."""
-        shown = self._shown.get(info.id)
-        if shown is None:
-            if info.id in self._registry:
-                raise _disagreement(f"{info.id} is an operation of the hub itself: serve it under another name")
-            return _spec(info)
-        for what in ("type", "input_schema", "output_schema"):
-            if getattr(shown.info, what) != getattr(info, what):
-                if info.id in self._orphans:
-                    return _spec(info)  # nobody is left who would disagree
-                others = f"{info.id} is served by others with another {what.replace('_', ' ')}"
-                raise _disagreement(f"{others}: serve the same version, or another name")
-        return None
-
-    def _handler(self, info: OperationInfo) -> Handler:
-        calls, operation_id = self._calls, info.id
+    def _handler(self, spec: OperationSpec) -> Handler:
+        calls, operation_id = self._calls, spec.id
 
         async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
             self._check_served(operation_id)
@@ -153,30 +193,24 @@ class Mirror:
             finally:
                 await items.aclose()
 
-        return stream if info.type is OperationType.SUBSCRIPTION else call
+        return stream if spec.type is OperationType.SUBSCRIPTION else call
 
     def _check_served(self, operation_id: str) -> None:
         # Not left to the transport: it would hand the call to the hub, which knows best what is not served.
-        if operation_id in self._orphans:
+        shown = self._shown.get(operation_id)
+        if shown is not None and not shown.peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id} at the moment")
 
 
 def _passed_on(context: Context) -> Context:
-    """The context of the call over there. `execute()` without a context is a call of the hub itself, and trusted.
+    """Return the context of the call over there.
 
-    What belongs to a request has its request id: if nobody made that, nobody makes this one.
+    `execute()` without a context is a call of the hub's own program, and trusted. What belongs to a request has its
+    request id: without an identity it stays anonymous.
     """
     if context.identity is None and context.request_id is None:
         context = replace(context, identity=HUB)
     return context.child()
-
-
-def _spec(info: OperationInfo) -> OperationSpec:
-    """What the registry shows. Its results were normalised where they were made."""
-    try:
-        return info.spec(normalize="off")
-    except (RegistrationError, SchemaError) as error:
-        raise _disagreement(f"{info.id} cannot be registered: {error}") from error
 
 
 def _disagreement(message: str) -> CallError:

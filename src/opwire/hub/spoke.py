@@ -9,6 +9,7 @@ from opwire.envelope import ResponseEnvelope
 from opwire.hub.connect import connect
 from opwire.operation import Context, Identity
 from opwire.registry import OperationRegistry
+from opwire.transports.link import check_numbers
 
 T = TypeVar("T")
 
@@ -41,6 +42,9 @@ class Spoke:
         max_per_identity: int | None = None,
         **options: Any,
     ) -> None:
+        check_numbers(max_calls=max_calls)
+        if max_per_identity is not None:
+            check_numbers(max_per_identity=max_per_identity)
         self.transport = connect(url, **options) if isinstance(url, str | Sequence) else url
         self.calls = PendingRequestMap(self.transport)
         self.handler = CallHandler(

@@ -12,7 +12,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import cast
+from math import inf
+from typing import Any, cast
 
 from opwire.errors import CallError, ErrorCode
 
@@ -29,11 +30,37 @@ _PIECE = 64 * 1024  # bytes that are joined into one write
 _STEADY = 5.0  # seconds that work has to run for a failure to count as the first one
 
 
+class Backlogs:
+    """What several links together keep for peers that do not read: at most `total` bytes.
+
+    Above that, the connection with the largest backlog ends: peers that read are not affected by those that do not.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._used = 0
+        self._waiting: dict[Link, int] = {}
+
+    def add(self, link: "Link", size: int) -> None:
+        """Count bytes that wait for a link whose peer does not keep up."""
+        self._waiting[link] = self._waiting.get(link, 0) + size
+        self._used += size
+        while self._used > self._total:
+            worst = max(self._waiting, key=lambda each: self._waiting[each])
+            self.clear(worst)
+            worst.abort(f"the peer does not read what it is sent, and {self._total:,} bytes wait for it and others")
+
+    def clear(self, link: "Link") -> None:
+        """Nothing waits for this link any more."""
+        self._used -= self._waiting.pop(link, 0)
+
+
 class Link(asyncio.Protocol):
     """An asyncio protocol. `receive` gets the bytes that arrive, `lost` the reason, once, when the connection is gone.
 
     What `receive` raises ends the connection: a transport that can go on after a bad message does not raise. CallError
     and ValueError say that the peer broke the protocol; anything else is a fault of ours, and is logged.
+    `max_backlog` and `backlogs` may be changed while nothing waits.
     """
 
     def __init__(
@@ -45,7 +72,8 @@ class Link(asyncio.Protocol):
     ) -> None:
         self._receive = receive
         self._lost = lost
-        self._max_backlog = max_backlog
+        self.max_backlog = max_backlog
+        self.backlogs: Backlogs | None = None
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -67,13 +95,24 @@ class Link(asyncio.Protocol):
         """Bytes that the peer, or its operating system, has not taken yet."""
         return self._waiting_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
+    @property
+    def remote(self) -> str:
+        """The host of the peer; empty if that is unknown."""
+        name: Any = None if self._transport is None else self._transport.get_extra_info("peername")
+        return str(name[0]) if name else ""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the peer does not read as fast as it is sent to."""
+        return self._paused
+
     def write(self, data: bytes) -> None:
         """Send something that may be refused.
 
         Raises:
             CallError: RATE_LIMITED if too much is waiting already, UNAVAILABLE if the connection is gone.
         """
-        self._put(data, self._max_backlog)
+        self._put(data, self.max_backlog)
 
     def control(self, data: bytes) -> None:
         """Send something small that ends or steers a call: there is room for it when there is none for others.
@@ -81,14 +120,14 @@ class Link(asyncio.Protocol):
         Raises:
             CallError: RATE_LIMITED if even that is full, UNAVAILABLE if the connection is gone.
         """
-        self._put(data, self._max_backlog + _RESERVE)
+        self._put(data, self.max_backlog + _RESERVE)
 
     def urgent(self, data: bytes) -> None:
         """Send something that has no order with anything else, before what is waiting.
 
         It is dropped if a peer that reads nothing has had more of that than fits: it cannot make us answer for ever.
         """
-        room = self._max_backlog + 2 * _RESERVE
+        room = self.max_backlog + 2 * _RESERVE
         if self._transport is not None and self._reason is None and self.backlog + len(data) <= room:
             self._transport.write(data)
 
@@ -100,6 +139,8 @@ class Link(asyncio.Protocol):
             raise CallError(ErrorCode.RATE_LIMITED, full)
         self._waiting.append(data)
         self._waiting_bytes += len(data)
+        if self._paused and self.backlogs is not None:
+            self.backlogs.add(self, len(data))
         if self._waiting_bytes > _FLUSH_AT:
             self._flush()
         elif not self._scheduled:
@@ -137,9 +178,10 @@ class Link(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """End the connection at once; `lost` is called with the reason."""
-        if self._transport is not None and self._reason is None:
+        if self._reason is None:
             self._reason = reason
-            self._transport.abort()
+            if self._transport is not None:  # else as soon as it is there
+                self._transport.abort()
 
     async def close(self, *, grace: float = 1.0) -> None:
         """Send what is waiting, then end the connection; `lost` is not called. Takes no longer than `grace` seconds."""
@@ -166,6 +208,8 @@ class Link(asyncio.Protocol):
         """The connection is there."""
         self._transport = cast("asyncio.Transport", transport)
         self._gone = asyncio.get_running_loop().create_future()
+        if self._reason is not None:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes arrived."""
@@ -182,10 +226,14 @@ class Link(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The peer does not read as fast as we write."""
         self._paused = True
+        if self.backlogs is not None:
+            self.backlogs.add(self, self.backlog)
 
     def resume_writing(self) -> None:
         """The peer reads again."""
         self._paused = False
+        if self.backlogs is not None:
+            self.backlogs.clear(self)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -194,11 +242,24 @@ class Link(asyncio.Protocol):
         self._transport, self._reason = None, reason
         self._waiting.clear()
         self._waiting_bytes = 0
+        if self.backlogs is not None:
+            self.backlogs.clear(self)
         for future in (self._drained, self._gone):
             if future is not None and not future.done():
                 future.set_result(None)
         self._drained = None
         self._lost(reason)
+
+
+def check_numbers(**options: Any) -> None:
+    """Check that numeric options can be used.
+
+    Raises:
+        CallError: VALIDATION_ERROR, if one of them is not a finite number above zero.
+    """
+    for name, number in options.items():
+        if not isinstance(number, int | float) or isinstance(number, bool) or not 0 < number < inf:
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{name} is a number above zero, not {number!r}")
 
 
 def back_off(attempt: int, *, first: float = 0.05, most: float = 5.0) -> float:

@@ -121,8 +121,8 @@ class Ends:
         await self._stack.aclose()
 
     async def server(self, *operation_ids: str, **options: Any) -> tuple[WebSocketServer, End]:
-        """A server that listens."""
-        server = WebSocketServer(**options)
+        """A server that listens. Peers that are written by hand do not answer its pings."""
+        server = WebSocketServer(**{"heartbeat": 60.0, **options})
         return server, await self._start(server, operation_ids)
 
     async def client(self, url: str, *operation_ids: str, **options: Any) -> End:

@@ -17,17 +17,19 @@ from opwire.transports.websocket import WebSocketServer, WebSocketTransport, cli
 from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.servers.faults import FaultProxy
+from tests.transports.reconnecting import reconnect_quickly
 from tests.transports.websocket.ends import End, Ends, until
 from tests.transports.websocket.foreign import WELCOME, foreign, silent
 
 
 @requirement("transport.websocket.unreachable", "transport.no-secrets")
 @pytest.mark.parametrize(
-    "url", ["http://ann:secret@example", "ws://", "ws://h:port", "ws://secret@h", "ws://h/#secret"]
+    "url", ["http://ann:secret@example", "ws://", "ws://h:port", "ws://secret@h", "ws://h/#secret", "ws://["]
 )
 def test_what_is_no_address_is_refused_where_it_is_given(url: str) -> None:
-    with pytest.raises(ValueError, match="ws://host:port") as failure:
+    with pytest.raises(CallError, match="ws://host:port") as failure:
         WebSocketTransport(url)
+    assert failure.value.code is ErrorCode.VALIDATION_ERROR
     assert "secret" not in str(failure.value)
 
 
@@ -233,3 +235,56 @@ async def test_many_clients_come_and_go_while_calls_are_made(ends: Ends) -> None
     await soon("all have been there", asyncio.gather(*(visit(number) for number in range(20))))
     assert server.peers == []
     assert len(server._routes) == 0
+
+
+@requirement("transport.websocket.token")
+async def test_a_token_function_that_raises_does_not_end_the_attempts(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reconnect_quickly(monkeypatch)
+    asked = 0
+
+    def token() -> str:
+        nonlocal asked
+        asked += 1
+        if asked in (2, 3):
+            raise RuntimeError("sealed-secret")
+        return "x" * 20
+
+    server, _ = await ends.server()
+    client = await ends.client(server.url, "a.b", token=token)
+    (peer,) = server._connected
+    peer.connection.link.abort("for a test")
+    assert isinstance(client.transport, WebSocketTransport)
+    transport = client.transport
+    await until("it has asked again", lambda: asked > 3 and transport.connected)
+    assert "raised RuntimeError" in caplog.text
+    assert "sealed-secret" not in caplog.text
+    with pytest.raises(CallError, match="raised ZeroDivisionError") as failure:
+        await ends.client(server.url, token=lambda: str(1 / 0))
+    assert failure.value.code is ErrorCode.UNAVAILABLE
+
+
+@requirement("transport.websocket.token")
+async def test_a_fault_while_connecting_does_not_end_the_attempts(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reconnect_quickly(monkeypatch)
+    server, _ = await ends.server()
+    client_end = await ends.client(server.url, "a.b")
+    transport = client_end.transport
+    assert isinstance(transport, WebSocketTransport)
+    real, failed = transport._connect, 0
+
+    async def connect(receiver: Any) -> None:
+        nonlocal failed
+        failed += 1
+        if failed == 1:
+            raise KeyError("a bug")
+        await real(receiver)
+
+    monkeypatch.setattr(transport, "_connect", connect)
+    (peer,) = server._connected
+    peer.connection.link.abort("for a test")
+    await until("it is back", lambda: failed > 1 and transport.connected)
+    assert "KeyError" in caplog.text

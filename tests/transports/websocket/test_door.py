@@ -1,7 +1,7 @@
 """The door of a server: a gate decides, takes its time, and may fail. The gate of a hub has its tests with the hub."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import pytest
 
@@ -10,7 +10,7 @@ from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.testing.scene import soon
-from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport, door, visit
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Plain, until
 
@@ -20,6 +20,7 @@ class Watched:
 
     def __init__(self, *refused: str) -> None:
         self.refused = set(refused)
+        self.failing: CallError | None = None
         self.told: list[tuple[str, list[str]]] = []
         self.asked = asyncio.Event()  # who somebody is
         self.deciding = asyncio.Event()  # what it may serve
@@ -33,12 +34,19 @@ class Watched:
             raise ZeroDivisionError("not for others")
         return None if token is None else Grant(Identity(id=token))
 
-    async def announced(self, peer: Address, grant: Grant | None, operation_ids: list[str]) -> None:
-        self.told.append(("announced", operation_ids))
+    async def announced(
+        self, peer: Address, grant: Grant | None, operation_ids: Collection[str]
+    ) -> Mapping[str, CallError]:
+        self.told.append(("announced", list(operation_ids)))
         self.deciding.set()
         await self.go.wait()
-        if self.refused.intersection(operation_ids):
-            raise CallError(ErrorCode.ACCESS_DENIED, "not that")
+        if self.failing is not None:
+            raise self.failing
+        refused = self.refused.intersection(operation_ids)
+        return {each: CallError(ErrorCode.ACCESS_DENIED, f"not {each}") for each in refused}
+
+    def accepted(self, peer: Address, operation_ids: Collection[str]) -> set[str]:
+        return {each for each in operation_ids if each.endswith(".stream")}
 
     def withdrawn(self, peer: Address, operation_ids: Iterable[str]) -> None:
         self.told.append(("withdrawn", list(operation_ids)))
@@ -83,7 +91,8 @@ async def test_announcements_and_withdrawals_are_decided_in_order(ends: Ends) ->
     assert await answers(plain, 5) == dict.fromkeys(range(1, 6), "done")
     assert gate.told == [
         ("announced", ["a.1"]),
-        ("announced", ["a.2", "a.3"]),  # together: the gate is asked once
+        ("announced", ["a.2"]),
+        ("announced", ["a.3"]),
         ("withdrawn", ["a.2"]),
         ("announced", ["a.4"]),
     ]
@@ -109,15 +118,147 @@ async def test_one_that_is_refused_does_not_take_others_with_it(ends: Ends) -> N
 
 
 @requirement("transport.websocket.gate")
-async def test_what_is_refused_is_raised_and_forgotten(ends: Ends) -> None:
+async def test_an_announcement_is_taken_whole_or_not_at_all_unless_it_is_partial(ends: Ends) -> None:
+    gate = Watched("a.2")
+    server = await guarded(ends, gate)
+    plain = await ends.plain(server.url)
+    await plain.say("session.announce", id=1, operations=["a.1", "a.2"])
+    refused = await plain.hear()
+    assert (refused["type"], refused["code"]) == ("session.refused", "ACCESS_DENIED")
+    assert "a.2" in refused["message"]
+    assert await server.servers() == []
+    await plain.say("session.announce", id=2, operations=["a.1", "a.2"], partial=True)
+    done = await plain.hear()
+    assert (done["type"], done["refused"]) == (
+        "session.done",
+        [{"operation": "a.2", "code": "ACCESS_DENIED", "message": "not a.2"}],
+    )
+    assert server._routes.operations(server.peers[0]) == ["a.1"]
+
+
+@requirement("transport.websocket.gate")
+async def test_an_announcement_of_nothing_is_invalid(ends: Ends) -> None:
+    gate = Watched()
+    server = await guarded(ends, gate)
+    plain = await ends.plain(server.url)
+    await plain.say("session.announce", id=1, operations=[])
+    refused = await plain.hear()
+    assert (refused["type"], refused["id"], refused["code"]) == ("session.refused", 1, "VALIDATION_ERROR")
+    assert gate.told == []
+
+
+@requirement("transport.websocket.gate")
+async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visit, "PATIENCE", 0.15)
+    monkeypatch.setattr(door, "_REMIND", 0.02)
+    gate = Watched()
+    server = await guarded(ends, gate)
+    client = await ends.client(server.url)
+    gate.go.clear()
+    announcing = asyncio.create_task(client.transport.announce(["a.1"]))
+    await soon("it is decided", gate.deciding.wait())
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+    assert not announcing.done()
+    gate.go.set()
+    await soon("it is served", announcing)
+
+
+@requirement("transport.websocket.gate")
+async def test_a_client_begins_again_if_its_announcement_is_not_confirmed(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visit, "PATIENCE", 0.05)
+    gate = Watched()
+    server = await guarded(ends, gate)
+    client = await ends.client(server.url)
+    gate.go.clear()
+    with pytest.raises(CallError) as failure:
+        await client.transport.announce(["a.1"])
+    assert failure.value.code is ErrorCode.UNAVAILABLE
+    gate.go.set()
+    await until("it is announced again", lambda: server._routes.servers() != [])
+
+
+@requirement("transport.websocket.gate")
+async def test_an_operation_that_is_being_announced_is_unavailable_and_not_unknown(ends: Ends) -> None:
+    gate = Watched()
+    server = await guarded(ends, gate)
+    plain, caller = await ends.plain(server.url), await ends.plain(server.url)
+    gate.go.clear()
+    await plain.say("session.announce", id=1, operations=["a.1"])
+    await plain.say("session.announce", id=2, operations=["a.2"])
+    await plain.say("session.who", id=9)
+    await plain.hear()
+    for operation_id in ("a.1", "a.2"):
+        await caller.say("call.requested", requestId=operation_id, operationId=operation_id)
+        told = await caller.hear()
+        assert (told["code"], told["retryable"]) == ("UNAVAILABLE", True)
+        assert "being announced" in told["message"]
+    plain.connection.transport.abort()
+    await until("it has left", lambda: len(server.peers) == 1)
+    assert not server._door._announcing
+
+
+@requirement("transport.websocket.gate")
+async def test_a_subscription_passes_whole_between_peers_that_know_neither_credits_nor_numbers(ends: Ends) -> None:
+    server = await guarded(ends, Watched())
+    plain, caller = await ends.plain(server.url), await ends.plain(server.url)
+    await plain.say("session.announce", id=1, operations=["a.stream", "a.query"])
+    await plain.hear()
+    for operation_id in ("a.stream", "a.query"):
+        await caller.say("call.requested", requestId=operation_id, operationId=operation_id)
+        await plain.hear()
+    for number in range(3):
+        await plain.say("call.responded", requestId="a.stream", output=number)
+    await plain.say("call.responded", requestId="a.query", output="answer")
+    await plain.say("call.completed", requestId="a.stream")
+    heard = [await caller.hear() for _ in range(5)]
+    assert [event.get("output") for event in heard] == [0, 1, 2, "answer", None]
+    assert heard[-1]["type"] == "call.completed"
+    assert len(server._routes) == 0
+
+
+@requirement("transport.websocket.gate")
+async def test_what_is_refused_is_raised_and_forgotten_and_the_others_are_served(ends: Ends) -> None:
     server = await guarded(ends, Watched("a.2"))
     client = await ends.client(server.url, "a.1")
-    with pytest.raises(CallError, match="not that") as failure:
-        await client.transport.announce(["a.2"])
+    with pytest.raises(CallError, match=r"not a\.2") as failure:
+        await client.transport.announce(["a.2", "a.3"])
     assert failure.value.code is ErrorCode.ACCESS_DENIED
-    await client.transport.announce(["a.3"])
+    assert failure.value.details == {"operations": ["a.2"]}
     assert isinstance(client.transport, WebSocketTransport)
     assert client.transport.connected
+    assert server._routes.operations(server.peers[0]) == ["a.1", "a.3"]
+
+
+@requirement("transport.websocket.gate")
+async def test_thousands_of_operations_are_announced_in_messages_that_fit(ends: Ends) -> None:
+    gate = Watched("n.700")
+    server = await guarded(ends, gate)
+    client = await ends.client(server.url)
+    with pytest.raises(CallError):
+        await client.transport.announce([f"n.{number}" for number in range(1_200)])
+    assert [len(operations) for _, operations in gate.told[:3]] == [500, 500, 200]
+    assert len(server._routes.operations(server.peers[0])) == 1_199
+
+
+@requirement("transport.websocket.gate")
+async def test_an_operation_that_is_refused_after_a_loss_does_not_keep_the_others_away(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Watched()
+    server = await guarded(ends, gate)
+    await ends.client(server.url, "a.1", "a.2")
+    gate.refused.add("a.2")
+    (peer,) = server._connected
+    peer.connection.link.abort("for a test")
+    await until("it is back", lambda: bool(server.peers) and server.peers != [peer.address])
+    await until("it serves", lambda: bool(server._routes.servers()))
+    assert server._routes.operations(server.peers[0]) == ["a.1"]
+    assert "not a.2" in caplog.text
 
 
 @requirement("hub.just-started")

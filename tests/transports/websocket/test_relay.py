@@ -280,8 +280,8 @@ async def test_a_peer_that_leaves_no_room_even_for_small_events_is_given_up(ends
     for _ in range(10_000):
         if end.losses:
             break
-        for _ in range(10):
-            serving.transport.send(CallAborted(request_id="stray", reason="x" * 3000), address)
+        for number in range(1_000):  # each is answered with a small error
+            raw.say("call.requested", requestId=f"{number}" + "x" * 900, operationId="un.known")
         await asyncio.sleep(0)
     await end.until("it is given up", lambda: bool(end.losses))
     assert end.losses[0][0] == address
@@ -315,3 +315,71 @@ async def test_a_directed_request_passes_and_its_answer_is_in_the_name_of_the_pe
     serving.transport.send(item("r", 1), serving.senders[0])
     await caller.count(1)
     assert caller.senders == [to]
+
+
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+
+@requirement("transport.websocket.unmatched")
+@pytest.mark.parametrize("kind", ["unmatched", "credits"])
+async def test_events_that_no_call_needs_are_dropped_above_a_rate_and_harm_nobody(ends: Ends, kind: str) -> None:
+    server, end = await ends.server(max_backlog=BACKLOG)
+    victim = await ends.raw(server.url)  # which reads nothing for a while
+    victim.say("session.announce", id=1, operations=["v.op"])
+    await victim.hear()
+    address = server.peers[0]
+    flooding = await ends.plain(server.url)
+    padding = "m" * 900
+    if kind == "credits":
+        await flooding.say("call.requested", requestId="r", operationId="v.op", credits=1)
+        flood = {"type": "call.credit", "requestId": "r", "n": 1, "padding": padding}
+    else:
+        flood = {"type": "call.error", "requestId": "x", "code": "X", "message": padding, "peer": address}
+    text = json.dumps(flood)
+    for _ in range(10_000):  # 9 MB, and a peer is given up above 1.2
+        await flooding.connection.send(text)
+    await flooding.say("session.who", id=1)
+    while (await flooding.hear())["type"] != "session.here":
+        pass
+    assert server.dropped["flood"] > 5_000
+    assert end.losses == []
+    calls = await ends.calls(WebSocketTransport(server.url))
+    call = asyncio.create_task(calls.call("v.op"))
+    while "call.requested" not in [event["type"] for event in await events(victim, "call.requested")]:
+        pass
+    call.cancel()
+
+
+@requirement("transport.websocket.unmatched", "hub.rate")
+async def test_unmatched_events_count_against_the_rate_of_their_sender(ends: Ends) -> None:
+    server, _ = await ends.server(rate=0.001, burst=5)
+    other, sender = await ends.client(server.url), await ends.plain(server.url)
+    for number in range(20):
+        await sender.say("call.error", requestId=f"{number}", code="X", message="m", peer=server.peers[0])
+    await sender.say("session.who", id=1)
+    await sender.hear()
+    await other.count(5)
+    assert server.dropped["flood"] == 15
+
+
+@requirement("transport.websocket.unmatched")
+async def test_an_abort_with_a_long_reason_reaches_a_server_that_does_not_keep_up(ends: Ends) -> None:
+    server, end = await ends.server(max_backlog=BACKLOG)
+    victim = await ends.raw(server.url)
+    victim.say("session.announce", id=1, operations=["v.op"])
+    await victim.hear()
+    caller = await ends.client(server.url)
+    for number in range(100):
+        caller.ask("v.op", f"{number}", "x" * 100_000)
+    await caller.until("there is no room for more", lambda: len(caller.events) + len(server._routes) == 100)
+    assert caller.events
+    refused = {event.request_id for event in caller.events}
+    open = [f"{number}" for number in range(100) if f"{number}" not in refused]
+    for request_id in open:
+        caller.transport.send(CallAborted(request_id=request_id, reason="r" * 3_000), None)
+    await until("they are passed on", lambda: len(server._routes) == 0)
+    assert end.losses == []
+    aborted: set[str] = set()
+    while len(aborted) < len(open):
+        aborted.update(event["requestId"] for event in await events(victim, "call.aborted"))
+    assert aborted == set(open)

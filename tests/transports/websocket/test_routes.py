@@ -478,3 +478,53 @@ class Table(RuleBasedStateMachine):
 
 TestTable = requirement("transport.websocket.routes")(Table.TestCase)
 TestTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@requirement("transport.sharing")
+def test_of_many_servers_an_idle_one_is_found_although_those_beside_it_are_busy() -> None:
+    servers = [f"s{number}" for number in range(200)]
+    table = routes(*servers, "c", max_calls=10_000)
+    for each in servers:
+        table.announce(each, ["a.b"])
+    for number, busy in enumerate(servers[:100]):  # half of them, one beside the other
+        opened(table, "c", ask(f"busy{number}", peer=busy))
+    assert {table.turn("a.b") for _ in range(100)}.isdisjoint(servers[:100])
+
+
+@requirement("transport.sharing")
+def test_servers_come_and_go_and_each_has_its_turns() -> None:
+    servers = [f"s{number}" for number in range(20)]
+    table = routes(*servers)
+    for each in servers:
+        table.announce(each, ["a.b"])
+    for each in servers[::2]:
+        table.withdraw(each, ["a.b"])
+    assert {table.turn("a.b") for _ in range(10)} == set(servers[1::2])
+    for each in servers[1::2]:
+        table.leave(each)
+    assert table._serving == {}
+
+
+@requirement("transport.websocket.streams")
+def test_the_type_of_an_operation_says_whether_a_call_streams() -> None:
+    table = routes("s", "c")
+    table.announce("s", ["a.stream", "a.query"], ["a.stream"])
+    assert opened(table, "c", ask("1", "a.stream")).streams
+    assert not opened(table, "c", ask("2", "a.query")).streams
+    assert opened(table, "c", ask("3", "a.query", credits=1)).streams
+    assert opened(table, "c", ask("4", "opwire.operations", peer="s")).streams
+    table.withdraw("s", ["a.stream"])
+    assert table._streams == {"opwire.operations"}
+
+
+@requirement("transport.websocket.unmatched")
+def test_credits_for_many_more_items_than_there_were_are_in_excess() -> None:
+    table = routes("s", "c")
+    table.announce("s", ["a.b"])
+    opened(table, "c", ask("r", credits=1))
+    ways = [table.follow("c", Credit("r")) for _ in range(100)]
+    assert [way == Way("s", None) for way in ways] == [False] * 64 + [True] * 36
+    for seq in range(10):
+        table.follow("s", Responded("r", seq=seq + 1))
+    ways = [table.follow("c", Credit("r")) for _ in range(11)]
+    assert [way == Way("s", None) for way in ways] == [False] * 10 + [True]

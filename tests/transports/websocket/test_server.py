@@ -22,6 +22,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from opwire.testing.scene import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
+from opwire.transports.websocket import server as server_module
 from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.servers.certificates import self_signed
@@ -88,7 +89,11 @@ async def test_a_client_has_to_offer_our_protocol(ends: Ends, offered: list[Subp
 async def test_one_connection_too_many_is_refused(ends: Ends) -> None:
     server, _ = await ends.server(max_connections=1)
     first = await ends.plain(server.url)
-    assert await status(server.url, subprotocols=[Subprotocol("opwire.v1")]) == 503
+    second = await ends.plain(server.url, hello=False)
+    await second.say("session.hello", version=1)
+    refused = await second.hear()
+    assert (refused["type"], refused["code"]) == ("session.refused", "RATE_LIMITED")
+    assert (await second.closed())[0] == 4413
     await first.connection.close()
     await until("there is room again", lambda: not server.peers)
     await ends.plain(server.url)
@@ -643,3 +648,42 @@ async def test_a_server_is_idle_when_no_call_is_left(ends: Ends) -> None:
     assert not await server.idle(0.01)
     serving.transport.send(item("r", "done"), serving.senders[0])
     assert await server.idle(5)
+
+
+# --- room -------------------------------------------------------------------------------------------------------------
+
+
+@requirement("transport.websocket.max-connections")
+async def test_connections_that_say_nothing_make_room_for_others(ends: Ends) -> None:
+    server, _ = await ends.server(max_connections=5, max_pending=10)
+    uri = parse_uri(server.url)
+    silent = [await asyncio.open_connection(uri.host, uri.port) for _ in range(40)]
+    await until("the oldest are dropped", lambda: len(server._connected) == 10)
+    await ends.client(server.url)
+    assert len(server.peers) == 1
+    for _, writer in silent:
+        writer.close()
+
+
+@requirement("transport.websocket.slow-peer")
+async def test_those_without_a_token_that_do_not_read_hold_so_much_altogether(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_ANONYMOUS_BACKLOG", 200_000)
+    monkeypatch.setattr(server_module, "_ANONYMOUS_BACKLOGS", 5)
+    server = WebSocketServer(heartbeat=60)
+
+    async def large(*_: Any) -> str:
+        return "x" * 90_000
+
+    await ends.calls(server, large=large)
+    reading = await ends.calls(WebSocketTransport(server.url))
+    for _ in range(20):
+        raw = await ends.raw(server.url)
+        for number in range(60):
+            raw.say("call.requested", requestId=f"{number}", operationId="test.large")
+        await soon("one that reads is answered", reading.call("test.large"))
+    await until("the worst are dropped", lambda: 0 < len(server._anonymous_backlogs._waiting) < 20)
+    assert server._anonymous_backlogs._used <= 1_000_000
+    assert len(server.peers) < 21
+    assert (await soon("one that reads is answered", reading.call("test.large"))).data == "x" * 90_000

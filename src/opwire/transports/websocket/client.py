@@ -11,9 +11,10 @@ from websockets.exceptions import InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
 from opwire.call import MAX_MESSAGE, Address, CallEvent, CallRequested, CallResponded, Receiver
-from opwire.call.session import Announce, Here, Who, Withdraw
+from opwire.call.session import Here, Refusal, Who, Withdraw, refusal_error
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.link import MAX_BACKLOG, back_off
+from opwire.transports.link import MAX_BACKLOG, back_off, check_numbers
+from opwire.transports.websocket.stamps import SERVER
 from opwire.transports.websocket.visit import Dropped, Visit
 
 logger = logging.getLogger("opwire.transports")
@@ -29,17 +30,19 @@ class WebSocketTransport:
             ...
 
     Of several URLs, one after the other is tried. `token` is shown to the server; a function is asked for a new one at
-    every connection, and returns it at once.
+    every connection, and returns it at once. If it raises, that is logged, and the connection is tried again later.
 
-    After a loss it connects again by itself, and announces its operations again. Until it is `connected`, whatever
-    would send raises UNAVAILABLE. `heartbeat` is how often, in seconds, the server has to be heard of; by default as
-    often as it says itself. Identities on requests are believed: the server has written them, and it was chosen here.
+    After a loss it connects again by itself, and announces its operations again; those that the server refuses then are
+    logged. Until it is `connected`, whatever would send raises UNAVAILABLE. `heartbeat` is how often, in seconds, the
+    server has to be heard of; by default as often as it says itself. Identities on requests are believed: the server
+    has written them, and it was chosen here.
     """
 
     local = False
     trusted = True
     vouches = False
     lossy = False
+    hub = SERVER
 
     def __init__(
         self,
@@ -52,7 +55,12 @@ class WebSocketTransport:
         connect_timeout: float = 10.0,
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
+        check_numbers(limit=limit, connect_timeout=connect_timeout, max_backlog=max_backlog)
+        if heartbeat is not None:
+            check_numbers(heartbeat=heartbeat)
         self._uris = [_parsed(each) for each in ([url] if isinstance(url, str) else url)]
+        if not self._uris:
+            raise CallError(ErrorCode.VALIDATION_ERROR, "at least one URL is needed: ws://host:port or wss://host:port")
         self._name = _shown(self._uris[0])
         self._token = token
         self._heartbeat = heartbeat
@@ -93,18 +101,25 @@ class WebSocketTransport:
         """Serve these operations, now and after every reconnection.
 
         Raises:
-            CallError: UNAVAILABLE; ACCESS_DENIED or VALIDATION_ERROR, if the server does not want them.
+            CallError: UNAVAILABLE; ACCESS_DENIED or VALIDATION_ERROR, if the server refuses some of them. It is not
+                asked for these again; the others are served.
         """
         if self._closed:
             raise self._unavailable()
-        new = [each for each in dict.fromkeys(operation_ids) if each not in self._operations]
-        self._operations.update(dict.fromkeys(new))
+        wanted = list(dict.fromkeys(operation_ids))
+        self._operations.update(dict.fromkeys(wanted))
+        refused = await self._announce(self._here(), wanted)
+        if refused:
+            await self.withdraw([each.operation for each in refused])  # an earlier version may have been taken
+            raise refusal_error(refused)
+
+    async def _announce(self, visit: Visit, operation_ids: list[str]) -> list[Refusal]:
         try:
-            await self._here().ask(Announce, operations=new)
+            return await visit.announce(operation_ids)
         except CallError as error:
-            if error.code is not ErrorCode.UNAVAILABLE:  # it was refused, and would be again
-                for each in new:
-                    self._operations.pop(each, None)
+            if visit.welcome and visit is self._visit:  # then it is not known what is served: begin again
+                visit.drop()
+                self._lost(error.message)
             raise
 
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
@@ -112,6 +127,8 @@ class WebSocketTransport:
         known = [each for each in dict.fromkeys(operation_ids) if each in self._operations]
         for each in known:
             del self._operations[each]
+        if not known:
+            return
         try:
             await self._here().ask(Withdraw, operations=known)
         except CallError as gone:  # then nothing is routed here, and they will not be announced again
@@ -202,6 +219,7 @@ class WebSocketTransport:
         """
         self._broken.clear()
         self._name = _shown(self._uris[0])
+        token = self._new_token()
         visit = self._visit = Visit(
             self._uris[0],
             receiver,
@@ -210,12 +228,12 @@ class WebSocketTransport:
             limit=self._limit,
             heartbeat=self._heartbeat,
             max_backlog=self._max_backlog,
-            token=self._token() if callable(self._token) else self._token,
+            token=token,
         )
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await visit.begin(self._ssl)
-                await self._announce_again(visit)
+            await self._announce_again(visit)
         except (OSError, ValueError, CallError) as error:
             code = error.code if isinstance(error, CallError) else ErrorCode.UNAVAILABLE
             raise CallError(code, self._explained(error)) from error
@@ -223,6 +241,15 @@ class WebSocketTransport:
             if not self._connected:
                 visit.drop()
                 self._forget()
+
+    def _new_token(self) -> str | None:
+        if not callable(self._token):
+            return self._token
+        try:
+            return self._token()
+        except Exception as error:  # a user's own function; what it says may hold a secret
+            failed = f"the function that gives the token for {self._name} raised {type(error).__name__}"
+            raise CallError(ErrorCode.UNAVAILABLE, failed) from error
 
     def _explained(self, error: OSError | ValueError | CallError) -> str:
         match error:
@@ -236,7 +263,9 @@ class WebSocketTransport:
     async def _announce_again(self, visit: Visit) -> None:
         announced: set[str] = set()
         while new := [each for each in self._operations if each not in announced]:  # there may be more meanwhile
-            await visit.ask(Announce, operations=new)
+            refused = await visit.announce(new)
+            if refused:  # the others are served, and these are announced again after the next loss
+                logger.warning("%s: %s", self._name, refusal_error(refused).message)
             announced.update(new)
         visit.check()  # it may have ended just now
         self._connected = True
@@ -266,8 +295,12 @@ class WebSocketTransport:
             try:
                 await self._connect(receiver)
             except CallError as error:
-                refused = error.code is not ErrorCode.UNAVAILABLE
-                logger.log(logging.WARNING if refused else logging.DEBUG, "not connected yet: %s", error)
+                # Where a server cannot be reached is told once, when it is lost; what else goes wrong every time.
+                expected = error.code is ErrorCode.UNAVAILABLE and isinstance(error.__cause__, OSError)
+                logger.log(logging.DEBUG if expected else logging.WARNING, "not connected yet: %s", error)
+                self._broken.set()
+            except Exception:  # a fault of ours: it must not end the attempts
+                logger.exception("not connected yet")
                 self._broken.set()
             else:
                 logger.info("connected to %s again", self._name)
@@ -281,8 +314,13 @@ def _shown(uri: WebSocketURI) -> str:
 
 
 def _parsed(url: str) -> WebSocketURI:
-    """Raises ValueError, without the URL: there may be a password in it."""
+    """Parse a URL. Errors do not name it: there may be a password in it.
+
+    Raises:
+        CallError: VALIDATION_ERROR.
+    """
     try:
         return parse_uri(url)
-    except (InvalidURI, ValueError):
-        raise ValueError("the address of a WebSocket server looks like ws://host:port or wss://host:port") from None
+    except (InvalidURI, ValueError, TypeError, AttributeError):
+        wrong = "the address of a WebSocket server looks like ws://host:port or wss://host:port"
+        raise CallError(ErrorCode.VALIDATION_ERROR, wrong) from None

@@ -43,7 +43,6 @@ class Connection:
         self._greeted = greeted
         self._arrived = arrived
         self._lost = lost
-        self._max_backlog = max_backlog
         self._heard = True
         self._missed = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -79,7 +78,9 @@ class Connection:
     def reply(self) -> None:
         """Send what the handshake, pings and goodbyes have given rise to."""
         for data in self._frames.replies():
-            if self.link.backlog <= self._max_backlog:  # whoever reads nothing gets no answer to a million pings
+            if (
+                self.link.backlog <= self.link.max_backlog
+            ):  # a peer that reads nothing gets no answer to a million pings
                 self.link.urgent(data)
         if self._frames.over:
             self._finish(self._frames.reason)
@@ -91,7 +92,10 @@ class Connection:
         self._set_timer(within, lambda: self.end(code, f"no {what} came within {within:g} s"))
 
     def beat(self, every: float) -> None:
-        """Ping from now on, once in so many seconds; two in a row without any answer end the connection."""
+        """Ping from now on, once in so many seconds; two in a row without any answer end the connection.
+
+        A peer that freezes right after a sign of life is noticed at the third beat, any other earlier.
+        """
         self._set_timer(every, lambda: self._beat(every))
 
     def _beat(self, every: float) -> None:

@@ -6,6 +6,7 @@ Nobody waits for a slow peer: what cannot be written to it at once fails its own
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from opwire.transports.websocket.stamps import (
     MARGIN,
     NOBODY,
     SERVER,
+    Aborted,
     Head,
     Requested,
     Responded,
@@ -30,6 +32,9 @@ from opwire.transports.websocket.stamps import (
 
 logger = logging.getLogger("opwire.transports")
 
+_UNMATCHED = 100.0, 2_000  # events of a peer that no call needs, in kB: in a second, and at once
+_SMALL = 1024  # bytes of an event that ends or steers a call: larger ones have no room of their own
+
 
 class Peer:
     """A client as the server sees it."""
@@ -38,17 +43,26 @@ class Peer:
 
     def __init__(self, address: Address, rate: RateLimit | None = None) -> None:
         self.address = address
-        self.rate = rate  # of its requests
+        self.rate = rate  # of its requests, and of what belongs to no call
+        self.unmatched = RateLimit(*_UNMATCHED)
         self.greeted = False  # it has said hello
+        self.group: str | None = None  # connections with one share their room: the identity; None without a token
         self.welcomed = False
         self.grant: Grant | None = None
         self.identity = NOBODY  # as JSON
+        self.turn: asyncio.Future[None] | None = None  # to have its token checked
         self.expiry: asyncio.TimerHandle | None = None  # the end of its grant
-        self.wishes: list[Announce | Withdraw] = []  # that are not decided yet
+        self.wishes: deque[Announce | Withdraw] = deque()  # that are not decided yet
         self.wished = 0  # operations in these
+        self.reminder: asyncio.TimerHandle | None = None  # of those: the peer is told that they are not forgotten
         self.strikes = 0  # messages of it that could not be read
         self.max_message = MAX_MESSAGE
         self.stamps = {stray: stamp(address, stray=stray) for stray in (False, True)}
+
+    @property
+    def host(self) -> str:
+        """The address that it connects from."""
+        return self.connection.link.remote
 
     def send(self, message: bytes, *, control: bool) -> None:
         """Send a message. `control`: it ends or steers a call.
@@ -108,11 +122,30 @@ class Relay:
         way = self._routes.follow(sender.address, head)
         if way is None:
             return
+        if way.call is None:
+            self._pass_unmatched(sender, message, head, way)
+            return
         try:
             self._carry(sender, message, head, way)
         except CallError as error:
-            if way.call is not None and way.to == way.call.caller:
+            if way.to == way.call.caller:
                 self._cut_short(way.call, error)
+            elif isinstance(head, Aborted):  # with a reason too long for a peer that does not keep up
+                gave_up = CallAborted(request_id=head.request_id, reason="the caller gave up")
+                self.peers[way.to].tell(gave_up, sender.address)
+
+    def _pass_unmatched(self, sender: Peer, message: bytes, head: Head, way: Way) -> None:
+        """An event arrived that no call needs: pass it on if that costs its receiver nothing, or else drop it."""
+        now = time.monotonic()
+        busy = way.to != SERVER and self.peers[way.to].connection.link.paused
+        limited = sender.rate is not None and sender.rate.take(now)
+        if busy or limited or any(sender.unmatched.take(now) for _ in range(1 + len(message) // _SMALL)):
+            self._routes.dropped["flood"] += 1
+            return
+        try:
+            self._carry(sender, message, head, way)
+        except CallError as error:
+            logger.debug("an unmatched event was dropped: %s", error)
 
     def refuse(self, caller: Peer, head: Head, error: CallError) -> None:
         """A request did not reach anybody. Whoever addressed it to a peer expects the answer from there."""
@@ -144,7 +177,8 @@ class Relay:
         if way.to == SERVER:
             self._deliver(sender, message, head)
         else:
-            self.peers[way.to].send(message, control=not isinstance(head, (Requested, Responded)))
+            control = not isinstance(head, (Requested, Responded)) and len(message) <= _SMALL
+            self.peers[way.to].send(message, control=control)
 
     def _cut_short(self, call: Call, error: CallError) -> None:
         """An answer cannot be passed on: the caller gets the error in its place, and who serves the call may stop."""

@@ -16,13 +16,17 @@ from msgspec import Struct, field
 
 from opwire.auth.grants import is_own, not_delegated
 from opwire.call import Address
+from opwire.call.about import OPERATIONS
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.websocket.stamps import MAX_ID, NOBODY, SERVER, Head, Requested
 
 Balance = Literal["round_robin", "least_busy"]
-"""Who of those who serve an operation gets a call: the one whose turn it is, or the one with the fewest in hand."""
+"""Which server of an operation gets a call: the next in turn, or the one with the fewest calls in hand."""
 
-Dropped = Literal["duplicate", "foreign", "malformed", "unknown"]
+_COMPARED = 16  # servers whose loads are compared for a call
+_GRANTS = 64  # events that grant credits which a caller may send in advance of items
+
+Dropped = Literal["duplicate", "flood", "foreign", "malformed", "unknown"]
 
 
 class Call(Struct, eq=False):
@@ -35,6 +39,7 @@ class Call(Struct, eq=False):
     identity: bytes = NOBODY  # of its caller, as JSON
     delegable: bool = True  # its server may call on with that identity, if its own grant delegates
     open: bool = True
+    grants: int = _GRANTS  # more of them than items is a flood
 
 
 class Way(NamedTuple):
@@ -46,6 +51,46 @@ class Way(NamedTuple):
     to: Address
     call: Call | None
     identity: bytes = NOBODY
+
+
+class _Servers:
+    """The servers of one operation. To add, to remove and to pick one costs the same, however many there are."""
+
+    __slots__ = ("_places", "_turn", "addresses")
+
+    def __init__(self) -> None:
+        self.addresses: list[Address] = []
+        self._places: dict[Address, int] = {}
+        self._turn = 0
+
+    def add(self, address: Address) -> None:
+        """Add a server."""
+        self._places[address] = len(self.addresses)
+        self.addresses.append(address)
+
+    def remove(self, address: Address) -> None:
+        """Remove a server; the last one takes its place."""
+        place, last = self._places.pop(address), self.addresses.pop()
+        if last != address:
+            self.addresses[place] = last
+            self._places[last] = place
+
+    def next(self) -> Address:
+        """Return the server whose turn it is."""
+        self._turn += 1
+        return self.addresses[self._turn % len(self.addresses)]
+
+    def sticky(self, key: str) -> Address:
+        """Return the server for a key: the same one until it leaves."""
+        return max(self.addresses, key=lambda address: hash((key, address)))
+
+    def idlest(self, peers: "dict[Address, _Peer]") -> Address:
+        """Return the server with the fewest calls in hand, of all or of some that are spread over all."""
+        self._turn += 1
+        addresses, size = self.addresses, len(self.addresses)
+        compared = min(size, _COMPARED)
+        places = ((self._turn + number * size // compared) % size for number in range(compared))
+        return min((addresses[place] for place in places), key=lambda address: peers[address].load)
 
 
 class _Peer(Struct, eq=False):
@@ -68,7 +113,7 @@ class Routes:
         *,
         max_calls: int,
         max_operations: int,
-        balance: Balance = "round_robin",
+        balance: Balance = "least_busy",
         unserved: Callable[[str], None] | None = None,
     ) -> None:
         self._max_calls = max_calls
@@ -76,7 +121,8 @@ class Routes:
         self._balance = balance
         self._unserved = unserved
         self._peers: dict[Address, _Peer] = {SERVER: _Peer()}
-        self._serving: dict[str, list[Address]] = {}  # by operation: whose turn it is goes first
+        self._serving: dict[str, _Servers] = {}  # by operation
+        self._streams = {OPERATIONS}  # operations that are known to be subscriptions
         self.dropped: Counter[Dropped] = Counter()
 
     def __len__(self) -> int:
@@ -116,13 +162,14 @@ class Routes:
             most = f"{self._max_operations:,} operations with ids of {MAX_ID:,} characters"
             raise CallError(ErrorCode.RATE_LIMITED, f"at most {most} are taken from one peer")
 
-    def announce(self, address: Address, operation_ids: Iterable[str]) -> None:
-        """A peer serves these operations, too."""
+    def announce(self, address: Address, operation_ids: Iterable[str], streams: Iterable[str] = ()) -> None:
+        """A peer serves these operations, too; `streams` are those of them that are known to be subscriptions."""
         operations = self._peers[address].operations
         for operation_id in operation_ids:
             if operation_id not in operations:
                 operations[operation_id] = None
-                self._serving.setdefault(operation_id, []).append(address)
+                self._serving.setdefault(operation_id, _Servers()).add(address)
+        self._streams.update(streams)
 
     def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
         """A peer serves these operations no longer."""
@@ -132,8 +179,14 @@ class Routes:
                 del operations[operation_id]
                 serving = self._serving[operation_id]
                 serving.remove(address)
-                if not serving:
+                if not serving.addresses:
                     del self._serving[operation_id]
+                    self._streams -= {operation_id} - {OPERATIONS}
+
+    def idle(self, address: Address) -> bool:
+        """Whether a peer serves nothing, and has no call open."""
+        peer = self._peers[address]
+        return not peer.operations and not peer.asked and not peer.held
 
     def servers(self) -> list[Address]:
         """Who serves anything."""
@@ -156,14 +209,11 @@ class Routes:
             elif not self._peers[SERVER].operations:
                 raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id}")
             return SERVER
-        if len(serving) > 1:
-            if sticky_key is not None:
-                return max(serving, key=lambda address: hash((sticky_key, address)))
-            busy = self._balance == "least_busy"
-            first = min(serving, key=lambda address: self._peers[address].load) if busy else serving[0]
-            serving.remove(first)
-            serving.append(first)
-        return serving[-1]
+        if len(serving.addresses) == 1:
+            return serving.addresses[0]
+        if sticky_key is not None:
+            return serving.sticky(sticky_key)
+        return serving.next() if self._balance == "round_robin" else serving.idlest(self._peers)
 
     def request(self, caller: Address, head: Requested) -> Way | None:
         """Where a request goes. None: it has come before, and is being answered.
@@ -181,8 +231,10 @@ class Routes:
             raise CallError(ErrorCode.UNAVAILABLE, f"there is no peer {server[:80]!r}: it may have left")
         if len(peer.asked) >= self._max_calls:
             raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
+        # A caller or a server may know neither credits nor numbers of items: the operation's type decides.
+        streams = head.credits is not None or head.operation_id in self._streams
         delegable = not is_own(head.operation_id)
-        call = self.open(Call(head.request_id, caller, server, head.credits is not None, identity, delegable))
+        call = self.open(Call(head.request_id, caller, server, streams, identity, delegable))
         return Way(server, call, identity)
 
     def open(self, call: Call) -> Call:
@@ -225,6 +277,12 @@ class Routes:
             return self._stray(head)
         if head.ends(streams=call.streams):
             self.end(call)
+        elif not head.steers:
+            call.grants += 1  # an item, after which its caller may grant another one
+        elif call.grants:
+            call.grants -= 1
+        else:
+            return Way(call.server, None)  # no caller needs so many
         return Way(call.server if call.caller == sender else call.caller, call)
 
     def waits_for(self, caller: Address, request_id: str) -> Address | None:

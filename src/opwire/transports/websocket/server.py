@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from secrets import token_hex
 from ssl import SSLContext
+from typing import get_args
 
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
@@ -42,19 +43,26 @@ from opwire.call.session import (
     decode_message,
 )
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.link import MAX_BACKLOG, Link
+from opwire.operation import Identity
+from opwire.transports.link import MAX_BACKLOG, Backlogs, Link, check_numbers
 from opwire.transports.websocket.connection import SUBPROTOCOL, Connection
-from opwire.transports.websocket.door import Door, Gate
+from opwire.transports.websocket.door import TOO_MUCH, Door, Gate
 from opwire.transports.websocket.relay import Peer, Relay
 from opwire.transports.websocket.routes import Balance, Call, Dropped, Routes
-from opwire.transports.websocket.stamps import MARGIN, SERVER, Head, Requested, identity_json, read_head
+from opwire.transports.websocket.stamps import MARGIN, NOBODY, SERVER, Head, Requested, identity_json, read_head
 
 logger = logging.getLogger("opwire.transports")
 
 MALFORMED, UNEXPECTED, LATE = 4400, 4401, 4408
 """Why a connection is closed: what came cannot be read, came before the welcome, or too late."""
 
+HEARTBEAT = 2.5
+"""Seconds between two signs of life: a peer that is frozen is noticed after 5 to 7.5 s."""
+
 _GOING_AWAY = 1001
+_KNOWN_BACKLOGS = 16  # full backlogs that may wait altogether for peers with a token that do not read
+_ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # bytes that may wait for a peer without a token
+_ANONYMOUS_BACKLOGS = 32  # full ones that may wait for these altogether
 _LOOK = 0.01  # seconds between two looks at whether calls are left
 _STRIKES = 100  # messages of a connection that cannot be read, after which it is closed
 _SHOWN = 200  # characters of an error that are told to whoever caused it
@@ -69,13 +77,19 @@ class WebSocketServer:
         async with PendingRequestMap(server) as calls, CallHandler(registry, calls):
             ...
 
-    `heartbeat` is how often, in seconds, every connection is pinged; one that is silent for two beats is ended.
-    A client has at most `max_calls` calls open, makes at most `rate` a second (after `burst` at once),
-    and serves at most `max_operations`. `balance` says who of those who serve an operation gets the next call.
+    `heartbeat` is how often, in seconds, every connection is pinged; one that is silent is ended after two to three
+    beats. A client has at most `max_calls` calls open, makes at most `rate` a second (after `burst` at once), and
+    serves at most `max_operations`. `balance` says which server of an operation gets the next call.
     Web pages are refused unless their origin is among `origins`: any page that a user looks at could connect otherwise.
 
-    This is a building block: until it is given a `gate`, everybody may connect and announce whatever it likes, as
-    nobody. `Hub` is the whole. Identities can be believed, since it writes them itself.
+    Of `max_connections`, no identity can keep all: when there is no room, a newcomer takes the place of a connection of
+    the identity that has the most, first of all of one without a token. `max_pending` connections that have not been
+    welcomed yet come on top; above that, the oldest of them is dropped. `max_backlog` bytes may wait for a peer that
+    does not read, or 2 MB if it has shown no token, and 16 and 32 times as many for all of them together.
+
+    This is a building block: until it is given a `gate`, every connection is anonymous and may announce whatever it
+    likes. `Hub` is the whole. Identities can be believed, since it writes them itself. `own` is the identity of the
+    server's own program: a peer that serves a call of it cannot call on with it, whatever its grant says.
     """
 
     local = False
@@ -88,19 +102,33 @@ class WebSocketServer:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
-        heartbeat: float = 10.0,
+        heartbeat: float = HEARTBEAT,
         limit: int = MAX_MESSAGE,
         ssl: SSLContext | None = None,
         origins: Sequence[str] = (),
         max_connections: int = 1_000,
+        max_pending: int = 500,
         max_calls: int = 10_000,
         max_operations: int = 20_000,
         max_backlog: int = MAX_BACKLOG,
         hello_timeout: float = 5.0,
-        balance: Balance = "round_robin",
+        balance: Balance = "least_busy",
         rate: float | None = None,
         burst: int = 1_000,
     ) -> None:
+        check_numbers(
+            heartbeat=heartbeat,
+            limit=limit,
+            max_connections=max_connections,
+            max_pending=max_pending,
+            max_calls=max_calls,
+            max_operations=max_operations,
+            max_backlog=max_backlog,
+            hello_timeout=hello_timeout,
+        )
+        if balance not in get_args(Balance):
+            known = ", ".join(get_args(Balance))
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"balance is one of {known}, not {balance!r}")
         self._host = host
         self._port = port
         self._heartbeat = heartbeat
@@ -108,6 +136,7 @@ class WebSocketServer:
         self._ssl = ssl
         self._origins = [None, *map(Origin, origins)]
         self._max_connections = max_connections
+        self._max_pending = max_pending
         self._max_calls = max_calls
         self._max_operations = max_operations
         self._max_backlog = max_backlog
@@ -117,9 +146,14 @@ class WebSocketServer:
         if self._rate is not None:
             self._rate()  # raises here what it would raise for each connection
         self.gate: Gate | None = None  # asked from the next start on
+        self.own: Identity | None = None
         self._receiver: Receiver | None = None
         self._listener: asyncio.Server | None = None
-        self._connected: set[Peer] = set()  # all of them; those that have said hello are the relay's
+        self._connected: set[Peer] = set()  # all of them; those that are welcome are the relay's
+        self._pending: dict[Peer, None] = {}  # those that are not welcome yet, the oldest first
+        self._backlogs = Backlogs(_KNOWN_BACKLOGS * max_backlog)
+        self._anonymous_backlog = min(max_backlog, _ANONYMOUS_BACKLOG)
+        self._anonymous_backlogs = Backlogs(_ANONYMOUS_BACKLOGS * self._anonymous_backlog)
         self._open()
 
     def _open(self) -> None:
@@ -127,10 +161,10 @@ class WebSocketServer:
             max_calls=self._max_calls,
             max_operations=self._max_operations,
             balance=self._balance,
-            unserved=None if self.gate is None else self.gate.unserved,
+            unserved=None if self.gate is None else self._unserved,
         )
         self._relay = Relay(self._routes, self._deliver)
-        self._door = Door(self.gate, self._routes, self._welcome)
+        self._door = Door(self.gate, self._routes, self._welcome, self._make_room)
         # Whoever remembers the peers of another server is not to take ours for them.
         prefix = token_hex(4)
         self._names = (f"{prefix}-{number}" for number in count(1))
@@ -161,7 +195,10 @@ class WebSocketServer:
         self._open()
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(self._accept, self._host, self._port, ssl=self._ssl)
+            shake = None if self._ssl is None else self._hello_timeout
+            self._listener = await loop.create_server(
+                self._accept, self._host, self._port, ssl=self._ssl, ssl_handshake_timeout=shake
+            )
         except OSError as error:
             taken = f"{self._host}:{self._port} cannot be listened on: {error}"
             raise CallError(ErrorCode.UNAVAILABLE, taken) from error
@@ -227,9 +264,12 @@ class WebSocketServer:
             self._routes.give_up(peer.address, event.request_id)
 
     def _ask(self, peer: Peer, event: CallRequested, message: bytes) -> None:
-        """Send a request of the server's own, and remember for whom it is made: its server may call on in that name."""
-        identity = identity_json(event.identity)
-        delegable = not is_own(event.operation_id)
+        """Send a request of the server's own, and remember whose identity its server may pass on.
+
+        That of the server's own program is not passed on.
+        """
+        identity = NOBODY if event.identity == self.own else identity_json(event.identity)
+        delegable = not is_own(event.operation_id) and event.identity != self.own
         call = Call(event.request_id, SERVER, peer.address, event.credits is not None, identity, delegable)
         self._routes.open(call)
         try:
@@ -262,6 +302,7 @@ class WebSocketServer:
         closing = [peer.connection.close(_GOING_AWAY, "the server leaves") for peer in self._connected]
         await asyncio.gather(*closing)
         self._connected.clear()
+        self._pending.clear()
         self._open()
 
     def _here(self) -> Receiver:
@@ -279,26 +320,53 @@ class WebSocketServer:
             greeted=partial(self._greeted, peer, core),
             arrived=partial(self._arrived, peer),
             lost=partial(self._lost, peer),
-            max_backlog=self._max_backlog,
+            max_backlog=self._anonymous_backlog,
         )
         peer.connection.expect("hello", self._hello_timeout, LATE)
         self._connected.add(peer)
+        self._pending[peer] = None
+        if len(self._pending) > self._max_pending:
+            silent = (each for each in self._pending if not each.greeted)
+            oldest = next(silent, peer)
+            del self._pending[oldest]
+            oldest.connection.link.abort(f"{self._max_pending} connections wait to be welcomed")
         return peer.connection.link
 
     def _greeted(self, peer: Peer, core: ServerProtocol, request: Request | Response) -> None:
         if not isinstance(request, Request):
             return  # which the core of a server does not read
-        if len(self._connected) > self._max_connections:
-            response = core.reject(503, f"There are {self._max_connections} connections already.\n")
-        else:
-            response = core.accept(request)
-        core.send_response(response)
+        core.send_response(core.accept(request))
         peer.connection.reply()
+
+    def _make_room(self, newcomer: Peer) -> None:
+        """Make sure that there is room for a peer.
+
+        Raises:
+            CallError: RATE_LIMITED, if all the others have as much right to theirs.
+        """
+        peers = self._relay.peers.values()
+        if len(peers) < self._max_connections:
+            return
+        groups = Counter(peer.group for peer in peers)
+        if newcomer.group is not None and groups[None]:
+            largest = None
+        else:
+            largest = max(groups, key=lambda group: groups[group])
+            if newcomer.group is None or groups[largest] <= groups[newcomer.group] + 1:
+                full = f"there are {self._max_connections:,} connections already"
+                raise CallError(ErrorCode.RATE_LIMITED, full, retryable=True)
+        group = [peer for peer in peers if peer.group == largest]
+        leaving = next((peer for peer in group if self._routes.idle(peer.address)), group[0])
+        leaving.connection.end(TOO_MUCH, "its place is needed for others")
+
+    def _unserved(self, operation_id: str) -> None:
+        self._door.unserved(operation_id)
 
     def _lost(self, peer: Peer, reason: str) -> None:
         self._connected.discard(peer)
+        self._pending.pop(peer, None)
+        self._door.leave(peer)
         if peer.welcomed:
-            self._door.leave(peer)
             self._relay.leave(peer, reason)
             if self._receiver is not None:
                 self._receiver.lost(peer.address, reason)
@@ -336,7 +404,13 @@ class WebSocketServer:
 
     def _welcome(self, peer: Peer, hello: Hello) -> None:
         peer.welcomed = True
+        self._pending.pop(peer, None)
         peer.max_message = hello.max_message
+        link = peer.connection.link
+        if hello.token:
+            link.max_backlog, link.backlogs = self._max_backlog, self._backlogs
+        else:
+            link.backlogs = self._anonymous_backlogs
         self._relay.join(peer)
         welcome = Welcome(
             version=VERSION,
@@ -385,7 +459,8 @@ class WebSocketServer:
         self._routes.dropped["malformed"] += 1
         peer.strikes += 1
         shown = error.message[:_SHOWN]
-        logger.warning("a message from %s cannot be read: %s", peer.address, shown)
+        if peer.strikes == 1:  # more of them would fill the log
+            logger.warning("a message from %s cannot be read: %s", peer.address, shown)
         if peer.strikes > _STRIKES:
             peer.connection.end(MALFORMED, f"{_STRIKES} messages could not be read")
             return

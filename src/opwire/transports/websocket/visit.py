@@ -6,7 +6,7 @@ Whatever is true of one connection alone is kept here. After a loss there is ano
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from ssl import SSLContext
 from typing import Any, Literal
@@ -19,11 +19,14 @@ from websockets.uri import WebSocketURI
 from opwire.call import Address, CallAborted, CallEvent, CallFailed, CallRequested, Receiver, encode_event
 from opwire.call.session import (
     VERSION,
+    Announce,
     Done,
     GoAway,
     Hello,
     Here,
     Left,
+    Pending,
+    Refusal,
     Refused,
     Session,
     SessionEvent,
@@ -37,8 +40,11 @@ from opwire.transports.websocket.stamps import MARGIN, SERVER, Requested, origin
 
 logger = logging.getLogger("opwire.transports")
 
-PATIENCE = 5.0
-"""Seconds within which the server has to confirm what it was asked."""
+PATIENCE = 10.0
+"""Seconds within which the server has to confirm what it was asked, or to say that it is still being decided."""
+
+_CHUNK = 500  # operations, and
+_CHUNK_BYTES = 200_000  # characters of their ids that are announced at once: they have to fit into a message
 
 Dropped = Literal["malformed", "foreign"]
 
@@ -76,6 +82,7 @@ class Visit:
         self._most = limit  # bytes of a message that both sides take
         self._numbers = count(1)
         self._questions: dict[int, asyncio.Future[SessionEvent | CallError]] = {}  # to the server, by number
+        self._limits: dict[int, asyncio.Timeout] = {}  # of the time for these
         self._unanswered: set[str] = set()  # requests that nobody has answered yet
         self._why = "the connection is not there yet"
         self.welcome = False
@@ -179,13 +186,48 @@ class Visit:
         answer = self._expect(number)
         try:
             self._connection.send(encode_session(question(id=number, **fields)), control=True)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PATIENCE) as self._limits[number]:
                 return await _read(answer)
         except TimeoutError:
-            silent = f"the server did not confirm it within {PATIENCE:g} s"
+            silent = f"the server said nothing of it for {PATIENCE:g} s"
             raise CallError(ErrorCode.UNAVAILABLE, silent) from None
         finally:
             self._questions.pop(number, None)
+            self._limits.pop(number, None)
+
+    async def announce(self, operation_ids: Sequence[str]) -> list[Refusal]:
+        """Serve these operations; return those that the server refuses.
+
+        All of them are named at once, in as many messages as it takes, so that the server knows what will come.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        tasks = [asyncio.ensure_future(self._announce(chunk)) for chunk in _chunks(operation_ids)]
+        try:
+            return [refusal for refused in await asyncio.gather(*tasks) for refusal in refused]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _announce(self, operation_ids: list[str]) -> list[Refusal]:
+        try:
+            done = await self.ask(Announce, operations=operation_ids, partial=True)
+        except CallError as error:
+            if error.code in (
+                ErrorCode.ACCESS_DENIED,
+                ErrorCode.VALIDATION_ERROR,
+            ):  # of a server that takes all or none
+                return [Refusal.of(each, error) for each in operation_ids]
+            raise
+        return done.refused if isinstance(done, Done) else []
+
+    def _still_pending(self, event: Pending) -> None:
+        """The server is still deciding: wait for it as long as it says so."""
+        until = asyncio.get_running_loop().time() + PATIENCE
+        for number in event.ids:
+            if number in self._limits and number in self._questions:
+                self._limits[number].reschedule(until)
 
     def _expect(self, number: int) -> "asyncio.Future[SessionEvent | CallError]":
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
@@ -221,6 +263,8 @@ class Visit:
                 self._welcomed(event)
             case Done() | Here():
                 self._answered(event.id, event)
+            case Pending():
+                self._still_pending(event)
             case Refused():
                 self._answered(event.id or _WELCOME, event.error())
             case GoAway():
@@ -254,3 +298,15 @@ async def _read(answer: "asyncio.Future[SessionEvent | CallError]") -> SessionEv
     if isinstance(event, CallError):
         raise event
     return event
+
+
+def _chunks(operation_ids: Sequence[str]) -> Iterator[list[str]]:
+    chunk, size = list[str](), 0
+    for each in operation_ids:
+        if chunk and (len(chunk) == _CHUNK or size + len(each) > _CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(each)
+        size += len(each)
+    if chunk:
+        yield chunk
