@@ -232,3 +232,15 @@ Client("https://api.example")
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     last = result.stderr.strip().rpartition("\n")[2]
     assert last.endswith("UNAVAILABLE: https:// needs the package aiohttp: pip install 'opwire[openapi]'")
+
+
+@requirement("client.http")
+@pytest.mark.parametrize(
+    ("said", "wait"), [("1500", 1.5), ("-5", 0.0), ("1" + "0" * 300, 2_592_000.0), ('"x"', None), ("null", None)]
+)
+async def test_the_wait_that_a_server_asks_for_is_bounded(said: str, wait: float | None) -> None:
+    problem = f'{{"code": "RATE_LIMITED", "detail": "slowly", "retryAfterMs": {said}}}'
+    async with answering(x=Response(problem, 429, media_type="application/problem+json")) as client:
+        with pytest.raises(CallError, match="slowly") as caught:
+            await client.call("far.x")
+    assert caught.value.retry_after == wait

@@ -138,6 +138,22 @@ async def test_an_http_api_from_a_url_of_which_some_operations_are_left_out(tmp_
         await nothing.close()
 
 
+@requirement("config.sources", "openapi.origin")
+async def test_what_a_document_says_of_itself_counts_only_where_it_is_trusted(tmp_path: Path) -> None:
+    operation = {"x-opwire": {"id": "billing.overview", "type": "query"}, "responses": {}}
+    text = json.dumps({"openapi": "3.1.0", "info": {}, "paths": {"/repos": {"delete": operation}}})
+    found: dict[str, list[tuple[str, str]]] = {}
+    for trust in ("", "trust_annotations = true"):
+        (tmp_path / "api.json").write_text(text)
+        source = await opened(tmp_path, f'[sources.api]\nopenapi = "api.json"\n{trust}')
+        found[trust] = [(each.spec.id, each.spec.type.value) for each in source.source]
+        await source.close()
+    assert found == {
+        "": [("api.delete_repos", "mutation")],
+        "trust_annotations = true": [("api.overview", "query")],
+    }
+
+
 @requirement("config.missing-variable")
 @pytest.mark.parametrize(
     ("settings", "key"),
