@@ -175,6 +175,12 @@ def test_a_server_that_was_just_heard_of_is_not_probed() -> None:
     for tick in range(1, 20):
         assert leases.believe(answer("r", tick), "server", token, tick * MOMENT)
         assert leases.watch(tick * MOMENT + MOMENT / 4) == []
+    hanging = leases.ask("hanging", "math.add", 1.0, streams=False)
+    leases.routed(hanging, "server")
+    for tick in range(1, 20):  # what it answers others is a sign of life, too
+        quick = leases.ask("quick", "math.add", 1.0 + tick * MOMENT, streams=False)
+        assert leases.believe(answer("quick"), "server", quick, 1.0 + tick * MOMENT)
+        assert leases.watch(1.0 + tick * MOMENT + MOMENT / 4) == []
 
 
 @requirement("transport.leases.probes")

@@ -65,7 +65,9 @@ class Leases:
         self._asked: dict[str, Asked] = {}  # by request id
         self._by_token: dict[str, Asked] = {}
         self._answered: dict[str, None] = {}  # operations that an end like this one has answered
-        self._probes: dict[tuple[Address, str], float] = {}  # when a server, or an operation, was last probed
+        self._probes: dict[
+            tuple[Address, str], float
+        ] = {}  # when a server was last probed or heard, or an operation probed
         self._held: dict[Address, dict[str, str]] = {}  # tokens by caller and request id
         self._holders: dict[str, Address] = {}  # callers by token
         self._new: list[tuple[Address, str, str]] = []  # what came in this moment: caller, request id, token
@@ -100,6 +102,7 @@ class Leases:
         if asked.token != token:
             return False
         asked.server, asked.heard = sender, now
+        self._probes[sender, ""] = now  # what comes from a server is as good as a probe
         if sender and asked.operation_id not in self._answered:
             if len(self._answered) >= _KNOWN:
                 self._answered.clear()
@@ -169,7 +172,7 @@ class Leases:
             elif asked.server is None and asked.operation_id in self._answered:
                 watched["", asked.operation_id] = asked
         last = {key: self._probes.get(key, 0.0) for key in watched}
-        due = [key for key, asked in watched.items() if now - max(last[key], asked.heard) >= _interval(asked, now)]
+        due = [key for key, asked in watched.items() if now - last[key] >= _interval(asked, now)]
         due = sorted(due, key=last.__getitem__)[:_PROBES]
         for key in due:
             last[key] = now
