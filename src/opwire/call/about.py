@@ -29,7 +29,7 @@ OPERATIONS = "opwire.operations"
 
 
 _NONE = Statistics()
-_BREATH = 32  # operations that are described in one turn of the event loop
+_BREATH = 8  # operations that are described in one turn of the event loop
 
 
 class Found(Struct, frozen=True):

@@ -64,6 +64,6 @@ class RegistryBackEnd:
             return replace(context, identity=LOCAL_IDENTITY) if is_own else context
         spec = self._registry.get_spec(operation_id)
         if spec is None:
-            raise self._registry.not_found(operation_id)
+            raise self._registry.not_found(operation_id, visible=lambda each: may_access(each, context.identity))
         check_access(spec, context.identity)
         return context

@@ -56,8 +56,8 @@ logger = logging.getLogger("opwire.transports")
 MALFORMED, UNEXPECTED, LATE = 4400, 4401, 4408
 """Why a connection is closed: what came cannot be read, came before the welcome, or too late."""
 
-HEARTBEAT = 2.5
-"""Seconds between two signs of life: a peer that is frozen is noticed after 5 to 7.5 s."""
+HEARTBEAT = 3.0
+"""Seconds between two signs of life: a peer that is frozen is noticed after 6 to 9 s."""
 
 _GOING_AWAY = 1001
 _KNOWN_BACKLOGS = 16  # full backlogs that may wait altogether for peers with a token that do not read
