@@ -1,5 +1,6 @@
 """What a serving end says about itself: plain data, as it travels."""
 
+from functools import partial
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -101,7 +102,7 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
 
 def _compact(json_schema: dict[str, Any] | bool) -> Schema:
     encoded = json.encode(json_schema)
-    schema = Schema.deferred(lambda: json.decode(encoded))
+    schema = Schema.deferred(partial(json.decode, encoded))
     schema.dialect = dialect_of(json_schema)
     return schema
 

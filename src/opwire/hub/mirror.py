@@ -178,22 +178,26 @@ class Mirror:
         del self._shown[operation_id]
 
     def _handler(self, spec: OperationSpec) -> Handler:
-        calls, operation_id = self._calls, spec.id
+        return self._stream(spec.id) if spec.type is OperationType.SUBSCRIPTION else self._call(spec.id)
 
+    def _call(self, operation_id: str) -> Handler:
         async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
             self._check_served(operation_id)
-            return await calls.call(operation_id, input, _passed_on(context))
+            return await self._calls.call(operation_id, input, _passed_on(context))
 
+        return call
+
+    def _stream(self, operation_id: str) -> Handler:
         async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
             self._check_served(operation_id)
-            items = calls.subscribe(operation_id, input, _passed_on(context))
+            items = self._calls.subscribe(operation_id, input, _passed_on(context))
             try:
                 async for item in items:
                     yield item
             finally:
                 await items.aclose()
 
-        return stream if spec.type is OperationType.SUBSCRIPTION else call
+        return stream
 
     def _check_served(self, operation_id: str) -> None:
         # Not left to the transport: it would hand the call to the hub, which knows best what is not served.

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from websockets.frames import Frame, Opcode
 from websockets.typing import Origin, Subprotocol
 from websockets.uri import parse_uri
 
-from opwire.call import CallAborted, CallFailed, CallRequested, CallResponded
+from opwire.auth import Grant
+from opwire.call import Address, CallAborted, CallFailed, CallRequested, CallResponded
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from opwire.testing.scene import item, soon
@@ -665,13 +666,33 @@ async def test_connections_that_say_nothing_make_room_for_others(ends: Ends) -> 
         writer.close()
 
 
+class Anonymous:
+    """A gate that lets every peer in without a grant."""
+
+    async def admit(self, token: str | None) -> None:
+        return None
+
+    async def announced(
+        self, peer: Address, grant: Grant | None, operation_ids: Collection[str]
+    ) -> dict[str, CallError]:
+        return {each: CallError(ErrorCode.ACCESS_DENIED, "not here") for each in operation_ids}
+
+    def accepted(self, peer: Address, operation_ids: Collection[str]) -> set[str]:
+        return set()
+
+    def withdrawn(self, peer: Address, operation_ids: Collection[str]) -> None: ...
+    def lost(self, peer: Address) -> None: ...
+    def unserved(self, operation_id: str) -> None: ...
+
+
 @requirement("transport.websocket.slow-peer")
-async def test_those_without_a_token_that_do_not_read_hold_so_much_altogether(
+async def test_anonymous_peers_that_do_not_read_hold_so_much_altogether(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "_ANONYMOUS_BACKLOG", 200_000)
     monkeypatch.setattr(server_module, "_ANONYMOUS_BACKLOGS", 5)
     server = WebSocketServer(heartbeat=60)
+    server.gate = Anonymous()
 
     async def large(*_: Any) -> str:
         return "x" * 90_000

@@ -60,8 +60,8 @@ HEARTBEAT = 3.0
 """Seconds between two signs of life: a peer that is frozen is noticed after 6 to 9 s."""
 
 _GOING_AWAY = 1001
-_KNOWN_BACKLOGS = 16  # full backlogs that may wait altogether for peers with a token that do not read
-_ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # bytes that may wait for a peer without a token
+_KNOWN_BACKLOGS = 16  # full backlogs that may wait altogether for peers that do not read
+_ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # bytes that may wait for a peer without a grant
 _ANONYMOUS_BACKLOGS = 32  # full ones that may wait for these altogether
 _LOOK = 0.01  # seconds between two looks at whether calls are left
 _STRIKES = 100  # messages of a connection that cannot be read, after which it is closed
@@ -85,7 +85,7 @@ class WebSocketServer:
     Of `max_connections`, no identity can keep all: when there is no room, a newcomer takes the place of a connection of
     the identity that has the most, first of all of one without a token. `max_pending` connections that have not been
     welcomed yet come on top; above that, the oldest of them is dropped. `max_backlog` bytes may wait for a peer that
-    does not read, or 2 MB if it has shown no token, and 16 and 32 times as many for all of them together.
+    does not read, or 2 MB if a gate has let it in without a grant, and 16 and 32 times as many for all such peers.
 
     This is a building block: until it is given a `gate`, every connection is anonymous and may announce whatever it
     likes. `Hub` is the whole. Identities can be believed, since it writes them itself. `own` is the identity of the
@@ -407,7 +407,7 @@ class WebSocketServer:
         self._pending.pop(peer, None)
         peer.max_message = hello.max_message
         link = peer.connection.link
-        if hello.token:
+        if self.gate is None or peer.grant is not None:
             link.max_backlog, link.backlogs = self._max_backlog, self._backlogs
         else:
             link.backlogs = self._anonymous_backlogs
