@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from ssl import SSLContext
 
 from websockets.exceptions import InvalidURI
@@ -13,13 +14,17 @@ from websockets.uri import WebSocketURI, parse_uri
 from opwire.call import MAX_MESSAGE, Address, CallEvent, CallRequested, CallResponded, Receiver
 from opwire.call.session import Here, Refusal, Who, Withdraw, refusal_error
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.link import MAX_BACKLOG, back_off, check_numbers
+from opwire.transports import link
+from opwire.transports.link import MAX_BACKLOG, check_numbers
 from opwire.transports.websocket.stamps import SERVER
 from opwire.transports.websocket.visit import Dropped, Visit
 
 logger = logging.getLogger("opwire.transports")
 
 _STEADY = 5.0  # seconds: a connection that lasted longer was not refused
+
+# At most 2 s between two attempts, so that a hub that was restarted soon has all its spokes again.
+back_off = partial(link.back_off, most=2.0)
 
 
 class WebSocketTransport:
