@@ -304,6 +304,7 @@ class CallHandler:
             self._calls.fail(event.request_id, error)
         finally:
             self._about.count(event.operation_id, time.perf_counter() - began, error)
+            error = None  # its traceback holds this frame: only the garbage collector would free what failed
             self._done(event.request_id, served)
 
     def _watch(self, served: _Served, default: float | None) -> float | None:
