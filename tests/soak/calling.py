@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from opwire import CallError, ErrorCode
+from opwire.call import Address, CallCredit, CallEvent, Transport
 from opwire.durable import DurableCalls
 from opwire.hub import Spoke
 from tests.servers.worker import wait_for_the_end
 from tests.soak.history import Diary
-from tests.soak.serving import connected, opened
+from tests.soak.serving import BULK, connected, opened
 
 CALLERS = 16
 DURABLE_CALLERS = 3
@@ -26,6 +27,8 @@ _PAUSE = 0.1  # seconds between two calls of a caller, at most
 _BREATH = 0.1  # seconds after a failure
 _RECOVERY = 15.0  # seconds after the last fault in which a call is answered again
 _ITEMS = 40
+_MANY_ITEMS = 300  # several windows
+_LOST = 0.1  # share of the credits that are lost
 _OUTAGE = "UNAVAILABLE"  # how any call may end while something is down
 
 
@@ -51,7 +54,8 @@ class Caller:
         self.over = False
 
     async def go_on(self) -> None:
-        kinds = [self._short, self._short, self._slow, self._fail, self._cancel, self._hurry, self._count, self._leave]
+        calls = [self._short, self._short, self._slow, self._fail, self._cancel, self._hurry, self._bulk]
+        kinds = [*calls, self._count, self._leave, self._lose]
         while not self.over:
             await random.choice(kinds)()
             await asyncio.sleep(random.uniform(0, _PAUSE))
@@ -63,6 +67,9 @@ class Caller:
 
     async def _short(self) -> str:
         return await self._call("soak.run", "ok", delay=random.uniform(0, 0.02))
+
+    async def _bulk(self) -> None:
+        await self._call(f"bulk.run{random.randrange(BULK)}", "ok")
 
     async def _slow(self) -> None:
         await self._call("soak.run", "ok", delay=random.uniform(0.1, 1.0))
@@ -90,19 +97,23 @@ class Caller:
         await self._follow("ok", _ITEMS)
 
     async def _leave(self) -> None:
-        await self._follow("left", random.randrange(_ITEMS))
+        await self._follow("left", _ITEMS, wanted=random.randrange(_ITEMS))
 
-    async def _follow(self, end: str, wanted: int) -> None:
-        async def answer(id: str, items: list[int]) -> str:
-            input = {"id": id, "end": _ITEMS, "delay": random.uniform(0, 0.01)}
-            async with aclosing(self._spoke.subscribe("soak.count", input, timeout=_NEVER)) as stream:
+    async def _lose(self) -> None:
+        """Follow a long stream without a deadline, over a transport that loses credits: they have to be repeated."""
+        await self._follow("ok", _MANY_ITEMS, timeout=None)
+
+    async def _follow(self, end: str, items: int, wanted: int | None = None, timeout: float | None = _NEVER) -> None:
+        async def answer(id: str, found: list[int]) -> str:
+            input = {"id": id, "end": items, "delay": random.uniform(0, 0.4 / items)}
+            async with aclosing(self._spoke.subscribe("soak.count", input, timeout=timeout)) as stream:
                 async for item in stream:
-                    items.append(item.data)
-                    if len(items) > wanted:
+                    found.append(item.data)
+                    if wanted is not None and len(found) > wanted:
                         return "left"
             return "ok"
 
-        await self._noted(answer, end, _NEVER, list(range(_ITEMS)))
+        await self._noted(answer, end, _NEVER, list(range(items)))
 
     async def _noted(
         self,
@@ -126,6 +137,22 @@ class Caller:
         if code == _OUTAGE:
             await asyncio.sleep(_BREATH)  # so that an outage is no busy loop
         return code
+
+
+class LosesCredits:
+    """A transport that loses some of the credits, as a broker may."""
+
+    lossy = True
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def send(self, event: CallEvent, to: Address | None) -> None:
+        if not (isinstance(event, CallCredit) and random.random() < _LOST):
+            self._transport.send(event, to)
 
 
 class DurableCaller:
@@ -170,7 +197,7 @@ class DurableCaller:
 async def main(url: str, folder: str, name: str) -> None:
     diary = Diary(Path(folder), name)
     async with AsyncExitStack() as stack:
-        spoke = await connected(url)
+        spoke = await connected(url, wrap=LosesCredits)
         stack.push_async_callback(spoke.close)
         found = await opened(url, stack)
         callers: list[Caller | DurableCaller] = [Caller(spoke, diary, f"{name}-{n}") for n in range(CALLERS)]

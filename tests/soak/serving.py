@@ -2,14 +2,16 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from opwire import CallError, Context, ErrorCode, OperationRegistry
+from opwire.call import Transport
 from opwire.durable import DurableWorker, Journal
-from opwire.hub import Spoke
+from opwire.hub import Spoke, connect
 from opwire.transports.nats.jetstream import NatsJournal
 from opwire.transports.redis import RedisJournal
 from tests.servers.worker import PUBLIC, say, wait_for_the_end
@@ -17,6 +19,9 @@ from tests.soak.history import Diary
 
 BEAT = 0.5
 """Seconds between two signs of life."""
+
+BULK = 1_000
+"""Operations beside those of the soak, so that what is announced after a restart is large."""
 
 _PATIENCE = 10.0  # seconds for what is in hand to finish
 _LEASE = 2.0
@@ -33,11 +38,13 @@ def journal(url: str) -> RedisJournal | NatsJournal | None:
     return None
 
 
-async def connected(url: str, registry: OperationRegistry | None = None) -> Spoke:
+async def connected(
+    url: str, registry: OperationRegistry | None = None, wrap: Callable[[Transport], Any] = lambda transport: transport
+) -> Spoke:
     """A spoke that has started, as soon as the engine is there."""
     while True:
         try:
-            return await Spoke(registry, url, heartbeat=BEAT).start()
+            return await Spoke(registry, wrap(connect(url, heartbeat=BEAT))).start()
         except CallError as error:
             if error.code is not ErrorCode.UNAVAILABLE:
                 raise
@@ -68,6 +75,9 @@ def operations(diary: Diary) -> OperationRegistry:
         diary.note("run", id)
         await asyncio.sleep(delay)
         return id
+
+    for number in range(BULK):
+        registry.query(f"bulk.run{number}", access=PUBLIC)(run)
 
     @registry.query("soak.fail", access=PUBLIC)
     async def fail(id: str) -> None:

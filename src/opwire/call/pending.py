@@ -47,7 +47,7 @@ WINDOW = 64
 """Items of a subscription that may be on their way or wait for the consumer."""
 
 _STALL = 1.0  # seconds without an item after which a consumer repeats its grant, at first
-_MAX_STALL = 16.0  # seconds between two repetitions at most
+_MAX_STALL = 4.0  # seconds between two repetitions at most
 _REMEMBERED = 10_000  # request ids that contexts brought, so that none is used twice; a server remembers as many
 
 _SHORT = 200  # characters of an error's message that fit into any message
