@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry, OperationSpec, Schema, SchemaError
-from opwire.schema.cost import check_cost
+from opwire.schema.cost import Costs
 from tests.requirements import requirement
 
 
@@ -37,7 +37,7 @@ async def test_a_result_is_kept_and_a_warning_says_why_it_was_not_checked(caplog
     assert "multiply" in caplog.text
 
 
-CHAIN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(3_000)}
+CHAIN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(1_000)}
 HARMLESS: dict[str, Any] = {
     "anything": True,
     "a little doubling": doubling(8),
@@ -53,10 +53,10 @@ HARMLESS: dict[str, Any] = {
 @requirement("schema.cost")
 @pytest.mark.parametrize("schema", HARMLESS.values(), ids=HARMLESS)
 def test_branches_recursion_and_long_chains_are_no_multiplication(schema: Any) -> None:
-    check_cost(schema)
+    Costs(schema)
 
 
 @requirement("schema.cost")
 @pytest.mark.parametrize("document", ["github_api.json", "stripe_spec3.json", "kubernetes_swagger.json"])
 def test_no_schema_of_a_large_api_is_refused(document: str, shared: Path) -> None:
-    check_cost(json.loads((shared / "openapi" / document).read_bytes()))
+    Costs(json.loads((shared / "openapi" / document).read_bytes()))

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from opwire.schema.closed import closed_document, plain_document
+from opwire.schema.cost import ComplexityError, Costs
+from opwire.schema.effort import Effort
 from opwire.schema.refs import JSONSchema
 from opwire.schema.shape import Node, Shapes
-from opwire.schema.validator import compile_validator
+from opwire.schema.validator import compile_bounded, compile_validator
 
 Check = Callable[[Any], bool]
 
@@ -31,7 +33,7 @@ class Checks:
             return schema
         check = self._valid.get(id(schema))
         if check is None:
-            check = self._valid[id(schema)] = compile_validator(plain_document(self._shapes, schema)).is_valid
+            check = self._valid[id(schema)] = _compiled(plain_document(self._shapes, schema))
         return _ask(check, value)
 
     def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
@@ -52,7 +54,7 @@ class Checks:
         check = self._conforms.get(key)
         if check is None:
             document = closed_document(self._shapes, schema, strip=strip, fills=self.is_usable)
-            check = self._conforms[key] = compile_validator(document).is_valid
+            check = self._conforms[key] = _compiled(document)
         return check
 
     def is_usable(self, schema: Node, default: Any) -> bool:
@@ -70,8 +72,37 @@ class Checks:
         return _ask(check, name)
 
 
+class MeteredChecks:
+    """Checks of parts of one value, within a budget. Every method raises `ExhaustedError` where it is used up."""
+
+    def __init__(self, checks: Checks, effort: Effort) -> None:
+        self._checks = checks
+        self._effort = effort
+
+    def is_valid(self, schema: JSONSchema, value: Any) -> bool:
+        self._effort.spend(value)
+        return self._checks.is_valid(schema, value)
+
+    def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
+        self._effort.spend(value)
+        return self._checks.conforms(schema, value, strip=strip)
+
+    def is_usable(self, schema: Node, default: Any) -> bool:
+        return self._checks.is_usable(schema, default)
+
+    def matches(self, pattern: str, name: str) -> bool:
+        self._effort.spend_places(1)
+        return self._checks.matches(pattern, name)
+
+
+def _compiled(document: JSONSchema) -> Check:
+    return compile_bounded(document, Costs(document), lambda: document).is_valid
+
+
 def _ask(check: Check, value: Any) -> bool:
     try:
         return check(value)
+    except ComplexityError:
+        raise
     except ValueError:  # a lone surrogate, or something that is not JSON at all
         return False
