@@ -67,7 +67,7 @@ class ComplexityError(ValueError):
     """A value costs more to check than one value may."""
 
     def __init__(self) -> None:
-        super().__init__("the value is too complex for its schema to be checked; send a smaller or flatter one")
+        super().__init__("the value is too large or too deeply nested for a schema with so many alternatives")
 
 
 class Part:
@@ -186,6 +186,11 @@ class Costs:
         return part is None or _is_free((part,))
 
     @property
+    def size(self) -> int:
+        """The number of its parts."""
+        return len(self._parts)
+
+    @property
     def multiplies(self) -> bool:
         """Whether many ways lead to the same place, so that verdicts have to be remembered."""
         part = self.part(self.root)
@@ -214,7 +219,9 @@ class Costs:
                     self._parts[key] = look
                 else:
                     if len(path) > _MAX_CHAIN:
-                        raise SchemaError(f"nested too deeply: more than {_MAX_CHAIN} schemas lead to each other in a row")
+                        raise SchemaError(
+                            f"nested too deeply: more than {_MAX_CHAIN} schemas lead to each other in a row"
+                        )
                     part = self._parts[key] = Part(cast("dict[str, Any]", each), self._references)
                     index[key] = low[key] = len(index)
                     waiting[key] = None
@@ -351,7 +358,7 @@ class _State:
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
-        self.cost = sum(part.own for part in parts)
+        self.cost = sum(part.own + len(part.in_place) for part in parts)  # those that are only a look are one part
         self.prices = [part.prices for part in parts if part.prices is not None]
         self.declared = frozenset[str]().union(*(part.names for part in parts))
         self.members: dict[str | None, _State | None] = {}

@@ -9,7 +9,7 @@ is unresolved, and the value is then left as it is.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
-from opwire.schema.checks import MeteredChecks
+from opwire.schema.checks import PartChecks
 from opwire.schema.refs import JSONSchema
 from opwire.schema.scope import Applied, Demand, Force, Scope
 from opwire.schema.shape import DEPENDENT, UNIONS, Node, Shapes, json_type, many, named, type_names
@@ -21,7 +21,7 @@ class Evaluator:
     Every method raises `SchemaError` where a part of the schema cannot be compiled, and what its checks raise.
     """
 
-    def __init__(self, shapes: Shapes, checks: MeteredChecks) -> None:
+    def __init__(self, shapes: Shapes, checks: PartChecks) -> None:
         self._shapes = shapes
         self._checks = checks
 

@@ -130,6 +130,7 @@ class _Walk:
     def _object(self, value: dict[str, Any], demands: Sequence[Demand]) -> dict[str, Any]:
         full, filled, scope = self._with_defaults(value, demands)
         result: dict[str, Any] = {}
+        self._checks.count(len(full) * len(scope.applied))
         for name in scope.keeps(full, strip=self._strip):
             item = result[name] = full[name]
             if not isinstance(item, _REPAIRABLE):

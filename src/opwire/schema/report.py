@@ -35,6 +35,11 @@ _SENTENCES: Final = {
     "enum": "the value is not one of those that are allowed",
     "pattern": "the value does not match {}",
     "format": "the value is not a {}",
+    "minimum": "the value is less than the minimum of {}",
+    "maximum": "the value is greater than the maximum of {}",
+    "exclusiveMinimum": "the value is less than or equal to the minimum of {}",
+    "exclusiveMaximum": "the value is greater than or equal to the maximum of {}",
+    "multipleOf": "the value is not a multiple of {}",
     "minLength": "the value is shorter than {} characters",
     "maxLength": "the value is longer than {} characters",
     "minItems": "the value has less than {} items",
@@ -136,6 +141,7 @@ class _Search:
 
     def _of_members(self, scope: Scope, value: Any, path: str) -> Iterator[Problem]:
         if isinstance(value, dict):
+            self._checks.count(len(cast("dict[str, Any]", value)) * len(scope.applied))
             for name, item in cast("dict[str, Any]", value).items():
                 wanted = scope.member(name)
                 if not self._evaluator.meets(wanted, item):

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 from opwire.errors import CastError, SchemaError
 from opwire.schema.cast import Caster
 from opwire.schema.closed import plain_document
-from opwire.schema.cost import Costs
+from opwire.schema.cost import ComplexityError, Costs
 from opwire.schema.dialect import META_SCHEMAS, Dialect, dialect_of, lower
 from opwire.schema.fit import Fitted, Fitter
 from opwire.schema.refs import JSONSchema, may_recurse
@@ -109,6 +109,8 @@ class Schema:
     def is_valid(self, value: Any) -> bool:
         """Whether a value, which has to be plain JSON data, fits. Where the schema is recursive, a deep one does not.
 
+        Nor does a value that is too complex to be checked in bounded time; `problems` says so.
+
         Raises:
             SchemaError: the schema itself is not usable; never because of a value.
         """
@@ -126,8 +128,13 @@ class Schema:
         Raises:
             SchemaError: as `is_valid`.
         """
-        if self.is_valid(value):
-            return []
+        try:
+            if self._is_safe(value) and self._validator.is_valid(value):
+                return []
+        except ComplexityError as error:
+            return [Problem("", str(error))]
+        except ValueError:  # said below
+            pass
         found = survey(value)
         if found.deep:
             return [Problem("", f"the value is nested deeper than {MAX_DEPTH}")]
@@ -153,7 +160,10 @@ class Schema:
         return self._fitter.fit(value, strip=strip) if self._is_safe(value) else Fitted(value, ())
 
     def checker(self) -> Callable[[Any], bool]:
-        """`is_valid` without its guard, for values that are known to be plain and not deep."""
+        """`is_valid` without its guard, for values that are known to be plain and not deep.
+
+        The check raises `ComplexityError`, a ValueError, for a value that would take too long.
+        """
         return self._validator.is_valid
 
     def conformity(self, *, strip: bool) -> Callable[[Any], bool]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from opwire.schema.checks import MeteredChecks
+from opwire.schema.checks import PartChecks
 from opwire.schema.closed import allows_extras
 from opwire.schema.refs import JSONSchema
 from opwire.schema.shape import Node, many, named, names_properties, type_names
@@ -37,7 +37,7 @@ class Scope:
     """The nodes that apply to one value."""
 
     def __init__(
-        self, checks: MeteredChecks, applied: list[Applied], *, unresolved: bool = False, loose: Iterable[int] = ()
+        self, checks: PartChecks, applied: list[Applied], *, unresolved: bool = False, loose: Iterable[int] = ()
     ) -> None:
         self._checks = checks
         self.applied = applied

@@ -36,6 +36,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ()
     normalize: NormalizeMode | None = None
     strip: bool = False
+    unchecked_input: bool = False
 
 
 class API(NamedTuple):
@@ -79,6 +80,7 @@ class ReadOperation:
             output_schema=self.output_schema,
             normalize=options.normalize,
             strip=options.strip,
+            unchecked_input=options.unchecked_input,
             timeout=origin.timeout if origin else None,
             idle_timeout=origin.idle_timeout if origin else None,
             examples=origin.examples if origin else (),

@@ -46,6 +46,7 @@ def from_openapi(
     exclude: Iterable[str] = (),
     normalize: NormalizeMode | None = None,
     strip: bool = False,
+    unchecked_input: bool = False,
     reconnect: bool = False,
     **client: Unpack[ClientSettings],
 ) -> "OpenAPISource":
@@ -72,6 +73,7 @@ def from_openapi(
         exclude: patterns of those that are not.
         normalize: what happens to answers that do not match their schema; what the registry says unless given.
         strip: whether properties that the document does not know are removed from answers. Documents lag behind.
+        unchecked_input: whether an operation may be called although its input schema cannot be compiled.
         reconnect: whether an event stream that is lost is resumed.
         client: how requests are sent, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others.
     """
@@ -83,6 +85,7 @@ def from_openapi(
         exclude=tuple(exclude),
         normalize=normalize,
         strip=strip,
+        unchecked_input=unchecked_input,
     )
     http = HTTPClient(ClientOptions(**client))
     return OpenAPISource(
