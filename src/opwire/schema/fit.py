@@ -156,11 +156,12 @@ class _Walk:
         return result
 
     def _array(self, value: list[Any], demands: Sequence[Demand]) -> list[Any]:
+        if not any(issubclass(kind, _REPAIRABLE) for kind in set(map(type, value))):
+            return value  # worth 0.1 µs an item: a million numbers are soon passed over
         scope = self._evaluator.scope(demands, value)
         result = value
         for index, item in enumerate(value):
-            wanted = scope.item(index)
-            if not isinstance(item, _REPAIRABLE) or self._conforms(wanted, item):
+            if not isinstance(item, _REPAIRABLE) or self._conforms(wanted := scope.item(index), item):
                 continue
             fitted = self.value(item, wanted)
             if fitted is not item:
