@@ -303,7 +303,7 @@ PIPELINE: dict[str, str] = {
     "input.strict": "Input is validated strictly before the handler runs; nothing is coerced.",
     "input.every-problem": "Invalid input is VALIDATION_ERROR with every problem as a path and a message.",
     "input.not-echoed": "The message and the details of a validation error never echo the value in full.",
-    "input.foreign-schema": "An input schema that does not compile when first used is reported and not used.",
+    "input.foreign-schema": "An operation whose input schema does not compile is not called, unless that was allowed.",
     "pipeline.detect": "A result that is an envelope, ours or in wire form, passes through with its meta.",
     "pipeline.source-is-the-handlers": "The source of an envelope that a handler made is not questioned.",
     "pipeline.wrap": "A raw result is wrapped in a local envelope of its operation.",

@@ -27,10 +27,10 @@ CITY = {
 class Calls:
     """A registry with one operation that keeps what it was given."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, *, unchecked_input: bool = False) -> None:
         self.seen: list[Any] = []
         self.registry = OperationRegistry()
-        spec = OperationSpec(namespace="city", name="found", input_schema=schema)
+        spec = OperationSpec(namespace="city", name="found", input_schema=schema, unchecked_input=unchecked_input)
         self.registry.register(spec, lambda input, context: self.seen.append(input), inline=True)
 
     async def refusal(self, input: Any) -> CallError:
@@ -216,15 +216,32 @@ async def test_large_integers_keep_every_digit(number: int) -> None:
     assert await Calls({"properties": {"n": {"type": "integer"}}}).accepted({"n": number}) == {"n": number}
 
 
+FOREIGN = Schema({"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}})
+
+
 @requirement("input.foreign-schema")
-async def test_a_foreign_schema_that_does_not_compile_is_reported_once_and_not_used(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    calls = Calls(Schema({"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}))
+async def test_an_operation_whose_input_schema_does_not_compile_is_not_called() -> None:
+    calls = Calls(FOREIGN)
+    for input in ({"a": 1, "b": [2]}, {}, None, 5):
+        with pytest.raises(CallError, match=r"city.found: its input schema cannot be used.*unchecked_input") as raised:
+            await calls.registry.execute("city.found", input)
+        assert raised.value.code == ErrorCode.EXECUTION_ERROR
+    assert calls.seen == []
+
+
+@requirement("input.foreign-schema")
+async def test_unchecked_input_is_allowed_by_the_operation_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls(FOREIGN, unchecked_input=True)
     assert caplog.text == ""
     for _ in range(3):
         assert await calls.accepted({"a": 1, "b": [2]}) == {"a": 1, "b": [2]}
     assert caplog.text.count("city.found: its input schema is not used") == 1
+
+
+@requirement("input.strict")
+async def test_unchecked_input_changes_nothing_for_a_schema_that_compiles() -> None:
+    calls = Calls(Schema({"type": "object"}), unchecked_input=True)
+    assert (await calls.refusal([])).code == ErrorCode.VALIDATION_ERROR
 
 
 @requirement("input.strict")

@@ -84,6 +84,7 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
     strip: bool | None = None  # None: what the registry says
     timeout: float | None = None  # seconds for a call
     idle_timeout: float | None = None  # seconds between two items of a subscription
+    unchecked_input: bool = False  # whether it may be called although its input schema cannot be compiled
     examples: tuple[Any, ...] = ()
     id: str = ""  # always namespace.name; kept, because it is asked for on every call
 

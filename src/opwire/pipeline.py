@@ -27,6 +27,7 @@ from opwire.envelope import (
 from opwire.errors import CallError, CastError, ConversionError, ErrorCode, NotPlainError, SchemaError
 from opwire.operation import NormalizeMode, OperationSpec, ShapedResult
 from opwire.schema import Schema
+from opwire.schema.cost import ComplexityError
 from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, survey, to_plain
 
 logger = logging.getLogger("opwire.pipeline")
@@ -133,6 +134,9 @@ class ResultPipeline:
         try:
             if self.conforms(data):
                 return data
+        except ComplexityError as error:
+            self._warn(f"{error}: it is neither normalised nor validated")
+            return data
         except ValueError:
             self._warn("lone surrogates are replaced")
             data = replace_surrogates(data)

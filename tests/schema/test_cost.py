@@ -1,13 +1,19 @@
-"""Schemas that multiply are refused; those of the real world are far from it."""
+"""What a check may cost: schemas that multiply are remembered or refused, values are metered, others pay nothing."""
 
 import json
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
 
-from opwire import OperationRegistry, OperationSpec, Schema, SchemaError
-from opwire.schema.cost import check_cost
+from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, Schema, SchemaError
+from opwire.schema.closed import plain_document
+from opwire.schema.cost import FREE, ComplexityError, Costs, Meter, memoised
+from opwire.schema.shape import Shapes
+from opwire.schema.validator import MeteredValidator, compile_validator
 from tests.requirements import requirement
 
 
@@ -37,7 +43,7 @@ async def test_a_result_is_kept_and_a_warning_says_why_it_was_not_checked(caplog
     assert "multiply" in caplog.text
 
 
-CHAIN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(3_000)}
+CHAIN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(1_000)}
 HARMLESS: dict[str, Any] = {
     "anything": True,
     "a little doubling": doubling(8),
@@ -53,10 +59,262 @@ HARMLESS: dict[str, Any] = {
 @requirement("schema.cost")
 @pytest.mark.parametrize("schema", HARMLESS.values(), ids=HARMLESS)
 def test_branches_recursion_and_long_chains_are_no_multiplication(schema: Any) -> None:
-    check_cost(schema)
+    Costs(schema)
 
 
 @requirement("schema.cost")
 @pytest.mark.parametrize("document", ["github_api.json", "stripe_spec3.json", "kubernetes_swagger.json"])
 def test_no_schema_of_a_large_api_is_refused(document: str, shared: Path) -> None:
-    check_cost(json.loads((shared / "openapi" / document).read_bytes()))
+    Costs(json.loads((shared / "openapi" / document).read_bytes()))
+
+
+@requirement("schema.cost")
+def test_references_that_lead_on_and_on_are_refused_before_the_compiler_follows_them() -> None:
+    chain = {f"d{n}": {"properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(5_000)}
+    with pytest.raises(SchemaError, match="nested too deeply"):
+        Schema({"$ref": "#/$defs/d0", "$defs": {**chain, "d5000": {"type": "object"}}}).compile()
+
+
+# --- ordinary schemas -------------------------------------------------------------------------------------------------
+
+ITSELF = {"$ref": "#/$defs/node"}
+ORDINARY: dict[str, Any] = {
+    "a record": {"properties": {"id": {"type": "integer"}, "tags": {"items": {"type": "string"}, "uniqueItems": True}}},
+    "a tree": {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}, "n": {"enum": [1, 2]}}},
+    "any JSON": {
+        "anyOf": [{"type": ["string", "number"]}, {"items": {"$ref": "#"}, "additionalProperties": {"$ref": "#"}}]
+    },
+    "extensions": {
+        "properties": {"next": {"$ref": "#"}},
+        "patternProperties": {"^x-": {}},
+        "additionalProperties": False,
+    },
+    "an expandable reference": {
+        "$ref": "#/$defs/a",
+        "$defs": {
+            "a": {
+                "properties": {"b": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/b"}, {"$ref": "#/$defs/gone"}]}}
+            },
+            "b": {"properties": {"a": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/a"}]}}},
+            "gone": {"properties": {"id": {"type": "string"}, "gone": {"const": True}}},
+        },
+    },
+    "a password": {"pattern": r"^(?=.*[A-Z])(?=.*\d).{8,64}$"},
+    "a long enum": {"enum": [f"word{n}" for n in range(5_000)]},
+}
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize("schema", ORDINARY.values(), ids=ORDINARY)
+def test_values_of_ordinary_schemas_are_not_metered(schema: Any) -> None:
+    assert Costs(schema).is_free
+
+
+@requirement("schema.cost")
+def test_nearly_no_schema_of_a_large_api_needs_a_meter(shared: Path) -> None:
+    document = json.loads((shared / "openapi" / "github_api.json").read_bytes())
+    names = list(document["components"]["schemas"])
+    metered = [
+        name
+        for name in names
+        if not Costs({"$ref": f"#/components/schemas/{name}", "components": document["components"]}).is_free
+    ]
+    assert len(metered) <= len(names) // 100
+
+
+# --- schemas that multiply --------------------------------------------------------------------------------------------
+
+
+def below(levels: int, last: Any = False) -> dict[str, Any]:
+    """Definitions that each name the next one twice, below a property."""
+    definitions: dict[str, Any] = {
+        f"d{n}": {"properties": {"a": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]}}}
+        for n in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": last}}
+
+
+def nested(levels: int, leaf: Any, wrap: Callable[[Any], Any] = lambda inner: {"a": inner}) -> Any:
+    for _ in range(levels):
+        leaf = wrap(leaf)
+    return leaf
+
+
+def editor(kinds: int) -> dict[str, Any]:
+    """The documents of an editor: nodes of many kinds that hold nodes."""
+    variants = [
+        {
+            "type": "object",
+            "properties": {"children": {"type": "array", "items": ITSELF}, "type": {"const": f"k{n}"}},
+            "required": ["type"],
+        }
+        for n in range(kinds)
+    ]
+    return {**ITSELF, "$defs": {"node": {"oneOf": variants}}}
+
+
+def page(depth: int, width: int = 1, kind: str = "k4") -> Any:
+    return {"children": [page(depth - 1, width, kind) for _ in range(width)] if depth else [], "type": kind}
+
+
+TWICE = [ITSELF, ITSELF]
+RECURSIVE: dict[str, Any] = {
+    "anyOf below a property": {"properties": {"a": {"anyOf": TWICE}}, "type": "object"},
+    "allOf below a property": {"properties": {"a": {"allOf": TWICE}}, "type": "object"},
+    "two properties keywords": {
+        "allOf": [{"properties": {"a": ITSELF}}, {"properties": {"a": ITSELF}}],
+        "type": "object",
+    },
+    "patterns": {"patternProperties": {"a": ITSELF, "^a": ITSELF, "^a$": ITSELF}, "type": "object"},
+    "a condition": {"if": {"properties": {"a": ITSELF}}, "then": {"properties": {"a": ITSELF}}, "type": "object"},
+    "not": {"not": {"not": {"properties": {"a": ITSELF}}}, "properties": {"a": ITSELF}, "type": "object"},
+    "dependent schemas": {
+        "dependentSchemas": {"a": {"properties": {"a": ITSELF}}},
+        "properties": {"a": ITSELF},
+        "type": "object",
+    },
+    "unevaluated": {"allOf": [{"properties": {"a": ITSELF}}], "unevaluatedProperties": False, "type": "object"},
+    "unevaluated as child": {"unevaluatedProperties": ITSELF, "type": "object"},
+    "a detour": {"properties": {"a": {"oneOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}]}}, "type": "object"},
+}
+DETOURS = {"one": {"properties": {"a": ITSELF}}, "two": {"properties": {"a": ITSELF}, "required": ["b"]}}
+ARRAYS: dict[str, Any] = {
+    "items and contains": {"items": ITSELF, "contains": ITSELF, "type": "array"},
+    "prefix": {"anyOf": [{"prefixItems": [ITSELF]}, {"items": ITSELF}], "type": "array"},
+    "unevaluated items": {"allOf": [{"prefixItems": [ITSELF]}], "unevaluatedItems": False, "type": "array"},
+}
+
+
+def cpu(run: Callable[[], Any]) -> float:
+    began = process_time()
+    run()
+    return process_time() - began
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize("name", [*RECURSIVE, *ARRAYS])
+def test_a_recursive_schema_whose_branches_overlap_takes_time_in_proportion_to_the_depth(name: str) -> None:
+    schema = Schema({**ITSELF, "$defs": {"node": {**RECURSIVE, **ARRAYS}[name], **DETOURS}}).compile()
+    wrap = (lambda inner: [inner]) if name in ARRAYS else (lambda inner: {"a": inner})
+    for leaf in ({}, [], 1):
+        value = nested(150, leaf, wrap)
+        assert cpu(lambda value=value: (schema.is_valid(value), schema.problems(value), schema.fit(value))) < 5
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize("levels", [20, 60, 150])
+def test_definitions_that_multiply_below_a_property_are_remembered_and_not_repeated(levels: int) -> None:
+    fits, misfits = Schema(below(levels, {"const": 1})), Schema(below(levels))
+    value = nested(levels, 1)
+    assert fits.is_valid(value)
+    assert not misfits.is_valid(value)
+    assert misfits.is_valid(nested(levels - 1, 1))
+    assert misfits.problems(value)[0].path.startswith("/a")
+    assert misfits.fit(value).value == value
+
+
+@requirement("schema.cost")
+def test_what_is_remembered_does_not_change_any_verdict() -> None:
+    for name, node in RECURSIVE.items():
+        plain = {**ITSELF, "$defs": {"node": node, **DETOURS}}
+        document = plain_document(Shapes(plain), plain)
+        assert memoised(document) != document, name
+        bare, remembering = compile_validator(plain), compile_validator(memoised(document))
+        for depth, leaf, extra in product(range(5), ({}, {"a": 1}, 1, {"b": {}}), ({}, {"b": 1})):
+            value = nested(depth, leaf, lambda inner, extra=extra: {"a": inner, **extra})
+            assert remembering.is_valid(value) is bare.is_valid(value), (name, value)
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize("kinds", [2, 5, 40])
+def test_documents_of_an_editor_are_checked_at_any_depth_and_size(kinds: int) -> None:
+    schema = Schema(editor(kinds)).compile()
+    assert isinstance(schema.checker().__self__, MeteredValidator)  # type: ignore[attr-defined]
+    for value in (page(0, kind="k1"), page(90, kind="k1"), page(6, 5, "k1"), page(1, 5_000, "k1")):
+        assert schema.is_valid(value)
+        assert schema.conformity(strip=True)(value)
+        assert schema.problems(value) == []
+    assert not schema.is_valid(page(90, kind="none"))
+
+
+# --- the meter --------------------------------------------------------------------------------------------------------
+
+
+def trees(count: int) -> list[Any]:
+    """Different arrays that hold nothing but arrays: the digits of a number, as [inner] and [inner, []]."""
+    return [nested_digits(number, count.bit_length()) for number in range(count)]
+
+
+def nested_digits(number: int, digits: int) -> Any:
+    value: Any = []
+    for digit in range(digits):
+        value = [value, []] if number >> digit & 1 else [value]
+    return value
+
+
+EXPENSIVE: dict[str, tuple[Any, Any]] = {
+    "many alternatives": ({"items": {"anyOf": [{"const": n} for n in range(5_000)]}}, [4_999] * 5_000),
+    "an enum of objects": ({"items": {"enum": [{"n": n} for n in range(450)]}}, [{"n": 449}] * 2_000),
+    "an enum of numbers": ({"items": {"enum": list(range(9_000))}}, [8_999] * 5_000),
+    "dependent names": ({"items": {"dependentRequired": {f"k{n}": ["a"] for n in range(4_000)}}}, [{}] * 5_000),
+    "patterns of names": (
+        {"patternProperties": {f"^k{n}$": {} for n in range(5_000)}},
+        {f"x{n}": 1 for n in range(5_000)},
+    ),
+    "patterns that backtrack": ({"items": {"not": {"pattern": "^(?:(?:a|aa)(?=.))*x"}}}, ["a" * 16 + "!"] * 10_000),
+    "unique arrays": ({"uniqueItems": True}, trees(20_000)),
+    "unique integers": ({"type": "array", "uniqueItems": True}, [10**30 + n for n in range(20_000)]),
+    "unique objects": ({"items": {}, "uniqueItems": True}, [{"a": [[]] * n} for n in range(3_000)]),
+}
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_a_value_that_would_take_too_long_is_rejected_and_a_small_one_is_not(name: str) -> None:
+    given, value = EXPENSIVE[name]
+    schema = Schema(given).compile()
+    with pytest.raises(ComplexityError, match="too large"):
+        schema.checker()(value)
+    assert not schema.is_valid(value)
+    assert [problem.path for problem in schema.problems(value)] == [""]
+    assert "too large" in schema.problems(value)[0].message
+    assert schema.fit(value).value is value
+    small = dict(list(value.items())[:50]) if isinstance(value, dict) else value[:20]
+    assert isinstance(schema.checker()(small), bool)
+
+
+@requirement("schema.cost")
+def test_the_meter_looks_only_where_a_value_can_be_expensive() -> None:
+    expensive = {"anyOf": [{"const": n} for n in range(1_000)]}
+    costs = Costs({"properties": {"cheap": {"items": {"type": "integer"}}, "dear": expensive}})
+    assert not costs.is_free
+    Meter(costs).check({"cheap": [1] * 1_000_000, "dear": 1, "other": [1] * 1_000_000})
+
+
+@requirement("schema.cost")
+async def test_input_that_is_too_complex_is_refused_and_says_so() -> None:
+    registry = OperationRegistry()
+    given, value = EXPENSIVE["many alternatives"]
+    spec = OperationSpec(namespace="a", name="b", input_schema=given)
+    registry.register(spec, lambda input, context: "handled", inline=True)
+    with pytest.raises(CallError, match="too large or too deeply nested") as raised:
+        await registry.execute("a.b", value)
+    assert raised.value.code == ErrorCode.VALIDATION_ERROR
+    assert (await registry.execute("a.b", [1])).data == "handled"
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize("mode", ["fit", "check", "cast"])
+async def test_output_that_is_too_complex_is_kept_with_a_warning(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    registry = OperationRegistry(normalize=mode)
+    given, value = EXPENSIVE["unique arrays"]
+    spec = OperationSpec(namespace="a", name="b", output_schema=given)
+    registry.register(spec, lambda input, context: value, inline=True)
+    assert (await registry.execute("a.b")).data == value
+    assert "too large or too deeply nested" in caplog.text
+
+
+def test_free_is_below_what_is_refused() -> None:
+    wide = {"anyOf": [{"const": n} for n in range(FREE + 1)]}
+    assert not Costs(wide).is_free
+    assert not Costs(wide).multiplies

@@ -71,7 +71,7 @@ def _problem(value: Any, path: tuple[str, ...], schema: Schema, beside: dict[str
     here = "/" + "/".join(step.replace("~", "~0").replace("/", "~1") for step in path)
     try:
         problems = schema.problems(whole)
-    except SchemaError:  # it is not used for the call either
+    except SchemaError:  # the call says so
         return None
     found = [each for each in problems if each.path == here or each.path.startswith(f"{here}/")]
     return found[0].message if found else None

@@ -6,6 +6,7 @@ from opwire.errors import CastError, SchemaError
 from opwire.schema.cast_check import MISSING
 from opwire.schema.cast_kinds import Kind, Run
 from opwire.schema.cast_lower import Lowering
+from opwire.schema.effort import Effort
 from opwire.schema.refs import JSONSchema
 
 
@@ -26,7 +27,7 @@ class Caster:
         Raises:
             CastError: where TypeBox throws too, or the schema or the value is nested too deeply.
         """
-        run = Run()
+        run = Run(Effort(value).places)
         try:
             if self._kind is None:
                 self._kind = Lowering(self._root).kind(self._root)

@@ -7,6 +7,7 @@ may cost is bounded by its `Run`, so that no schema can make it hang.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, cast
 
 from opwire.errors import CastError
@@ -31,19 +32,26 @@ MAX_CREATED = 250_000
 class Run:
     """What one cast remembers: which checks are done, what is being created, how much may still be created."""
 
-    def __init__(self) -> None:
+    def __init__(self, looks: float = inf) -> None:
         # The checked value is kept in the entry: while it lives, no other value can get its id.
         self.checked: dict[tuple[int, int], tuple[Any, bool]] = {}
         self.scored: dict[tuple[int, int], tuple[Any, int]] = {}
         self.creating: set[int] = set()
         self.absent = False  # whether MISSING may stand in the result
         self._left = MAX_CREATED
+        self._looks = looks
 
     def spend(self, amount: int) -> None:
         """Account for values that are about to be created."""
         self._left -= max(0, amount)
         if self._left < 0:
             raise CastError("the schema asks for more values than a cast may create")
+
+    def look(self, members: int) -> None:
+        """Account for a check of an object or array. What is inside others is checked once for each level around it."""
+        self._looks -= 1 + members
+        if self._looks < 0:
+            raise CastError("the value is too large or too deeply nested for this schema")
 
     def clone(self, value: Any) -> Any:
         """A deep copy."""

@@ -25,6 +25,7 @@ class Object(Kind):
         if not isinstance(value, dict):
             return False
         fields = cast("dict[str, Any]", value)
+        run.look(len(fields))
         if not self.size.admit(len(fields)):
             return False
         for key, kind in self.properties.items():
@@ -104,6 +105,7 @@ class Record(Kind):
         if not isinstance(value, dict):
             return False
         fields = cast("dict[str, Any]", value)
+        run.look(len(fields))
         if not self.size.admit(len(fields)):
             return False
         for name, item in fields.items():
@@ -138,6 +140,7 @@ class Tuple(Kind):
         if not isinstance(value, list):
             return False
         given = cast("list[Any]", value)
+        run.look(len(given))
         if not self.size.admit(len(given)):
             return False
         for index, item in enumerate(given):
@@ -172,6 +175,7 @@ class Array(Kind):
         if not isinstance(value, list):
             return False
         given = cast("list[Any]", value)
+        run.look(len(given))
         if not self.size.admit(len(given)):
             return False
         for item in given:

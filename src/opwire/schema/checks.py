@@ -1,14 +1,25 @@
 """The questions that `fit` asks of single parts of a schema, each compiled when it is first asked."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from opwire.schema.closed import closed_document, plain_document
+from opwire.schema.cost import ComplexityError, Costs
+from opwire.schema.effort import Effort
 from opwire.schema.refs import JSONSchema
 from opwire.schema.shape import Node, Shapes
-from opwire.schema.validator import compile_validator
+from opwire.schema.validator import compile_bounded, compile_validator
 
 Check = Callable[[Any], bool]
+
+_LOOKS = 8  # looks of a part at a name that count as one place
+
+
+class PartChecks(Protocol):
+    """Checks of parts of a value, with a budget or without."""
+
+    def is_valid(self, schema: JSONSchema, value: Any) -> bool: ...
+    def matches(self, pattern: str, name: str) -> bool: ...
 
 
 class Checks:
@@ -20,6 +31,7 @@ class Checks:
         self._conforms: dict[tuple[int, bool], Check] = {}
         self._patterns: dict[str, Check] = {}
         self._fills: dict[int, bool] = {}
+        self.sizes: dict[int, int] = {}  # parts that a check was compiled from, by the identity of its schema
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool:
         """Whether a value fits a part of the schema.
@@ -31,7 +43,8 @@ class Checks:
             return schema
         check = self._valid.get(id(schema))
         if check is None:
-            check = self._valid[id(schema)] = compile_validator(plain_document(self._shapes, schema)).is_valid
+            document = plain_document(self._shapes, schema)
+            check = self._valid[id(schema)] = self._compiled(schema, document)
         return _ask(check, value)
 
     def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
@@ -52,8 +65,13 @@ class Checks:
         check = self._conforms.get(key)
         if check is None:
             document = closed_document(self._shapes, schema, strip=strip, fills=self.is_usable)
-            check = self._conforms[key] = compile_validator(document).is_valid
+            check = self._conforms[key] = self._compiled(schema, document)
         return check
+
+    def _compiled(self, schema: JSONSchema, document: JSONSchema) -> Check:
+        costs = Costs(document)
+        self.sizes[id(schema)] = self.sizes.get(id(schema), 0) + costs.size
+        return compile_bounded(document, costs, lambda: document).is_valid
 
     def is_usable(self, schema: Node, default: Any) -> bool:
         """Whether a declared default fits its own schema."""
@@ -70,8 +88,48 @@ class Checks:
         return _ask(check, name)
 
 
+class MeteredChecks:
+    """Checks of parts of one value, within a budget. Every method raises `ExhaustedError` where it is used up."""
+
+    def __init__(self, checks: Checks, effort: Effort) -> None:
+        self._checks = checks
+        self._effort = effort
+        self._used: set[int] = set()
+
+    def is_valid(self, schema: JSONSchema, value: Any) -> bool:
+        self._effort.spend(value)
+        answer = self._checks.is_valid(schema, value)
+        self._count(schema)
+        return answer
+
+    def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
+        self._effort.spend(value)
+        answer = self._checks.conforms(schema, value, strip=strip)
+        self._count(schema)
+        return answer
+
+    def is_usable(self, schema: Node, default: Any) -> bool:
+        return self._checks.is_usable(schema, default)
+
+    def matches(self, pattern: str, name: str) -> bool:
+        self._effort.spend_places(1)
+        return self._checks.matches(pattern, name)
+
+    def count(self, looks: int) -> None:
+        """Account for looks at members that are not checks."""
+        self._effort.spend_places(looks // _LOOKS)
+
+    def _count(self, schema: JSONSchema) -> None:
+        """Account for a compiled check once, also if it was compiled for an earlier value: the outcome is the same."""
+        if id(schema) not in self._used:
+            self._used.add(id(schema))
+            self._effort.spend_parts(self._checks.sizes.get(id(schema), 0))
+
+
 def _ask(check: Check, value: Any) -> bool:
     try:
         return check(value)
+    except ComplexityError:
+        raise
     except ValueError:  # a lone surrogate, or something that is not JSON at all
         return False

@@ -1,59 +1,434 @@
-"""How often a schema looks at one and the same value. No I/O.
+"""What it costs to hold a value against a schema: bounded before the value reaches jsonschema-rs. No I/O, no clock.
 
-`allOf`, `anyOf`, a reference and their like apply a schema where they stand. Definitions that each name the one below
-twice are small to write, and double the work at every level: forty of them never end. jsonschema-rs does not remember
-what it has seen, so such a schema is refused before it is compiled.
+A check is linear in the value as long as few parts of the schema look at each place of it. Two things break that:
+`allOf`, `anyOf` and their like apply several schemas to one place, and definitions that each name the next one twice,
+below a property or in a circle, double the work at every level of the value. Rules:
+
+1. `Costs` reads a schema once and says how many parts may look at one place. A schema that stays below `FREE` is
+   compiled as it is, and its values are not metered: that is nearly every schema there is.
+2. `memoised` rewrites any other schema so that jsonschema-rs remembers the verdict of each definition on each object
+   and array. The work then grows with parts × places, and no longer with the number of ways to a place.
+3. `Meter` bounds that product: it follows a value only through the parts that can be expensive, and rejects a value
+   beyond its budget.
+4. A schema of which one place alone would cost too much is rejected.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from math import inf
+from typing import Any, Final, cast
 
 from opwire.errors import SchemaError
 from opwire.schema.refs import JSONSchema, References
+from opwire.schema.shape import nodes
 
-MAX_COST = 100_000
-"""Schemas that one value may be held against. GitHub's, Stripe's and Kubernetes' have 117 at most."""
+MAX_COST: Final = 10_000
+"""Parts that one place may be held against. GitHub's, Stripe's and Kubernetes' have 117 at most."""
+
+FREE: Final = 64
+"""Parts that may look at each place unmetered; a small one takes jsonschema-rs 15 ns."""
+
+UNBOUNDED: Final = 1 << 40
+
+_BUDGET: Final = 5_000_000  # units of 10 to 20 ns, so that a small value may take 0.1 s
+_BUDGET_PER_PLACE: Final = 150
+_LOOK: Final = 30  # units that the meter itself takes for a place
+_NEW_PART: Final = 20  # units that the meter takes to combine one more part
+_MAX_MARKED: Final = 2_000  # MAX_COST beside `unevaluated…`, which the compiler writes out: 2 ** 14 parts take 0.3 s
+_MAX_CHAIN: Final = 3_000  # references in a row: the compiler recurses through them, at 1.3 kB of stack each
+_MAX_MEMOISED: Final = 1_000
+_CONTAINER_ENTRY: Final = 20  # units: an object in an `enum` is compared member by member
+_RISKY_PATTERN: Final = 2_000  # units: a pattern that backtracks, stopped after 10,000 steps, takes 0.3 ms at worst
+_SHORT: Final = 10  # letters: too few to backtrack often
+_COLLISION: Final = 3  # units: comparing two items that jsonschema-rs cannot tell apart by hash takes 40 ns
+_FLAT: Final = 8  # levels: parts that end so soon may go along with a circle
+_SIMPLE: Final = ("string", "boolean", "null")
+_SCALARS: Final = (*_SIMPLE, "integer", "number")
+_64_BITS: Final = range(-(1 << 63), 1 << 64)
 
 _MANY = ("allOf", "anyOf", "oneOf")
 _ONE = ("if", "then", "else", "not")
 _REFS = ("$ref", "$dynamicRef", "$recursiveRef")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_NOT_REGULAR = re.compile(r"\(\?(?:[=!>]|<[=!])|\\[1-9k]|[*+?}]\+")
+_UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
+_OF_OBJECTS = frozenset(
+    {"properties", "additionalProperties", "propertyNames", "patternProperties", "unevaluatedProperties"}
+)
+_OF_ARRAYS = frozenset({"prefixItems", "items", "contains", "unevaluatedItems"})
+_PRICED = frozenset({"pattern", "patternProperties", "uniqueItems"})
+_LISTS = frozenset({"enum", "required", "dependentRequired", "dependentSchemas"})
+_APPLICATORS = frozenset({*_MANY, *_ONE, *_REFS, "dependentSchemas"}) | _OF_OBJECTS | _OF_ARRAYS
+_TELLING = _APPLICATORS | _PRICED | _LISTS  # a schema without any of them is one look at a value
 
 
-def check_cost(root: JSONSchema) -> None:
-    """Let a schema pass whose work is bounded by its size, or by that of the value.
+class ComplexityError(ValueError):
+    """A value costs more to check than one value may."""
+
+    def __init__(self) -> None:
+        super().__init__("the value is too large or too deeply nested for a schema with so many alternatives")
+
+
+class Part:
+    """One schema object: what it applies, and where.
+
+    `objects` and `arrays` hold the schemas of members, in groups: of one group a member meets one schema, of several
+    groups it may meet one each.
+    """
+
+    # fmt: off
+    __slots__ = (
+        "arrays", "below", "cost", "height", "in_place", "marks", "names", "objects", "own", "priced", "prices", "rest",
+        "spread",
+    )
+    # fmt: on
+
+    def __init__(self, schema: dict[str, Any], references: References) -> None:
+        self.in_place = list(_applied_here(schema, references))
+        self.marks = not _UNEVALUATED.isdisjoint(schema)
+        if self.marks:  # asks the branches again
+            self.in_place *= 2
+        self.names = _dict(schema, "properties")
+        self.rest: list[Any] = []
+        self.objects: list[list[Any]] = []
+        self.arrays: list[list[Any]] = []
+        if not _OF_OBJECTS.isdisjoint(schema):
+            others = list(_schemas(schema, "additionalProperties", "propertyNames"))
+            patterns = list(_dict(schema, "patternProperties").values())
+            rest = list(_schemas(schema, "unevaluatedProperties"))
+            self.rest = [*others, *patterns, *rest]
+            self.objects = [[*self.names.values(), *others], *([each] for each in (*patterns, *rest, *rest))]
+        if not _OF_ARRAYS.isdisjoint(schema):
+            items = [*_list(schema, "prefixItems"), *_schemas(schema, "items")]
+            rest = list(_schemas(schema, "unevaluatedItems"))
+            self.arrays = [items, *([each] for each in (*_schemas(schema, "contains"), *rest, *rest))]
+        self.own = 1 + _own_cost(schema)
+        self.prices = Prices(schema) if Prices.concern(schema) else None
+        self.priced = self.prices is not None  # it, or one that it leads to
+        self.cost = self.own  # units of one place
+        self.below = 0  # the most parts that may look at one place below
+        self.spread = self.own  # the greater of both
+        self.height: float = 0  # levels below that it may look at
+
+    def members(self, value: Any) -> Iterator[tuple[Any, Any]]:
+        """Each member of a value with each schema that may apply to it."""
+        if type(value) is dict:
+            for name, item in cast("dict[str, Any]", value).items():
+                yield from ((each, item) for each in (self.names.get(name), *self.rest) if each is not None)
+        elif type(value) is list:
+            for group in self.arrays:
+                yield from ((each, item) for each in group for item in cast("list[Any]", value))
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it applies no other schema."""
+        return not (self.in_place or self.objects or self.arrays)
+
+    def inside(self) -> Iterator[Any]:
+        """The schemas that apply to the same value, and those of its members."""
+        yield from self.in_place
+        for group in (*self.objects, *self.arrays):
+            yield from group
+
+
+class Prices:
+    """What a part costs beyond a look at each place: by the number of names, by hash collisions, by backtracking."""
+
+    __slots__ = ("per_name", "text", "unique")
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        patterns = _dict(schema, "patternProperties")
+        self.per_name = sum(_RISKY_PATTERN if _backtracks(each) else 1 for each in patterns)
+        self.text = _RISKY_PATTERN if _backtracks(schema.get("pattern")) else 0
+        self.unique = schema.get("uniqueItems") is True
+
+    @staticmethod
+    def concern(schema: dict[str, Any]) -> bool:
+        """Whether a schema has any."""
+        if _PRICED.isdisjoint(schema):
+            return False
+        patterns = _dict(schema, "patternProperties")
+        if len(patterns) > FREE or any(map(_backtracks, (*patterns, schema.get("pattern")))):
+            return True
+        return schema.get("uniqueItems") is True and _may_collide(schema)
+
+    def of(self, value: Any) -> int:
+        """The units for one value."""
+        if type(value) is str:
+            return self.text if len(value) > _SHORT else 0
+        if type(value) is dict:
+            return self.per_name * len(cast("dict[str, Any]", value))
+        return _collisions(cast("list[Any]", value)) * _COLLISION if self.unique and type(value) is list else 0
+
+
+class Costs:
+    """The parts of one schema, and how many of them may look at one place.
 
     Raises:
-        SchemaError: it multiplies itself.
+        SchemaError: one place alone would be held against too many parts, or references lead too far.
     """
-    references = References(root)
-    costs: dict[int, int] = {}  # by the identity of a schema
-    applied: dict[int, list[JSONSchema]] = {}
-    waiting: list[Any] = [root]
-    while waiting:
-        node = waiting[-1]
-        key = id(node)
-        if key in costs or not isinstance(node, dict):
-            waiting.pop()
-        elif key not in applied:  # those inside first
-            schema = cast("dict[str, Any]", node)
-            applied[key] = here = list(_applied_here(schema, references))
-            waiting += (each for each in (*here, *_others(schema)) if id(each) not in applied)
-        else:
-            costs[key] = 1 + sum(costs.get(id(each), 0) for each in applied[key])  # one that leads back counts once
-            if costs[key] > MAX_COST:
-                raise SchemaError("its definitions multiply: one value would be held against them without end")
-            waiting.pop()
+
+    def __init__(self, root: JSONSchema) -> None:
+        self.root = root
+        self._references = References(root)
+        self._parts: dict[int, Part] = {}  # by the identity of a schema, which the root holds
+        for group in self._circles():
+            self._weigh(group)
+        dearest = max((part.cost for part in self._parts.values()), default=0)
+        if dearest > (_MAX_MARKED if any(part.marks for part in self._parts.values()) else MAX_COST):
+            raise SchemaError("its definitions multiply: one value would be held against them without end")
+
+    @property
+    def is_free(self) -> bool:
+        """Whether so few parts look at each place that values need no meter."""
+        part = self.part(self.root)
+        return part is None or _is_free((part,))
+
+    @property
+    def size(self) -> int:
+        """The number of its parts."""
+        return len(self._parts)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether many ways lead to the same place, so that verdicts have to be remembered."""
+        part = self.part(self.root)
+        return part is not None and part.below > FREE
+
+    def part(self, schema: Any) -> Part | None:
+        """The part of a schema object; None for a boolean."""
+        return self._parts.get(id(schema))
+
+    def _circles(self) -> Iterator[list[Part]]:
+        """The parts in groups that lead to each other, the inner ones first: Tarjan's algorithm without recursion."""
+        index: dict[int, int] = {}
+        low: dict[int, int] = {}
+        waiting: dict[int, None] = {}  # visited, and not in a group yet
+        path: list[tuple[int, Iterator[Any]]] = []
+        look = Part({}, self._references)  # one for all schemas that are no more than a look at a value
+        inside: Iterator[Any] = iter((self.root,))
+        while True:
+            for each in inside:
+                key = id(each)
+                if key in waiting:
+                    low[path[-1][0]] = min(low[path[-1][0]], index[key])
+                elif not isinstance(each, dict) or key in self._parts:
+                    continue
+                elif _TELLING.isdisjoint(cast("dict[str, Any]", each)):
+                    self._parts[key] = look
+                else:
+                    if len(path) > _MAX_CHAIN:
+                        raise SchemaError(
+                            f"nested too deeply: more than {_MAX_CHAIN} schemas lead to each other in a row"
+                        )
+                    part = self._parts[key] = Part(cast("dict[str, Any]", each), self._references)
+                    index[key] = low[key] = len(index)
+                    waiting[key] = None
+                    inside = part.inside()
+                    path.append((key, inside))
+                    break
+            else:
+                if not path:
+                    return
+                key, _ = path.pop()
+                if low[key] == index[key]:
+                    yield [self._parts[each] for each in _popped(waiting, key)]
+                if not path:
+                    return
+                outer, inside = path[-1]
+                low[outer] = min(low[outer], low[key])
+
+    def _weigh(self, circle: list[Part]) -> None:
+        """Set the cost and the spread of parts that lead to each other; all that they lead to is known."""
+        if len(circle) == 1 and circle[0].is_leaf:
+            return
+        members = frozenset(circle)
+        for part in circle:
+            inside = filter(None, map(self.part, part.in_place))
+            part.cost = min(UNBOUNDED, part.own + sum(each.cost for each in inside))  # one that leads back counts once
+        sums = [self._sum(part, groups, members) for part in circle for groups in (part.objects, part.arrays)]
+        below, height = max(below for below, _ in sums), max(height for _, height in sums)
+        spread = max(below, *(part.cost for part in circle))
+        priced = any(part.priced or any(map(self._is_priced, part.inside())) for part in circle)
+        for part in circle:
+            part.below, part.height, part.spread, part.priced = below, height, spread, priced
+
+    def _is_priced(self, schema: Any) -> bool:
+        part = self.part(schema)
+        return part is not None and part.priced
+
+    def _sum(self, part: Part, groups: list[list[Any]], members: frozenset[Part]) -> tuple[int, float]:
+        """How many parts may look at one place below a part, and how many levels of places there are.
+
+        What applies together adds up. A circle is harmless while each step has one way to go on in it. With two ways,
+        or with another part that goes along, the number grows with the depth of the value.
+        """
+        ways, beside, instead = 0, 0, 0
+        height, height_beside = 0.0, 0.0
+        for group, is_below in (*(([each], False) for each in part.in_place), *((each, True) for each in groups)):
+            inner = list(filter(None, map(self.part, group)))
+            outside = [each for each in inner if each not in members]
+            most = max((each.spread if is_below else each.below for each in outside), default=0)
+            levels = max((each.height + is_below for each in outside), default=0.0)
+            height = max(height, levels)
+            if len(outside) < len(inner):
+                ways += 1
+                instead = max(instead, most)
+            else:
+                beside += most
+                height_beside = max(height_beside, levels)
+        if not ways:
+            return min(UNBOUNDED, beside), height
+        if ways > 1 or height_beside > _FLAT:
+            return UNBOUNDED, inf
+        return min(UNBOUNDED, max(1, instead) + beside * int(height_beside + 1)), inf
+
+
+class Meter:
+    """Adds up what a check of a value may cost, in the parts of a schema that can be expensive.
+
+    The parts that look at one place are a state. A member of the value leads from state to state, so a place costs
+    one step here, however many parts look at it. The same states come again for each item: they are kept.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._states: dict[frozenset[int], _State | None] = {}
+        self._budget = 0
+
+    def check(self, value: Any) -> None:
+        """Let a value pass that is plain and not deep.
+
+        Raises:
+            ComplexityError: it would take too long.
+        """
+        self._budget = _BUDGET
+        start = self._state([self._costs.root])
+        waiting: list[tuple[Any, _State]] = [] if start is None else [(value, start)]
+        while waiting:
+            value, state = waiting.pop()
+            self._budget += _BUDGET_PER_PLACE - _LOOK - state.cost - state.price(value)
+            if self._budget < 0:
+                raise ComplexityError
+            if type(value) is dict:
+                for name, item in cast("dict[str, Any]", value).items():
+                    if (inner := self._member(state, name)) is not None:
+                        waiting.append((item, inner))
+            elif type(value) is list and (inner := self._item(state)) is not None:
+                waiting.extend((item, inner) for item in cast("list[Any]", value))
+
+    def _member(self, state: "_State", name: str) -> "_State | None":
+        known = name if name in state.declared else None  # any other name leads to one and the same state
+        if known not in state.members:
+            schemas = [part.names[name] for part in state.parts if name in part.names]
+            state.members[known] = self._state([*schemas, *(each for part in state.parts for each in part.rest)])
+        return state.members[known]
+
+    def _item(self, state: "_State") -> "_State | None":
+        if not state.has_items:
+            groups = (group for part in state.parts for group in part.arrays)
+            state.items = self._state([each for group in groups for each in group])
+            state.has_items = True
+        return state.items
+
+    def _state(self, schemas: list[Any]) -> "_State | None":
+        """The state of a place that has to meet these schemas; None where no meter is needed from there on."""
+        roots = list(filter(None, map(self._costs.part, schemas)))
+        if _is_free(roots):
+            return None
+        key = frozenset(map(id, roots))
+        if key not in self._states:
+            parts = dict.fromkeys(roots)
+            waiting = roots
+            while waiting:
+                inner = filter(None, map(self._costs.part, waiting.pop().in_place))
+                fresh = [part for part in inner if part not in parts]
+                parts.update(dict.fromkeys(fresh))
+                waiting.extend(fresh)
+            self._budget -= _NEW_PART * len(parts)
+            self._states[key] = _State(list(parts))
+        return self._states[key]
+
+
+class _State:
+    """The parts that look at one place, and what they lead to."""
+
+    __slots__ = ("cost", "declared", "has_items", "items", "members", "parts", "prices")
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+        self.cost = sum(part.own + len(part.in_place) for part in parts)  # those that are only a look are one part
+        self.prices = [part.prices for part in parts if part.prices is not None]
+        self.declared = frozenset[str]().union(*(part.names for part in parts))
+        self.members: dict[str | None, _State | None] = {}
+        self.items: _State | None = None
+        self.has_items = False
+
+    def price(self, value: Any) -> int:
+        return sum(each.of(value) for each in self.prices)
+
+
+def memoised(document: JSONSchema) -> JSONSchema:
+    """The same schema, of which jsonschema-rs remembers what a definition said about an object or array.
+
+    It does that for references to a definition that it is just compiling, as in recursive schemas. So each definition
+    that matters becomes a reference to its content. Beside that, and compiled before it, stands a condition that
+    always holds and mentions the next definition, in the last one all contents: these are then compiled while every
+    definition is open.
+
+    Every reference has to be of the form "#/$defs/name".
+
+    Raises:
+        SchemaError: there are too many definitions that matter.
+    """
+    costs = Costs(document)
+    contents = _dict(document, "$defs") if isinstance(document, dict) else {}
+    used = Counter(each.get("$ref") for each in nodes(document))
+    names = [
+        name
+        for name, each in contents.items()
+        if used[_pointer(name)] > 1 and (part := costs.part(each)) is not None and part.below > FREE
+    ]
+    if len(names) > _MAX_MEMOISED:
+        raise SchemaError(f"more than {_MAX_MEMOISED} of its definitions multiply")
+    if not isinstance(document, dict) or not names:
+        return document
+    mentioned = [
+        *([{"$ref": _pointer(name)}] for name in names[1:]),
+        [{"$ref": _pointer(f"{name}-content")} for name in names],
+    ]
+    definitions = dict(contents)
+    for name, following in zip(names, mentioned, strict=True):
+        definitions[f"{name}-content"] = contents[name]
+        definitions[f"{name}-opening"] = {"not": {"allOf": [False, *following]}}
+        # Keywords are compiled in the order of the alphabet. `unevaluated…` looks through references, not into `not`.
+        definitions[name] = {"$dynamicRef": _pointer(f"{name}-opening"), "$ref": _pointer(f"{name}-content")}
+    return {**document, "$defs": definitions}
+
+
+def _pointer(name: str) -> str:
+    return f"#/$defs/{name}"
+
+
+def _is_free(parts: Collection[Part]) -> bool:
+    """Whether parts that look at the same place are cheap there and below."""
+    return sum(part.spread for part in parts) <= FREE and not any(part.priced for part in parts)
+
+
+def _popped(waiting: dict[int, None], last: int) -> Iterator[int]:
+    """Take entries from the end, up to one of them."""
+    key = None
+    while key != last:
+        key, _ = waiting.popitem()
+        yield key
 
 
 def _applied_here(schema: dict[str, Any], references: References) -> Iterator[JSONSchema]:
     """The schemas that apply to the same value."""
     for keyword in _MANY:
-        branches = schema.get(keyword)
-        if isinstance(branches, list):
-            yield from cast("list[JSONSchema]", branches)
-    for keyword in _ONE:
-        if keyword in schema:
-            yield schema[keyword]
+        yield from _list(schema, keyword)
+    yield from _schemas(schema, *_ONE)
     for keyword in _REFS:
         ref = schema.get(keyword)
         if isinstance(ref, str):
@@ -61,15 +436,71 @@ def _applied_here(schema: dict[str, Any], references: References) -> Iterator[JS
                 yield references.resolve(ref)
             except SchemaError:  # that is for the compiler to say
                 pass
-    depending = schema.get("dependentSchemas")
-    if isinstance(depending, dict):
-        yield from cast("dict[str, JSONSchema]", depending).values()
+    yield from _dict(schema, "dependentSchemas").values()
 
 
-def _others(schema: dict[str, Any]) -> Iterable[Any]:
-    """Whatever else may hold schemas: those of properties and items, and definitions."""
-    for value in schema.values():
-        if isinstance(value, dict):
-            yield cast("Any", value)
-        elif isinstance(value, list):
-            yield from cast("list[Any]", value)
+def _own_cost(schema: dict[str, Any]) -> int:
+    """What keywords cost that go through a list of their own. An `enum` of strings is a hash table."""
+    if _LISTS.isdisjoint(schema):
+        return 0
+    cost = len(_dict(schema, "dependentSchemas")) + len(_list(schema, "required")) // 8
+    depending = _dict(schema, "dependentRequired")
+    cost += sum(1 + len(_list(depending, name)) for name in depending)
+    options = _list(schema, "enum")
+    if any(not isinstance(option, str) for option in options):
+        cost += sum(_CONTAINER_ENTRY if isinstance(option, dict | list) else 1 for option in options)
+    return cost
+
+
+def _backtracks(pattern: Any) -> bool:
+    """Whether a pattern may backtrack often: a repeated group, beside what only the backtracking engine knows."""
+    return isinstance(pattern, str) and bool(_REPEATED_GROUP.search(pattern) and _NOT_REGULAR.search(pattern))
+
+
+def _may_collide(schema: dict[str, Any]) -> bool:
+    """Whether a schema takes arrays with items that jsonschema-rs may have no different hashes for."""
+    items = schema.get("items")
+    kind = cast("dict[str, Any]", items).get("type") if isinstance(items, dict) else None
+    return schema.get("type", "array") not in _SCALARS and kind not in _SIMPLE
+
+
+def _collisions(items: list[Any]) -> int:
+    """How many pairs of items share a hash: it does not see where an inner array ends, nor integers beyond 64 bits."""
+    if not any(type(item) in (list, dict) or (type(item) is int and item not in _64_BITS) for item in items):
+        return 0
+    return sum(count * count for count in Counter(map(_hashed, items)).values() if count > 1) // 2
+
+
+def _hashed(value: Any) -> Any:
+    """What of a value goes into the hash: the leaves in their order."""
+    if type(value) is int:
+        return value if value in _64_BITS else None
+    if type(value) not in (list, dict):
+        return value
+    leaves: list[Any] = []
+    waiting: list[Any] = [value]
+    while waiting:
+        each = waiting.pop()
+        if type(each) is list:
+            waiting.extend(cast("list[Any]", each))
+        elif type(each) is dict:
+            waiting.extend(cast("dict[str, Any]", each).items())
+        elif type(each) is tuple:
+            waiting.extend(cast("tuple[Any, ...]", each))
+        elif type(each) is not int or each in _64_BITS:
+            leaves.append(each)
+    return tuple(leaves)
+
+
+def _schemas(schema: dict[str, Any], *keywords: str) -> Iterator[Any]:
+    return (schema[keyword] for keyword in keywords if keyword in schema)
+
+
+def _dict(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
+    value = schema.get(keyword)
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(schema: dict[str, Any], keyword: str) -> list[Any]:
+    value = schema.get(keyword)
+    return cast("list[Any]", value) if isinstance(value, list) else []

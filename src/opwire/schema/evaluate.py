@@ -6,28 +6,40 @@ discriminator, then by properties pinned to constants, then by how many members 
 is unresolved, and the value is then left as it is.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from opwire.schema.checks import Checks
+from opwire.schema.checks import PartChecks
 from opwire.schema.refs import JSONSchema
 from opwire.schema.scope import Applied, Demand, Force, Scope
 from opwire.schema.shape import DEPENDENT, UNIONS, Node, Shapes, json_type, many, named, type_names
+
+_CONDITIONAL = frozenset({*UNIONS, *DEPENDENT, "if"})
 
 
 class Evaluator:
     """Finds what applies to a value.
 
-    Every method raises `SchemaError` where a part of the schema cannot be compiled.
+    Every method raises `SchemaError` where a part of the schema cannot be compiled, and what its checks raise.
     """
 
-    def __init__(self, shapes: Shapes, checks: Checks) -> None:
+    def __init__(self, shapes: Shapes, checks: PartChecks) -> None:
         self._shapes = shapes
         self._checks = checks
+        self._unconditional: dict[tuple[Any, ...], Scope] = {}  # by the demands and the type of the value
 
-    def scope(self, demands: Iterable[Demand], value: Any) -> Scope:
+    def scope(self, demands: Sequence[Demand], value: Any) -> Scope:
         """What applies to a value that has to meet these schemas."""
         kind = json_type(value)
+        key = (kind, *((id(schema), force) for schema, force in demands))
+        scope = self._unconditional.get(key)  # worth half the time of a repair: most objects of an array are alike
+        if scope is None:
+            scope = self._scope(demands, value, kind)
+            if all(_CONDITIONAL.isdisjoint(each.node) for each in scope.applied):
+                self._unconditional[key] = scope
+        return scope
+
+    def _scope(self, demands: Sequence[Demand], value: Any, kind: str) -> Scope:
         applied: dict[tuple[int, Force], Applied] = {}
         loose: list[int] = []
         unresolved = False

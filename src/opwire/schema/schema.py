@@ -2,36 +2,27 @@
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from itertools import chain, islice
 from types import NoneType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 from opwire.errors import CastError, SchemaError
 from opwire.schema.cast import Caster
-from opwire.schema.cost import check_cost
+from opwire.schema.closed import plain_document
+from opwire.schema.cost import ComplexityError, Costs
 from opwire.schema.dialect import META_SCHEMAS, Dialect, dialect_of, lower
 from opwire.schema.fit import Fitted, Fitter
-from opwire.schema.refs import JSONSchema, escaped, may_recurse
-from opwire.schema.validator import Validator, compile_validator
+from opwire.schema.refs import JSONSchema, may_recurse
+from opwire.schema.report import Problem, Reporter
+from opwire.schema.shape import Shapes
+from opwire.schema.validator import MeteredValidator, Validator, compile_bounded
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, survey
 
 MAX_PROBLEMS = 100
-_MAX_MESSAGE = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
 
 # Not float: a NaN fits nothing.
 _KINDS: dict[str, type] = {"integer": int, "number": int, "string": str, "boolean": bool, "null": NoneType}
-_CONSTANTS = frozenset({"const", "enum"})
-_TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
-_OTHER_KIND = _CONSTANTS | {"type", "anyOf", "oneOf"}
 _SAYS_NOTHING_ELSE = frozenset({"type", "title", "description", "default", "examples", "$schema"})
-
-
-class Problem(NamedTuple):
-    """One way in which a value does not fit a schema. `path` is a JSON Pointer, "" is the value itself."""
-
-    path: str
-    message: str
 
 
 class Schema:
@@ -118,6 +109,8 @@ class Schema:
     def is_valid(self, value: Any) -> bool:
         """Whether a value, which has to be plain JSON data, fits. Where the schema is recursive, a deep one does not.
 
+        Nor does a value that is too complex to be checked in bounded time; `problems` says so.
+
         Raises:
             SchemaError: the schema itself is not usable; never because of a value.
         """
@@ -128,26 +121,26 @@ class Schema:
             return False
 
     def problems(self, value: Any, *, limit: int = MAX_PROBLEMS) -> list[Problem]:
-        """Every way in which a value does not fit, up to a limit; the value itself is never echoed.
+        """The ways in which a value does not fit, up to a limit; the value itself is never echoed.
+
+        Of a large value, or one with many unions inside each other, these are the first that a bounded search finds.
 
         Raises:
             SchemaError: as `is_valid`.
         """
-        if self.is_valid(value):
-            return []
+        try:
+            if self._is_safe(value) and self._validator.is_valid(value):
+                return []
+        except ComplexityError as error:
+            return [Problem("", str(error))]
+        except ValueError:  # said below
+            pass
         found = survey(value)
         if found.deep:
             return [Problem("", f"the value is nested deeper than {MAX_DEPTH}")]
         if not found.plain:
             return [Problem("", "the value is not plain JSON data")]
-        return self._problems(value, limit)
-
-    def _problems(self, value: Any, limit: int) -> list[Problem]:
-        try:
-            errors = chain.from_iterable(map(_telling, self._validator.iter_errors(value)))
-            return [_problem(error) for error in islice(errors, limit)]
-        except ValueError as error:
-            return [Problem("", f"the value is not plain JSON data: {error}")]
+        return self._reporter.problems(value, limit)
 
     def cast(self, value: Any) -> Any:
         """The value cast to the schema, exactly as TypeBox 0.34's `Value.Cast` does it.
@@ -167,7 +160,10 @@ class Schema:
         return self._fitter.fit(value, strip=strip) if self._is_safe(value) else Fitted(value, ())
 
     def checker(self) -> Callable[[Any], bool]:
-        """`is_valid` without its guard, for values that are known to be plain and not deep."""
+        """`is_valid` without its guard, for values that are known to be plain and not deep.
+
+        The check raises `ComplexityError`, a ValueError, for a value that would take too long.
+        """
         return self._validator.is_valid
 
     def conformity(self, *, strip: bool) -> Callable[[Any], bool]:
@@ -179,11 +175,12 @@ class Schema:
         return self.compile()._fitter.conformity(strip=strip)
 
     def _is_safe(self, value: Any) -> bool:
-        """Whether jsonschema-rs can look at a value: a recursive schema would lead it into any depth, and it crashes.
+        """Whether a value can be looked at: a recursive schema would lead jsonschema-rs into any depth, and it crashes.
 
-        Other schemas end where they end. Most are not recursive, and a survey costs more than the check itself.
+        Other schemas end where they end. Most are not recursive, and a survey costs more than the check itself. A
+        meter reads plain data only.
         """
-        if not self._may_recurse:
+        if not self._may_recurse and not isinstance(self._validator, MeteredValidator):
             return True
         found = survey(value)
         return found.plain and not found.deep
@@ -198,10 +195,15 @@ class Schema:
 
     @cached_property
     def _validator(self) -> Validator:
-        check_cost(self._lowered)
-        if self.dialect == "openapi-3.0" or not isinstance(self.json, dict):
-            return compile_validator(self._lowered)
-        return compile_validator({**self.json, "$schema": META_SCHEMAS[self.dialect]})
+        lowered = self._lowered
+        schema = lowered
+        if self.dialect != "openapi-3.0" and isinstance(self.json, dict):
+            schema = {**self.json, "$schema": META_SCHEMAS[self.dialect]}
+        return compile_bounded(schema, Costs(lowered), lambda: plain_document(Shapes(lowered), lowered))
+
+    @cached_property
+    def _reporter(self) -> Reporter:
+        return Reporter(self._lowered, self._validator)
 
     @cached_property
     def _caster(self) -> Caster:
@@ -214,39 +216,3 @@ class Schema:
 
 UNKNOWN = Schema(True)
 """No schema: any value fits, and nothing is done to it."""
-
-
-def _problem(error: Any) -> Problem:
-    path = "".join(f"/{escaped(step)}" for step in cast("list[str | int]", error.instance_path))
-    return Problem(_short(path), _short(error.message))
-
-
-def _telling(error: Any) -> list[Any]:
-    """The error itself; that of a union, as the errors of the branch that the value was meant for.
-
-    Where it is not plain to see which one that is, the union's own error tells more.
-    """
-    context: list[list[Any]] = getattr(error.kind, "context", [])
-    if not context or not all(context):  # no union, or one of which several branches fit
-        return [error]
-    branches = [list(chain.from_iterable(map(_telling, branch))) for branch in context]
-    distances = [_distance(branch, len(error.instance_path)) for branch in branches]
-    closest = min(distances)
-    is_plain = not closest.is_other_kind and distances.count(closest) == 1
-    return branches[distances.index(closest)] if is_plain else [error]
-
-
-class _Distance(NamedTuple):
-    is_other_kind: bool  # a string where the branch is an object
-    other_constants: int  # of the properties: one of them tells the variants apart
-    errors: int
-
-
-def _distance(branch: list[Any], depth: int) -> _Distance:
-    own = {each.kind.name for each in branch if len(each.instance_path) == depth}
-    constants = [each for each in branch if each.kind.name in _TAGS and len(each.instance_path) == depth + 1]
-    return _Distance(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from opwire.schema.checks import Checks
+from opwire.schema.checks import PartChecks
 from opwire.schema.closed import allows_extras
 from opwire.schema.refs import JSONSchema
 from opwire.schema.shape import Node, many, named, names_properties, type_names
@@ -37,7 +37,7 @@ class Scope:
     """The nodes that apply to one value."""
 
     def __init__(
-        self, checks: Checks, applied: list[Applied], *, unresolved: bool = False, loose: Iterable[int] = ()
+        self, checks: PartChecks, applied: list[Applied], *, unresolved: bool = False, loose: Iterable[int] = ()
     ) -> None:
         self._checks = checks
         self.applied = applied
@@ -45,7 +45,7 @@ class Scope:
         self._loose = loose  # the unions of which a matching variant declares nothing
         self.declared = {name for each in applied for name in named(each.node, "properties")}
         self.required = {name for each in applied for name in many(each.node, "required")}
-        self._prefix = max((len(many(each.node, "prefixItems")) for each in applied), default=0)
+        self.prefix = max((len(many(each.node, "prefixItems")) for each in applied), default=0)
         self._items: dict[int, list[Demand]] = {}
 
     def keeps(self, names: Iterable[str], *, strip: bool) -> list[str]:
@@ -66,7 +66,7 @@ class Scope:
 
     def item(self, index: int) -> list[Demand]:
         """The schemas that an item of an array has to meet; the same list for all behind the longest tuple."""
-        index = min(index, self._prefix)
+        index = min(index, self.prefix)
         if index not in self._items:
             self._items[index] = self._item(index)
         return self._items[index]

@@ -1,15 +1,17 @@
 """JSON Schema to a checker: jsonschema-rs, closed to the network, the file system and slow patterns.
 
 jsonschema-rs passes the official test-suite of every draft. What is added here is safety: references are never
-fetched, a pattern that backtracks without end counts as not matching, and a schema that cannot be compiled is
-a `SchemaError` that says where.
+fetched, a pattern that backtracks without end counts as not matching, no value can take long to check, and a schema
+that cannot be compiled is a `SchemaError` that says where.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jsonschema_rs
 
 from opwire.errors import SchemaError
+from opwire.schema.cost import Costs, Meter, memoised
 from opwire.schema.refs import JSONSchema, quoted_refs
 
 # Lookarounds and back-references need the backtracking engine; 10,000 steps end a hostile pattern within a
@@ -47,3 +49,38 @@ def compile_validator(schema: JSONSchema) -> Validator:
         raise SchemaError(f"not a valid JSON Schema{f' at {where}' if where else ''}: {error.message}") from None
     except (jsonschema_rs.ReferencingError, ValueError, RecursionError) as error:
         raise SchemaError(f"not a valid JSON Schema: {error}") from None
+
+
+class MeteredValidator:
+    """A validator of a schema whose values may be expensive to check: each is metered first."""
+
+    def __init__(self, validator: Validator, meter: Meter) -> None:
+        self._validator = validator
+        self._meter = meter
+
+    def is_valid(self, instance: Any, /) -> bool:
+        """Whether a value fits.
+
+        Raises:
+            ComplexityError: checking it would take too long.
+        """
+        self._meter.check(instance)
+        return self._validator.is_valid(instance)
+
+    def iter_errors(self, instance: Any, /) -> Any:
+        return self._validator.iter_errors(instance)
+
+
+def compile_bounded(schema: JSONSchema, costs: Costs, portable: Callable[[], JSONSchema]) -> Validator:
+    """Compile a schema so that checking a value takes bounded time.
+
+    `costs` are those of the schema, or of the same one in 2020-12. `portable` gives it as a document in which every
+    reference is of the form "#/$defs/name"; it is asked for only if verdicts have to be remembered.
+
+    Raises:
+        SchemaError: it is not a valid schema, or a reference leads out of it.
+    """
+    if costs.is_free:
+        return compile_validator(schema)
+    validator = compile_validator(memoised(portable()) if costs.multiplies else schema)
+    return MeteredValidator(validator, Meter(costs))

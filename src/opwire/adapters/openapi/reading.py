@@ -38,6 +38,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     normalize: NormalizeMode | None = None
     strip: bool = False
     trust_annotations: bool = False
+    unchecked_input: bool = False
 
 
 class API(NamedTuple):
@@ -81,6 +82,7 @@ class ReadOperation:
             output_schema=self.output_schema,
             normalize=options.normalize,
             strip=options.strip,
+            unchecked_input=options.unchecked_input,
             timeout=origin.timeout if origin else None,
             idle_timeout=origin.idle_timeout if origin else None,
             examples=origin.examples if origin else (),

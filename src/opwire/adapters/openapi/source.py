@@ -46,6 +46,7 @@ def from_openapi(
     exclude: Iterable[str] = (),
     normalize: NormalizeMode | None = None,
     strip: bool = False,
+    unchecked_input: bool = False,
     reconnect: bool = False,
     trust_annotations: bool = False,
     **client: Unpack[ClientSettings],
@@ -73,6 +74,7 @@ def from_openapi(
         exclude: patterns of those that are not.
         normalize: what happens to answers that do not match their schema; what the registry says unless given.
         strip: whether properties that the document does not know are removed from answers. Documents lag behind.
+        unchecked_input: whether an operation may be called although its input schema cannot be compiled.
         reconnect: whether an event stream that is lost is resumed.
         trust_annotations: whether to believe what the document of another opwire says of its operations in `x-opwire`:
             their ids, types, tags, versions, examples and timeouts, and that the body is the whole input. Then a
@@ -89,6 +91,7 @@ def from_openapi(
         normalize=normalize,
         strip=strip,
         trust_annotations=trust_annotations,
+        unchecked_input=unchecked_input,
     )
     http = HTTPClient(ClientOptions(**client))
     return OpenAPISource(
