@@ -1,6 +1,7 @@
 """The examples run, and print what they are there to show."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -30,7 +31,7 @@ def test_the_demo_tells_its_story_to_the_end() -> None:
 
 
 def test_the_code_of_the_readme_runs_and_says_what_the_readme_says(
-    capsys: pytest.CaptureFixture[str], redis_server: RedisServer
+    capsys: pytest.CaptureFixture[str], redis_server: RedisServer, tmp_path: Path
 ) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     namespace: dict[str, Any] = {}
@@ -45,22 +46,38 @@ def test_the_code_of_the_readme_runs_and_says_what_the_readme_says(
     assert capsys.readouterr().out == "3\n0\n"
     asyncio.run(namespace["scale_out"](redis_server.url))
     assert capsys.readouterr().out == "3\nshop 5\n"
-    asyncio.run(composed(namespace))
+    asyncio.run(composed(namespace, tmp_path))
     assert capsys.readouterr().out == "UTC 3\nVALIDATION_ERROR\n"
     schema = namespace["schema"]
     assert schema.problems({"article": "tea"}) == [("", '"price" is a required property')]
     assert schema.fit({"article": "tea", "price": 3, "x": 1}).value == {"article": "tea", "price": 3, "quantity": 1}
 
 
-async def composed(namespace: dict[str, Any]) -> None:
-    """The README's composition, on a real MCP server and on the README's own registry served over HTTP."""
+async def composed(namespace: dict[str, Any], folder: Path) -> None:
+    """The README's composition, on a real MCP server and on the README's own registry served over HTTP.
+
+    Its document is written as another team would write it.
+    """
     served = OperationRegistry()
     served.register_all(
         Operation(spec, namespace["registry"].get_handler(spec.id)) for spec in namespace["registry"].list()
     )
     async with serve_http(served, identity=Identity(id="me", scopes=("*",))).listening() as url:
         clock = {"command": sys.executable, "args": ["-m", "mcp_server_time"]}
-        await namespace["compose"](clock, f"{url}/openapi.json")
+        document = folder / "store.json"
+        document.write_text(json.dumps(store(url)))
+        await namespace["compose"](clock, str(document))
+
+
+def store(url: str) -> dict[str, Any]:
+    def operation(name: str, *fields: str) -> dict[str, Any]:
+        schema = {"type": "object", "properties": {each: {"type": "integer"} for each in fields}, "required": fields}
+        body = {"content": {"application/json": {"schema": schema}}, "required": True}
+        return {"post": {"operationId": name, "requestBody": body, "responses": {"200": {"description": "the result"}}}}
+
+    paths = {"/math/add": operation("add", "a", "b"), "/users/get": operation("get", "id")}
+    info = {"title": "Store", "version": "1"}
+    return {"openapi": "3.1.0", "info": info, "servers": [{"url": url}], "paths": paths}
 
 
 TOKEN = {**os.environ, "OPWIRE_TOKEN": "a-long-random-secret"}

@@ -183,14 +183,14 @@ class Mirror:
     def _call(self, operation_id: str) -> Handler:
         async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
             self._check_served(operation_id)
-            return await self._calls.call(operation_id, input, _passed_on(context))
+            return await self._calls.call(operation_id, input, self._passed_on(context))
 
         return call
 
     def _stream(self, operation_id: str) -> Handler:
         async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
             self._check_served(operation_id)
-            items = self._calls.subscribe(operation_id, input, _passed_on(context))
+            items = self._calls.subscribe(operation_id, input, self._passed_on(context))
             try:
                 async for item in items:
                     yield item
@@ -199,22 +199,21 @@ class Mirror:
 
         return stream
 
+    def _passed_on(self, context: Context) -> Context:
+        """Return the context of the call over there.
+
+        `execute()` without a context is a call of the hub's own program, and trusted. What belongs to a request has its
+        request id: without an identity it stays anonymous. Over a broker the program is the connection itself.
+        """
+        if context.identity is None and context.request_id is None and self._calls.transport.vouches:
+            context = replace(context, identity=HUB)
+        return context.child()
+
     def _check_served(self, operation_id: str) -> None:
         # Not left to the transport: it would hand the call to the hub, which knows best what is not served.
         shown = self._shown.get(operation_id)
         if shown is not None and not shown.peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id} at the moment")
-
-
-def _passed_on(context: Context) -> Context:
-    """Return the context of the call over there.
-
-    `execute()` without a context is a call of the hub's own program, and trusted. What belongs to a request has its
-    request id: without an identity it stays anonymous.
-    """
-    if context.identity is None and context.request_id is None:
-        context = replace(context, identity=HUB)
-    return context.child()
 
 
 def _disagreement(message: str) -> CallError:

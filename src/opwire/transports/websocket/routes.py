@@ -105,7 +105,8 @@ class _Peer(Struct, eq=False):
 class Routes:
     """The table. The server is one of its peers.
 
-    `unserved` is asked when nobody serves an operation: it raises why not, or lets the server answer.
+    `unserved` is called for an operation without a server: it raises why, or lets the server itself answer.
+    `identifies`: peers have identities, so that it matters on whose behalf they call.
     """
 
     def __init__(
@@ -115,7 +116,9 @@ class Routes:
         max_operations: int,
         balance: Balance = "least_busy",
         unserved: Callable[[str], None] | None = None,
+        identifies: bool = True,
     ) -> None:
+        self._identifies = identifies
         self._max_calls = max_calls
         self._max_operations = max_operations
         self._balance = balance
@@ -226,7 +229,8 @@ class Routes:
         if head.request_id in peer.asked:
             return self._drop("duplicate")
         server = head.peer or self.turn(head.operation_id, head.sticky_key)
-        identity = peer.identity if head.parent_request_id is None else self._delegated(peer, head)
+        is_nested = self._identifies and head.parent_request_id is not None
+        identity = self._delegated(peer, head) if is_nested else peer.identity
         if server not in self._peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"there is no peer {server[:80]!r}: it may have left")
         if len(peer.asked) >= self._max_calls:

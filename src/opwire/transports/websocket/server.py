@@ -42,7 +42,7 @@ from opwire.call.session import (
     Withdraw,
     decode_message,
 )
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link, check_numbers
 from opwire.transports.websocket.connection import SUBPROTOCOL, Connection
@@ -142,6 +142,7 @@ class WebSocketServer:
         self._max_backlog = max_backlog
         self._hello_timeout = hello_timeout
         self._balance: Balance = balance
+        check_above_zero(rate=rate, burst=burst)
         self._rate = None if rate is None else partial(RateLimit, rate, burst)
         if self._rate is not None:
             self._rate()  # raises here what it would raise for each connection
@@ -162,6 +163,7 @@ class WebSocketServer:
             max_operations=self._max_operations,
             balance=self._balance,
             unserved=None if self.gate is None else self._unserved,
+            identifies=self.gate is not None,
         )
         self._relay = Relay(self._routes, self._deliver)
         self._door = Door(self.gate, self._routes, self._welcome, self._make_room)
@@ -268,8 +270,9 @@ class WebSocketServer:
 
         That of the server's own program is not passed on.
         """
-        identity = NOBODY if event.identity == self.own else identity_json(event.identity)
-        delegable = not is_own(event.operation_id) and event.identity != self.own
+        is_program = self.own is not None and event.identity == self.own
+        identity = NOBODY if is_program else identity_json(event.identity)
+        delegable = not is_own(event.operation_id) and not is_program
         call = Call(event.request_id, SERVER, peer.address, event.credits is not None, identity, delegable)
         self._routes.open(call)
         try:
