@@ -65,7 +65,8 @@ class Worker:
     Leaving the block stops it, and asserts that it ended well unless the test killed it.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self._command = [sys.executable, "-m", module, *arguments]
         self._news = asyncio.Event()
         self._killed = False
@@ -107,13 +108,13 @@ class Worker:
             AssertionError: it does not print it, or ends before.
         """
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self._patience):
                 while self.lines.count(line) < times:
                     assert not self._reading.done(), f"the process ended without {line!r}:\n{self._output}"
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            raise AssertionError(f"waited {PATIENCE:g} s in vain for {line!r}:\n{self._output}") from None
+            raise AssertionError(f"waited {self._patience:g} s in vain for {line!r}:\n{self._output}") from None
 
     def kill(self) -> None:
         """End it at once, as a crash would."""

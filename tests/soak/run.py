@@ -22,6 +22,7 @@ EngineName = Literal["hub", "redis", "nats"]
 ENGINES: tuple[EngineName, ...] = ("hub", "redis", "nats")
 
 _SPARE = 90.0  # seconds to start, to let the last calls end, and to let the journal run dry
+_RESTART = 80.0  # seconds for a process to start: Redis reads its whole append-only file after a kill
 _PAGE = 50  # outcomes that are asked for at once
 
 
@@ -39,7 +40,7 @@ class Actor:
     async def start(self) -> None:
         self._lives += 1
         name = f"{self._role}.{self._lives}"
-        worker = Worker(self._module, *self._arguments(name))
+        worker = Worker(self._module, *self._arguments(name), patience=_RESTART)
         await worker.__aenter__()
         self.name, self._worker = name, worker
 
