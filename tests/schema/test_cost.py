@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, Schema, SchemaError
-from opwire.schema.closed import plain_document
-from opwire.schema.cost import FREE, ComplexityError, Costs, Meter, memoised
-from opwire.schema.shape import Shapes
-from opwire.schema.validator import MeteredValidator, compile_validator
+from opwire.schema.cost import FREE, ComplexityError, Costs, Meter
+from opwire.schema.validator import MeteredValidator
 from tests.requirements import requirement
 
 
@@ -214,18 +211,6 @@ def test_definitions_that_multiply_below_a_property_are_remembered_and_not_repea
 
 
 @requirement("schema.cost")
-def test_what_is_remembered_does_not_change_any_verdict() -> None:
-    for name, node in RECURSIVE.items():
-        plain = {**ITSELF, "$defs": {"node": node, **DETOURS}}
-        document = plain_document(Shapes(plain), plain)
-        assert memoised(document) != document, name
-        bare, remembering = compile_validator(plain), compile_validator(memoised(document))
-        for depth, leaf, extra in product(range(5), ({}, {"a": 1}, 1, {"b": {}}), ({}, {"b": 1})):
-            value = nested(depth, leaf, lambda inner, extra=extra: {"a": inner, **extra})
-            assert remembering.is_valid(value) is bare.is_valid(value), (name, value)
-
-
-@requirement("schema.cost")
 @pytest.mark.parametrize("kinds", [2, 5, 40])
 def test_documents_of_an_editor_are_checked_at_any_depth_and_size(kinds: int) -> None:
     schema = Schema(editor(kinds)).compile()
@@ -235,6 +220,33 @@ def test_documents_of_an_editor_are_checked_at_any_depth_and_size(kinds: int) ->
         assert schema.conformity(strip=True)(value)
         assert schema.problems(value) == []
     assert not schema.is_valid(page(90, kind="none"))
+
+
+def strict(count: int, following: Callable[[int], int | None]) -> dict[str, Any]:
+    """Definitions that allow no member but one, which the next of them describes."""
+    definitions: dict[str, Any] = {}
+    for n in range(count):
+        inner = following(n)
+        member = {"type": "string"} if inner is None else {"$ref": f"#/$defs/{inner}"}
+        definitions[str(n)] = {"allOf": [{"properties": {"a": member}}], "unevaluatedProperties": False}
+    return {"$ref": "#/$defs/0", "$defs": definitions}
+
+
+@requirement("schema.cost")
+def test_a_strict_tree_is_no_multiplication() -> None:
+    for count in (1, 3):
+        schema = Schema(strict(count, lambda n, count=count: (n + 1) % count)).compile()
+        assert schema.is_valid(nested(150, {}))
+        assert not schema.is_valid(nested(150, {"b": 1}))
+
+
+@requirement("schema.cost")
+@pytest.mark.parametrize(
+    "following", [lambda n: None if n == 39 else n + 1, lambda n: (n + 1) % 40], ids=["row", "ring"]
+)
+def test_many_strict_definitions_inside_each_other_are_refused(following: Any) -> None:
+    with pytest.raises(SchemaError, match="unevaluated"):
+        Schema(strict(40, following)).compile()
 
 
 # --- the meter --------------------------------------------------------------------------------------------------------

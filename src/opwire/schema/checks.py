@@ -1,18 +1,22 @@
 """The questions that `fit` asks of single parts of a schema, each compiled when it is first asked."""
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Protocol
 
 from opwire.schema.closed import closed_document, plain_document
 from opwire.schema.cost import ComplexityError, Costs
-from opwire.schema.effort import Effort
+from opwire.schema.effort import Effort, ExhaustedError
 from opwire.schema.refs import JSONSchema
 from opwire.schema.shape import Node, Shapes
 from opwire.schema.validator import compile_bounded, compile_validator
 
 Check = Callable[[Any], bool]
 
+_CHECK = 20  # places that a check counts for beside those that it looks at: the call takes 2 µs
 _LOOKS = 8  # looks of a part at a name that count as one place
+_PARTS = 2_000  # that the checks of one walk may be compiled from; 30 µs each, if none of them is compiled yet
+_PARTS_PER_PART = 10
 
 
 class PartChecks(Protocol):
@@ -68,10 +72,15 @@ class Checks:
             check = self._conforms[key] = self._compiled(schema, document)
         return check
 
+    @cached_property
+    def parts_of_a_walk(self) -> int:
+        """How many parts the checks may have that one walk over a value asks for."""
+        return _PARTS + _PARTS_PER_PART * Costs(self._shapes.root).size
+
     def _compiled(self, schema: JSONSchema, document: JSONSchema) -> Check:
         costs = Costs(document)
         self.sizes[id(schema)] = self.sizes.get(id(schema), 0) + costs.size
-        return compile_bounded(document, costs, lambda: document).is_valid
+        return compile_bounded(document, costs).is_valid
 
     def is_usable(self, schema: Node, default: Any) -> bool:
         """Whether a declared default fits its own schema."""
@@ -95,14 +104,17 @@ class MeteredChecks:
         self._checks = checks
         self._effort = effort
         self._used: set[int] = set()
+        self._parts = checks.parts_of_a_walk
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool:
+        self._effort.spend_places(_CHECK)
         self._effort.spend(value)
         answer = self._checks.is_valid(schema, value)
         self._count(schema)
         return answer
 
     def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
+        self._effort.spend_places(_CHECK)
         self._effort.spend(value)
         answer = self._checks.conforms(schema, value, strip=strip)
         self._count(schema)
@@ -123,7 +135,9 @@ class MeteredChecks:
         """Account for a compiled check once, also if it was compiled for an earlier value: the outcome is the same."""
         if id(schema) not in self._used:
             self._used.add(id(schema))
-            self._effort.spend_parts(self._checks.sizes.get(id(schema), 0))
+            self._parts -= self._checks.sizes.get(id(schema), 0)
+            if self._parts < 0:
+                raise ExhaustedError
 
 
 def _ask(check: Check, value: Any) -> bool:

@@ -6,8 +6,8 @@ below a property or in a circle, double the work at every level of the value. Ru
 
 1. `Costs` reads a schema once and says how many parts may look at one place. A schema that stays below `FREE` is
    compiled as it is, and its values are not metered: that is nearly every schema there is.
-2. `memoised` rewrites any other schema so that jsonschema-rs remembers the verdict of each definition on each object
-   and array. The work then grows with parts × places, and no longer with the number of ways to a place.
+2. Any other schema is rewritten (see `memo`), so that jsonschema-rs remembers the verdict of each definition on each
+   object and array. The work then grows with parts × places, and no longer with the number of ways to a place.
 3. `Meter` bounds that product: it follows a value only through the parts that can be expensive, and rejects a value
    beyond its budget.
 4. A schema of which one place alone would cost too much is rejected.
@@ -21,7 +21,6 @@ from typing import Any, Final, cast
 
 from opwire.errors import SchemaError
 from opwire.schema.refs import JSONSchema, References
-from opwire.schema.shape import nodes
 
 MAX_COST: Final = 10_000
 """Parts that one place may be held against. GitHub's, Stripe's and Kubernetes' have 117 at most."""
@@ -36,8 +35,8 @@ _BUDGET_PER_PLACE: Final = 150
 _LOOK: Final = 30  # units that the meter itself takes for a place
 _NEW_PART: Final = 20  # units that the meter takes to combine one more part
 _MAX_MARKED: Final = 2_000  # MAX_COST beside `unevaluated…`, which the compiler writes out: 2 ** 14 parts take 0.3 s
+_MAX_MARKING: Final = 5  # `unevaluated…` in one circle: each may double what is done in a round
 _MAX_CHAIN: Final = 3_000  # references in a row: the compiler recurses through them, at 1.3 kB of stack each
-_MAX_MEMOISED: Final = 1_000
 _CONTAINER_ENTRY: Final = 20  # units: an object in an `enum` is compared member by member
 _RISKY_PATTERN: Final = 2_000  # units: a pattern that backtracks, stopped after 10,000 steps, takes 0.3 ms at worst
 _SHORT: Final = 10  # letters: too few to backtrack often
@@ -45,6 +44,7 @@ _COLLISION: Final = 3  # units: comparing two items that jsonschema-rs cannot te
 _FLAT: Final = 8  # levels: parts that end so soon may go along with a circle
 _SIMPLE: Final = ("string", "boolean", "null")
 _SCALARS: Final = (*_SIMPLE, "integer", "number")
+_CONTAINERS: Final = frozenset({dict, list})
 _64_BITS: Final = range(-(1 << 63), 1 << 64)
 
 _MANY = ("allOf", "anyOf", "oneOf")
@@ -86,9 +86,7 @@ class Part:
 
     def __init__(self, schema: dict[str, Any], references: References) -> None:
         self.in_place = list(_applied_here(schema, references))
-        self.marks = not _UNEVALUATED.isdisjoint(schema)
-        if self.marks:  # asks the branches again
-            self.in_place *= 2
+        self.marks = not _UNEVALUATED.isdisjoint(schema)  # asks what it applies, and its branches, again
         self.names = _dict(schema, "properties")
         self.rest: list[Any] = []
         self.objects: list[list[Any]] = []
@@ -98,11 +96,11 @@ class Part:
             patterns = list(_dict(schema, "patternProperties").values())
             rest = list(_schemas(schema, "unevaluatedProperties"))
             self.rest = [*others, *patterns, *rest]
-            self.objects = [[*self.names.values(), *others], *([each] for each in (*patterns, *rest, *rest))]
+            self.objects = [[*self.names.values(), *others], *([each] for each in (*patterns, *rest))]
         if not _OF_ARRAYS.isdisjoint(schema):
             items = [*_list(schema, "prefixItems"), *_schemas(schema, "items")]
             rest = list(_schemas(schema, "unevaluatedItems"))
-            self.arrays = [items, *([each] for each in (*_schemas(schema, "contains"), *rest, *rest))]
+            self.arrays = [items, *([each] for each in (*_schemas(schema, "contains"), *rest))]
         self.own = 1 + _own_cost(schema)
         self.prices = Prices(schema) if Prices.concern(schema) else None
         self.priced = self.prices is not None  # it, or one that it leads to
@@ -119,6 +117,10 @@ class Part:
         elif type(value) is list:
             for group in self.arrays:
                 yield from ((each, item) for each in group for item in cast("list[Any]", value))
+
+    def of_members(self) -> list[list[list[Any]]]:
+        """The groups of an object's members, and those of an array's; a value is one of the two."""
+        return [groups for groups in (self.objects, self.arrays) if groups] or [[]]
 
     @property
     def is_leaf(self) -> bool:
@@ -196,6 +198,11 @@ class Costs:
         part = self.part(self.root)
         return part is not None and part.below > FREE
 
+    @property
+    def marks(self) -> bool:
+        """Whether `unevaluated…` stands where verdicts have to be remembered."""
+        return any(part.marks and part.below > FREE for part in self._parts.values())
+
     def part(self, schema: Any) -> Part | None:
         """The part of a schema object; None for a boolean."""
         return self._parts.get(id(schema))
@@ -246,9 +253,12 @@ class Costs:
         members = frozenset(circle)
         for part in circle:
             inside = filter(None, map(self.part, part.in_place))
-            part.cost = min(UNBOUNDED, part.own + sum(each.cost for each in inside))  # one that leads back counts once
-        sums = [self._sum(part, groups, members) for part in circle for groups in (part.objects, part.arrays)]
+            cost = part.own + sum(each.cost for each in inside) * (1 + part.marks)  # one that leads back counts once
+            part.cost = min(UNBOUNDED, cost)
+        sums = [self._sum(part, groups, members) for part in circle for groups in part.of_members()]
         below, height = max(below for below, _ in sums), max(height for _, height in sums)
+        if height == inf and sum(part.marks for part in circle) > _MAX_MARKING:
+            below = UNBOUNDED
         spread = max(below, *(part.cost for part in circle))
         priced = any(part.priced or any(map(self._is_priced, part.inside())) for part in circle)
         for part in circle:
@@ -262,21 +272,26 @@ class Costs:
         """How many parts may look at one place below a part, and how many levels of places there are.
 
         What applies together adds up. A circle is harmless while each step has one way to go on in it. With two ways,
-        or with another part that goes along, the number grows with the depth of the value.
+        or with another part that goes along, the number grows with the depth of the value. That `unevaluated…` goes
+        each way twice adds up too, but not from one round of a circle to the next: that much jsonschema-rs remembers.
         """
         ways, beside, instead = 0, 0, 0
         height, height_beside = 0.0, 0.0
-        for group, is_below in (*(([each], False) for each in part.in_place), *((each, True) for each in groups)):
-            inner = list(filter(None, map(self.part, group)))
-            outside = [each for each in inner if each not in members]
-            most = max((each.spread if is_below else each.below for each in outside), default=0)
-            levels = max((each.height + is_below for each in outside), default=0.0)
+        together = [([each], False) for each in part.in_place]
+        for group, is_below in (*together, *((each, True) for each in groups)):
+            most, levels, leads_on = 0, 0.0, False
+            for inner in filter(None, map(self.part, group)):
+                if inner in members:
+                    leads_on = True
+                else:
+                    most = max(most, inner.spread if is_below else inner.below)
+                    levels = max(levels, inner.height + is_below)
             height = max(height, levels)
-            if len(outside) < len(inner):
+            if leads_on:
                 ways += 1
                 instead = max(instead, most)
             else:
-                beside += most
+                beside += most * (1 + part.marks)
                 height_beside = max(height_beside, levels)
         if not ways:
             return min(UNBOUNDED, beside), height
@@ -294,7 +309,7 @@ class Meter:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._states: dict[frozenset[int], _State | None] = {}
+        self._states: dict[frozenset[int], _State] = {}
         self._budget = 0
 
     def check(self, value: Any) -> None:
@@ -304,111 +319,71 @@ class Meter:
             ComplexityError: it would take too long.
         """
         self._budget = _BUDGET
-        start = self._state([self._costs.root])
-        waiting: list[tuple[Any, _State]] = [] if start is None else [(value, start)]
+        waiting: list[tuple[Any, _State]] = [(value, self._state([self._costs.root]))]
         while waiting:
             value, state = waiting.pop()
-            self._budget += _BUDGET_PER_PLACE - _LOOK - state.cost - state.price(value)
+            self._budget += state.allowance - state.price(value)
             if self._budget < 0:
                 raise ComplexityError
             if type(value) is dict:
+                members = state.members
                 for name, item in cast("dict[str, Any]", value).items():
-                    if (inner := self._member(state, name)) is not None:
-                        waiting.append((item, inner))
-            elif type(value) is list and (inner := self._item(state)) is not None:
+                    inner = members.get(name) or self._member(state, name)
+                    if type(item) in _CONTAINERS or inner.prices:
+                        if not inner.is_free:
+                            waiting.append((item, inner))
+                    else:  # worth half the time: most members are scalars
+                        self._budget += inner.allowance
+            elif type(value) is list and not (inner := self._item(state)).is_free:
                 waiting.extend((item, inner) for item in cast("list[Any]", value))
 
-    def _member(self, state: "_State", name: str) -> "_State | None":
-        known = name if name in state.declared else None  # any other name leads to one and the same state
+    def _member(self, state: "_State", name: str) -> "_State":
+        known = name if name in state.declared else None  # all other names lead to the same state
         if known not in state.members:
             schemas = [part.names[name] for part in state.parts if name in part.names]
             state.members[known] = self._state([*schemas, *(each for part in state.parts for each in part.rest)])
         return state.members[known]
 
-    def _item(self, state: "_State") -> "_State | None":
-        if not state.has_items:
+    def _item(self, state: "_State") -> "_State":
+        if state.items is None:
             groups = (group for part in state.parts for group in part.arrays)
             state.items = self._state([each for group in groups for each in group])
-            state.has_items = True
         return state.items
 
-    def _state(self, schemas: list[Any]) -> "_State | None":
-        """The state of a place that has to meet these schemas; None where no meter is needed from there on."""
+    def _state(self, schemas: list[Any]) -> "_State":
+        """The state of a place that has to meet these schemas."""
         roots = list(filter(None, map(self._costs.part, schemas)))
-        if _is_free(roots):
-            return None
         key = frozenset(map(id, roots))
         if key not in self._states:
             parts = dict.fromkeys(roots)
-            waiting = roots
+            waiting = [] if (is_free := _is_free(roots)) else roots
             while waiting:
                 inner = filter(None, map(self._costs.part, waiting.pop().in_place))
                 fresh = [part for part in inner if part not in parts]
                 parts.update(dict.fromkeys(fresh))
                 waiting.extend(fresh)
             self._budget -= _NEW_PART * len(parts)
-            self._states[key] = _State(list(parts))
+            self._states[key] = _State([] if is_free else list(parts))
         return self._states[key]
 
 
 class _State:
-    """The parts that look at one place, and what they lead to."""
+    """The parts that look at one place, and what they lead to. None of them where no meter is needed."""
 
-    __slots__ = ("cost", "declared", "has_items", "items", "members", "parts", "prices")
+    __slots__ = ("allowance", "declared", "is_free", "items", "members", "parts", "prices")
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
-        self.cost = sum(part.own + len(part.in_place) for part in parts)  # those that are only a look are one part
+        self.is_free = not parts
+        cost = sum(part.own + len(part.in_place) for part in parts)  # those that are only a look are one part
+        self.allowance = _BUDGET_PER_PLACE - _LOOK - cost if parts else 0  # what a place adds to the budget
         self.prices = [part.prices for part in parts if part.prices is not None]
         self.declared = frozenset[str]().union(*(part.names for part in parts))
-        self.members: dict[str | None, _State | None] = {}
+        self.members: dict[str | None, _State] = {}
         self.items: _State | None = None
-        self.has_items = False
 
     def price(self, value: Any) -> int:
-        return sum(each.of(value) for each in self.prices)
-
-
-def memoised(document: JSONSchema) -> JSONSchema:
-    """The same schema, of which jsonschema-rs remembers what a definition said about an object or array.
-
-    It does that for references to a definition that it is just compiling, as in recursive schemas. So each definition
-    that matters becomes a reference to its content. Beside that, and compiled before it, stands a condition that
-    always holds and mentions the next definition, in the last one all contents: these are then compiled while every
-    definition is open.
-
-    Every reference has to be of the form "#/$defs/name".
-
-    Raises:
-        SchemaError: there are too many definitions that matter.
-    """
-    costs = Costs(document)
-    contents = _dict(document, "$defs") if isinstance(document, dict) else {}
-    used = Counter(each.get("$ref") for each in nodes(document))
-    names = [
-        name
-        for name, each in contents.items()
-        if used[_pointer(name)] > 1 and (part := costs.part(each)) is not None and part.below > FREE
-    ]
-    if len(names) > _MAX_MEMOISED:
-        raise SchemaError(f"more than {_MAX_MEMOISED} of its definitions multiply")
-    if not isinstance(document, dict) or not names:
-        return document
-    mentioned = [
-        *([{"$ref": _pointer(name)}] for name in names[1:]),
-        [{"$ref": _pointer(f"{name}-content")} for name in names],
-    ]
-    definitions = dict(contents)
-    for name, following in zip(names, mentioned, strict=True):
-        definitions[f"{name}-content"] = contents[name]
-        definitions[f"{name}-opening"] = {"not": {"allOf": [False, *following]}}
-        # Keywords are compiled in the order of the alphabet. `unevaluated…` looks through references, not into `not`.
-        definitions[name] = {"$dynamicRef": _pointer(f"{name}-opening"), "$ref": _pointer(f"{name}-content")}
-    return {**document, "$defs": definitions}
-
-
-def _pointer(name: str) -> str:
-    return f"#/$defs/{name}"
+        return sum(each.of(value) for each in self.prices) if self.prices else 0
 
 
 def _is_free(parts: Collection[Part]) -> bool:
@@ -466,16 +441,23 @@ def _may_collide(schema: dict[str, Any]) -> bool:
 
 def _collisions(items: list[Any]) -> int:
     """How many pairs of items share a hash: it does not see where an inner array ends, nor integers beyond 64 bits."""
-    if not any(type(item) in (list, dict) or (type(item) is int and item not in _64_BITS) for item in items):
+    if not any(type(item) in _CONTAINERS or (type(item) is int and item not in _64_BITS) for item in items):
         return 0
-    return sum(count * count for count in Counter(map(_hashed, items)).values() if count > 1) // 2
+    pairs, enough = 0, (_BUDGET + _BUDGET_PER_PLACE * len(items)) // _COLLISION
+    counts: Counter[Any] = Counter()
+    for key in map(_hashed, items):
+        pairs += counts[key]
+        counts[key] += 1
+        if pairs > enough:
+            break
+    return pairs
 
 
 def _hashed(value: Any) -> Any:
     """What of a value goes into the hash: the leaves in their order."""
     if type(value) is int:
         return value if value in _64_BITS else None
-    if type(value) not in (list, dict):
+    if type(value) not in _CONTAINERS:
         return value
     leaves: list[Any] = []
     waiting: list[Any] = [value]

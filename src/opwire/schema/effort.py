@@ -8,8 +8,7 @@ from copy import copy
 from typing import Any, Final, cast
 
 _WALK: Final = 100_000  # places: a small value may be looked at as often as is of use
-_WALK_PER_PLACE: Final = 20
-_PARTS: Final = 40_000  # to compile one takes 25 µs; that is done once, but may be done in one step
+_WALK_PER_PLACE: Final = 40
 _LETTERS: Final = 100  # of a text that count as one place
 _CONTAINERS: Final = frozenset({dict, list})
 
@@ -21,13 +20,12 @@ class ExhaustedError(Exception):
 class Effort:
     """A budget for work on one value and its parts."""
 
-    __slots__ = ("_left", "_parts", "_sizes")
+    __slots__ = ("_left", "_sizes")
 
     def __init__(self, value: Any) -> None:
         """What a walk over a value may cost that checks its parts."""
         self._sizes = _sizes(value)
         self._left = _WALK + _WALK_PER_PLACE * self._size(value)
-        self._parts = _PARTS
 
     def limited(self, places: int) -> "Effort":
         """Another budget for the same value."""
@@ -56,16 +54,6 @@ class Effort:
         """
         self._left -= amount
         if self._left < 0:
-            raise ExhaustedError
-
-    def spend_parts(self, amount: int) -> None:
-        """Take a check off the budget that had to be compiled, now or earlier, from so many parts of a schema.
-
-        Raises:
-            ExhaustedError: it is used up.
-        """
-        self._parts -= amount
-        if self._parts < 0:
             raise ExhaustedError
 
     def _size(self, value: Any) -> int:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import jsonschema_rs
 
 from opwire.errors import SchemaError
-from opwire.schema.cost import Costs, Meter, memoised
+from opwire.schema.cost import Costs, Meter
+from opwire.schema.memo import memoised
 from opwire.schema.refs import JSONSchema, quoted_refs
 
 # Lookarounds and back-references need the backtracking engine; 10,000 steps end a hostile pattern within a
@@ -71,16 +72,18 @@ class MeteredValidator:
         return self._validator.iter_errors(instance)
 
 
-def compile_bounded(schema: JSONSchema, costs: Costs, portable: Callable[[], JSONSchema]) -> Validator:
+def compile_bounded(schema: JSONSchema, costs: Costs, portable: Callable[[], JSONSchema] | None = None) -> Validator:
     """Compile a schema so that checking a value takes bounded time.
 
-    `costs` are those of the schema, or of the same one in 2020-12. `portable` gives it as a document in which every
-    reference is of the form "#/$defs/name"; it is asked for only if verdicts have to be remembered.
+    `costs` are those of the schema, or of the same one in 2020-12. If verdicts have to be remembered, every reference
+    has to be of the form "#/$defs/name": `portable` gives such a document, unless the schema is one.
 
     Raises:
         SchemaError: it is not a valid schema, or a reference leads out of it.
     """
     if costs.is_free:
         return compile_validator(schema)
-    validator = compile_validator(memoised(portable()) if costs.multiplies else schema)
-    return MeteredValidator(validator, Meter(costs))
+    if costs.multiplies:
+        document = schema if portable is None else portable()
+        schema = memoised(document, costs if portable is None else Costs(document))
+    return MeteredValidator(compile_validator(schema), Meter(costs))
