@@ -2,8 +2,8 @@
 
 Each row is one input, made and sent in a fresh process that may take 3 GB and 30 s: a regression prints a figure, it
 does not hang. A heartbeat measures the longest time between two turns of the loop, in processor time, so that a busy
-machine is hardly seen; memory is what the resident set grows by at its peak. One input may take 100 ms, and 100 ms more for each of its
-megabytes. Run by itself with the name of a case and a size, this module is that process.
+machine is hardly seen; memory is what the resident set grows by at its peak. One input may take 100 ms, and 100 ms more
+for each of its megabytes. Run by itself with the name of a case and a size, this module is that process.
 """
 
 import asyncio

@@ -76,10 +76,7 @@ def from_openapi(
         strip: whether properties that the document does not know are removed from answers. Documents lag behind.
         unchecked_input: whether an operation may be called although its input schema cannot be compiled.
         reconnect: whether an event stream that is lost is resumed.
-        trust_annotations: whether to believe what the document of another opwire says of its operations in `x-opwire`:
-            their ids, types, tags, versions, examples and timeouts, and that the body is the whole input. Then a
-            registry that `serve_http` serves is read back as it is. Any document can say that a DELETE is a query:
-            trust only those of servers that you run or know.
+        trust_annotations: whether to believe ids and types in `x-opwire`: it may call a DELETE a query.
         client: how requests are sent, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others.
     """
     options = ReadOptions(
