@@ -14,8 +14,8 @@ from opwire.schema.validator import compile_bounded, compile_validator
 Check = Callable[[Any], bool]
 
 _LOOKS = 8  # looks of a part at a name that count as one place
-_PARTS = 2_000  # that the checks of one walk may be compiled from; 30 µs each, if none of them is compiled yet
-_PARTS_PER_PART = 10
+_PARTS = 1_000  # that the checks of one walk may be compiled from; 30 µs each, if none of them is compiled yet
+_PARTS_PER_PART = 6
 
 
 class PartChecks(Protocol):

@@ -24,13 +24,13 @@ class ExhaustedError(Exception):
 class Effort:
     """A budget for work on one value and its parts."""
 
-    __slots__ = ("_is_deep", "_left")
+    __slots__ = ("_left", "_sizes")
 
     def __init__(self, value: Any) -> None:
         """What a walk over a value may cost that checks its parts."""
         count, depth = _extent(value)
         self._left = _WALK + _WALK_PER_PLACE * count
-        self._is_deep = depth > _SHALLOW
+        self._sizes = _sizes(value) if depth > _SHALLOW else {}
 
     @property
     def left(self) -> int:
@@ -50,14 +50,14 @@ class Effort:
     def spend_check(self, value: Any) -> None:
         """Take a check of a part off the budget.
 
-        In a shallow value its members count: counting everything in it takes longer than the check, and can be left
-        out where each place is inside few others.
+        In a shallow value only its members count: each place is inside few others, and counting all of them takes
+        longer than the check.
 
         Raises:
             ExhaustedError: it is used up.
         """
         if type(value) in _CONTAINERS:
-            self.spend(_CHECK + (places(value) if self._is_deep else len(value)))
+            self.spend(_CHECK + self._sizes.get(id(value), len(value)))
         else:
             self.spend(_CHECK + (len(value) // _LETTERS if type(value) is str else 0))
 
@@ -87,3 +87,22 @@ def _extent(value: Any) -> tuple[int, int]:
 
 
 _values: Callable[[dict[Any, Any]], Iterable[Any]] = dict[Any, Any].values
+
+
+def _sizes(whole: Any) -> dict[int, int]:
+    """The number of places in each container, by its identity: they live as long as the value does."""
+    sizes: dict[int, int] = {}
+    waiting: list[tuple[Any, bool]] = [(whole, False)]  # those inside are counted before what holds them
+    while waiting:
+        value, counted = waiting.pop()
+        key = id(value)
+        if key in sizes:
+            continue
+        items = cast("list[Any]", [*value.values()] if type(value) is dict else value)
+        inner = [each for each in items if type(each) in _CONTAINERS]
+        if counted or not inner:
+            sizes[key] = 1 + len(items) + sum(sizes.get(id(each), 0) for each in inner)
+        else:
+            waiting.append((cast("Any", value), True))
+            waiting.extend((each, False) for each in inner)
+    return sizes
