@@ -27,7 +27,7 @@ class Caster:
         Raises:
             CastError: where TypeBox throws too, or the schema or the value is nested too deeply.
         """
-        run = Run(Effort(value).places)
+        run = Run(Effort(value).left)
         try:
             if self._kind is None:
                 self._kind = Lowering(self._root).kind(self._root)

@@ -13,10 +13,9 @@ from opwire.schema.validator import compile_bounded, compile_validator
 
 Check = Callable[[Any], bool]
 
-_CHECK = 20  # places that a check counts for beside those that it looks at: the call takes 2 µs
 _LOOKS = 8  # looks of a part at a name that count as one place
-_PARTS = 2_000  # that the checks of one walk may be compiled from; 30 µs each, if none of them is compiled yet
-_PARTS_PER_PART = 10
+_PARTS = 1_000  # that the checks of one walk may be compiled from; 30 µs each, if none of them is compiled yet
+_PARTS_PER_PART = 6
 
 
 class PartChecks(Protocol):
@@ -107,15 +106,13 @@ class MeteredChecks:
         self._parts = checks.parts_of_a_walk
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool:
-        self._effort.spend_places(_CHECK)
-        self._effort.spend(value)
+        self._effort.spend_check(value)
         answer = self._checks.is_valid(schema, value)
         self._count(schema)
         return answer
 
     def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
-        self._effort.spend_places(_CHECK)
-        self._effort.spend(value)
+        self._effort.spend_check(value)
         answer = self._checks.conforms(schema, value, strip=strip)
         self._count(schema)
         return answer
@@ -124,12 +121,12 @@ class MeteredChecks:
         return self._checks.is_usable(schema, default)
 
     def matches(self, pattern: str, name: str) -> bool:
-        self._effort.spend_places(1)
+        self._effort.spend(1)
         return self._checks.matches(pattern, name)
 
     def count(self, looks: int) -> None:
         """Account for looks at members that are not checks."""
-        self._effort.spend_places(looks // _LOOKS)
+        self._effort.spend(looks // _LOOKS)
 
     def _count(self, schema: JSONSchema) -> None:
         """Account for a compiled check once, also if it was compiled for an earlier value: the outcome is the same."""

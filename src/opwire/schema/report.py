@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from opwire.errors import SchemaError
 from opwire.schema.checks import Checks, MeteredChecks
 from opwire.schema.cost import ComplexityError, Costs
-from opwire.schema.effort import Effort, ExhaustedError
+from opwire.schema.effort import Effort, ExhaustedError, places
 from opwire.schema.evaluate import Evaluator
 from opwire.schema.refs import JSONSchema, escaped
 from opwire.schema.scope import Demand, Force, Scope
@@ -24,7 +24,7 @@ from opwire.schema.validator import Validator
 _MAX_TEXT: Final = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
 _SMALL: Final = 10_000  # places that errors may be about, counted once for each part that looks at them: 50 ms
 _SHOWN_NAMES: Final = 100
-_BLOCK: Final = 1_000  # items that are checked at once
+_BLOCK: Final = 1_000  # items that are copied and checked at once
 _CONSTANTS = frozenset({"const", "enum"})
 _TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
 _OTHER_KIND = _CONSTANTS | {"type", "anyOf", "oneOf"}
@@ -80,31 +80,29 @@ class Reporter:
 
     def problems(self, value: Any, limit: int) -> list[Problem]:
         """The problems of plain data that does not fit, up to a limit."""
-        effort = Effort(value)
         try:
-            if self._is_small(value, effort.limited(_SMALL)):
+            if self._is_small(value):
                 errors = chain.from_iterable(map(_telling, self._validator.iter_errors(value)))
                 return [_problem(error) for error in islice(errors, limit)]
-            search = _Search(self._shapes, MeteredChecks(self._checks, effort), self._aspects)
+            search = _Search(self._shapes, MeteredChecks(self._checks, Effort(value)), self._aspects)
             return list(islice(search.problems(value, [Demand(self._root, Force.FILL)], ""), limit))
         except ComplexityError as error:
             return [Problem("", str(error))]
         except ValueError as error:
             return [Problem("", f"the value is not plain JSON data: {error}")]
 
-    def _is_small(self, value: Any, effort: Effort) -> bool:
+    def _is_small(self, value: Any) -> bool:
         """Whether jsonschema-rs has few errors to build at most. It looks at each part as often as ways lead there."""
         waiting: list[tuple[JSONSchema, Any]] = [(self._root, value)]
-        try:
-            while waiting:
-                schema, value = waiting.pop()
-                part = self._costs.part(schema)
-                effort.spend(value)
-                if part is not None:
-                    waiting.extend((each, value) for each in part.in_place)
-                    waiting.extend(part.members(value))
-        except ExhaustedError:
-            return False
+        left = _SMALL
+        while waiting:
+            schema, value = waiting.pop()
+            left -= places(value)  # an error holds a copy of what it is about
+            if left < 0:
+                return False
+            if (part := self._costs.part(schema)) is not None:
+                waiting.extend((each, value) for each in part.in_place)
+                waiting.extend(part.members(value))
         return True
 
 
@@ -148,14 +146,23 @@ class _Search:
                     yield from self.problems(item, wanted, f"{path}/{escaped(name)}")
         elif isinstance(value, list):
             items = cast("list[Any]", value)
-            for start in range(0, len(items), _BLOCK):
-                block = items[start : start + _BLOCK]
-                if start >= scope.prefix and self._all_meet(scope.item(start), block):
-                    continue
-                for index, item in enumerate(block, start):
-                    wanted = scope.item(index)
-                    if not self._evaluator.meets(wanted, item):
-                        yield from self.problems(item, wanted, f"{path}/{index}")
+            for index in chain(
+                range(min(scope.prefix, len(items))), self._wrong(items, scope.prefix, len(items), scope)
+            ):
+                wanted = scope.item(index)
+                if not self._evaluator.meets(wanted, items[index]):
+                    yield from self.problems(items[index], wanted, f"{path}/{index}")
+
+    def _wrong(self, items: list[Any], start: int, end: int, scope: Scope) -> Iterator[int]:
+        """The items behind the prefix that do not fit, by halves: a check of many ends at the first that does not."""
+        if start >= end or self._all_meet(scope.item(start), items[start:end]):
+            return
+        if end - start == 1:
+            yield start
+            return
+        step = max(1, min((end - start) // 2, _BLOCK))
+        for half in range(start, end, step):
+            yield from self._wrong(items, half, min(half + step, end), scope)
 
     def _of_whole(self, binding: list[Node], value: Any, path: str) -> Problem:
         """What is wrong with a value whose members, each by itself, are what they have to be."""

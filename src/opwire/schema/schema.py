@@ -128,18 +128,20 @@ class Schema:
         Raises:
             SchemaError: as `is_valid`.
         """
-        try:
-            if self._is_safe(value) and self._validator.is_valid(value):
-                return []
-        except ComplexityError as error:
-            return [Problem("", str(error))]
-        except ValueError:  # said below
-            pass
+        if not self._needs_survey and self.is_valid(value):
+            return []
         found = survey(value)
         if found.deep:
             return [Problem("", f"the value is nested deeper than {MAX_DEPTH}")]
         if not found.plain:
             return [Problem("", "the value is not plain JSON data")]
+        try:
+            if self._validator.is_valid(value):
+                return []
+        except ComplexityError as error:
+            return [Problem("", str(error))]
+        except ValueError:  # a lone surrogate: the report says so
+            pass
         return self._reporter.problems(value, limit)
 
     def cast(self, value: Any) -> Any:
@@ -175,15 +177,19 @@ class Schema:
         return self.compile()._fitter.conformity(strip=strip)
 
     def _is_safe(self, value: Any) -> bool:
-        """Whether a value can be looked at: a recursive schema would lead jsonschema-rs into any depth, and it crashes.
-
-        Other schemas end where they end. Most are not recursive, and a survey costs more than the check itself. A
-        meter reads plain data only.
-        """
-        if not self._may_recurse and not isinstance(self._validator, MeteredValidator):
+        """Whether a value can be looked at."""
+        if not self._needs_survey:
             return True
         found = survey(value)
         return found.plain and not found.deep
+
+    @property
+    def _needs_survey(self) -> bool:
+        """Whether values have to be plain and not deep: a meter reads nothing else, and jsonschema-rs crashes on depth.
+
+        Only a recursive schema leads it into any depth. Most are not, and a survey costs more than the check itself.
+        """
+        return self._may_recurse or isinstance(self._validator, MeteredValidator)
 
     @cached_property
     def _may_recurse(self) -> bool:

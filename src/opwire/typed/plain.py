@@ -24,7 +24,7 @@ SCALARS = frozenset({NoneType, bool, int, float, str})
 _CONTAINERS = frozenset({dict, list})
 _PLAIN = SCALARS | _CONTAINERS
 _KEYS = frozenset({str})
-_WIDE = 10_000  # a level this wide may hold the same containers many times over: each is looked at once
+_WIDE = 200_000  # a level this wide may hold the same containers many times over: each is looked at once
 _MAX_CONTAINERS = 10_000_000  # jsonschema-rs unfolds a value, and aborts the process where memory ends
 
 

@@ -64,8 +64,9 @@ def test_what_is_said_of_an_operation_is_kept() -> None:
 
 
 def test_how_answers_are_normalised_can_be_said() -> None:
-    found = Read(document({"/a": {"get": {}}}), normalize="check", strip=True)
+    found = Read(document({"/a": {"get": {}}}), normalize="check", strip=True, unchecked_input=True)
     assert (found.only.spec.normalize, found.only.spec.strip) == ("check", True)
+    assert found.only.spec.unchecked_input is True
 
 
 @requirement("openapi.lazy")
