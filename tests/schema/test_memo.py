@@ -112,6 +112,16 @@ def test_unevaluated_members_among_definitions_that_multiply_are_refused() -> No
 
 
 @requirement("schema.cost")
+def test_definitions_that_multiply_and_lead_back_for_the_same_value_are_refused() -> None:
+    schema = linked(10, 1)
+    schema["$defs"]["3"]["anyOf"] = [{"allOf": [ref(4)]}, True]
+    remembering(schema)
+    schema["$defs"]["4"]["not"] = {"not": ref(3)}
+    with pytest.raises(SchemaError, match="refer to themselves"):
+        remembering(schema)
+
+
+@requirement("schema.cost")
 def test_too_many_definitions_that_multiply_are_refused() -> None:
     twice = {"properties": {"a": {"anyOf": [ref(0), ref(0)]}}}
     schema = {

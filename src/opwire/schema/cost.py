@@ -203,6 +203,23 @@ class Costs:
         """Whether `unevaluated…` stands where verdicts have to be remembered."""
         return any(part.marks and part.below > FREE for part in self._parts.values())
 
+    @property
+    def loops(self) -> bool:
+        """Whether a part leads back to itself without going into the value. What that means, no draft says."""
+        inner = {part: list(filter(None, map(self.part, part.in_place))) for part in self._parts.values()}
+        users: dict[Part, list[Part]] = {}
+        for part, applied in inner.items():
+            for each in applied:
+                users.setdefault(each, []).append(part)
+        left = {part: len(applied) for part, applied in inner.items()}
+        ended = [part for part, count in left.items() if not count]
+        for part in ended:  # grows while it is read: a part ends once all that it applies has ended
+            for user in users.get(part, ()):
+                left[user] -= 1
+                if not left[user]:
+                    ended.append(user)
+        return len(ended) < len(left)
+
     def part(self, schema: Any) -> Part | None:
         """The part of a schema object; None for a boolean."""
         return self._parts.get(id(schema))
