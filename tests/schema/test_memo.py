@@ -112,12 +112,15 @@ def test_unevaluated_members_among_definitions_that_multiply_are_refused() -> No
 
 
 @requirement("schema.cost")
-def test_definitions_that_multiply_and_lead_back_for_the_same_value_are_refused() -> None:
+def test_definitions_that_multiply_and_apply_their_own_negation_are_refused() -> None:
     schema = linked(10, 1)
     schema["$defs"]["3"]["anyOf"] = [{"allOf": [ref(4)]}, True]
     remembering(schema)
+    schema["$defs"]["4"]["allOf"] = [ref(3)]
+    schema["$defs"]["5"]["not"] = {"not": True}
+    remembering(schema)
     schema["$defs"]["4"]["not"] = {"not": ref(3)}
-    with pytest.raises(SchemaError, match="refer to themselves"):
+    with pytest.raises(SchemaError, match="own negation"):
         remembering(schema)
 
 

@@ -79,13 +79,14 @@ class Part:
 
     # fmt: off
     __slots__ = (
-        "arrays", "below", "cost", "height", "in_place", "marks", "names", "objects", "own", "priced", "prices", "rest",
-        "spread",
+        "arrays", "below", "cost", "height", "in_place", "marks", "names", "negated", "objects", "own", "priced",
+        "prices", "rest", "spread",
     )
     # fmt: on
 
     def __init__(self, schema: dict[str, Any], references: References) -> None:
         self.in_place = list(_applied_here(schema, references))
+        self.negated = list(_schemas(schema, "not", "if"))
         self.marks = not _UNEVALUATED.isdisjoint(schema)  # asks what it applies, and its branches, again
         self.names = _dict(schema, "properties")
         self.rest: list[Any] = []
@@ -204,21 +205,14 @@ class Costs:
         return any(part.marks and part.below > FREE for part in self._parts.values())
 
     @property
-    def loops(self) -> bool:
-        """Whether a part leads back to itself without going into the value. What that means, no draft says."""
-        inner = {part: list(filter(None, map(self.part, part.in_place))) for part in self._parts.values()}
-        users: dict[Part, list[Part]] = {}
-        for part, applied in inner.items():
-            for each in applied:
-                users.setdefault(each, []).append(part)
-        left = {part: len(applied) for part, applied in inner.items()}
-        ended = [part for part, count in left.items() if not count]
-        for part in ended:  # grows while it is read: a part ends once all that it applies has ended
-            for user in users.get(part, ()):
-                left[user] -= 1
-                if not left[user]:
-                    ended.append(user)
-        return len(ended) < len(left)
+    def negated_loops(self) -> bool:
+        """Whether a part applies its own negation, or that of a part which leads back to it, to the same value.
+
+        Other loops have a meaning: a base that lists its variants, each of which extends the base, is frequent.
+        """
+        applied = {part: set(filter(None, map(self.part, part.in_place))) for part in self._parts.values()}
+        looping = _without_ends(_without_ends(applied), reverse=True)
+        return any(not looping[part].isdisjoint(filter(None, map(self.part, part.negated))) for part in looping)
 
     def part(self, schema: Any) -> Part | None:
         """The part of a schema object; None for a boolean."""
@@ -406,6 +400,24 @@ class _State:
 def _is_free(parts: Collection[Part]) -> bool:
     """Whether parts that look at the same place are cheap there and below."""
     return sum(part.spread for part in parts) <= FREE and not any(part.priced for part in parts)
+
+
+def _without_ends(graph: dict[Part, set[Part]], *, reverse: bool = False) -> dict[Part, set[Part]]:
+    """Remove the nodes of a graph from which no edge leads to a loop; with `reverse`, those that no loop leads to."""
+    followers: dict[Part, list[Part]] = {part: [] for part in graph}
+    for part, applied in graph.items():
+        for each in applied:
+            followers[each].append(part)
+    ahead, behind = (followers, graph) if reverse else (graph, followers)
+    left = {part: len(ahead[part]) for part in graph}
+    ended = [part for part, count in left.items() if not count]
+    for part in ended:  # grows while it is read
+        for each in behind[part]:
+            left[each] -= 1
+            if not left[each]:
+                ended.append(each)
+    kept = graph.keys() - set(ended)
+    return {part: graph[part] & kept for part in kept}
 
 
 def _popped(waiting: dict[int, None], last: int) -> Iterator[int]:

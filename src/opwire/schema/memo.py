@@ -29,15 +29,15 @@ def memoised(document: JSONSchema, costs: Costs) -> JSONSchema:
     """The same schema, of which verdicts are remembered. Every reference has to be of the form "#/$defs/name".
 
     Raises:
-        SchemaError: too many definitions multiply, `unevaluated…` stands among them, or they lead back to themselves
-            without going into the value.
+        SchemaError: too many definitions multiply, `unevaluated…` stands among them, or one applies its own
+            negation to the same value.
     """
     if not isinstance(document, dict):
         return document
     if costs.marks:  # it asks the branches of a definition by itself, and nothing remembers what they said
         raise SchemaError("its definitions multiply, which cannot be bounded beside `unevaluated…`")
-    if costs.loops:  # what is remembered on the way round depends on where it began
-        raise SchemaError("its definitions multiply, and refer to themselves for one and the same value")
+    if costs.negated_loops:  # what is remembered on the way round depends on where it began
+        raise SchemaError("its definitions multiply, and apply their own negation to one and the same value")
     contents: dict[str, Any] = document.get("$defs", {})
     names = [name for name, each in contents.items() if (part := costs.part(each)) is not None and part.below > FREE]
     if len(names) > _MAX_DEFINITIONS:

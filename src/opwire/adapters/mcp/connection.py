@@ -262,6 +262,7 @@ class Connection:
         if isinstance(error, CallError):
             return error
         if error.code == CONNECTION_CLOSED and (self.lost or error.message == "Connection closed"):
+            self._end()  # the dispatcher fails requests before `run` returns, and the next call must not be sent here
             return self._reason()
         http = http_failure(error)
         if http is not None and http.lost:
