@@ -23,7 +23,7 @@ ERRORS: dict[str, str] = {
 }
 
 LAYOUT: dict[str, str] = {
-    "layout.mirrored": "Every module has a test file of its own, at the same place in the tests' tree.",
+    "layout.mirrored": "Every package has tests of its own, at the same place in the tests' tree.",
     "layout.small": "A module has at most 450 lines of code, docstrings aside, and a function 60.",
     "layout.names": "No module or folder is called utils, common, core or base.",
     "layout.portable": "No file of the repository names a place on somebody's machine or a package index.",

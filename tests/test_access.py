@@ -3,7 +3,7 @@
 import pytest
 
 from opwire import AccessControl, CallError, ErrorCode, Identity, OperationSpec, ResourceRule, check_access
-from opwire.access import may_access
+from opwire.operation import may_access
 from tests.requirements import requirement
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire import content
-from opwire.content import MCP_CONTENT_BLOCK_SCHEMA, content_blocks
+from opwire import envelope
+from opwire.envelope import MCP_CONTENT_BLOCK_SCHEMA, content_blocks
 from opwire.errors import ConversionError
 from opwire.schema import Schema
 from tests.requirements import requirement
@@ -123,11 +123,11 @@ def test_an_unknown_block_without_json_form_is_refused() -> None:
 @requirement("envelope.content-blocks")
 def test_the_schema_has_a_branch_for_each_typed_block_with_the_same_fields() -> None:
     typed = (
-        content.TextBlock,
-        content.ImageBlock,
-        content.AudioBlock,
-        content.ResourceBlock,
-        content.ResourceLinkBlock,
+        envelope.TextBlock,
+        envelope.ImageBlock,
+        envelope.AudioBlock,
+        envelope.ResourceBlock,
+        envelope.ResourceLinkBlock,
     )
     branches = {branch["properties"]["type"]["const"]: branch for branch in MCP_CONTENT_BLOCK_SCHEMA["oneOf"]}
     for block in typed:

@@ -26,8 +26,7 @@ from opwire import (
     SchemaError,
     http_envelope,
 )
-from opwire.access import may_access
-from opwire.operation import SourceChange
+from opwire.operation import SourceChange, may_access
 from opwire.registry import Change
 from tests.requirements import requirement
 

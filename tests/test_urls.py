@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.urls import id_of, path_of
+from opwire.origin import id_of, path_of
 from tests.requirements import requirement
 
 names = st.text(min_size=1).filter(str.isprintable)

@@ -10,7 +10,7 @@ from opwire import OperationRegistry
 from opwire.call import LOCAL_IDENTITY
 from opwire.durable import DurableCalls, DurableWorker, Journal, MemoryJournal
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from opwire.transports.nats.jetstream import NatsJournal
+from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.redis import RedisJournal
 
 Opening = Callable[[str], AbstractAsyncContextManager[Journal]]

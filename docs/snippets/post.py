@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from opwire import CallError
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.medium import Listener
+from opwire.transports.broker_connection import Listener
 
 GONE = (OSError, asyncio.IncompleteReadError)
 

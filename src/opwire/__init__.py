@@ -5,17 +5,17 @@ from opwire import OperationRegistry
 registry = OperationRegistry()
 """
 
-from opwire.access import check_access
-from opwire.content import MCP_CONTENT_BLOCK_SCHEMA, MCPContentBlock
 from opwire.envelope import (
     HTTP_RESPONSE_META_SCHEMA,
     LOCAL_RESPONSE_META_SCHEMA,
+    MCP_CONTENT_BLOCK_SCHEMA,
     MCP_RESPONSE_META_SCHEMA,
     RESPONSE_ENVELOPE_SCHEMA,
     RESPONSE_META_SCHEMA,
     RESPONSE_SOURCES,
     HTTPResponseMeta,
     LocalResponseMeta,
+    MCPContentBlock,
     MCPResponseMeta,
     ResponseEnvelope,
     ResponseMeta,
@@ -54,6 +54,7 @@ from opwire.operation import (
     Progress,
     ResourceRule,
     Source,
+    check_access,
 )
 from opwire.registry import OperationRegistry, build_env
 from opwire.schema import UNKNOWN, Schema

@@ -10,9 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
-from opwire.access import check_access, may_access
 from opwire.envelope import ResponseEnvelope
-from opwire.operation import Context, OperationSpec, OperationType
+from opwire.operation import Context, OperationSpec, OperationType, check_access, may_access
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overloa
 
 from msgspec import structs
 
-from opwire.bound import BoundOperation
 from opwire.deadlines import Deadlines
 from opwire.env import Env
 from opwire.envelope import ResponseEnvelope
@@ -18,6 +17,7 @@ from opwire.errors import CallError, ErrorCode, RegistrationError
 from opwire.invoke import (
     END,
     FAILURES,
+    BoundOperation,
     Run,
     close_stream,
     failure,

@@ -4,11 +4,11 @@ from collections.abc import Generator
 
 import pytest
 
-from opwire.auth import grants
+from opwire.auth import tokens
 
 
 @pytest.fixture(autouse=True)
 def whole_log() -> Generator[None]:
-    grants.logger.removeFilter(grants.log_limit)
+    tokens.logger.removeFilter(tokens.log_limit)
     yield
-    grants.logger.addFilter(grants.log_limit)
+    tokens.logger.addFilter(tokens.log_limit)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opwire import Identity
 from opwire.auth import Grant
-from opwire.auth.claims import ClaimNames, grant_of
+from opwire.auth.tokens import ClaimNames, grant_of
 from tests.requirements import requirement
 
 PLAIN = {"sub": "ann", "exp": 2_000_000_000}

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import CallError, ErrorCode, Identity
-from opwire.auth import Authority, Grant, Signer, SigningKey, Verifier, credentials
-from opwire.auth.credentials import MAX_CREDENTIAL, MAX_LINKS
-from opwire.auth.passports import read_passport
+from opwire.auth import Authority, Grant, Signer, SigningKey, Verifier
+from opwire.auth import signed as credentials
+from opwire.auth.signed import MAX_CREDENTIAL, MAX_LINKS, read_passport
 from opwire.call import CallRequested
 from tests.auth.refusals import logged, refusal_of, unauthenticated
 from tests.requirements import requirement

@@ -7,7 +7,7 @@ import pytest
 
 from opwire import CallError, ErrorCode, Identity
 from opwire.auth import Grant
-from opwire.auth.grants import MAX_TOKEN, as_grant, presented, refused
+from opwire.auth.tokens import MAX_TOKEN, as_grant, presented, refused
 from tests.auth.refusals import logged, refusal_of, unauthenticated
 from tests.requirements import requirement
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from opwire import ErrorCode, Identity
 from opwire.auth import Authority, Grant, JWTs, SigningKey
-from opwire.auth.keyring import ALGORITHMS
+from opwire.auth.jwt import ALGORITHMS
 from tests.auth.issuers import (
     SECRET,
     claims,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode
-from opwire.auth import keyring
-from opwire.auth.keyring import FRESH, PAUSE, RETRY, OneKey, PublishedKeys, suited
+from opwire.auth import jwt
+from opwire.auth.jwt import FRESH, PAUSE, RETRY, OneKey, PublishedKeys, suited
 from tests.auth.issuers import published, verification_key
 from tests.auth.refusals import logged, refusal
 from tests.requirements import requirement
@@ -145,7 +145,7 @@ async def test_one_that_gives_up_while_the_keys_are_fetched_does_not_stop_the_ot
 async def test_an_issuer_that_does_not_answer_is_not_waited_for_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keyring, "PATIENCE", 0.01)
+    monkeypatch.setattr(jwt, "PATIENCE", 0.01)
     issuer = Issuer(published("RS256", "a"))
     issuer.answering.clear()
     error = await asyncio.wait_for(refusal(issuer.keys().find("a", "RS256")), 5)

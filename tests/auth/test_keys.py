@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from opwire import ErrorCode
 from opwire.auth import Authority, SigningKey
-from opwire.auth.keys import name_of, public_key
+from opwire.auth.signed import name_of, public_key
 from tests.auth.refusals import clean, refusal_of
 from tests.requirements import requirement
 

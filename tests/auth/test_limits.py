@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opwire import ErrorCode
 from opwire.auth import RateLimit
-from opwire.auth.limits import LogLimit
+from opwire.auth.tokens import LogLimit
 from tests.auth.refusals import refusal_of
 from tests.requirements import requirement
 

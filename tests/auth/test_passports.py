@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from opwire import ErrorCode, Identity
 from opwire.auth import Authority, Grant, SigningKey
-from opwire.auth.keys import public_key
-from opwire.auth.passports import Passport, own_passport, read_passport
+from opwire.auth.signed import Passport, own_passport, public_key, read_passport
 from tests.auth.issuers import published
 from tests.auth.refusals import refusal_of
 from tests.requirements import requirement

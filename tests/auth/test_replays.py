@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import ErrorCode
-from opwire.auth.replays import Replays
+from opwire.auth.signed import Replays
 from tests.auth.refusals import refusal_of
 from tests.requirements import requirement
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from opwire.auth import Authority, Grant, SignedRequests, Signer, SigningKey, Verifier
-from opwire.auth.signing import HeldCredentials
+from opwire.auth.signed import HeldCredentials
 from opwire.call import CallHandler, CallRequested, PendingRequestMap, decode_event, encode_event
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import AccessControl, Context, Identity

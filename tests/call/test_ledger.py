@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from opwire import CallError, ErrorCode, ResponseEnvelope, local_envelope
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallRequested, CallResponded
-from opwire.call.ledger import Arrival, Ledger
+from opwire.call.call_table import Arrival, Ledger
 from tests.requirements import requirement
 
 ENVELOPE = local_envelope(3, "math.add")

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from opwire.call import CallAborted, CallEvent
-from opwire.call.observers import Observers
+from opwire.call.call_table import Observers
 from tests.requirements import requirement
 
 EVENT = CallAborted(request_id="r")

@@ -3,7 +3,7 @@
 import inspect
 
 from opwire.call import PendingRequestMap
-from opwire.call.options import CallOptions, StreamOptions
+from opwire.call.call_table import CallOptions, StreamOptions
 
 THE_CALL = {"self", "operation_id", "input", "context", "output_type"}
 

@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import CallError, ErrorCode, Schema
-from opwire.call import MAX_MESSAGE, CallAborted, encode_event
-from opwire.call import session as events
-from opwire.call.session import (
-    SESSION_EVENT_SCHEMA,
-    SESSION_EVENT_SCHEMAS,
-    SessionEvent,
-    decode_message,
-    encode_session,
-)
+from opwire.call import MAX_MESSAGE, CallAborted, encode_event, events
+from opwire.call.events import SESSION_EVENT_SCHEMA, SESSION_EVENT_SCHEMAS, SessionEvent, decode_message, encode_session
 from tests.requirements import requirement
 
 KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and kind.__name__ != "Session"]

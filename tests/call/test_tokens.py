@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from opwire.call.tokens import random_ids
+from opwire.call.transport import random_ids
 
 
 def test_ids_are_all_different_and_of_the_size_that_was_asked_for() -> None:

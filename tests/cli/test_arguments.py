@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.cli.arguments import from_text, read_input
-from opwire.cli.fields import Field
+from opwire.cli.inputs import Field, from_text, read_input
 from tests.requirements import requirement
 
 SCHEMA: dict[str, Any] = {

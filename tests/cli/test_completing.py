@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from opwire import OperationSpec
-from opwire.cli.completing import recall, remember
+from opwire.cli.sources import recall, remember
 
 SPECS = [OperationSpec(namespace="math", name="add"), OperationSpec(namespace="clock", name="t", type="subscription")]  # pyright: ignore[reportArgumentType]
 

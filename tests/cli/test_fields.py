@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.cli.fields import Field
+from opwire.cli.inputs import Field
 
 TREE: dict[str, Any] = {
     "$ref": "#/$defs/Node",

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from opwire import CallError
-from opwire.cli.loading import Loading
 from opwire.cli.screen import Screen
-from opwire.config.events import Failed, Loaded, Removed, Started
+from opwire.cli.sources import Loading
+from opwire.config.runtime import Failed, Loaded, Removed, Started
 from tests.cli.test_spinner import FakeTerminal
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from opwire.cli.completing import remember
 from opwire.cli.program import run
-from opwire.cli.sources import Sources
+from opwire.cli.sources import Sources, remember
 from tests.cli.process import COMMAND, ROOT, SHOP
 from tests.cli.shop import registry
 from tests.requirements import requirement

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import OperationSpec, Schema
-from opwire.cli.arguments import read_input
-from opwire.cli.fields import Field
-from opwire.cli.outline import example_command, example_input, outline, type_in_words
+from opwire.cli.inputs import Field, example_command, example_input, outline, read_input, type_in_words
 
 ORDER: dict[str, Any] = {
     "type": "object",

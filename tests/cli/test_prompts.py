@@ -8,7 +8,7 @@ import click
 import pytest
 
 from opwire import Schema
-from opwire.cli.prompts import complete_input
+from opwire.cli.inputs import complete_input
 from tests.cli.process import SHOP, OnTerminal, opwire
 from tests.requirements import requirement
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from opwire.cli.commands.serve import until_stopped, with_callers
 from opwire.cli.screen import Screen
-from opwire.cli.serving import until_stopped, with_callers
 from opwire.config import Config, build_authenticator
 from opwire.config.settings import IdentitySettings, Secret
 from tests.requirements import requirement

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from opwire.cli.spinner import Spinner
+from opwire.cli.screen import Spinner
 
 
 class FakeTerminal(io.StringIO):

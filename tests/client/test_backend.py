@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from opwire.client import backend
-from opwire.client.backend import Catalogue
+from opwire.client import backends
+from opwire.client.backends import Catalogue
 from opwire.errors import CallError
 from opwire.operation import OperationSpec
 from tests.requirements import requirement
@@ -40,7 +40,7 @@ async def test_what_is_not_there_is_asked_for_again_after_a_while(monkeypatch: p
     assert await catalogue.find("a.b") is None
     assert await catalogue.find("a.b") is None
     assert peer.questions == 1
-    monkeypatch.setattr(backend, "STALE", -1)
+    monkeypatch.setattr(backends, "STALE", -1)
     peer.specs = Peer("b").specs
     assert await catalogue.find("a.b") is peer.specs[0]
     assert peer.questions == 2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.client.codegen_names import pascal, quoted, snake
+from opwire.client.codegen_types import pascal, quoted, snake
 from tests.requirements import requirement
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.client.page_fields import Field, input_field, items_field, next_fields, total_reached
+from opwire.client.pages import Field, input_field, items_field, next_fields, total_reached
 from tests.requirements import requirement
 
 

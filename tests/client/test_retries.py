@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.client.retries import Retries, RetryBudget
+from opwire.client.pages import Retries, RetryBudget
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 

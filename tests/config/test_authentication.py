@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError, Identity
 from opwire.auth import Authenticator, Grant
-from opwire.config.authentication import build_authenticator, identity_of, or_anonymous
+from opwire.config.surfaces import build_authenticator, identity_of, or_anonymous
 from opwire.errors import ConfigError
 from tests.adapters.openapi.echo import EchoServer, answer, redirect
 from tests.auth.issuers import published, token, verification_key

@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.config.environment import EnvText, Secret, problem_of
+from opwire.config.settings import EnvText, Secret, problem_of
 from opwire.errors import ConfigError
 from tests.requirements import requirement
 

@@ -1,7 +1,7 @@
 """What is told while sources are loaded."""
 
 from opwire import CallError
-from opwire.config.events import Failed, Loaded, Reloaded
+from opwire.config.runtime import Failed, Loaded, Reloaded
 
 
 def test_events_can_be_compared_and_tell_what_they_are_about() -> None:

@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from opwire import OperationRegistry
-from opwire.config.delegates import RegistrySource
-from opwire.config.events import Failed, Loaded, LoadEvent, Started
-from opwire.config.loading import Loading, close_all
-from opwire.config.modules import ProjectModules
+from opwire.config.runtime import Failed, Loaded, LoadEvent, Loading, Started, close_all
 from opwire.config.settings import AnySource
-from opwire.config.sources import OpenSource
+from opwire.config.sources import OpenSource, ProjectModules, RegistrySource
 from opwire.errors import CallError, ConfigError, ErrorCode
 from tests.config.stages import DOCUMENT, HANGING, TINY, project, shop
 from tests.requirements import requirement
@@ -143,7 +140,7 @@ async def test_a_failure_that_nobody_foresaw_is_told_without_its_text_and_logged
     async def breaks(*_: object) -> OpenSource:
         raise LookupError("hunter2")
 
-    monkeypatch.setattr("opwire.config.loading.open_source", breaks)
+    monkeypatch.setattr("opwire.config.runtime.open_source", breaks)
     stage = Stage(tmp_path, '[sources.a]\npython = "x"')
     await stage.loading.open_all(stage.sources, strict=False)
     error = stage.loading.errors["a"]["a"]
@@ -166,7 +163,7 @@ async def test_a_source_that_opens_just_when_it_is_given_up_is_closed(
             return OpenSource(RegistrySource([]), close)
         raise AssertionError
 
-    monkeypatch.setattr("opwire.config.loading.open_source", late)
+    monkeypatch.setattr("opwire.config.runtime.open_source", late)
     stage = Stage(tmp_path, '[sources.a]\npython = "x"\ntimeout = 0.01')
     await stage.loading.open_all(stage.sources, strict=False)
     await asyncio.gather(*stage.loading.leaving)

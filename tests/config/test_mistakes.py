@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.config.mistakes import Mistake, did_you_mean, dotted, told
+from opwire.config.problems import Mistake, did_you_mean, dotted, told
 
 ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=6)
 

@@ -9,8 +9,7 @@ import pytest
 
 from opwire import CallError
 from opwire.config import Loaded, Removed, load_config, open_config
-from opwire.config.events import LoadEvent
-from opwire.config.opened import OpenedConfig
+from opwire.config.runtime import LoadEvent, OpenedConfig
 from opwire.errors import ConfigError
 from tests.config.stages import DOCUMENT, TINY, project, shop, write
 from tests.requirements import requirement

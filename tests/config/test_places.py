@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.config.places import Key, Places
+from opwire.config.problems import Key, Places
 
 TEXT = """\
 # a comment with key = 1

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.config import find_config, load_config, read_config
-from opwire.config.environment import EnvText, Secret
 from opwire.config.reading import parse_config
 from opwire.config.settings import (
     ClientCredential,
+    EnvText,
     OpenAPISource,
     ProgramSource,
     PythonSource,
+    Secret,
     ServersFileSource,
     ServerSource,
     UserCredential,

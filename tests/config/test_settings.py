@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from opwire.config.environment import EnvText
-from opwire.config.settings import Config, HubSettings, ServerSource
+from opwire.config.settings import Config, EnvText, HubSettings, ServerSource
 from tests.requirements import requirement
 
 

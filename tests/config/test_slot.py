@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from opwire import OperationRegistry, OperationSpec
-from opwire.config.slot import Slot
+from opwire.config.runtime import Slot
 from opwire.config.sources import OpenSource
 from opwire.operation import Operation, SourceChange
 from opwire.registry import Change

@@ -9,8 +9,7 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.config import load_config
-from opwire.config.modules import ProjectModules
-from opwire.config.sources import OpenSource, files_of, open_source
+from opwire.config.sources import OpenSource, ProjectModules, files_of, open_source
 from opwire.errors import CallError, ConfigError, OpwireError
 from opwire.serve.mcp import serve_mcp
 from tests.adapters.openapi.echo import EchoServer, answer

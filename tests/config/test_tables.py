@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from opwire.config.environment import EnvText, Secret
-from opwire.config.mistakes import Finding
-from opwire.config.settings import Config
-from opwire.config.tables import read_table
+from opwire.config.problems import Finding
+from opwire.config.reading import read_table
+from opwire.config.settings import Config, EnvText, Secret
 from tests.requirements import requirement
 
 

@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from opwire.config import Reloaded, open_config, watch
-from opwire.config.opened import OpenedConfig
+from opwire.config.runtime import OpenedConfig
 from tests.config.stages import DOCUMENT, project, shop, write
 from tests.requirements import requirement
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from opwire import CallError
 from opwire.durable import DurableWorker
-from opwire.transports.nats.jetstream import NatsJournal
+from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.redis import RedisJournal
 from tests.durable.process import LEASE, operations
 from tests.servers.brokers import RedisServer

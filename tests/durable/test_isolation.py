@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from opwire.durable.isolation import Isolation, isolation_here, quiet_time
+from opwire.durable.attempt import Isolation, isolation_here, quiet_time
 from opwire.testing import run_virtually
 from tests.requirements import requirement
 

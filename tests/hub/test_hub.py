@@ -15,10 +15,10 @@ from opwire.call.events import CallRequested
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.hub import Hub, Spoke
-from opwire.hub.lookout import Lookout
+from opwire.hub.remote_operations import Lookout
 from opwire.operation import Context, Identity
 from opwire.registry import OperationRegistry
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from tests.hub.scene import BEAT, OPEN, Meeting, Waiting, adding, connected, ids, peers
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer

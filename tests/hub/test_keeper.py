@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from opwire.auth import Grant, callback
-from opwire.call.about import OPERATIONS
+from opwire.call.discovery import OPERATIONS
 from opwire.errors import CallError, ErrorCode
 from opwire.hub import Hub, Spoke
 from opwire.operation import AccessControl, Context, Identity
 from opwire.registry import OperationRegistry
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from opwire.transports.websocket import WebSocketServer
 from tests.hub.scene import AUTH, TOKENS, Meeting, Waiting, adding, answer, connected, ids, peers, whoami
 from tests.requirements import requirement

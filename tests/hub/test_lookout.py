@@ -6,8 +6,7 @@ import pytest
 
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.errors import CallError, ErrorCode
-from opwire.hub.lookout import Lookout
-from opwire.hub.mirror import Mirror
+from opwire.hub.remote_operations import Lookout, Mirror
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.hub.scene import adding, ids

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from opwire.call import Address, OperationInfo, PendingRequestMap, Statistics
 from opwire.errors import CallError, ErrorCode
-from opwire.hub.mirror import Mirror
+from opwire.hub.remote_operations import Mirror
 from opwire.operation import AccessControl, OperationType
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport

@@ -10,7 +10,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.hub import Spoke
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.hub.scene import BEAT, Meeting, Waiting, adding
 from tests.requirements import requirement

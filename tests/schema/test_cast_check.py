@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.schema.cast_check import (
+from opwire.schema.cast_kinds import (
     MISSING,
     code_units,
     fingerprint,

@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from opwire.errors import SchemaError
-from opwire.schema.checks import Checks
-from opwire.schema.shape import Shapes
+from opwire.schema.shape import Checks, Shapes
 from tests.requirements import requirement
 
 ROOT: dict[str, Any] = {

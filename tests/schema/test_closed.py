@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
-from opwire.schema.closed import allows_extras, closed_document, plain_document
 from opwire.schema.fit import Fitter
-from opwire.schema.shape import Shapes
+from opwire.schema.shape import Shapes, allows_extras, closed_document, plain_document
 from opwire.schema.validator import compile_validator
 from tests.requirements import requirement
 from tests.schema.strategies import schemas, values, wrapped

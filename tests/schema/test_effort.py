@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.schema.effort import Effort, ExhaustedError, places
+from opwire.schema.cost import Effort, ExhaustedError, places
 from tests.requirements import requirement
 
 

@@ -2,10 +2,8 @@ from typing import Any
 
 import pytest
 
-from opwire.schema.checks import Checks
-from opwire.schema.evaluate import Evaluator
-from opwire.schema.scope import Demand, Force
-from opwire.schema.shape import Shapes
+from opwire.schema.fit import Demand, Evaluator, Force
+from opwire.schema.shape import Checks, Shapes
 from tests.requirements import requirement
 
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema import Schema
-from opwire.schema.closed import plain_document
 from opwire.schema.dialect import lower
 from opwire.schema.fit import Change, Fitted, Fitter
-from opwire.schema.shape import Shapes
+from opwire.schema.shape import Shapes, plain_document
 from opwire.schema.validator import compile_validator
 from tests.requirements import requirement
 from tests.schema.strategies import schemas, values

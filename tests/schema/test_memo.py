@@ -10,8 +10,7 @@ import pytest
 
 from opwire import SchemaError
 from opwire.schema.cost import Costs
-from opwire.schema.memo import memoised
-from opwire.schema.validator import Validator, compile_validator
+from opwire.schema.validator import Validator, compile_validator, memoised
 from tests.requirements import requirement
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema import Dialect, Schema
-from opwire.schema.refs import References, escaped, may_recurse
+from opwire.schema.dialect import References, escaped, may_recurse
 from tests.requirements import requirement
 
 ROOT: dict[str, Any] = {

@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from opwire.schema.checks import Checks
-from opwire.schema.scope import Applied, Demand, Force, Scope
-from opwire.schema.shape import Shapes
+from opwire.schema.fit import Applied, Demand, Force, Scope
+from opwire.schema.shape import Checks, Shapes
 
 CHECKS = Checks(Shapes(True))
 

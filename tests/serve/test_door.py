@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from opwire import CallError, Identity
 from opwire.auth import Grant, StaticTokens, anybody, callback
-from opwire.serve.door import LOOPBACK, Door, Hosts, expires_of, identity_of, without_port
+from opwire.serve.guard import LOOPBACK, Door, Hosts, expires_of, identity_of, without_port
 from opwire.serve.listener import listening
 from tests.requirements import requirement
 from tests.serve.http.served import Client, Reply

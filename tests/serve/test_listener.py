@@ -17,7 +17,7 @@ import pytest
 from opwire import CallError, ErrorCode, Identity
 from opwire.auth import StaticTokens
 from opwire.serve import listener
-from opwire.serve.door import Door
+from opwire.serve.guard import Door
 from opwire.serve.listener import listening, run_until_signalled
 from tests.requirements import requirement
 

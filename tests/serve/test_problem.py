@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from opwire import ERROR_TABLE, CallError, ErrorCode
-from opwire.serve.problem import MAX_DETAILS, Refusal, encode_problem, problem_of, send_problem
+from opwire.serve.guard import MAX_DETAILS, Refusal, encode_problem, problem_of, send_problem
 from tests.requirements import requirement
 
 

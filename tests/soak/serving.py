@@ -12,7 +12,7 @@ from opwire import CallError, Context, ErrorCode, OperationRegistry
 from opwire.call import Transport
 from opwire.durable import DurableWorker, Journal
 from opwire.hub import Spoke, connect
-from opwire.transports.nats.jetstream import NatsJournal
+from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.redis import RedisJournal
 from tests.servers.worker import PUBLIC, say, wait_for_the_end
 from tests.soak.history import Diary

@@ -3,7 +3,7 @@
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import get_current_span
 
-from opwire.telemetry.lineage import Parent, carried_trace, parent_of, serving, within
+from opwire.telemetry import Parent, carried_trace, parent_of, serving, within
 from tests.requirements import requirement
 from tests.telemetry.tape import Tape
 

@@ -19,8 +19,7 @@ from opwire import (
     mcp_envelope,
 )
 from opwire.hub import Spoke
-from opwire.telemetry import instrument
-from opwire.telemetry.recording import Recorder
+from opwire.telemetry import Recorder, instrument
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.requirements import requirement
 from tests.telemetry.tape import Tape

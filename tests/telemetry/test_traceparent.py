@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from opwire import Context, OperationRegistry, Schema
 from opwire.adapters.openapi import from_openapi
-from opwire.call.events import CALL_EVENT_SCHEMAS, CallRequested
-from opwire.call.wire import decode_event, encode_event
+from opwire.call.events import CALL_EVENT_SCHEMAS, CallRequested, decode_event, encode_event
 from opwire.operation import trace_of
 from tests.adapters.openapi.echo import EchoServer
 from tests.requirements import requirement

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opwire.call import CallHandler, PendingRequestMap
-from opwire.call.ledger import Arrival, Ledger
+from opwire.call.call_table import Arrival, Ledger
 from opwire.testing import Chaos, ChaosReport, run_chaos, run_virtually
 from opwire.testing.chaos import FAULTS
 from opwire.transports.memory import MemoryBus, MemoryTransport

@@ -4,7 +4,7 @@ import pytest
 
 from opwire.testing import contract_calls as calls
 from opwire.testing import run_virtually
-from opwire.testing.scene import Scene
+from opwire.testing.harness import Scene
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.requirements import requirement
 from tests.testing import broken

@@ -2,9 +2,9 @@
 
 import pytest
 
-from opwire.testing import contract_events as events
+from opwire.testing import contract as events
 from opwire.testing import run_virtually
-from opwire.testing.scene import Scene
+from opwire.testing.harness import Scene
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.typed.plain import MAX_DEPTH, survey
 from tests.requirements import requirement

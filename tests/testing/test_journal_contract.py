@@ -7,8 +7,8 @@ import pytest
 
 from opwire.durable import Books, Journal, MemoryJournal
 from opwire.testing import run_virtually
-from opwire.testing.journal_contract import JOURNAL_CONTRACT, check_journal
-from opwire.transports.redis.streams import RedisJournal
+from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
+from opwire.transports.redis.journal import RedisJournal
 from tests.durable import broken
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer

@@ -3,7 +3,7 @@
 import pytest
 
 from opwire.durable import MemoryJournal
-from opwire.testing import journal_outcomes as outcomes
+from opwire.testing import journal as outcomes
 from tests.durable import broken
 from tests.requirements import requirement
 from tests.testing.test_journal_tasks import complaint

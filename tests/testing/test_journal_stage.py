@@ -6,7 +6,7 @@ from opwire import CallError
 from opwire.durable import Books, MemoryJournal
 from opwire.errors import ErrorCode
 from opwire.testing import run_virtually
-from opwire.testing.journal_stage import Stage, refused
+from opwire.testing.journal_tasks import Stage, refused
 
 
 async def nothing() -> None:

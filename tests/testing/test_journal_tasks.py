@@ -5,7 +5,7 @@ import pytest
 from opwire.durable import Books, MemoryJournal
 from opwire.testing import journal_tasks as tasks
 from opwire.testing import run_virtually
-from opwire.testing.journal_stage import Stage
+from opwire.testing.journal_tasks import Stage
 from tests.durable import broken
 from tests.requirements import requirement
 

@@ -8,7 +8,7 @@ import pytest
 from opwire.call import CallRequested
 from opwire.operation import Context
 from opwire.testing import run_virtually
-from opwire.testing.scene import PATIENCE, Scene, expect, item, soon
+from opwire.testing.harness import PATIENCE, Scene, expect, item, soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.requirements import requirement
 

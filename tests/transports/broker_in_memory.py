@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.medium import Listener
+from opwire.transports.broker_connection import Listener
 
 
 class MemoryBroker:

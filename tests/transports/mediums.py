@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from opwire.call import Address
-from opwire.testing.scene import soon
-from opwire.transports.medium import Medium
+from opwire.testing.harness import soon
+from opwire.transports.broker_connection import Medium
 
 
 class Log:

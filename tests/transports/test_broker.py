@@ -24,12 +24,12 @@ from opwire.call import (
     discover,
     encode_event,
 )
-from opwire.call.session import Hello, Here, Left, Serving, Waiting, Who, encode_session
+from opwire.call.events import Hello, Here, Left, Serving, Waiting, Who, encode_session
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from opwire.registry import OperationRegistry
 from opwire.testing import run_virtually
-from opwire.testing.scene import Probe
+from opwire.testing.harness import Probe
 from opwire.transports.broker import BrokerTransport
 from tests.requirements import requirement
 from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from opwire.transports import link
 from opwire.transports.link import Backlogs, Link, back_off, check_numbers, keep_running
 from tests.requirements import requirement

@@ -3,9 +3,9 @@
 import inspect
 
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.medium import Listener, Medium
-from opwire.transports.nats.medium import NatsMedium
-from opwire.transports.redis.medium import RedisMedium
+from opwire.transports.broker_connection import Listener, Medium
+from opwire.transports.nats.transport import NatsMedium
+from opwire.transports.redis.transport import RedisMedium
 from tests.requirements import requirement
 from tests.transports.broker_in_memory import MemoryMedium
 

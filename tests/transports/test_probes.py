@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from opwire.call import Address
-from opwire.call.session import Waiting, decode_message
+from opwire.call.events import Waiting, decode_message
 from opwire.errors import CallError, ErrorCode
 from opwire.testing import run_virtually
-from opwire.transports.leases import MOMENT, Leases
-from opwire.transports.probes import Probes
+from opwire.transports.leases import MOMENT, Leases, Probes
 from tests.requirements import requirement
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from opwire.errors import ConversionError, HintError
 from opwire.typed import convert, converter, identity_kinds, json_schema_of
-from opwire.typed.conversion import _PREPARED, _prepare
+from opwire.typed.convert import _PREPARED, _prepare
+from opwire.typed.from_hint import walk
 from opwire.typed.nodes import Misfit
 from opwire.typed.plain import to_plain
-from opwire.typed.walk import walk
 from tests.requirements import requirement
 from tests.typed.catalogue import (
     ALL,

@@ -9,7 +9,7 @@ import typing_extensions
 
 from opwire.errors import HintError
 from opwire.typed import yield_type_of
-from opwire.typed.hints import class_hints, default_of, describe, loaded, substitute
+from opwire.typed.fields import class_hints, default_of, describe, loaded, substitute
 from tests.requirements import requirement
 from tests.typed.catalogue import LabelledBox, NamedPage, Point
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import ConversionError
 from opwire.typed import convert, json_schema_of
-from opwire.typed.leaves import INTEGER_KEY, subclass_leaf
-from opwire.typed.nodes import Misfit
+from opwire.typed.nodes import INTEGER_KEY, Misfit, subclass_leaf
 from opwire.typed.plain import to_plain
 from tests.requirements import requirement
 from tests.typed.catalogue import Email, Point

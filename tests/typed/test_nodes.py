@@ -3,9 +3,8 @@ from typing import Any
 
 import pytest
 
-from opwire.typed.leaves import LEAVES
-from opwire.typed.nodes import Choice, Misfit, expected, kind_of, reachable
-from opwire.typed.walk import walk
+from opwire.typed.from_hint import walk
+from opwire.typed.nodes import LEAVES, Choice, Misfit, expected, kind_of, reachable
 from tests.typed.catalogue import Colour, Level, Point, Tree
 
 

@@ -5,8 +5,7 @@ import attrs
 import msgspec
 import pytest
 
-from opwire.typed.hints import class_hints
-from opwire.typed.plans import NOTHING, Field, plain_default, planner_of, unwrap_qualifiers
+from opwire.typed.fields import NOTHING, Field, class_hints, plain_default, planner_of, unwrap_qualifiers
 from tests.requirements import requirement
 from tests.typed import future_types
 from tests.typed.catalogue import (

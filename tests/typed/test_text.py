@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.typed.plain import replace_surrogates
-from opwire.typed.text import read_json, write_json
+from opwire.typed.plain import read_json, replace_surrogates, write_json
 from tests.requirements import requirement
 
 ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()

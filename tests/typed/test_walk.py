@@ -11,7 +11,7 @@ import typing_extensions
 
 from opwire.errors import HintError
 from opwire.typed import convert, json_schema_of
-from opwire.typed.walk import walk
+from opwire.typed.from_hint import walk
 from tests.requirements import requirement
 from tests.typed.catalogue import Chain, Colour, Page, Point, Wrapped
 

@@ -22,17 +22,11 @@ Over a broker nobody stands at the door, so each request is signed. An authority
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from opwire.auth.callbacks import callback
-from opwire.auth.grants import Authenticator, Grant
-from opwire.auth.limits import RateLimit
-from opwire.auth.tokens import StaticTokens, anybody
+from opwire.auth.tokens import Authenticator, Grant, RateLimit, StaticTokens, anybody, callback
 
 if TYPE_CHECKING:
-    from opwire.auth.credentials import Signer, Verifier
     from opwire.auth.jwt import JWTs
-    from opwire.auth.keys import SigningKey
-    from opwire.auth.passports import Authority
-    from opwire.auth.signing import SignedRequests
+    from opwire.auth.signed import Authority, SignedRequests, Signer, SigningKey, Verifier
 
 __all__ = [
     "Authenticator",
@@ -51,12 +45,12 @@ __all__ = [
 
 # Loaded when first asked for: they need PyJWT and cryptography, which the others do without.
 _SIGNED = {
-    "Authority": "passports",
+    "Authority": "signed",
     "JWTs": "jwt",
-    "SignedRequests": "signing",
-    "Signer": "credentials",
-    "SigningKey": "keys",
-    "Verifier": "credentials",
+    "SignedRequests": "signed",
+    "Signer": "signed",
+    "SigningKey": "signed",
+    "Verifier": "signed",
 }
 
 

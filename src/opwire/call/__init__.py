@@ -1,10 +1,12 @@
 """The call protocol: events, their wire form, pending calls, the handler that answers, and the transport interface."""
 
-from opwire.call.about import Found, discover
+from opwire.call.call_table import Overflow
 from opwire.call.description import Describing, Description, OperationInfo, ServerInfo, Statistics
+from opwire.call.discovery import Found, discover
 from opwire.call.events import (
     CALL_EVENT_SCHEMA,
     CALL_EVENT_SCHEMAS,
+    MAX_MESSAGE,
     CallAborted,
     CallCompleted,
     CallCredit,
@@ -12,12 +14,12 @@ from opwire.call.events import (
     CallFailed,
     CallRequested,
     CallResponded,
+    decode_event,
+    encode_event,
 )
 from opwire.call.handler import CallHandler
-from opwire.call.inbox import Overflow
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address, Receiver, Transport
-from opwire.call.wire import MAX_MESSAGE, decode_event, encode_event
 from opwire.operation import LOCAL_IDENTITY
 
 __all__ = [

@@ -13,17 +13,25 @@ from secrets import token_hex
 
 from msgspec import Struct
 
-from opwire.access import check_access, may_access
-from opwire.call.about import ABOUT, OPERATIONS, SelfDescription
+from opwire.call.call_table import Credits
 from opwire.call.description import Description, ServerInfo
+from opwire.call.discovery import ABOUT, OPERATIONS, SelfDescription
 from opwire.call.events import CallAborted, CallCredit, CallRequested, Milliseconds
-from opwire.call.inbox import Credits
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
 from opwire.call.transport import Address, Announcing
 from opwire.deadlines import Deadlines, HoldUps
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure
-from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationSpec, OperationType
+from opwire.operation import (
+    LOCAL_IDENTITY,
+    Context,
+    Identity,
+    Inbound,
+    OperationSpec,
+    OperationType,
+    check_access,
+    may_access,
+)
 from opwire.registry import Change, OperationRegistry
 
 logger = logging.getLogger("opwire.call")

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, TypeVar, Unpack, cast, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
+from opwire.call.call_table import MAX_EXCESS, CallOptions, Inbox, Ledger, Observers, Overflow, StreamOptions, Window
 from opwire.call.description import Description
 from opwire.call.events import (
     CallAborted,
@@ -22,14 +23,9 @@ from opwire.call.events import (
     CallFailed,
     CallRequested,
     CallResponded,
+    encode_event,
 )
-from opwire.call.inbox import MAX_EXCESS, Inbox, Overflow, Window
-from opwire.call.ledger import Ledger
-from opwire.call.observers import Observers
-from opwire.call.options import CallOptions, StreamOptions
-from opwire.call.tokens import random_ids
-from opwire.call.transport import Address, Transport
-from opwire.call.wire import encode_event
+from opwire.call.transport import Address, Transport, random_ids
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode, UsageError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from opwire.cli import completing
+from opwire.cli import sources as completing
 from opwire.cli.screen import Form, Screen
 from opwire.cli.sources import Sources
 

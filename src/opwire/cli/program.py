@@ -16,7 +16,7 @@ from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import shared_options
 from opwire.cli.screen import Screen
-from opwire.typed.text import harmless
+from opwire.typed.plain import harmless
 
 COMMANDS = {
     "ls": "List the operations, or search them.",
@@ -33,6 +33,14 @@ COMMANDS = {
     "demo": "Show what opwire does, on this machine alone.",
 }
 
+# Commands that share a module with another one.
+_MODULES = {
+    **dict.fromkeys(("ls", "describe"), "listing"),
+    **dict.fromkeys(("init", "gen", "completion", "demo"), "setup"),
+    **dict.fromkeys(("hub", "spoke"), "serve"),
+    "watch": "call",
+}
+
 
 class Program(click.Group):
     """Imports the module of a command when that command is run: `opwire ls` pays for nothing else."""
@@ -45,7 +53,8 @@ class Program(click.Group):
         """The command of a name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"opwire.cli.commands.{cmd_name}").command
+        module = importlib.import_module(f"opwire.cli.commands.{_MODULES.get(cmd_name, cmd_name)}")
+        return getattr(module, f"{cmd_name}_command")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in the help, for which nothing has to be imported."""
@@ -94,7 +103,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # not every terminal can show every character
     if "_OPWIRE_COMPLETE" in os.environ:
-        importlib.import_module("opwire.cli.commands.completion").use_own_scripts()
+        importlib.import_module("opwire.cli.commands.setup").use_own_scripts()
     try:
         with screen.logging():
             ended = program.main(arguments, prog_name="opwire", standalone_mode=False, obj=screen)

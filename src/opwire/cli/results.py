@@ -15,8 +15,7 @@ import msgspec
 from msgspec import UnsetType
 
 from opwire.cli.screen import Form, Screen, harmless, json_text
-from opwire.content import MCPContentBlock
-from opwire.envelope import MCPResponseMeta, ResponseEnvelope, encode_envelope
+from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
 
 MAX_SHOWN = 20_000
 """Characters of a text on a terminal; what is longer is cut, and nothing is cut elsewhere."""

@@ -1,26 +1,64 @@
-"""Where the operations of a command come from: a configuration file, sources named on the spot, or somebody's URL."""
+"""Where the operations of a command come from: a configuration file, sources named on the spot, or somebody's URL.
 
+The ids of operations, remembered from the last time that they were loaded: a shell completes from these.
+
+Nothing is started and nothing is asked when somebody presses TAB. A cache that cannot be written or read is none.
+
+What is shown while sources are loaded: a line that changes on a terminal, words for who asked for them elsewhere.
+"""
+
+import contextlib
 import os
 import re
 import shlex
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import click
+import msgspec
 from msgspec.structs import replace
 
-from opwire.cli import completing
-from opwire.cli.screen import Screen
+from opwire.cli.screen import Screen, Spinner, counted
+from opwire.config.runtime import Failed, Loaded, LoadEvent, Started
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry
 
-if TYPE_CHECKING:  # each is imported when a command needs it
+if TYPE_CHECKING:
     from opwire.client import Client
     from opwire.config import Config, OpenedConfig
+
+
+def remember(key: str, specs: Iterable[OperationSpec]) -> None:
+    """Keep the ids and types of what some sources hold."""
+    content = msgspec.json.encode({spec.id: spec.type.value for spec in specs})
+    place = _place(key)
+    with contextlib.suppress(OSError):
+        if place.is_file() and place.read_bytes() == content:
+            return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new = place.with_suffix(f".{os.getpid()}")
+        new.write_bytes(content)
+        new.replace(place)  # at once: another shell may be reading
+
+
+def recall(key: str) -> dict[str, str] | None:
+    """The types of the operations by id, as they were; None if these sources were never loaded."""
+    try:
+        return msgspec.json.decode(_place(key).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _place(key: str) -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME")
+    caches = Path(folder) if folder else Path.home() / ".cache"
+    return caches / "opwire" / f"ids-{sha256(key.encode()).hexdigest()[:24]}.json"
+
 
 _NOTHING = (
     "there is no opwire.toml here or in a folder above: `opwire init` writes one. Or name a source: --python "
@@ -156,7 +194,7 @@ class Sources(NamedTuple):
                 workbench = await stack.enter_async_context(_workbench(config, screen))
                 narrow = config
             if narrow is config:
-                completing.remember(self.key, workbench.specs.values())
+                remember(self.key, workbench.specs.values())
             yield workbench
 
     @asynccontextmanager
@@ -179,7 +217,7 @@ class Sources(NamedTuple):
         token = os.environ.get(self.token_env) if url.startswith(("ws", "http")) else None
         async with Client(url, token=token) as client:
             workbench = Workbench({spec.id: spec for spec in await client.operations()}, client)
-            completing.remember(self.key, workbench.specs.values())
+            remember(self.key, workbench.specs.values())
             yield workbench
 
 
@@ -191,7 +229,6 @@ async def opened(config: "Config", screen: Screen, *, quiet: bool = False) -> "A
         CallError: a source that is named on the spot cannot be loaded.
         ConfigError: a required source of the file cannot be loaded.
     """
-    from opwire.cli.loading import Loading
     from opwire.config import open_config
 
     async with AsyncExitStack() as stack:
@@ -264,3 +301,31 @@ def _words(command: str) -> list[str]:
         return shlex.split(command) or [""]
     except ValueError as error:
         raise click.UsageError(f"{command!r} is not a program with its arguments: {error}") from None
+
+
+class Loading(Spinner):
+    """Shows the events of `open_config`, as long as the block lasts; failures of the sources in `unsaid` are not."""
+
+    def __init__(self, screen: Screen, *, unsaid: Collection[str] = ()) -> None:
+        super().__init__()
+        self._screen = screen
+        self._unsaid = unsaid
+        self._waiting: dict[str, None] = {}
+
+    def event(self, event: LoadEvent) -> None:
+        """Something happened to a source."""
+        match event:
+            case Started(source):
+                self._waiting[source] = None
+            case Loaded(source, operations, seconds, notes) if source in self._waiting:
+                del self._waiting[source]
+                self._screen.detail(f"{source}: {counted(operations, 'operation')} in {seconds:.1f} s")
+                for note in notes:
+                    self._screen.detail(f"{source}: {note}")
+            case Failed(source, error):
+                self._waiting.pop(source, None)
+                if not any(source == name or source.startswith(f"{name}.") for name in self._unsaid):
+                    self._screen.warning(f"{source} is left out: {error}")
+            case _:
+                pass
+        self.update(f"loading {', '.join(self._waiting)}")

@@ -8,7 +8,7 @@ async with Client("ws://hub.example:9000", token=os.environ["TOKEN"]) as client:
 
 from opwire.client.client import Client, IsErrorPolicy
 from opwire.client.codegen import generate_client
-from opwire.client.retries import Retries
+from opwire.client.pages import Retries
 from opwire.client.sync import SyncClient
 
 __all__ = ["Client", "IsErrorPolicy", "Retries", "SyncClient", "generate_client"]

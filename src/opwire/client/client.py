@@ -11,14 +11,10 @@ from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 from msgspec.structs import replace
 
 from opwire.call import PendingRequestMap, Transport
-from opwire.client.backend import BackEnd
-from opwire.client.over_calls import CallsBackEnd
-from opwire.client.over_registry import RegistryBackEnd
-from opwire.client.pages import Cursor, Pages
-from opwire.client.retries import Retries, RetryBudget, check_number
-from opwire.content import MCPContentBlock
+from opwire.client.backends import BackEnd, CallsBackEnd, RegistryBackEnd
+from opwire.client.pages import Cursor, Pages, Retries, RetryBudget, check_number
 from opwire.deadlines import Deadlines
-from opwire.envelope import MCPResponseMeta, ResponseEnvelope
+from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.hub import connect
 from opwire.operation import Context, Identity, OperationSpec, OperationType
@@ -377,7 +373,7 @@ def _back_end(target: Target, identity: Identity | None, options: dict[str, Any]
 
 def _over_http(url: str, options: dict[str, Any]) -> BackEnd:
     try:
-        from opwire.client.over_http import HTTPBackEnd
+        from opwire.client.backends import HTTPBackEnd
     except ModuleNotFoundError as error:
         missing = f"{url.partition(':')[0]}:// needs the package {error.name}: pip install 'opwire[openapi]'"
         raise CallError(ErrorCode.UNAVAILABLE, missing, retryable=False) from error

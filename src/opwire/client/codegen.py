@@ -15,8 +15,20 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from opwire.client.codegen_names import pascal, quoted, snake
-from opwire.client.codegen_types import ANY, BYTES, FLOAT, OBJECT, TypeReader, Types, shadowed_in, shadowing, written
+from opwire.client.codegen_types import (
+    ANY,
+    BYTES,
+    FLOAT,
+    OBJECT,
+    TypeReader,
+    Types,
+    pascal,
+    quoted,
+    shadowed_in,
+    shadowing,
+    snake,
+    written,
+)
 from opwire.errors import CallError, ErrorCode
 from opwire.names import UniqueNames
 from opwire.operation import OperationSpec, OperationType

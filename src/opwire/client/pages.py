@@ -2,21 +2,233 @@
 
 Addresses of next pages are never called: what their query says is put into the operation's input. So pages are found
 alike whichever source answers, and no answer leads a caller to another host.
+
+The names that APIs give to pages. No I/O.
+
+Names are compared without case and underscores: `nextPageToken`, `next_page_token` and `NextPageToken` are one.
+
+When a call is made again, and how much later. No I/O, no clock.
+
+Two limits hold at once. A call has so many attempts, with a random wait before each that doubles in its upper bound.
+And a client has one budget for all its calls: each call pays in a share of a retry, each retry takes out a whole one.
+When everything fails, retries are then that share of the load, and not a multiple of it.
 """
 
 import json
+import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from opwire.client.page_fields import Field, input_field, items_field, next_fields, total_reached
-from opwire.client.retries import check_number
+from msgspec import Struct
+
 from opwire.envelope import HTTPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.operation import OperationSpec
 from opwire.schema.dialect import lower
+
+_ITEMS = ("items", "data", "results", "records", "entries", "values", "value", "list", "rows", "nodes", "content")
+_INSIDE = frozenset(
+    "meta metadata pagination paging pageinfo page responsemetadata links link cursors searchmetadata".split()
+)
+_NEXT = (
+    "nextcursor",
+    "nextpagetoken",
+    "nexttoken",
+    "continuationtoken",
+    "nextcontinuationtoken",
+    "nextmarker",
+    "nextpage",
+    "nextoffset",
+    "endcursor",
+    "nextlink",
+    "nexturl",
+    "@odata.nextlink",
+    "next",
+    "continue",
+)
+_UNCERTAIN = frozenset({"next", "continue", "nextpage", "endcursor"})  # they also mean other things
+_TAKES = (
+    "cursor",
+    "after",
+    "pagetoken",
+    "nexttoken",
+    "continuationtoken",
+    "startingafter",
+    "marker",
+    "token",
+    "page",
+    "offset",
+)
+_MORE = frozenset({"hasmore", "hasnext", "hasnextpage", "istruncated"})
+_TOTAL_ITEMS = frozenset({"total", "totalcount", "totalitems", "totalresults"})
+_TOTAL_PAGES = frozenset({"totalpages", "pagecount", "lastpage"})
+
+
+class Field(NamedTuple):
+    """A field of an answer that may lead to the next page."""
+
+    name: str
+    value: str | int
+    is_certain: bool = True
+
+    @property
+    def is_address(self) -> bool:
+        """Whether it is the address of the next page, and not a cursor."""
+        return isinstance(self.value, str) and self.value.startswith(("http://", "https://", "/", "?"))
+
+
+def items_field(data: Any) -> Any:
+    """The list of items in an answer: itself, the field that is usually named so, or its only list."""
+    if not isinstance(data, dict):
+        return data
+    fields = cast("dict[str, Any]", data)
+    lists: dict[str, Any] = {_plain(name): value for name, value in fields.items() if isinstance(value, list)}
+    for name in _ITEMS:
+        if name in lists:
+            return lists[name]
+    return next(iter(lists.values())) if len(lists) == 1 else None
+
+
+def next_fields(data: Any, items: list[Any]) -> list[Field] | None:
+    """The fields that may lead to the next page; None if the answer says that there is none."""
+    fields = list(_fields(data))
+    more = [value for name, value in fields if name in _MORE and isinstance(value, bool)]
+    if more and not any(more):
+        return None
+    named = dict(reversed(fields))
+    found = [
+        Field(name, value, is_certain=name not in _UNCERTAIN)
+        for name in _NEXT
+        if (value := _cursor(named.get(name))) is not None
+    ]
+    if found or not more:
+        return found
+    return list(_after(named, items))
+
+
+def input_field(field: Field, known: Iterable[str]) -> str | None:
+    """The field of the input, among those that are known, that takes a field of an answer."""
+    plain = {_plain(name): name for name in reversed(list(known))}
+    wishes = (field.name.removeprefix("next"), field.name, *(_TAKES if field.is_certain else ("cursor", "after")))
+    return next((plain[wish] for wish in wishes if wish in plain), None)
+
+
+def total_reached(data: Any, items: int, page: int | None) -> bool:
+    """Whether an answer says that these are all items, or all pages."""
+    for name, value in _fields(data):
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        if name in _TOTAL_ITEMS and items >= value:
+            return True
+        if name in _TOTAL_PAGES and page is not None and page >= value:
+            return True
+    return False
+
+
+def _fields(data: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """The fields of an answer, and of those within it that tell of pages."""
+    if not isinstance(data, dict):
+        return
+    for key, value in cast("dict[str, Any]", data).items():
+        name = _plain(key)
+        yield name, value
+        if depth and name in _INSIDE:
+            yield from _fields(value, depth - 1)
+
+
+def _after(named: dict[str, Any], items: list[Any]) -> Iterator[Field]:
+    """There is more, and no cursor: some ask for what follows the last item, by its id."""
+    last = items[-1] if items else None
+    own = cast("dict[str, Any]", last).get("id") if isinstance(last, dict) else None
+    for name, value in (("cursor", named.get("cursor")), ("after", named.get("lastid")), ("startingafter", own)):
+        if (found := _cursor(value)) is not None:
+            yield Field(name, found, is_certain=False)
+
+
+def _cursor(value: Any) -> str | int | None:
+    if isinstance(value, dict):  # {"href": "…"}, as HAL and JSON:API have it
+        link = cast("dict[str, Any]", value)
+        value = link.get("href") or link.get("url")
+    if isinstance(value, str):
+        return value or None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
+class Retries(Struct, frozen=True, kw_only=True):
+    """How a client repeats queries that failed with a retryable error.
+
+        Client(url, retries=Retries(attempts=5, longest=30))
+        Client(url, retries=None)  # never
+
+    Raises:
+        CallError: VALIDATION_ERROR, `attempts` is not a number above zero, or another one is below zero or not finite.
+    """
+
+    attempts: int = 3  # altogether, the first one among them
+    shortest: float = 0.1  # seconds: the first wait is at random between 0 and this
+    longest: float = 5.0  # seconds, of any wait that the server does not ask for itself
+    share: float = 0.2  # retries that each call pays in
+    reserve: float = 10.0  # retries that can be saved up; they are there from the start
+
+    def __post_init__(self) -> None:
+        check_number("attempts of retries", self.attempts, least=1, whole=True)
+        for option in ("shortest", "longest", "share", "reserve"):
+            check_number(f"{option} of retries", getattr(self, option))
+
+
+def check_number(option: str, value: Any, *, least: float = 0, whole: bool = False, above: bool = False) -> None:
+    """Check an option: a finite number that is not below `least`, and not `least` itself with `above`.
+
+    Raises:
+        CallError: VALIDATION_ERROR, which names the option.
+    """
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value < inf or (above and value == least):
+        kind = "a whole number" if whole else "a finite number"
+        bound = f"above {least:g}" if above else f"of at least {least:g}"
+        raise CallError(ErrorCode.VALIDATION_ERROR, f"{option} is {kind} {bound}, not {value!r:.100}")
+
+
+class RetryBudget:
+    """What is left of the retries of one client."""
+
+    def __init__(self, retries: Retries, chance: Callable[[], float] = random.random) -> None:
+        self.retries = retries
+        self._left = retries.reserve
+        self._chance = chance
+
+    def called(self) -> None:
+        """A call begins, and pays in."""
+        self._left = min(self._left + self.retries.share, self.retries.reserve)
+
+    def wait(self, error: CallError, attempts: int, remaining: float) -> float | None:
+        """Seconds to wait after a number of attempts of which the last gave this error; None if that was the last.
+
+        `remaining` are the seconds until the deadline: a retry that could not begin before it is none.
+        """
+        policy = self.retries
+        if not error.retryable or attempts >= policy.attempts:
+            return None
+        # Full jitter. What the server asks for comes on top, or all who were refused would be back at the same time.
+        most = min(policy.shortest * 2 ** min(attempts - 1, 60), policy.longest)
+        delay = (error.retry_after or 0.0) + self._chance() * most
+        return delay if delay < remaining else None
+
+    def spend(self) -> bool:
+        """Take a retry out; False if there is none left."""
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
 
 Cursor = tuple[str, str]
 """The field of an answer that leads to the next page, and the field of the input that takes it."""

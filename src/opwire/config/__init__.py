@@ -12,17 +12,31 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from opwire.config.events import Failed, Loaded, LoadEvent, Reloaded, Removed, Started
-from opwire.config.mistakes import Mistake
-from opwire.config.opened import OpenedConfig, open_config
+from opwire.config.problems import Mistake
 from opwire.config.reading import find_config, load_config, read_config
+from opwire.config.runtime import (
+    Failed,
+    Loaded,
+    LoadEvent,
+    OpenedConfig,
+    Reloaded,
+    Removed,
+    Started,
+    open_config,
+    watch,
+)
 from opwire.config.settings import Config
 from opwire.config.template import TEMPLATE
-from opwire.config.watching import watch
 
 if TYPE_CHECKING:
-    from opwire.config.authentication import build_authenticator
-    from opwire.config.surfaces import http_surface, hub_of, mcp_http_options, mcp_surface, spoke_of
+    from opwire.config.surfaces import (
+        build_authenticator,
+        http_surface,
+        hub_of,
+        mcp_http_options,
+        mcp_surface,
+        spoke_of,
+    )
 
 __all__ = [
     "TEMPLATE",
@@ -50,7 +64,7 @@ __all__ = [
 
 # Loaded when first asked for: who only calls operations needs neither hub nor HTTP, which take 20 ms to import.
 _SERVING = {
-    "build_authenticator": "authentication",
+    "build_authenticator": "surfaces",
     "http_surface": "surfaces",
     "hub_of": "surfaces",
     "mcp_http_options": "surfaces",

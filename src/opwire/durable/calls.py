@@ -17,8 +17,7 @@ from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, trace_of
 from opwire.pipeline import typed_envelope
-from opwire.typed.plain import json_form
-from opwire.typed.text import write_json
+from opwire.typed.plain import json_form, write_json
 
 T = TypeVar("T")
 

@@ -19,8 +19,16 @@ from typing import Self
 from msgspec import Struct, field
 
 from opwire.call import LOCAL_IDENTITY
-from opwire.durable.attempt import MAX_DELAY, Again, Attempts, Patience, too_large
-from opwire.durable.isolation import Isolation, isolation_here, quiet_time
+from opwire.durable.attempt import (
+    MAX_DELAY,
+    Again,
+    Attempts,
+    Isolation,
+    Patience,
+    isolation_here,
+    quiet_time,
+    too_large,
+)
 from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_seconds, seconds_within
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import FAILURES

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from opwire.call import CallHandler, Found, PendingRequestMap, Transport, discover
-from opwire.call.options import CallOptions, StreamOptions
+from opwire.call.call_table import CallOptions, StreamOptions
 from opwire.envelope import ResponseEnvelope
 from opwire.hub.connect import connect
 from opwire.operation import Context, Identity

@@ -1,9 +1,8 @@
 """JSON Schema in and out: check, fit, cast, and from Python types."""
 
 from opwire.errors import CastError
-from opwire.schema.dialect import Dialect
+from opwire.schema.dialect import Dialect, JSONSchema
 from opwire.schema.fit import Change, Fitted
-from opwire.schema.refs import JSONSchema
 from opwire.schema.schema import UNKNOWN, Problem, Schema
 
 __all__ = ["UNKNOWN", "CastError", "Change", "Dialect", "Fitted", "JSONSchema", "Problem", "Schema"]

@@ -12,13 +12,10 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple, cast
 
 from opwire.errors import SchemaError
-from opwire.schema.checks import Checks, MeteredChecks
-from opwire.schema.cost import ComplexityError, Costs
-from opwire.schema.effort import Effort, ExhaustedError, places
-from opwire.schema.evaluate import Evaluator
-from opwire.schema.refs import JSONSchema, escaped
-from opwire.schema.scope import Demand, Force, Scope
-from opwire.schema.shape import Node, Shapes, many, named, type_names
+from opwire.schema.cost import ComplexityError, Costs, Effort, ExhaustedError, places
+from opwire.schema.dialect import JSONSchema, escaped
+from opwire.schema.fit import Demand, Evaluator, Force, Scope
+from opwire.schema.shape import Checks, MeteredChecks, Node, Shapes, many, named, type_names
 from opwire.schema.validator import Validator
 
 _MAX_TEXT: Final = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters

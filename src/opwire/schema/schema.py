@@ -7,13 +7,11 @@ from typing import Any, Self, cast
 
 from opwire.errors import CastError, SchemaError
 from opwire.schema.cast import Caster
-from opwire.schema.closed import plain_document
 from opwire.schema.cost import ComplexityError, Costs
-from opwire.schema.dialect import META_SCHEMAS, Dialect, dialect_of, lower
+from opwire.schema.dialect import META_SCHEMAS, Dialect, JSONSchema, dialect_of, lower, may_recurse
 from opwire.schema.fit import Fitted, Fitter
-from opwire.schema.refs import JSONSchema, may_recurse
 from opwire.schema.report import Problem, Reporter
-from opwire.schema.shape import Shapes
+from opwire.schema.shape import Shapes, plain_document
 from opwire.schema.validator import MeteredValidator, Validator, compile_bounded
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, survey

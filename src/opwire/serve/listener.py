@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 
 import uvicorn
 
-from opwire.auth.limits import LogLimit
+from opwire.auth.tokens import LogLimit
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero
-from opwire.serve.door import App, has_no_token
+from opwire.serve.guard import App, has_no_token
 
 _MAX_PORT = 65_535
 _QUEUED = 2_048  # connections that the system keeps for us

@@ -3,8 +3,8 @@
 from opwire.testing.chaos import Chaos, ChaosTransport
 from opwire.testing.chaos_run import ChaosReport, run_chaos
 from opwire.testing.contract import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_transport
-from opwire.testing.journal_contract import JOURNAL_CONTRACT, check_journal
-from opwire.testing.scene import Connect
+from opwire.testing.harness import Connect
+from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
 from opwire.testing.virtual_time import run_virtually
 
 __all__ = [

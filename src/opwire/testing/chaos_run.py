@@ -21,7 +21,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 from opwire.testing.chaos import FAULTS, Chaos, ChaosTransport, Fault
-from opwire.testing.scene import expect
+from opwire.testing.harness import expect
 from opwire.transports.memory import MemoryBus, MemoryTransport
 
 LONGEST = 1.0

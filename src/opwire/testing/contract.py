@@ -6,15 +6,207 @@
 
 A check makes ends of the medium, lets them talk, and closes them. It waits a few seconds for what has to happen, and
 never for what must not.
+
+The part of the contract that looks at bare events: what one end sends, and what arrives at the other.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
+from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
+from opwire.errors import CallError, ErrorCode
 from opwire.testing import contract_calls as calls
-from opwire.testing import contract_events as events
-from opwire.testing.scene import Connect, Scene
+from opwire.testing.harness import Connect, Probe, Scene, expect, item
+from opwire.typed.plain import MAX_DEPTH
+
+_MANY = 300
+
+
+def _nested(depth: int) -> Any:
+    value: Any = "bottom"
+    for level in range(depth):
+        value = [value] if level % 2 else {"": value}
+    return value
+
+
+VALUES: tuple[Any, ...] = (
+    None,
+    False,
+    0,
+    1.0,
+    -0.1e-7,
+    "",
+    10**39 + 7,
+    -(10**39) - 7,
+    'línea\u2028 \u0000 \\ " 𝒳 🜚 \u200f',
+    [],
+    {},
+    [None, [], {"": {}}],
+    {"🗝": 1, "a.b": 2, "": 3, "type": "call.completed"},
+    _nested(MAX_DEPTH),
+    list(range(5_000)),
+)
+
+
+async def events_arrive_once_and_in_order(scene: Scene) -> None:
+    """Both ways at the same time."""
+    caller, server, to_caller, to_server, request_id = await scene.conversation()
+    for number in range(1, _MANY + 1):
+        server.transport.send(item(request_id, number, number + 1), to_caller)
+        caller.transport.send(CallCredit(request_id=request_id, n=number), to_server)
+    await caller.count(_MANY + 1)
+    await server.count(_MANY + 1)
+    server.transport.send(CallCompleted(request_id=request_id), to_caller)  # behind it, nothing is left on its way
+    await caller.until("the end arrives", lambda: isinstance(caller.events[-1], CallCompleted))
+    caller.transport.send(CallAborted(request_id=request_id), to_server)
+    await server.until("the end arrives", lambda: isinstance(server.events[-1], CallAborted))
+    items = [event.seq for event in caller.events if isinstance(event, CallResponded)]
+    credits = [event.n for event in server.events if isinstance(event, CallCredit)]
+    expect(items == list(range(1, _MANY + 2)), f"items arrived as {_shown(items)}")
+    expect(credits == list(range(1, _MANY + 1)), f"credits arrived as {_shown(credits)}")
+
+
+def _shown(numbers: list[Any]) -> str:
+    wrong = next((place for place, number in enumerate(numbers) if number != numbers[0] + place), len(numbers))
+    return f"{len(numbers)} events, and not in order from place {wrong}: {numbers[wrong : wrong + 5]}"
+
+
+async def same_request_ids_do_not_meet(scene: Scene) -> None:
+    """Two callers use the same request id at the same server, and each sees the answer to its own question."""
+    server = await scene.probe("talk")
+    callers = [await scene.probe(), await scene.probe()]
+    for number, caller in enumerate(callers):
+        caller.transport.request(CallRequested(request_id="same", operation_id=scene.id("talk"), input=number))
+    await server.count(2)
+    for event, sender in zip(server.events, server.senders, strict=True):
+        expect(isinstance(event, CallRequested), f"a request arrived as {event}")
+        asked = getattr(event, "input", None)
+        server.transport.send(item("same", asked, 1), sender)
+        server.transport.send(item("same", asked, 2), sender)
+    for number, caller in enumerate(callers):
+        await caller.count(2)
+        data = [event.output.data for event in caller.events if isinstance(event, CallResponded)]
+        expect(data == [number, number], f"caller {number} got {data}")
+
+
+async def data_arrives_as_it_was_sent(scene: Scene) -> None:
+    """As input, as answer, and as the details of an error."""
+    caller, server, to_caller, _, request_id = await scene.conversation()
+    operation_id = scene.id("talk")
+    for number, value in enumerate(VALUES):
+        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=operation_id, input=value))
+        server.transport.send(item(request_id, value), to_caller)
+        server.transport.send(
+            CallFailed(request_id=request_id, code="EXECUTION_ERROR", message="no", details=value), to_caller
+        )
+    server.transport.send(item(request_id, b"\x00\xff bytes"), to_caller)
+    await server.count(len(VALUES) + 1)
+    await caller.count(2 * len(VALUES) + 2)
+    _same(list(VALUES), _each(server, CallRequested, lambda event: event.input)[1:], "input")
+    answers = _each(caller, CallResponded, lambda event: event.output.data)[1:]
+    _same([*VALUES, b"\x00\xff bytes"], answers, "output")
+    _same(list(VALUES), _each(caller, CallFailed, lambda event: event.details), "details")
+
+
+def _each(probe: Probe, kind: type[Any], read: Callable[[Any], Any]) -> list[Any]:
+    return [read(event) for event in probe.events if isinstance(event, kind)]
+
+
+def _same(sent: list[Any], arrived: list[Any], where: str) -> None:
+    expect(len(sent) == len(arrived), f"{len(sent)} values of {where} arrived as {len(arrived)}")
+    for before, after in zip(sent, arrived, strict=True):
+        # By its text, since 1, 1.0 and True are equal.
+        expect(repr(before) == repr(after), f"{where} {before!r:.80} arrived as {after!r:.80}")
+
+
+async def fields_arrive_as_they_were_sent(scene: Scene) -> None:
+    """Every field of every event."""
+    caller, server, to_caller, to_server, request_id = await scene.conversation()
+    request = CallRequested(
+        request_id="full",
+        operation_id=scene.id("talk"),
+        input={"a": 1},
+        parent_request_id="parent",
+        deadline=1_700_000_000_000,
+        timeout_ms=1500.5,
+        credits=7,
+    )
+    to_server_events = [CallCredit(request_id=request_id, n=3), CallAborted(request_id=request_id, reason="enough")]
+    to_caller_events = [
+        item(request_id, [1], 2),
+        CallCompleted(request_id=request_id, seq=2),
+        CallFailed(
+            request_id=request_id,
+            code="RATE_LIMITED",
+            message="slow down",
+            details={"limit": [1, None]},
+            retryable=False,
+            retry_after_ms=1500.0,
+        ),
+        CallAborted(request_id=request_id, reason="stopped"),
+    ]
+    caller.transport.request(request)
+    for event in to_server_events:
+        caller.transport.send(event, to_server)
+    for event in to_caller_events:
+        server.transport.send(event, to_caller)
+    await server.count(4)
+    await caller.count(5)
+    expect(server.events[1:] == [request, *to_server_events], f"sent {request} …, arrived {server.events[1:]}")
+    expect(caller.events[1:] == to_caller_events, f"sent {to_caller_events}, arrived {caller.events[1:]}")
+
+
+async def announced_operations_are_reachable_at_once(scene: Scene) -> None:
+    """A request that leaves right after `announce` has returned arrives, of each of many operations."""
+    server, caller = await scene.probe(), await scene.probe()
+    for number in range(20):
+        await server.transport.announce([scene.id(f"late-{number}")])
+        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=scene.id(f"late-{number}")))
+    await server.count(20)
+
+
+async def withdrawn_operations_are_not_routed_here(scene: Scene) -> None:
+    """Once `withdraw` has returned, requests go to the other server, and other operations still arrive."""
+    leaving, staying, caller = await scene.probe("talk", "stay"), await scene.probe("talk"), await scene.probe()
+    await leaving.transport.withdraw([scene.id("talk")])
+    for number in range(20):
+        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=scene.id("talk")))
+    caller.transport.request(CallRequested(request_id="stay", operation_id=scene.id("stay")))
+    await staying.count(20)
+    await leaving.count(1)
+    expect([event.request_id for event in leaving.events] == ["stay"], f"{len(leaving.events)} requests went astray")
+
+
+async def a_closed_end_refuses(scene: Scene) -> None:
+    """Closing twice is closing once; afterwards everything that would send raises UNAVAILABLE."""
+    caller, server, to_caller, to_server, request_id = await scene.conversation()
+    arrived = len(server.events)
+    for _ in range(2):
+        await caller.transport.close()
+    request = CallRequested(request_id="late", operation_id=scene.id("talk"))
+    _unavailable("request", lambda: caller.transport.request(request))
+    _unavailable("send", lambda: caller.transport.send(CallCredit(request_id=request_id, n=1), to_server))
+    await server.transport.close()
+    _unavailable("send", lambda: server.transport.send(item(request_id, 1), to_caller))
+    expect(len(server.events) == arrived, "a closed end still sends")
+    try:
+        await server.transport.announce([scene.id("talk")])
+    except CallError as error:
+        expect(error.code is ErrorCode.UNAVAILABLE, f"announce on a closed end raised {error}")
+    else:
+        raise AssertionError("announce works on a closed end")
+
+
+def _unavailable(what: str, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except CallError as error:
+        expect(error.code is ErrorCode.UNAVAILABLE, f"{what} on a closed end raised {error}")
+    else:
+        raise AssertionError(f"{what} works on a closed end")
+
 
 Check = Callable[[Connect], Awaitable[None]]
 LimitCheck = Callable[[Connect, int], Awaitable[None]]
@@ -35,13 +227,13 @@ def _named(checks: Mapping[str, Callable[..., Awaitable[None]]]) -> Mapping[str,
 
 TRANSPORT_CONTRACT: Mapping[str, Check] = _named(
     {
-        "events arrive once, in the order in which they were sent": events.events_arrive_once_and_in_order,
-        "two callers with the same request id see only their own answers": events.same_request_ids_do_not_meet,
-        "data arrives as it was sent": events.data_arrives_as_it_was_sent,
-        "every field of every event arrives as it was sent": events.fields_arrive_as_they_were_sent,
-        "operations are reachable when announce returns": events.announced_operations_are_reachable_at_once,
-        "operations are routed elsewhere when withdraw returns": events.withdrawn_operations_are_not_routed_here,
-        "a closed end refuses to send, and can be closed again": events.a_closed_end_refuses,
+        "events arrive once, in the order in which they were sent": events_arrive_once_and_in_order,
+        "two callers with the same request id see only their own answers": same_request_ids_do_not_meet,
+        "data arrives as it was sent": data_arrives_as_it_was_sent,
+        "every field of every event arrives as it was sent": fields_arrive_as_they_were_sent,
+        "operations are reachable when announce returns": announced_operations_are_reachable_at_once,
+        "operations are routed elsewhere when withdraw returns": withdrawn_operations_are_not_routed_here,
+        "a closed end refuses to send, and can be closed again": a_closed_end_refuses,
         "a call is answered": calls.a_call_is_answered,
         "an error arrives with all its fields": calls.an_error_arrives_whole,
         "many calls at once are not mixed up": calls.many_calls_at_once_are_not_mixed_up,

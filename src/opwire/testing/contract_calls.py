@@ -9,7 +9,7 @@ from typing import Any
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, PendingRequestMap, discover
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, Handler
-from opwire.testing.scene import PATIENCE, Scene, expect, item, soon
+from opwire.testing.harness import PATIENCE, Scene, expect, item, soon
 
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED)
 _NOBODY = (ErrorCode.UNAVAILABLE, ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT)

@@ -24,22 +24,11 @@ from opwire.call import (
     Receiver,
     encode_event,
 )
-from opwire.call.session import (
-    Here,
-    Left,
-    Serving,
-    Session,
-    SessionEvent,
-    Waiting,
-    Who,
-    decode_message,
-    encode_session,
-)
+from opwire.call.events import Here, Left, Serving, Session, SessionEvent, Waiting, Who, decode_message, encode_session
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.leases import Asked, Leases, is_final
+from opwire.transports.broker_connection import Medium
+from opwire.transports.leases import Asked, Leases, Probes, is_final
 from opwire.transports.link import back_off, keep_running
-from opwire.transports.medium import Medium
-from opwire.transports.probes import Probes
 
 if TYPE_CHECKING:  # it needs PyJWT, which an end that signs nothing does without
     from opwire.auth import SignedRequests

@@ -8,16 +8,26 @@ Rule 2: a server names the calls that it has in hand at every beat. A call that 
 Rule 3: a caller answers each beat. One that does not, for as long, is gone, and its calls can be stopped.
 Rule 4: a call that takes longer than a moment is named early, so that its caller knows its server and can ask the
     broker whether that server is still there. How often depends on how long the call takes (`watch`).
+
+Calls over a broker that take longer than a moment: servers name them early, and callers probe their servers.
+
+When, and which, is decided in `leases`; this file has the timer, and sends.
 """
 
-from collections.abc import Iterable, Iterator
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from opwire.call import Address, CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallResponded
-from opwire.call.tokens import random_ids
+from opwire.call.events import Waiting, encode_session
+from opwire.call.transport import random_ids
+from opwire.errors import CallError
+from opwire.transports.broker_connection import Medium
 
 MOMENT = 0.02
 """Seconds after which a server names a call, and the caller probes the server. Shorter calls cost nothing."""
@@ -301,3 +311,58 @@ def is_final(event: CallEvent, *, streams: bool = False) -> bool:
     if isinstance(event, CallResponded):
         return event.seq is None and not streams
     return isinstance(event, CallCompleted | CallFailed | CallAborted)
+
+
+logger = logging.getLogger("opwire.transports")
+
+_STILL_WAITING = encode_session(Waiting())  # a probe: it says nothing new, but the broker knows whether it arrives
+
+
+class Probes:
+    """The probes of one end. `name` tells callers which calls are in hand: tokens by caller."""
+
+    def __init__(self, leases: Leases, medium: Medium, name: Callable[[Mapping[Address, list[str]]], None]) -> None:
+        self._leases = leases
+        self._medium = medium
+        self._name = name
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = inf  # when the next look is due
+
+    def soon(self, now: float) -> None:
+        """Look at calls in a moment: there is a new one."""
+        if self._at > now + MOMENT:
+            self._later(MOMENT)
+
+    def stop(self) -> None:
+        """Look no more, until there is a new call."""
+        self._later(None)
+
+    def _later(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._at = None, inf
+        if seconds is not None:
+            self._at = time.monotonic() + seconds
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        try:
+            self._name(self._leases.news())
+            for asked in self._leases.watch(time.monotonic()):
+                self._probe(asked)
+        except Exception:  # the next time has to come all the same
+            logger.exception("calls in flight could not be probed")
+        self._later(self._leases.pause(time.monotonic()))
+
+    def _probe(self, asked: Asked) -> None:
+        """Send something to the server of a call, or to one that serves its operation.
+
+        If there is none the broker says so, and `Listener.unreachable` or `undelivered` is called.
+        """
+        try:
+            if asked.server:
+                self._medium.tell(asked.server, asked.token, _STILL_WAITING, control=True)
+            else:
+                self._medium.ask(asked.operation_id, asked.token, _STILL_WAITING)
+        except CallError as error:
+            logger.debug("%s was not probed: %s", asked.operation_id, error)

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from itertools import count
 
-from opwire.call.events import CallEvent, CallRequested
+from opwire.call.events import MAX_MESSAGE, CallEvent, CallRequested, decode_event, encode_event
 from opwire.call.transport import Address, Receiver
-from opwire.call.wire import MAX_MESSAGE, decode_event, encode_event
 from opwire.errors import CallError, ErrorCode
 
 

@@ -7,10 +7,8 @@ import json
 from functools import partial
 from typing import Annotated, Any, cast, get_origin
 
-from opwire.typed.hints import refusal
-from opwire.typed.leaves import DURATION_PATTERN, TIME_PATTERN
-from opwire.typed.nodes import ALL_KINDS, NUMERIC, Constant, Misfit, Node, Refs, Schema
-from opwire.typed.plans import NOTHING, Field, Plan, plain_default
+from opwire.typed.fields import NOTHING, Field, Plan, plain_default, refusal
+from opwire.typed.nodes import ALL_KINDS, DURATION_PATTERN, NUMERIC, TIME_PATTERN, Constant, Misfit, Node, Refs, Schema
 
 _KINDS = {kind: frozenset({kind}) for kind in ALL_KINDS} | {"integer": NUMERIC, "number": NUMERIC}
 _PATTERNS = {"time": TIME_PATTERN, "duration": DURATION_PATTERN}
@@ -121,7 +119,7 @@ def _add_computed(read: Schema, written: Schema) -> None:
 
 
 def _formats_replaced(schema: Any) -> Any:
-    """The formats "time" and "duration" as patterns: see `opwire.typed.leaves`."""
+    """The formats "time" and "duration" as patterns: see `opwire.typed.nodes`."""
     if isinstance(schema, list):
         return [_formats_replaced(each) for each in cast("list[Any]", schema)]
     if not isinstance(schema, dict):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from opwire.adapters.mcp.callbacks import MAX_QUESTIONS, Callbacks
+from opwire.adapters.mcp.servers import MAX_QUESTIONS, Callbacks
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 

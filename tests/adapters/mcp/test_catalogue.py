@@ -1,4 +1,4 @@
-"""Tests of opwire.adapters.mcp.catalogue."""
+"""Tests of opwire.adapters.mcp.source."""
 
 import asyncio
 import time
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp import catalogue, from_mcp
-from opwire.adapters.mcp.catalogue import Catalogue, Options
+from opwire.adapters.mcp import from_mcp
+from opwire.adapters.mcp import source as catalogue
+from opwire.adapters.mcp.source import Catalogue, Options
 from opwire.errors import CallError
 from opwire.registry import OperationRegistry
 from tests.adapters.mcp.stages import Changes, Stage, following, tool

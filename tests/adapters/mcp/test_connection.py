@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import process
-from opwire.adapters.mcp.callbacks import Callbacks
 from opwire.adapters.mcp.connection import Connection
-from opwire.adapters.mcp.messages import read_message
+from opwire.adapters.mcp.process import read_message
+from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.scenes import PATIENCE, at, call, connected, rogue, until
 from tests.requirements import requirement

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from opwire.adapters.mcp.failures import HTTP_FAILURE, call_error
+from opwire.adapters.mcp.report import HTTP_FAILURE, call_error
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 

@@ -1,10 +1,10 @@
-"""Tests of opwire.adapters.mcp.foreign."""
+"""Tests of opwire.adapters.mcp.report."""
 
 from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp.foreign import list_of, object_of, text_of
+from opwire.adapters.mcp.report import list_of, object_of, text_of
 
 
 @pytest.mark.parametrize(("value", "found"), [({"a": 1}, {"a": 1}), ([1], {}), (None, {}), ("a", {})])

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from opwire.adapters.mcp import http_client
-from opwire.adapters.mcp.http_client import _Mended
+from opwire.adapters.mcp import http
+from opwire.adapters.mcp.http import _Mended
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.scenes import PATIENCE, Answer, at, call, connected, http_server
@@ -322,7 +322,7 @@ async def test_a_transport_that_breaks_in_a_way_that_nobody_foresaw_is_logged_an
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(http_client.HTTPClient, "build_request", fail)
+    monkeypatch.setattr(http.HTTPClient, "build_request", fail)
     async with connected(HTTPServer("http://127.0.0.1:1/mcp")) as session:
         with pytest.raises(CallError, match="is closed") as failure:
             await session.start()
@@ -331,7 +331,7 @@ async def test_a_transport_that_breaks_in_a_way_that_nobody_foresaw_is_logged_an
 
 
 async def test_a_server_that_does_not_take_leave_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "_FAREWELL", 0.1)
+    monkeypatch.setattr(http, "_FAREWELL", 0.1)
     old = Old(lambda _, body: result(body, {}))
     released = asyncio.Event()
 

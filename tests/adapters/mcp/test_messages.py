@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from opwire.adapters.mcp.messages import has_few_values, mended, read_message, write_message
+from opwire.adapters.mcp.process import has_few_values, mended, read_message, write_message
 from opwire.errors import CallError, ErrorCode
 from opwire.typed.plain import replace_surrogates
 from tests.requirements import requirement

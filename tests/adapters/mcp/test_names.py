@@ -1,10 +1,10 @@
-"""Tests of opwire.adapters.mcp.names."""
+"""Tests of opwire.adapters.mcp.report."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.mcp.names import MAX_NAME, is_usable, usable_namespace, usable_namespaces
+from opwire.adapters.mcp.report import MAX_NAME, is_usable, usable_namespace, usable_namespaces
 from opwire.operation import OperationSpec
 from tests.requirements import requirement
 

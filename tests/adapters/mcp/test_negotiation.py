@@ -7,9 +7,9 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 import opwire
-from opwire.adapters.mcp.callbacks import Callbacks
-from opwire.adapters.mcp.failures import HTTP_FAILURE
 from opwire.adapters.mcp.negotiation import Agreement, ServerInfo, negotiate
+from opwire.adapters.mcp.report import HTTP_FAILURE
+from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.scenes import at, call, connected, rogue
 from tests.requirements import requirement

@@ -1,15 +1,14 @@
-"""Tests of opwire.adapters.mcp.offers."""
+"""Tests of opwire.adapters.mcp.listing."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp.offers import Offer, OfferReader, Offers
+from opwire.adapters.mcp.listing import Offer, OfferReader, Offers
 from opwire.adapters.mcp.report import Skipped
-from opwire.adapters.mcp.session import Session
+from opwire.adapters.mcp.session import ResourceUpdates, Session
 from opwire.adapters.mcp.tools import Reading
-from opwire.adapters.mcp.updates import ResourceUpdates
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Operation, OperationSpec
 from opwire.schema import UNKNOWN

@@ -1,4 +1,4 @@
-"""Tests of opwire.adapters.mcp.prompts."""
+"""Tests of opwire.adapters.mcp.listing."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests of opwire.adapters.mcp.resources."""
+"""Tests of opwire.adapters.mcp.listing."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp import StdioServer, from_mcp, resources
+from opwire.adapters.mcp import StdioServer, from_mcp, listing
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType
@@ -117,7 +117,7 @@ async def test_a_watch_that_the_server_does_not_end_ends_here(tmp_path: Path) ->
 async def test_a_watch_outlives_the_connection_and_counts_the_gap_as_an_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(listing, "CHECK_EVERY", 0.05)
     stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, answers=ANSWERS)
     async with following(stage) as registry:
 
@@ -134,7 +134,7 @@ async def test_a_watch_outlives_the_connection_and_counts_the_gap_as_an_update(
 async def test_a_watch_of_a_server_that_does_not_come_back_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(listing, "CHECK_EVERY", 0.05)
     stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, answers=ANSWERS)
     async with following(stage) as registry:
 

@@ -1,4 +1,4 @@
-"""Tests of opwire.adapters.mcp.results."""
+"""Tests of opwire.adapters.mcp.tools."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from opwire.adapters.mcp.results import (
+from opwire.adapters.mcp.tools import (
     MAX_BLOCKS,
     blocks_envelope,
     decoded,

@@ -1,12 +1,12 @@
-"""Tests of opwire.adapters.mcp.schemas."""
+"""Tests of opwire.adapters.mcp.tools."""
 
 from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp import schemas
+from opwire.adapters.mcp import tools
 from opwire.adapters.mcp.report import Findings
-from opwire.adapters.mcp.schemas import MAX_SCHEMA, input_schema, output_schema
+from opwire.adapters.mcp.tools import MAX_SCHEMA, input_schema, output_schema
 from opwire.schema import UNKNOWN
 from tests.requirements import requirement
 
@@ -119,9 +119,9 @@ def test_so_many_schemas_are_compiled_when_they_are_listed_and_the_others_when_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiled: list[Any] = []
-    monkeypatch.setattr(schemas.Schema, "compile", lambda schema: compiled.append(schema.json) or schema)
+    monkeypatch.setattr(tools.Schema, "compile", lambda schema: compiled.append(schema.json) or schema)
     findings = Findings("ns")
     padded = {**NUMBERS, "description": "x" * 200_000}
     found = [input_schema(padded, "tool", findings) for _ in range(30)]
     assert all(each.json == padded for each in found)
-    assert 0 < len(compiled) * 200_000 <= schemas.EAGER < 30 * 200_000
+    assert 0 < len(compiled) * 200_000 <= tools.EAGER < 30 * 200_000

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp import subscriptions
-from opwire.adapters.mcp.subscriptions import changes_of
+from opwire.adapters.mcp import negotiation
+from opwire.adapters.mcp.negotiation import changes_of
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.scenes import at, call, connected, rogue, until
 from tests.requirements import requirement
@@ -45,7 +45,7 @@ async def test_a_real_server_tells_of_changes(path: str, sdk_address: str) -> No
 async def test_a_subscription_that_ended_is_opened_again_and_what_may_have_been_missed_is_told(
     politely: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriptions, "_PAUSE", 0.02)
+    monkeypatch.setattr(negotiation, "_PAUSE", 0.02)
     seen: list[str] = []
     async with connected(rogue("modern"), on_notification=lambda method, _: seen.append(method)) as session:
         await session.watch_resource("test://page")

@@ -1,11 +1,11 @@
-"""Tests of opwire.adapters.mcp.updates."""
+"""Tests of opwire.adapters.mcp.session."""
 
 import asyncio
 
 import pytest
 
-from opwire.adapters.mcp import updates
-from opwire.adapters.mcp.updates import ResourceUpdates
+from opwire.adapters.mcp import session
+from opwire.adapters.mcp.session import ResourceUpdates
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 
@@ -61,7 +61,7 @@ async def test_a_watcher_that_has_left_is_not_told() -> None:
 
 @requirement("mcp.in.watch")
 async def test_a_watcher_that_does_not_keep_up_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updates, "MAX_WAITING", 3)
+    monkeypatch.setattr(session, "MAX_WAITING", 3)
     told = ResourceUpdates()
     with told.of("a:") as watcher:
         for n in (0, 1, 2, 2, 1):
@@ -94,6 +94,6 @@ async def test_closing_ends_every_watch() -> None:
 async def test_an_update_of_an_absurd_uri_is_ignored() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
-        told.tell({"uri": "a:/" + "x" * updates.MAX_URI})
+        told.tell({"uri": "a:/" + "x" * session.MAX_URI})
         told.tell({"uri": "a:/b"})
         assert await watcher.next() == "a:/b"

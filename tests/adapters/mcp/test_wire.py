@@ -8,10 +8,10 @@ import pytest
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from opwire.adapters.mcp import wire
-from opwire.adapters.mcp.callbacks import Callbacks
-from opwire.adapters.mcp.messages import MessageStream
-from opwire.adapters.mcp.wire import Questions, Wire
+from opwire.adapters.mcp import connection
+from opwire.adapters.mcp.connection import Questions, Wire
+from opwire.adapters.mcp.process import MessageStream
+from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Progress
 from tests.adapters.mcp.scenes import SDK_SERVER, at, call, connected, rogue
@@ -64,7 +64,7 @@ def bounded(*messages: Any) -> tuple[Questions, Line]:
 
 @requirement("mcp.in.question-limits")
 async def test_questions_above_the_limit_are_refused_until_others_are_answered() -> None:
-    count = wire.MAX_OPEN_QUESTIONS
+    count = connection.MAX_OPEN_QUESTIONS
     questions, line = bounded(*map(question, range(count + 3)))
     seen = [cast("JSONRPCRequest", each.message).id async for each in questions]
     assert seen == list(range(count))
@@ -81,7 +81,7 @@ async def test_an_answer_that_the_server_does_not_read_counts_as_open() -> None:
     questions, line = bounded()
     line.stuck = True
     answer = SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=0, result={}))
-    sending = [asyncio.create_task(questions.send(answer)) for _ in range(wire.MAX_OPEN_QUESTIONS)]
+    sending = [asyncio.create_task(questions.send(answer)) for _ in range(connection.MAX_OPEN_QUESTIONS)]
     await asyncio.sleep(0)
     line.stuck = False
     line.incoming.append(SessionMessage(question(5)))
@@ -96,7 +96,7 @@ async def test_an_answer_that_the_server_does_not_read_counts_as_open() -> None:
 
 @requirement("mcp.in.question-limits")
 async def test_there_are_so_many_questions_for_each_request_and_pings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_QUESTIONS", 3)
+    monkeypatch.setattr(connection, "MAX_QUESTIONS", 3)
     questions, line = bounded()
 
     async def ask(*messages: Any) -> list[Any]:
@@ -119,7 +119,7 @@ async def test_there_are_so_many_questions_for_each_request_and_pings_are_none(m
 async def test_a_server_that_floods_and_does_not_read_is_disconnected_and_the_next_call_connects_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "_PATIENCE", 0.1)
+    monkeypatch.setattr(connection, "_PATIENCE", 0.1)
     async with connected(rogue(stop_timeout=0.1)) as session:
         with pytest.raises(CallError, match="asks without reading the answers") as caught:
             await call(session, "flood", within=60, count=20_000)
@@ -129,7 +129,7 @@ async def test_a_server_that_floods_and_does_not_read_is_disconnected_and_the_ne
 
 @requirement("mcp.in.question-limits")
 async def test_a_call_in_which_a_server_asks_too_often_goes_on_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_QUESTIONS", 50)
+    monkeypatch.setattr(connection, "MAX_QUESTIONS", 50)
     asked: list[Any] = []
 
     async def elicit(params: dict[str, Any]) -> dict[str, Any]:

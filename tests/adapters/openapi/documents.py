@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from opwire.adapters.openapi.document import version_of
+from opwire.adapters.openapi.document import Documents, Report, version_of
 from opwire.adapters.openapi.reading import ReadOperation, ReadOptions, read_operations
-from opwire.adapters.openapi.refs import Documents
-from opwire.adapters.openapi.report import Report
 from opwire.schema import Schema
 
 JSON = "application/json"

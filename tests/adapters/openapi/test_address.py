@@ -2,8 +2,8 @@
 
 import pytest
 
-from opwire.adapters.openapi.address import Address, PathTemplate, read_address
 from opwire.adapters.openapi.plan import Plan
+from opwire.adapters.openapi.request import Address, PathTemplate, read_address
 from tests.requirements import requirement
 
 

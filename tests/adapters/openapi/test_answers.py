@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.answers import MAX_ERROR_BODY, MAX_WAIT, Head, Results, error_of
 from opwire.adapters.openapi.plan import Media, Plan
+from opwire.adapters.openapi.responses import MAX_ERROR_BODY, MAX_WAIT, Head, Results, error_of
 from opwire.envelope import HTTPResponseMeta
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import ShapedResult

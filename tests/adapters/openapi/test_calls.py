@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry
-from opwire.adapters.openapi.calls import handler_of, stream_of, token_fetcher
-from opwire.adapters.openapi.client import ClientOptions, HTTPClient
+from opwire.adapters.openapi.call import handler_of, stream_of, token_fetcher
+from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient
 from opwire.adapters.openapi.plan import Parameter, Plan
 from opwire.adapters.openapi.request import HTTPRequest
 from opwire.adapters.openapi.security import Credentials

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.client import ClientOptions, HTTPClient, host_of
+from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient, host_of
 from opwire.adapters.openapi.request import HTTPRequest
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.openapi.echo import (

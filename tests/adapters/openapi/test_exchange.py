@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.calls import token_fetcher
-from opwire.adapters.openapi.client import ClientOptions, HTTPClient
-from opwire.adapters.openapi.exchange import Exchange, head_of
+from opwire.adapters.openapi.call import Exchange, head_of, token_fetcher
+from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient
 from opwire.adapters.openapi.plan import Need, Plan, Scheme
 from opwire.adapters.openapi.security import Credentials
 from opwire.errors import CallError, ErrorCode

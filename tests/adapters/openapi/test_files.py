@@ -13,7 +13,7 @@ import pytest
 
 from opwire import OperationRegistry, OperationSpec, Schema
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.files import FILE_SCHEMA, File, prepare_files, read_file
+from opwire.adapters.openapi.bodies import FILE_SCHEMA, File, prepare_files, read_file
 from opwire.adapters.openapi.plan import Plan
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Operation

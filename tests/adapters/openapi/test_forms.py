@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.files import prepare_files
+from opwire.adapters.openapi.bodies import prepare_files
 from opwire.adapters.openapi.reading import ReadOperation
 from opwire.adapters.openapi.request import HTTPRequest, build_request
 from tests.adapters.openapi.documents import Read, accepts, document, json_body, parameter, read_one

@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.adapters.openapi.headers import content_type_value, header_name, header_value
+from opwire.adapters.openapi.plan import content_type_value, header_name, header_value
 from tests.requirements import requirement
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.files import FILE_SCHEMA
+from opwire.adapters.openapi.bodies import FILE_SCHEMA
 from opwire.adapters.openapi.plan import Part
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import accepts, document, input_of, json_body, parameter, read, read_one

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.answers import Head
-from opwire.adapters.openapi.items import EventItems, stream_kind, value_items
 from opwire.adapters.openapi.plan import Media, Plan, StreamKind
-from opwire.adapters.openapi.sse import SSEParser
+from opwire.adapters.openapi.responses import Head
+from opwire.adapters.openapi.streams import EventItems, SSEParser, stream_kind, value_items
 from opwire.schema import UNKNOWN, Schema
 from tests.requirements import requirement
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.keywords import is_pattern, lower_bounds, usable_keywords
+from opwire.adapters.openapi.schemas import is_pattern, lower_bounds, usable_keywords
 from tests.requirements import requirement
 
 

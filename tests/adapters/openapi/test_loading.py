@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.client import ClientOptions, HTTPClient
-from opwire.adapters.openapi.loading import Loader, collection_paused
+from opwire.adapters.openapi.document import Documents, Report
+from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient
 from opwire.adapters.openapi.reading import ReadOptions, read_operations
-from opwire.adapters.openapi.refs import Documents
-from opwire.adapters.openapi.report import Report
+from opwire.adapters.openapi.source import Loader, collection_paused
 from opwire.errors import CallError, ErrorCode, SchemaError
 from tests.adapters.openapi.documents import document, parameter
 from tests.adapters.openapi.echo import EchoServer, answer, json_answer, redirect, silence

@@ -1,9 +1,16 @@
 """Content types: which of several is taken."""
 
-from opwire.adapters.openapi.document import Document
-from opwire.adapters.openapi.endpoints import Content
-from opwire.adapters.openapi.media import accept_header, is_form, is_json, is_multipart, is_text, preferred, stream_kind
-from opwire.adapters.openapi.refs import Place
+from opwire.adapters.openapi.document import Document, Place
+from opwire.adapters.openapi.endpoints import (
+    Content,
+    accept_header,
+    is_form,
+    is_json,
+    is_multipart,
+    is_text,
+    preferred,
+    stream_kind,
+)
 
 
 def content(*types: str) -> list[Content]:

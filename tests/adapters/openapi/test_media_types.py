@@ -2,8 +2,7 @@
 
 import pytest
 
-from opwire.adapters.openapi.media_types import choose, media_type
-from opwire.adapters.openapi.plan import Media
+from opwire.adapters.openapi.plan import Media, choose, media_type
 from tests.requirements import requirement
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from opwire.adapters.openapi.names import Wish, distinct, name_from_path, namespace_from, stream_name, usable_name
+from opwire.adapters.openapi.reading import Wish, distinct, name_from_path, namespace_from, stream_name, usable_name
 from tests.requirements import requirement
 
 

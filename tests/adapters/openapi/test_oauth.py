@@ -7,10 +7,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from opwire.adapters.openapi.calls import token_fetcher
-from opwire.adapters.openapi.client import HTTPClient
-from opwire.adapters.openapi.oauth import OAuthClient, TokenCache, token_request
+from opwire.adapters.openapi.call import token_fetcher
+from opwire.adapters.openapi.http_client import HTTPClient
 from opwire.adapters.openapi.request import HTTPRequest
+from opwire.adapters.openapi.security import OAuthClient, TokenCache, token_request
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.openapi.echo import EchoServer, json_answer
 from tests.requirements import requirement

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.objects import PlainObject, plain_object
-from opwire.adapters.openapi.refs import Documents
-from opwire.adapters.openapi.report import Report
+from opwire.adapters.openapi.document import Documents, Report
+from opwire.adapters.openapi.payloads import PlainObject, plain_object
 from opwire.adapters.openapi.schemas import Schemas
 from tests.adapters.openapi.documents import document
 

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Document
+from opwire.adapters.openapi.document import Document, Documents, Place, Report
 from opwire.adapters.openapi.payloads import file_schema
 from opwire.adapters.openapi.plan import Part
-from opwire.adapters.openapi.refs import Documents, Place
-from opwire.adapters.openapi.report import Report
 from opwire.adapters.openapi.schemas import Schemas
 from tests.adapters.openapi.documents import document, read_one
 

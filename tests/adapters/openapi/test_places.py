@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.places import MISSING, find, invalid
+from opwire.adapters.openapi.plan import MISSING, find, invalid
 from opwire.errors import ErrorCode
 
 

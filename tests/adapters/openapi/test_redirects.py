@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.adapters.openapi.redirects import redirected
+from opwire.adapters.openapi.http_client import redirected
 from opwire.adapters.openapi.request import HTTPRequest
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement

@@ -2,8 +2,7 @@
 
 import pytest
 
-from opwire.adapters.openapi.document import Document, objects_in
-from opwire.adapters.openapi.refs import Documents
+from opwire.adapters.openapi.document import Document, Documents, objects_in
 from opwire.errors import SchemaError
 from tests.requirements import requirement
 
@@ -150,7 +149,7 @@ def test_dynamic_anchors_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) ->
         walks += 1
         return objects_in(root)
 
-    monkeypatch.setattr("opwire.adapters.openapi.refs.objects_in", counted)
+    monkeypatch.setattr("opwire.adapters.openapi.document.objects_in", counted)
     for _ in range(5):
         assert found.single_dynamic_anchor("node", found.main) == {"$dynamicAnchor": "node"}
     assert walks == 1

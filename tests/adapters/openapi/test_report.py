@@ -1,6 +1,6 @@
 """What the report keeps."""
 
-from opwire.adapters.openapi.report import Report
+from opwire.adapters.openapi.document import Report
 
 
 def test_skips_are_told_as_method_path_and_reason() -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.refs import Documents
-from opwire.adapters.openapi.report import Report
+from opwire.adapters.openapi.document import Documents, Report
 from opwire.adapters.openapi.schemas import Direction, Schemas
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import document, input_of, json_body

@@ -9,10 +9,9 @@ import pytest
 
 from opwire import Identity, OperationRegistry
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.oauth import OAuthClient
 from opwire.adapters.openapi.plan import Need, Plan, Scheme
 from opwire.adapters.openapi.request import HTTPRequest, build_request
-from opwire.adapters.openapi.security import Credentials
+from opwire.adapters.openapi.security import Credentials, OAuthClient
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from tests.adapters.openapi.echo import EchoServer, Exchange, json_answer

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.shapes import bounded, mapping, sequence, text, texts
+from opwire.adapters.openapi.document import bounded, mapping, sequence, text, texts
 
 
 def test_a_wrong_kind_of_value_counts_as_none() -> None:

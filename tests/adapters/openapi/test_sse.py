@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.sse import SSEEvent, SSEParser
+from opwire.adapters.openapi.streams import SSEEvent, SSEParser
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 

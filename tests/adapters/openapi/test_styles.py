@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.plan import Style
-from opwire.adapters.openapi.styles import (
+from opwire.adapters.openapi.bodies import (
     encode,
     encode_reserved_in_path,
     encode_reserved_in_query,
@@ -20,6 +19,7 @@ from opwire.adapters.openapi.styles import (
     pairs,
     text_of,
 )
+from opwire.adapters.openapi.plan import Style
 from tests.requirements import requirement
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

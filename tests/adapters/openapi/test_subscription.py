@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.client import ClientOptions, HTTPClient
-from opwire.adapters.openapi.exchange import Exchange
+from opwire.adapters.openapi.call import MAX_ATTEMPTS, Exchange, Subscription
+from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient
 from opwire.adapters.openapi.plan import Plan
 from opwire.adapters.openapi.security import Credentials
-from opwire.adapters.openapi.subscription import MAX_ATTEMPTS, Subscription
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from tests.adapters.openapi import echo
@@ -298,7 +297,7 @@ async def test_an_error_that_stays_ends_the_stream(server: EchoServer, client: H
 async def test_a_server_that_stays_away_is_given_up(
     server: EchoServer, client: HTTPClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.adapters.openapi.subscription._MAX_RETRY", 0.01)
+    monkeypatch.setattr("opwire.adapters.openapi.call._MAX_RETRY", 0.01)
     server.on("/stream", events(FAST + b"data: 1\n\n"), events())
     error = await failure(all_items(subscribed(stream_plan(server.url), client, reconnect=True)))
     assert error.code is ErrorCode.UNAVAILABLE
@@ -329,7 +328,7 @@ async def test_the_pause_is_what_the_api_asks_for_within_bounds(
         pauses.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr("opwire.adapters.openapi.subscription.asyncio.sleep", count)
+    monkeypatch.setattr("opwire.adapters.openapi.call.asyncio.sleep", count)
     server.on("/stream", events((said or b"") + b"data: 1\n\n"), answer(204))
     assert await all_items(subscribed(stream_plan(server.url), client, reconnect=True)) == [1]
     assert low <= pauses[0] <= high

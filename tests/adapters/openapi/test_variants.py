@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.variants import reference_in, tags_of, told_apart
+from opwire.adapters.openapi.schemas import reference_in, tags_of, told_apart
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import input_of, json_body
 from tests.requirements import requirement

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opwire.adapters.openapi.bodies import parameter_writer
 from opwire.adapters.openapi.plan import Location, Parameter, Style
-from opwire.adapters.openapi.writers import parameter_writer
 from tests.requirements import requirement
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi import yaml_text
-from opwire.adapters.openapi.yaml_text import MAX_DEPTH, read_yaml
+from opwire.adapters.openapi import document
+from opwire.adapters.openapi.document import MAX_DEPTH, read_yaml
 from tests.requirements import requirement
 
 
@@ -155,7 +155,7 @@ def test_json_read_as_yaml_is_the_same(value: dict[str, Any]) -> None:
 def test_pyyaml_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml
 
-    monkeypatch.setattr(yaml_text, "_parser", yaml.Loader)
+    monkeypatch.setattr(document, "_parser", yaml.Loader)
     assert load("a: [1, 2020-01-01, {200: yes}]") == {"a": [1, "2020-01-01", {"200": "yes"}]}
 
 

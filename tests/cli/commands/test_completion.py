@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from opwire.cli import completing
-from opwire.cli.commands.completion import SHELLS
+from opwire.cli import sources
+from opwire.cli.commands.setup import SHELLS
 from opwire.cli.program import run
 from opwire.cli.sources import Sources
 from opwire.operation import OperationSpec
@@ -162,7 +162,7 @@ def test_a_script_that_was_installed_earlier_gets_only_ids_that_need_no_escape(f
 
 @requirement("cli.completion-is-text")
 def test_an_id_that_looks_like_an_option_is_not_offered(folder: Path) -> None:
-    completing.remember(Sources(openapi=("x.json",)).key, [OperationSpec(namespace="--mcp=sh", name="x")])
+    sources.remember(Sources(openapi=("x.json",)).key, [OperationSpec(namespace="--mcp=sh", name="x")])
     asked = {"COMP_WORDS": "opwire call --openapi x.json ''", "COMP_CWORD": "4", "_OPWIRE_COMPLETE": "bash_complete"}
     answer = subprocess.run(
         ["opwire"], env={**os.environ, **asked}, capture_output=True, text=True, check=True, timeout=60

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opwire import AccessControl, ResourceRule
-from opwire.cli.commands.describe import access_in_words
+from opwire.cli.commands.listing import access_in_words
 from opwire.cli.program import run
 from tests.cli.process import SHOP
 from tests.cli.shop import registry

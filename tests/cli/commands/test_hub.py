@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opwire.cli.commands.hub import chosen_hub
+from opwire.cli.commands.serve import chosen_hub
 from opwire.cli.program import run
 from opwire.config import Config
 from opwire.config.settings import EnvText, HubSettings

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from opwire.cli.commands.spoke import chosen_spoke
+from opwire.cli.commands.serve import chosen_spoke
 from opwire.cli.program import run
 from opwire.config import Config
 from opwire.config.settings import EnvText, SpokeSettings

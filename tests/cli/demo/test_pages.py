@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.cli.demo.pages import Pages
+from opwire.cli.demo.story import Pages
 
 
 def test_texts_stand_beside_each_other_where_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:

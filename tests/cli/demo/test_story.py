@@ -6,8 +6,7 @@ import re
 import pytest
 
 from opwire import RESPONSE_ENVELOPE_SCHEMA, Schema
-from opwire.cli.demo.pages import Pages
-from opwire.cli.demo.story import tell
+from opwire.cli.demo.story import Pages, tell
 from tests.requirements import requirement
 
 OFFER = "Offer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"

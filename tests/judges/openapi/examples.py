@@ -8,7 +8,7 @@ import re
 from typing import Any, Literal
 
 from opwire.schema import Schema
-from opwire.schema.refs import References
+from opwire.schema.dialect import References
 
 Extent = Literal["full", "simple", "least"]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, HTTPResponseMeta, decode_envelope, http_envelope, local_envelope, mcp_envelope
-from opwire.serve.http.answers import answer, encode_data, upstream_headers
+from opwire.serve.http.responses import answer, encode_data, upstream_headers
 from tests.requirements import requirement
 
 FAILED = mcp_envelope(

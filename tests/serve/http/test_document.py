@@ -22,9 +22,9 @@ from opwire import (
     mcp_envelope,
 )
 from opwire.origin import read_origin
+from opwire.serve.guard import encode_problem, problem_of
+from opwire.serve.http.app import Route
 from opwire.serve.http.document import About, build_document, operation_names, takes_get
-from opwire.serve.http.routes import Route
-from opwire.serve.problem import encode_problem, problem_of
 from tests.requirements import requirement
 from tests.serve.http.conftest import make_registry
 

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from opwire import AccessControl, CallError, ErrorCode, Identity, OperationRegistry, OperationSpec
-from opwire.serve.http import documents as module
-from opwire.serve.http.document import About
-from opwire.serve.http.documents import MAX_KEPT, Documents
+from opwire.serve.http import document as module
+from opwire.serve.http.document import MAX_KEPT, About, Documents
 from tests.requirements import requirement
 
 ADMIN, GUEST = Identity(id="admin", scopes=("*",)), Identity(id="guest")

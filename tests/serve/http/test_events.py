@@ -12,7 +12,7 @@ import pytest
 
 from opwire import CallError, Identity, OperationRegistry, decode_envelope
 from opwire.auth import Grant, callback
-from opwire.serve.http import events, serve_http
+from opwire.serve.http import responses, serve_http
 from tests.requirements import requirement
 from tests.serve.http.served import Client, client_of, served
 
@@ -200,7 +200,7 @@ async def test_a_stream_ends_when_its_token_expires() -> None:
 async def test_a_client_that_does_not_read_slows_its_own_stream_and_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(events, "STALLED", 0.2)
+    monkeypatch.setattr(responses, "STALLED", 0.2)
     produced = 0
     closed = asyncio.Event()
     registry = OperationRegistry()

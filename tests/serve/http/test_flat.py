@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import CallError, ErrorCode, Schema
-from opwire.serve.http.flat import MAX_PARAMETERS, Parameter, parameter_of, parameters_of, read_query, typed
+from opwire.serve.http.document import MAX_PARAMETERS, Parameter, parameter_of, parameters_of, read_query, typed
 from tests.requirements import requirement
 
 

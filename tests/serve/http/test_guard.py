@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError
 from opwire.deadlines import Deadlines
-from opwire.serve.http.guard import Guard
+from opwire.serve.http.request import Guard
 
 
 class Line:

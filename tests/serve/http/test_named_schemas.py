@@ -8,7 +8,7 @@ import pytest
 
 from opwire import MCP_CONTENT_BLOCK_SCHEMA, RESPONSE_META_SCHEMA, encode_envelope, http_envelope, local_envelope
 from opwire.envelope import mcp_envelope
-from opwire.serve.http.named_schemas import NAMED_SCHEMAS
+from opwire.serve.http.components import NAMED_SCHEMAS
 from tests.requirements import requirement
 
 BLOCKS: list[dict[str, Any]] = [

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from opwire import CallError, ErrorCode, Identity
+from opwire.origin import ENVELOPE_JSON
+from opwire.serve.guard import Refusal
 from opwire.serve.http.request import Request, read_body
-from opwire.serve.problem import Refusal
-from opwire.urls import ENVELOPE_JSON
 from tests.requirements import requirement
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
+from opwire.serve.http.app import Route
 from opwire.serve.http.request import Request
-from opwire.serve.http.routes import Route
 from tests.requirements import requirement
 
 FLAT = Schema({"type": "object", "properties": {"a": {"type": "integer"}, "last_event_id": {"type": "integer"}}})

@@ -7,7 +7,7 @@ from typing import Any
 from mcp.server.subscriptions import ToolsListChanged
 
 from opwire import OperationRegistry, OperationSpec
-from opwire.serve.mcp.changes import Changes
+from opwire.serve.mcp.server import Changes
 from tests.requirements import requirement
 from tests.serve.mcp.shop import until
 

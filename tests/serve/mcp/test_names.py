@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.serve.mcp.names import MAX_NAME, is_cut, operation_id, tool_name
+from opwire.serve.mcp.tools import MAX_NAME, is_cut, operation_id, tool_name
 from tests.requirements import requirement
 
 _printable = st.text(min_size=1, max_size=30).filter(str.isprintable)

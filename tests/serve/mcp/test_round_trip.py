@@ -17,7 +17,7 @@ from opwire import CallError, Context, Identity, OperationRegistry, OperationSpe
 from opwire.adapters.mcp import HTTPServer, MCPSource, StdioServer, from_mcp
 from opwire.operation import AccessControl
 from opwire.schema import UNKNOWN, Schema
-from opwire.serve.door import App
+from opwire.serve.guard import App
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement

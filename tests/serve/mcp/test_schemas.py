@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema import UNKNOWN, Schema
-from opwire.serve.mcp.schemas import input_form, items_form, output_form
+from opwire.serve.mcp.tools import input_form, items_form, output_form
 from tests.requirements import requirement
 
 TREE: dict[str, Any] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from opwire.call import CallHandler, PendingRequestMap
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from tests.servers.brokers import HOST, Server
 from tests.servers.faults import FaultProxy
 from tests.servers.processes import Worker

@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError, ErrorCode
 from opwire.call import CallHandler, PendingRequestMap
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.engines import ENGINES

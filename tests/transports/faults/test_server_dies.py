@@ -4,7 +4,7 @@ import asyncio
 
 from opwire.call import PendingRequestMap
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine

@@ -9,13 +9,9 @@ import nats
 from nats.aio.client import Client
 
 from opwire.call import Address
-from opwire.testing.scene import soon
-from opwire.transports.nats.connection import Security
-from opwire.transports.nats.credentials import Credentials
-from opwire.transports.nats.medium import NatsMedium
-from opwire.transports.nats.servers import Servers
-from opwire.transports.nats.service import ServiceInfo
-from opwire.transports.nats.subjects import Subjects
+from opwire.testing.harness import soon
+from opwire.transports.nats.connection import Credentials, Security, Servers
+from opwire.transports.nats.transport import NatsMedium, ServiceInfo, Subjects
 from tests.transports.mediums import Log, connected
 
 ANYONE = Security(Credentials())

@@ -10,8 +10,8 @@ import pytest
 
 from opwire.durable import Claim, Task
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import soon
-from opwire.transports.nats.jetstream import NatsJournal
+from opwire.testing.harness import soon
+from opwire.transports.nats.journal import NatsJournal
 from tests.servers.brokers import NatsServer
 
 ORDER = "shop.order"

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import soon
-from opwire.transports.nats.connection import Connection, Security, open_any
-from opwire.transports.nats.credentials import Credentials
+from opwire.testing.harness import soon
+from opwire.transports.nats.connection import Connection, Credentials, Security, Server, Servers, open_any, parse_server
 from opwire.transports.nats.protocol import PING, PONG, Info, Message, publish, subscribe
-from opwire.transports.nats.servers import Server, Servers, parse_server
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy

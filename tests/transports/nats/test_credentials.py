@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats.credentials import Credentials, sign
+from opwire.transports.nats.connection import Credentials, sign
 from tests.requirements import requirement
 from tests.transports.nats.keys import ACCOUNT, USER, Nkey
 

@@ -9,12 +9,12 @@ import pytest
 
 from opwire.durable import DurableCalls, DurableWorker
 from opwire.errors import CallError
-from opwire.testing.journal_contract import JOURNAL_CONTRACT
-from opwire.testing.scene import soon
-from opwire.transports.nats import jetstream
-from opwire.transports.nats.jetstream import NatsJournal
-from opwire.transports.nats.jetstream_claims import Claims
-from opwire.transports.nats.jetstream_log import Log
+from opwire.testing.harness import soon
+from opwire.testing.journal import JOURNAL_CONTRACT
+from opwire.transports.nats import journal as jetstream
+from opwire.transports.nats.jetstream_api import Log
+from opwire.transports.nats.journal import NatsJournal
+from opwire.transports.nats.journal_claims import Claims
 from tests.durable.scenes import Shop, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
@@ -294,7 +294,7 @@ async def test_an_account_without_jetstream_is_told_what_to_do(own_nats: OwnNats
 
 @requirement("durable.nats.refusals")
 async def test_a_server_that_is_too_old_is_named(jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opwire.transports.nats.jetstream_log._OLDEST", (99, 0))
+    monkeypatch.setattr("opwire.transports.nats.jetstream_api._OLDEST", (99, 0))
     made = NatsJournal(jetstream_server.url)
     assert "durable calls need 2.11" in await unavailable(made.start())
     await made.close()

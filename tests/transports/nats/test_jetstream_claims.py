@@ -8,8 +8,8 @@ from secrets import token_hex
 import pytest
 
 from opwire.durable import Claim
-from opwire.transports.nats.jetstream_claims import Claims, Receipt
-from opwire.transports.nats.jetstream_log import Body, Log, token
+from opwire.transports.nats.jetstream_api import Body, Log, token
+from opwire.transports.nats.journal_claims import Claims, Receipt
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer

@@ -9,12 +9,11 @@ import pytest
 
 from opwire.durable import Claim
 from opwire.errors import CallError
-from opwire.testing.scene import soon
-from opwire.transports.nats import jetstream_consumers
-from opwire.transports.nats.jetstream import NatsJournal
-from opwire.transports.nats.jetstream_consumers import _handed_out, _Page
-from opwire.transports.nats.jetstream_log import Log, token
-from opwire.transports.nats.jetstream_session import Session
+from opwire.testing.harness import soon
+from opwire.transports.nats import journal_claims
+from opwire.transports.nats.jetstream_api import Log, Session, token
+from opwire.transports.nats.journal import NatsJournal
+from opwire.transports.nats.journal_claims import _handed_out, _Page
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
@@ -47,7 +46,7 @@ async def test_no_operation_waits_until_another_has_no_more_tasks(jetstream_serv
 async def test_what_an_end_has_no_room_for_is_given_to_others_soon_and_not_counted(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_consumers, "_KEPT", 0.05)
+    monkeypatch.setattr(journal_claims, "_KEPT", 0.05)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as full, journal(jetstream_server, prefix) as other:
         await submit_to_each(full)
@@ -79,7 +78,7 @@ async def test_what_is_handed_out_while_nobody_claims_is_kept_for_the_next_claim
         rest: list[Claim] = []
         while len(rest) < 2:
             rest += await made.claim(OPERATIONS, lease=9, wait=1, limit=1)
-        assert time.monotonic() - began < jetstream_consumers.ACK_WAIT / 2, "kept, not handed out again"
+        assert time.monotonic() - began < journal_claims.ACK_WAIT / 2, "kept, not handed out again"
         assert sorted(claim.task.operation_id for claim in (*first, *rest)) == OPERATIONS
 
 
@@ -87,7 +86,7 @@ async def test_what_is_handed_out_while_nobody_claims_is_kept_for_the_next_claim
 async def test_a_task_that_is_lost_on_the_way_to_an_end_is_handed_out_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_consumers, "ACK_WAIT", 0.5)
+    monkeypatch.setattr(journal_claims, "ACK_WAIT", 0.5)
     prefix = token_hex(4)
     async with FaultProxy(HOST, jetstream_server.port) as proxy, journal(jetstream_server, prefix) as other:
         async with journal(f"nats://{HOST}:{proxy.port}", prefix) as made:
@@ -186,7 +185,7 @@ async def submitted(made: NatsJournal, key: str) -> bool:
 async def test_too_many_who_wait_do_not_disturb_the_others(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_consumers, "_MAX_WAITING", 1)
+    monkeypatch.setattr(journal_claims, "_MAX_WAITING", 1)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as one, journal(jetstream_server, prefix) as other:
         waiting = asyncio.create_task(one.claim([ORDER], lease=9, wait=60))
@@ -204,7 +203,7 @@ async def test_consumers_of_strangers_are_not_counted(jetstream_server: NatsServ
 
 
 async def test_a_silent_consumer_is_given_up(jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jetstream_consumers, "PATIENCE", 0.1)
+    monkeypatch.setattr(journal_claims, "PATIENCE", 0.1)
     async with FaultProxy(HOST, jetstream_server.port) as proxy, journal(f"nats://{HOST}:{proxy.port}") as made:
         await made.claim([ORDER], lease=9, wait=0)
         proxy.stall("down")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CallError
-from opwire.transports.nats.jetstream_log import Body, Log, Names, read, token
+from opwire.transports.nats.jetstream_api import Body, Log, Names, read, token
 from tests.durable.scenes import claim, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer

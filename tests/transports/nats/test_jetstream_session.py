@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError
-from opwire.testing.scene import soon
-from opwire.transports.nats import connection, jetstream_session
-from opwire.transports.nats.jetstream_session import Answer, Listener, Session, publish_with
+from opwire.testing.harness import soon
+from opwire.transports.nats import connection, jetstream_api
+from opwire.transports.nats.connection import Servers
+from opwire.transports.nats.jetstream_api import Answer, Listener, Session, publish_with
 from opwire.transports.nats.protocol import Message
-from opwire.transports.nats.servers import Servers
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
@@ -97,7 +97,7 @@ async def test_a_server_that_does_not_answer_is_lost_and_found_again(
 ) -> None:
     monkeypatch.setattr(connection, "TRY", 0.3)
     for limit, value in (("_BEAT", 0.1), ("PATIENCE", 60)):
-        monkeypatch.setattr(jetstream_session, limit, value)
+        monkeypatch.setattr(jetstream_api, limit, value)
     server = own_nats(jetstream=True)
     async with session(server.url) as made:
         await made.api(Answer, INFO)
@@ -111,7 +111,7 @@ async def test_a_server_that_does_not_answer_is_lost_and_found_again(
 async def test_a_question_that_jetstream_does_not_answer_costs_nobody_else(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_session, "PATIENCE", 0.2)
+    monkeypatch.setattr(jetstream_api, "PATIENCE", 0.2)
     log = Log()
     async with plain_client(nats_server.url) as lazy, session(nats_server.url, log, "lazy") as made:
         await lazy.subscribe("$JS.lazy.>")

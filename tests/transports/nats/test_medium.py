@@ -15,13 +15,11 @@ from nats.errors import NoRespondersError
 from nats.micro.service import ServiceInfo as TheirInfo
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from opwire.transports.nats import connection
-from opwire.transports.nats.medium import NatsMedium
+from opwire.transports.nats.connection import Servers
 from opwire.transports.nats.protocol import Info
-from opwire.transports.nats.servers import Servers
-from opwire.transports.nats.service import Endpoint, ServiceInfo
-from opwire.transports.nats.subjects import Subjects
+from opwire.transports.nats.transport import Endpoint, NatsMedium, ServiceInfo, Subjects
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.mediums import Log

@@ -3,8 +3,7 @@
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats.credentials import Credentials
-from opwire.transports.nats.servers import Server, Servers, parse_server
+from opwire.transports.nats.connection import Credentials, Server, Servers, parse_server
 from tests.requirements import requirement
 
 

@@ -8,7 +8,7 @@ import pytest
 from nats.micro.service import ServiceInfo as TheirInfo
 from nats.micro.service import ServiceStats as TheirStats
 
-from opwire.transports.nats.service import Endpoint, ServiceInfo, answer, subjects
+from opwire.transports.nats.transport import Endpoint, ServiceInfo, answer, subjects
 from tests.requirements import requirement
 
 INFO = ServiceInfo(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats.subjects import Receipts, Subjects, encode_id, plain_token
+from opwire.transports.nats.transport import Receipts, Subjects, encode_id, plain_token
 from tests.requirements import requirement
 
 OWN = Subjects("acme.opwire")

@@ -15,7 +15,7 @@ from opwire import AccessControl, Context, OperationRegistry
 from opwire.call import LOCAL_IDENTITY, MAX_MESSAGE, CallHandler, PendingRequestMap
 from opwire.errors import CallError, ErrorCode
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from opwire.transports.nats import NatsTransport
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer

@@ -8,9 +8,8 @@ from typing import Any
 import hiredis
 
 from opwire.call import Address
-from opwire.transports.redis.medium import RedisMedium
-from opwire.transports.redis.resp import command
-from opwire.transports.redis.url import parse_url
+from opwire.transports.redis.connection import command, parse_url
+from opwire.transports.redis.transport import RedisMedium
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.mediums import Log, connected
 

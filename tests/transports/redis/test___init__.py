@@ -14,7 +14,7 @@ from opwire.call import LOCAL_IDENTITY, CallHandler, PendingRequestMap
 from opwire.errors import CallError, ErrorCode
 from opwire.registry import OperationRegistry
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_transport
-from opwire.testing.scene import soon
+from opwire.testing.harness import soon
 from opwire.transports.redis import RedisTransport
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer

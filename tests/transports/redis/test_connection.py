@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import soon
-from opwire.transports.redis.connection import Connection
-from opwire.transports.redis.resp import command
-from opwire.transports.redis.url import parse_url
+from opwire.testing.harness import soon
+from opwire.transports.redis.connection import Connection, command, parse_url
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 

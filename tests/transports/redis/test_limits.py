@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hiredis import ReplyError
 
-from opwire.transports.redis.limits import SETTINGS, largest_message
+from opwire.transports.redis.connection import SETTINGS, largest_message
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import end

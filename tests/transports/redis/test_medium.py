@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import soon
-from opwire.transports.redis.medium import RedisMedium
-from opwire.transports.redis.url import parse_url
+from opwire.testing.harness import soon
+from opwire.transports.redis.connection import parse_url
+from opwire.transports.redis.transport import RedisMedium
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.transports.redis.names import Names, seal, unseal
+from opwire.transports.redis.transport import Names, seal, unseal
 from tests.requirements import requirement
 
 addresses = st.from_regex(r"[A-Za-z0-9]{1,63}", fullmatch=True)

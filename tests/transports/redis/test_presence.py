@@ -6,8 +6,7 @@ import hiredis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.transports.redis.names import Names
-from opwire.transports.redis.presence import Presence
+from opwire.transports.redis.transport import Names, Presence
 
 names = st.lists(st.text(max_size=3), max_size=8)
 

@@ -4,7 +4,7 @@ import pytest
 from hiredis import ReplyError
 
 from opwire.errors import ErrorCode
-from opwire.transports.redis.refusals import is_refusal, refusal
+from opwire.transports.redis.connection import is_refusal, refusal
 from tests.requirements import requirement
 
 

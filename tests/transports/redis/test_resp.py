@@ -8,7 +8,7 @@ from hiredis import ReplyError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.transports.redis.resp import Replies, command
+from opwire.transports.redis.connection import Replies, command
 from tests.requirements import requirement
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from opwire.transports.redis.scripts import ENTER, PRUNE, ROUTE, ROUTE_SHA
+from opwire.transports.redis.transport import ENTER, PRUNE, ROUTE, ROUTE_SHA
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, end, exhaust

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from opwire.durable import Claim
-from opwire.testing.scene import soon
-from opwire.transports.redis.stream_claims import Claims, Receipt
-from opwire.transports.redis.streams import RedisJournal
+from opwire.testing.harness import soon
+from opwire.transports.redis.journal import Claims, Receipt, RedisJournal
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer

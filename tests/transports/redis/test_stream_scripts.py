@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from opwire.transports.redis import stream_scripts as scripts
-from opwire.transports.redis.stream_scripts import Names, Script
+from opwire.transports.redis import journal_scripts as scripts
+from opwire.transports.redis.journal_scripts import Names, Script
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, exhaust

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import soon
-from opwire.transports.redis import stream_session
-from opwire.transports.redis.resp import command
-from opwire.transports.redis.stream_scripts import PURGE
-from opwire.transports.redis.stream_session import Session
-from opwire.transports.redis.url import parse_url
+from opwire.testing.harness import soon
+from opwire.transports.redis import journal
+from opwire.transports.redis.connection import command, parse_url
+from opwire.transports.redis.journal import Session
+from opwire.transports.redis.journal_scripts import PURGE
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.redis.ends import ask
@@ -64,7 +63,7 @@ async def test_it_connects_again_after_the_server_was_away(own_redis: OwnRedis) 
 async def test_a_server_that_does_not_answer_is_lost_and_found_again(
     own_redis: OwnRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_session, "PATIENCE", 0.2)
+    monkeypatch.setattr(journal, "PATIENCE", 0.2)
     server = own_redis()
     losses: list[CallError] = []
     async with session(server.url, lost=losses.append) as made:

@@ -10,9 +10,9 @@ import pytest
 
 from opwire import CallError, OperationRegistry
 from opwire.durable import Claim, DurableCalls, DurableWorker
-from opwire.testing.scene import soon
-from opwire.transports.redis import streams
-from opwire.transports.redis.streams import RedisJournal
+from opwire.testing.harness import soon
+from opwire.transports.redis import journal as streams
+from opwire.transports.redis.journal import RedisJournal
 from tests.durable.scenes import PUBLIC, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer

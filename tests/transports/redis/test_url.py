@@ -3,7 +3,7 @@
 import pytest
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.redis.url import Target, parse_url
+from opwire.transports.redis.connection import Target, parse_url
 from tests.requirements import requirement
 
 

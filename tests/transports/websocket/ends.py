@@ -23,7 +23,7 @@ from opwire.call import (
 )
 from opwire.operation import Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
-from opwire.testing.scene import Probe, soon
+from opwire.testing.harness import Probe, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 
 BEAT = 0.2

@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection
 from opwire.call import CallCredit, CallRequested
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
-from opwire.testing.scene import item, soon
+from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport, client
 from tests.requirements import requirement
 from tests.servers.brokers import HOST

@@ -9,7 +9,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from opwire.call import CallRequested
-from opwire.testing.scene import item, soon
+from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.requirements import requirement
 from tests.servers.brokers import HOST

@@ -9,8 +9,8 @@ from opwire.auth import Grant
 from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
-from opwire.testing.scene import soon
-from opwire.transports.websocket import WebSocketServer, WebSocketTransport, door, visit
+from opwire.testing.harness import soon
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission, session
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Plain, until
 
@@ -151,8 +151,8 @@ async def test_an_announcement_of_nothing_is_invalid(ends: Ends) -> None:
 async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "PATIENCE", 0.15)
-    monkeypatch.setattr(door, "_REMIND", 0.02)
+    monkeypatch.setattr(session, "PATIENCE", 0.15)
+    monkeypatch.setattr(admission, "_REMIND", 0.02)
     gate = Watched()
     server = await guarded(ends, gate)
     client = await ends.client(server.url)
@@ -170,7 +170,7 @@ async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
 async def test_a_client_begins_again_if_its_announcement_is_not_confirmed(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "PATIENCE", 0.05)
+    monkeypatch.setattr(session, "PATIENCE", 0.05)
     gate = Watched()
     server = await guarded(ends, gate)
     client = await ends.client(server.url)

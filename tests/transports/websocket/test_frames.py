@@ -14,7 +14,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from opwire.transports.websocket.frames import Core, Frames
+from opwire.transports.websocket.connection import Core, Frames
 from tests.requirements import requirement
 
 LIMIT = 70_000

@@ -9,10 +9,10 @@ import pytest
 from websockets.frames import Opcode
 
 from opwire.call import CallAborted, CallFailed, CallRequested, CallResponded
-from opwire.call.session import Left
+from opwire.call.events import Left
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
-from opwire.testing.scene import item, soon
+from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Raw, until

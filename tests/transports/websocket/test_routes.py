@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.websocket.routes import Call, Routes, Way
-from opwire.transports.websocket.stamps import (
+from opwire.transports.websocket.routes import (
     SERVER,
     Aborted,
+    Call,
     Completed,
     Credit,
     Failed,
     Head,
     Requested,
     Responded,
+    Routes,
+    Way,
 )
 from tests.requirements import requirement
 

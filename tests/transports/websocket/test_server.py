@@ -21,7 +21,7 @@ from opwire.auth import Grant
 from opwire.call import Address, CallAborted, CallFailed, CallRequested, CallResponded
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
-from opwire.testing.scene import item, soon
+from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from opwire.transports.websocket import server as server_module
 from tests.requirements import requirement

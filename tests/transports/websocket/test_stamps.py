@@ -20,9 +20,9 @@ from opwire.call import (
 )
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
-from opwire.testing.scene import item
-from opwire.transports.websocket import stamps
-from opwire.transports.websocket.stamps import (
+from opwire.testing.harness import item
+from opwire.transports.websocket import routes
+from opwire.transports.websocket.routes import (
     MARGIN,
     MAX_IDENTITY,
     SERVER,
@@ -35,13 +35,13 @@ from opwire.transports.websocket.stamps import (
 )
 from tests.requirements import requirement
 
-EVENTS: list[tuple[CallEvent, type[stamps.Head]]] = [
-    (CallRequested(request_id="r", operation_id="a.b", input={"peer": "x"}, credits=3), stamps.Requested),
-    (item("r", {"a": [1, "peer"]}, 7), stamps.Responded),
-    (CallCompleted(request_id="r", seq=7), stamps.Completed),
-    (CallFailed(request_id="r", code="INTERNAL", message="no", details={"peer": "x"}), stamps.Failed),
-    (CallAborted(request_id="r", reason="enough"), stamps.Aborted),
-    (CallCredit(request_id="r", n=3), stamps.Credit),
+EVENTS: list[tuple[CallEvent, type[routes.Head]]] = [
+    (CallRequested(request_id="r", operation_id="a.b", input={"peer": "x"}, credits=3), routes.Requested),
+    (item("r", {"a": [1, "peer"]}, 7), routes.Responded),
+    (CallCompleted(request_id="r", seq=7), routes.Completed),
+    (CallFailed(request_id="r", code="INTERNAL", message="no", details={"peer": "x"}), routes.Failed),
+    (CallAborted(request_id="r", reason="enough"), routes.Aborted),
+    (CallCredit(request_id="r", n=3), routes.Credit),
 ]
 
 json_values: st.SearchStrategy[Any] = st.recursive(
@@ -54,7 +54,7 @@ names = st.text(max_size=20)
 
 @requirement("transport.websocket.opaque")
 @pytest.mark.parametrize(("event", "kind"), EVENTS)
-def test_of_an_event_only_what_matters_on_the_way_is_read(event: CallEvent, kind: type[stamps.Head]) -> None:
+def test_of_an_event_only_what_matters_on_the_way_is_read(event: CallEvent, kind: type[routes.Head]) -> None:
     head = read_head(encode_event(event))
     assert type(head) is kind
     assert (head.request_id, head.peer, head.stray) == ("r", None, False)

@@ -9,8 +9,8 @@ from websockets.asyncio.server import ServerConnection
 
 from opwire.call import CallAborted, CallFailed, CallResponded
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.scene import item, soon
-from opwire.transports.websocket import WebSocketTransport, visit
+from opwire.testing.harness import item, soon
+from opwire.transports.websocket import WebSocketTransport, session
 from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.transports.websocket.ends import End, Ends
@@ -114,7 +114,7 @@ async def test_a_host_that_cannot_be_one_is_unavailable() -> None:
 async def test_an_announcement_that_is_not_confirmed_is_unavailable(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "PATIENCE", 0.1)
+    monkeypatch.setattr(session, "PATIENCE", 0.1)
     async with foreign(saying(WELCOME)) as url:
         client = await ends.client(url)
         with pytest.raises(CallError) as failure:

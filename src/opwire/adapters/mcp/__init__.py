@@ -1,8 +1,7 @@
 """MCP servers as a source of operations. Needs `pip install 'opwire[mcp]'`."""
 
-from opwire.adapters.mcp.callbacks import Callbacks
 from opwire.adapters.mcp.report import Report, Skipped
-from opwire.adapters.mcp.servers import HTTPServer, MCPServer, StdioServer, read_server, read_servers
+from opwire.adapters.mcp.servers import Callbacks, HTTPServer, MCPServer, StdioServer, read_server, read_servers
 from opwire.adapters.mcp.session import ServerInfo
 from opwire.adapters.mcp.source import MCPSource, from_mcp
 

@@ -3,6 +3,11 @@
 One task owns it: transports and dispatcher of the SDK open cancel scopes, which must be left by the task that entered
 them, whatever callers do. A request runs in a task of its own, so that a caller who gives up leaves at once, while the
 server is still being told.
+
+How messages travel to a server and back: one small interface, three transports behind it.
+
+A server may ask, too, at any time and as often as it likes. `Questions` bounds how many it has open and how many it may
+ask for each request of ours; those above are refused, and a server that does not read its refusals is disconnected.
 """
 
 import asyncio
@@ -10,28 +15,131 @@ import inspect
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import anyio
 import anyio.abc
 import msgspec
+from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.dispatcher import DispatchContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp_types import CONNECTION_CLOSED
+from mcp.shared.message import SessionMessage
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse
 
-from opwire.adapters.mcp.callbacks import Callbacks
-from opwire.adapters.mcp.failures import call_error, http_failure
-from opwire.adapters.mcp.foreign import object_of, text_of
-from opwire.adapters.mcp.negotiation import Agreement, ServerInfo, negotiate
-from opwire.adapters.mcp.report import ServerLog
-from opwire.adapters.mcp.servers import MCPServer
-from opwire.adapters.mcp.subscriptions import Subscriptions, changes_of
-from opwire.adapters.mcp.wire import Questions, open_wire
+from opwire.adapters.mcp.http import HTTPClient, sse_stream
+from opwire.adapters.mcp.negotiation import Agreement, ServerInfo, Subscriptions, changes_of, negotiate
+from opwire.adapters.mcp.process import MessageStream, server_process
+from opwire.adapters.mcp.report import ServerLog, call_error, http_failure, object_of, text_of
+from opwire.adapters.mcp.servers import Callbacks, HTTPServer, MCPServer, StdioServer
 from opwire.errors import CallError, ErrorCode
+
+MAX_OPEN_QUESTIONS = 100
+"""Questions of a server that are not answered yet, or whose answers it has not read."""
+
+MAX_QUESTIONS = 1000
+"""Questions of a server for each request of ours."""
+
+_PATIENCE = 5.0  # seconds for a server to read a refusal
+
+
+class Wire(NamedTuple):
+    """The two streams of the SDK's dispatcher, and the reason why they ended, if it is known."""
+
+    read: Any
+    write: Any
+    failure: Callable[[], CallError | None]
+
+
+class Questions(MessageStream):
+    """The streams of a connection, with a bound on what the server asks. Call `answered` when an answer is found."""
+
+    def __init__(self, wire: Wire, server: str) -> None:
+        self._wire = wire
+        self._server = server
+        self._open = 0
+        self._left = MAX_QUESTIONS
+
+    def answered(self) -> None:
+        """An answer was found, or will not be; sending it counts by itself."""
+        self._open -= 1
+
+    async def send(self, item: SessionMessage, /) -> None:
+        if isinstance(item.message, JSONRPCRequest):
+            self._left = MAX_QUESTIONS
+        if not isinstance(item.message, JSONRPCResponse | JSONRPCError):
+            return await self._wire.write.send(item)
+        self._open += 1
+        try:
+            await self._wire.write.send(item)
+        finally:
+            self._open -= 1
+
+    async def receive(self) -> Any:
+        while True:
+            item = await self._wire.read.receive()
+            message = None if isinstance(item, Exception) else item.message
+            if not isinstance(message, JSONRPCRequest):
+                return item
+            self._left -= message.method != "ping"
+            if self._open >= MAX_OPEN_QUESTIONS:
+                await self._refuse(message, f"more than {MAX_OPEN_QUESTIONS} requests are open")
+            elif self._left < 0:
+                await self._refuse(message, f"more than {MAX_QUESTIONS} requests came for one of the client")
+            else:
+                self._open += 1
+                return item
+
+    async def _refuse(self, request: JSONRPCRequest, reason: str) -> None:
+        error = ErrorData(code=INVALID_REQUEST, message=f"refused: {reason}")
+        refusal = JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
+        with anyio.move_on_after(_PATIENCE) as waiting:
+            await self._wire.write.send(SessionMessage(refusal))
+        if waiting.cancelled_caught:
+            message = f"the MCP server {self._server} asks without reading the answers; the connection is closed"
+            self.failure = CallError(ErrorCode.PROTOCOL_ERROR, message)
+            raise anyio.EndOfStream
+
+
+def open_wire(server: MCPServer, max_message: int) -> AbstractAsyncContextManager[Wire]:
+    """Start the server or get in touch with it; leaving ends that.
+
+    Raises:
+        CallError: UNAVAILABLE, or PROTOCOL_ERROR. Streamable HTTP has nothing to open: its first request fails.
+    """
+    if isinstance(server, StdioServer):
+        return _stdio(server, max_message)
+    return _sse(server, max_message) if server.kind == "sse" else _streamable(server, max_message)
+
+
+def _wire(stream: MessageStream) -> Wire:
+    return Wire(stream, stream, lambda: stream.failure)
+
+
+@asynccontextmanager
+async def _stdio(server: StdioServer, max_message: int) -> AsyncGenerator[Wire]:
+    async with server_process(server, max_message) as process:
+        yield _wire(process)
+
+
+@asynccontextmanager
+async def _sse(server: HTTPServer, max_message: int) -> AsyncGenerator[Wire]:
+    async with sse_stream(server, max_message) as stream:
+        yield _wire(stream)
+
+
+@asynccontextmanager
+async def _streamable(server: HTTPServer, max_message: int) -> AsyncGenerator[Wire]:
+    async with (
+        HTTPClient(server, max_message) as client,
+        streamable_http_client(server.name, http_client=client, max_sse_event_size=max_message) as (read, write),
+    ):
+        yield Wire(read, write, lambda: None)
+
 
 logger = logging.getLogger("opwire.mcp")
 

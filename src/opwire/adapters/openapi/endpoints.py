@@ -1,17 +1,18 @@
 """The operations of a document as it writes them, each checked as far as that costs nothing.
 
 A broken one is left out with its reason; the others do not notice. Schemas are not looked at here.
+
+Parameters of an operation: where each goes, how it is written, and the schema of its value.
+
+Content types: which of several is taken, and which of them are streams.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple, cast
 
-from opwire.adapters.openapi.document import Document
-from opwire.adapters.openapi.media_types import media_type
-from opwire.adapters.openapi.refs import Documents, Place
-from opwire.adapters.openapi.report import Report
-from opwire.adapters.openapi.shapes import mapping, sequence, text, texts
+from opwire.adapters.openapi.document import Document, Documents, Place, Report, mapping, sequence, text, texts
+from opwire.adapters.openapi.plan import Location, StreamKind, Style, media_type
 from opwire.errors import SchemaError
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
@@ -209,3 +210,197 @@ def summary_of(endpoint: Endpoint) -> tuple[str, str]:
     own = endpoint.operation.value
     title = text(own.get("summary")).strip()
     return title, text(own.get("description")).strip() or title or text(endpoint.item.value.get("description")).strip()
+
+
+_STYLES = frozenset("matrix label simple form spaceDelimited pipeDelimited tabDelimited deepObject cookie".split())
+_DEFAULT_STYLES: dict[str, Style] = {"path": "simple", "header": "simple"}
+# Swagger 2.0; `csv` is the default style of the place, not exploded.
+_COLLECTION_STYLES: dict[str, Style] = {"ssv": "spaceDelimited", "tsv": "tabDelimited", "pipes": "pipeDelimited"}
+_NOT_SCHEMA = frozenset("name in required description collectionFormat allowEmptyValue x-example".split())
+# The document describes these in places of their own. Swagger 2.0 knows no bearer token, and says nothing of this.
+_IGNORED = {"2.0": frozenset({"accept", "content-type"})}
+_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
+
+
+class Given(NamedTuple):
+    """A parameter as the document gives it."""
+
+    name: str
+    location: Location
+    schema: Place
+    style: Style
+    explode: bool
+    required: bool
+    allow_reserved: bool
+    content_type: str | None
+    describes: dict[str, Any]  # what the parameter says of its value beside the schema
+    encoding: Place  # of a whole query that is a form: how its fields are sent, by name
+
+
+def read_parameters(endpoint: Endpoint, documents: Documents, report: Report) -> list[Given]:
+    """The parameters that are sent. Path variables that nobody describes are texts.
+
+    Raises:
+        SchemaError: one of them cannot be used.
+    """
+    where = f"{endpoint.method} {endpoint.path}"
+    variables = dict.fromkeys(VARIABLE.findall(endpoint.path))
+    found: list[Given] = []
+    for place in parameters_of(endpoint, documents):
+        given = _read(place, documents)
+        if given is None:
+            continue
+        if given.location == "path" and given.name not in variables:
+            report.warn(f"{where}: the path has no place for the parameter {given.name!r}")
+            continue
+        if given.location == "header" and not is_token(given.name):
+            report.warn(f"{where}: {given.name!r} cannot be the name of a header: it is not sent")
+            continue
+        variables.pop(given.name if given.location == "path" else "", None)
+        found.append(given)
+    for name in variables:
+        report.warn(f"{where}: no parameter describes {{{name}}}: it is a text")
+        schema = Place({"type": "string"}, endpoint.operation.document)
+        nothing = Place({}, schema.document)
+        found.append(Given(name, "path", schema, "simple", False, True, False, None, {}, nothing))
+    return found
+
+
+def _read(place: Place, documents: Documents) -> Given | None:
+    fields = mapping(place.value)
+    name, location = fields["name"], fields["in"]
+    ignored = _IGNORED.get(documents.version, _IGNORED_HEADERS)
+    if location in ("body", "formData") or (location == "header" and name.lower() in ignored):
+        return None
+    if documents.version == "2.0":
+        return _from_swagger(place)
+    content = contents(place, documents)
+    style = text(fields.get("style"))
+    if style not in _STYLES:
+        style = _DEFAULT_STYLES.get(location, "form")
+    explode = fields.get("explode")
+    holder = content[0].fields if content else place
+    return Given(
+        name=name,
+        location=location,
+        schema=Place(holder.value.get("schema"), holder.document),
+        style=cast("Style", style),
+        explode=explode if isinstance(explode, bool) else style in ("form", "cookie", "deepObject"),
+        required=fields.get("required") is True or location == "path",
+        allow_reserved=fields.get("allowReserved") is True,
+        content_type=content[0].content_type if content else None,
+        describes=_descriptions(fields, documents, place),
+        encoding=Place(mapping(holder.value.get("encoding")), holder.document),
+    )
+
+
+def _descriptions(fields: dict[str, Any], documents: Documents, place: Place) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if description := text(fields.get("description")).strip():
+        said["description"] = description
+    if fields.get("deprecated") is True:
+        said["deprecated"] = True
+    if "example" in fields:
+        said["examples"] = [fields["example"]]
+    elif examples := mapping(fields.get("examples")):
+        values = [mapping(each) for each in examples.values()]
+        said["examples"] = [each["value"] for each in values if "value" in each]
+    return said
+
+
+def _from_swagger(place: Place) -> Given:
+    fields = mapping(place.value)
+    style, explode = swagger_style(fields)
+    return Given(
+        name=fields["name"],
+        location=fields["in"],
+        schema=swagger_schema(place),
+        style=style or _DEFAULT_STYLES.get(fields["in"], "form"),
+        explode=explode,
+        required=fields.get("required") is True or fields["in"] == "path",
+        allow_reserved=False,
+        content_type=None,
+        describes={"description": fields["description"]} if text(fields.get("description")) else {},
+        encoding=Place({}, place.document),
+    )
+
+
+def swagger_style(fields: dict[str, Any]) -> tuple[Style | None, bool]:
+    """The style that a `collectionFormat` stands for, None where it is that of the place, and whether it explodes."""
+    collection = text(fields.get("collectionFormat"))
+    return _COLLECTION_STYLES.get(collection), collection == "multi"
+
+
+def swagger_schema(place: Place) -> Place:
+    """The schema of a parameter that is one itself, as in Swagger 2.0."""
+    fields = mapping(place.value)
+    if "schema" in fields:
+        return Place(fields["schema"], place.document)
+    return Place({key: each for key, each in fields.items() if key not in _NOT_SCHEMA}, place.document)
+
+
+_MAX_ACCEPTED = 50  # content types that a request asks for
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+
+def stream_kind(content_type: str) -> StreamKind | None:
+    """How a stream of this type is framed; None if it is none."""
+    return media_type(content_type).stream
+
+
+def is_any(content_type: str) -> bool:
+    """Whether it is a range that JSON is in."""
+    return media_type(content_type).name in ("*/*", "application/*")
+
+
+def is_form(content_type: str) -> bool:
+    """Whether the content is made of named fields."""
+    return media_type(content_type).name in _FORMS
+
+
+def is_multipart(content_type: str) -> bool:
+    """Whether the content is made of parts."""
+    return media_type(content_type).name.startswith("multipart/")
+
+
+def is_text(content_type: str) -> bool:
+    """Whether the content is text that is neither JSON nor a form."""
+    kind = media_type(content_type)
+    return kind.is_text and not kind.is_json and not is_form(content_type)
+
+
+def is_json(content_type: str) -> bool:
+    """Whether the content is one JSON value."""
+    return media_type(content_type).is_json
+
+
+# What comes first is taken: JSON itself before its relatives, which often are other forms of the same thing.
+_PREFERENCES: tuple[Callable[[str], bool], ...] = (
+    lambda each: each == "application/json",
+    lambda each: media_type(each).name == "application/json",
+    is_json,
+    is_any,
+    lambda each: media_type(each).name == "application/x-www-form-urlencoded",
+    is_multipart,
+    is_text,
+)
+
+
+def preferred(types: Iterable[Content]) -> Content | None:
+    """The one that is taken of several."""
+    given = list(types)
+    for prefers in _PREFERENCES:
+        for each in given:
+            if prefers(each.content_type):
+                return each
+    return given[0] if given else None
+
+
+def accept_header(chosen: Iterable[str], others: Iterable[str]) -> str:
+    """What to ask for: JSON alone where that is chosen, else whatever there is. Nothing is refused.
+
+    Other kinds of JSON are not asked for beside it: they often are other forms of the answer.
+    """
+    wanted = [each for each in chosen if is_json(each)] or [each for each in others if media_type(each).name != "*/*"]
+    wanted = list(dict.fromkeys(each for each in wanted if "\n" not in each and "\r" not in each))[:_MAX_ACCEPTED]
+    return ", ".join([*wanted, "*/*;q=0.1"]) if wanted else "*/*"

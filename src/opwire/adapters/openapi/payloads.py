@@ -1,20 +1,41 @@
-"""The body of a request as the document gives it: its content type, its schema, and how a form's fields are sent."""
+"""The body of a request as the document gives it: its content type, its schema, and how a form's fields are sent.
 
-from collections.abc import Callable
+Object schemas that are plain enough to stand beside the parameters, property by property.
+
+How the fields of a form are sent, whatever its schema looks like: in variants, conditions and patterns too.
+
+A schema that is not plain cannot be taken apart, so its value stands whole in the input. Its fields are still files or
+text, and have their `encoding`. `Changes` puts what the caller has to give for a file into the schema, and takes out
+what the operation sets itself.
+"""
+
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from opwire.adapters.openapi.endpoints import Endpoint, contents, offered, parameters_of, request_body
-from opwire.adapters.openapi.files import FILE_SCHEMA
-from opwire.adapters.openapi.media import is_any, is_form, is_json, is_multipart, is_text, preferred, stream_kind
-from opwire.adapters.openapi.media_types import media_type
-from opwire.adapters.openapi.parameters import swagger_schema, swagger_style
-from opwire.adapters.openapi.plan import Part, Style
-from opwire.adapters.openapi.refs import Documents, Place
-from opwire.adapters.openapi.schemas import Schemas
-from opwire.adapters.openapi.shapes import mapping, sequence, text
-from opwire.adapters.openapi.styles import text_of
+from msgspec import Struct
+
+from opwire.adapters.openapi.bodies import FILE_SCHEMA, text_of
+from opwire.adapters.openapi.document import Document, Documents, Place, mapping, objects_in, sequence, text, texts
+from opwire.adapters.openapi.endpoints import (
+    Endpoint,
+    contents,
+    is_any,
+    is_form,
+    is_json,
+    is_multipart,
+    is_text,
+    offered,
+    parameters_of,
+    preferred,
+    request_body,
+    stream_kind,
+    swagger_schema,
+    swagger_style,
+)
+from opwire.adapters.openapi.plan import Part, Style, media_type
+from opwire.adapters.openapi.schemas import Schemas, Written, is_pattern
 from opwire.errors import SchemaError
-from opwire.schema import JSONSchema
+from opwire.schema import JSONSchema, Schema
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MERGE_PATCH, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
@@ -275,3 +296,271 @@ def _known_headers(what: str, encoding: Place, documents: Documents, warn: Calla
         elif is_required:
             warn(f"{what} needs the header {name!r}, for which the document has no value: it is not sent")
     return found
+
+
+_SAYS_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "allOf", "$ref", "$id", "$anchor"})
+_NOT_CONSTRAINTS = frozenset(
+    "$comment $defs $schema default definitions deprecated description discriminator example examples externalDocs "
+    "nullable readOnly title writeOnly xml".split()
+)
+_MAX_PARTS = 50  # of one schema, through `allOf`
+_MAX_FIELDS_PARTS = 500  # of one schema, through all that can declare a property
+_EXTRAS = ("additionalProperties", "unevaluatedProperties")
+_ONE, _MANY = ("then", "else", "if"), ("allOf", "anyOf", "oneOf")
+
+
+class PlainObject(NamedTuple):
+    """The properties of an object; several schemas of one name count all. `extras` is None where nothing is said."""
+
+    properties: dict[str, list[Place]]
+    required: list[str]
+    extras: Place | None
+
+
+class Fields(NamedTuple):
+    """The properties that an object may have, wherever its schema declares them: in variants and conditions too."""
+
+    properties: dict[str, list[Place]]
+    patterns: dict[str, list[Place]]
+    extras: list[Place]
+    required: set[str]
+
+
+def fields_of(schema: Any, document: Document, schemas: Schemas) -> Fields:
+    """Return every property that a schema knows of. What it demands of them together does not matter here."""
+    fields = Fields({}, {}, [], set())
+    waiting, seen = [Place(schema, document)], set[int]()
+    while waiting and len(seen) < _MAX_FIELDS_PARTS:
+        given = waiting.pop()
+        node, home = schemas.resolve(*given)
+        if "$ref" in mapping(given.value) and not schemas.hides_siblings and len(given.value) > 1:
+            waiting.append(Place({key: each for key, each in given.value.items() if key != "$ref"}, given.document))
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        for name, each in mapping(node.get("properties")).items():
+            fields.properties.setdefault(name, []).append(Place(each, home))
+        for pattern, each in mapping(node.get("patternProperties")).items():
+            fields.patterns.setdefault(pattern, []).append(Place(each, home))
+        fields.extras.extend(Place(node[key], home) for key in _EXTRAS if isinstance(node.get(key), dict))
+        fields.required.update(texts(node.get("required")))
+        below = [node[key] for key in _ONE if key in node]
+        below += [each for key in _MANY for each in sequence(node.get(key))]
+        below += mapping(node.get("dependentSchemas")).values()
+        waiting.extend(Place(each, home) for each in reversed(below))
+    return fields
+
+
+def plain_object(schema: Any, document: Document, schemas: Schemas) -> PlainObject | None:
+    """What an object schema declares, if that is all that it says; None otherwise.
+
+    It may be a reference, and may be put together by `allOf`. It has properties, or says that there are none at all.
+    It is not null, and has no unions, conditions, patterns or counts of properties: those would not survive being
+    taken apart.
+    """
+    properties: dict[str, list[Place]] = {}
+    required: dict[str, None] = {}
+    extras: Place | None = None
+    for node, home in _parts(Place(schema, document), schemas):
+        if not _is_plain(node):
+            return None
+        for name, each in mapping(node.get("properties")).items():
+            found = properties.setdefault(name, [])
+            if all(known.value != each for known in found):
+                found.append(Place(each, home))
+        required |= dict.fromkeys(texts(node.get("required")))
+        if isinstance(said := node.get("additionalProperties"), dict | bool):
+            if "allOf" in node or extras is not None or node is not schemas.resolve(schema, document).value:
+                return None  # what counts as extra would change
+            extras = Place(said, home)
+    closed = extras is not None and extras.value is False  # then there is nothing in it at all, and that is plain too
+    return PlainObject(properties, list(required), extras) if properties or closed else None
+
+
+def _parts(whole: Place, schemas: Schemas) -> Iterator[Place]:
+    """The schema and all that it is put together of; an unusable one where there are too many."""
+    waiting = [whole]
+    for count, each in enumerate(waiting):  # grows while it is read
+        if count > _MAX_PARTS:
+            yield Place({"not": {}}, each.document)
+            return
+        node = schemas.resolve(*each)
+        yield node
+        if "$ref" in mapping(each.value) and not schemas.hides_siblings and len(each.value) > 1:
+            siblings = {key: value for key, value in each.value.items() if key != "$ref"}
+            waiting.append(Place(siblings, each.document))
+        waiting.extend(Place(part, node.document) for part in sequence(node.value.get("allOf")))
+
+
+def _is_plain(node: dict[str, Any]) -> bool:
+    if node.get("type", "object") not in ("object", ["object"]) or node.get("nullable") is True:
+        return False
+    said = {key for key in node if not key.startswith("x-")}
+    return said <= _SAYS_OBJECT | _NOT_CONSTRAINTS
+
+
+_DEFINITION = "#/$defs/"
+_IN_PLACE = frozenset({"allOf", "anyOf", "oneOf"})
+_CONDITIONS = frozenset({"then", "else"})  # not `if` and `not`: what they say less of would be true more often
+_MAX_DEPTH = 20  # of schemas that describe one value
+_MAX_POSITIONS = 1_000
+_MAX_WRITTEN_OUT = 50  # definitions: those that name each other several times would multiply
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """What a schema says otherwise of its properties."""
+
+    properties: Mapping[str, JSONSchema] = {}
+    patterns: Mapping[str, JSONSchema] = {}
+    extras: JSONSchema | None = None
+    positions: Mapping[int, JSONSchema] = {}
+    items: JSONSchema | None = None
+    dropped: frozenset[str] = frozenset()
+
+
+class Form(Struct, frozen=True, kw_only=True):
+    """How a form is sent, as `Body` has it, and what its schema has to say of its files."""
+
+    parts: Mapping[str, Part] = {}
+    others: tuple[tuple[Schema | None, Part], ...] = ()
+    positions: tuple[Part, ...] = ()
+    items: Part = Part()
+    changes: Changes = Changes()
+
+
+class FormReader:
+    """Reads how the form of one operation is sent; `warn` says what cannot be."""
+
+    def __init__(self, payload: Payload, documents: Documents, schemas: Schemas, warn: Callable[[str], None]) -> None:
+        self._payload = payload
+        self._documents = documents
+        self._schemas = schemas
+        self._warn = warn
+        self._has_files = is_multipart(payload.content_type)
+
+    def read(self, fields: Fields) -> Form:
+        """Return how these fields are sent."""
+        encoding = self._payload.encoding.value
+        files: dict[str, JSONSchema] = {}
+        parts: dict[str, Part] = {}
+        for name in dict.fromkeys((*fields.properties, *encoding)):
+            file = self._file(fields.properties.get(name, []), mapping(encoding.get(name)))
+            if file is not None:
+                files[name] = file if name in fields.required else or_null(file)
+            parts[name] = part_of(name, self._payload, self._documents, self._warn, binary=file is not None)
+        patterns = {each: self._file(places, {}) for each, places in fields.patterns.items() if is_pattern(each)}
+        extras = self._file(fields.extras, {})
+        others = [(Schema({"pattern": each}), Part(binary=file is not None)) for each, file in patterns.items()]
+        if extras is None and not any(part.binary for _, part in others):
+            parts, others = {name: part for name, part in parts.items() if part != Part()}, []
+        ends = [(None, Part(binary=True))] if extras is not None else []
+        known = {each: file for each, file in patterns.items() if file is not None}
+        return Form(
+            parts=parts, others=(*others, *ends), changes=Changes(properties=files, patterns=known, extras=extras)
+        )
+
+    def read_array(self) -> Form:
+        """Return how the items of a multipart array are sent: some by their position, the rest alike (3.2)."""
+        node, home = self._schemas.resolve(*self._payload.schema)
+        first = [Place(each, home) for each in sequence(node.get("prefixItems"))]
+        count = min(max(len(first), len(self._payload.positions.value)), _MAX_POSITIONS)
+        rest = [Place(node["items"], home)] if isinstance(node.get("items"), dict) else []
+        files: dict[int, JSONSchema] = {}
+        parts: list[Part] = []
+        for index in range(count):
+            given = sequence(self._payload.positions.value)[index : index + 1]
+            encoding = Place(mapping(given[0]) if given else {}, self._payload.positions.document)
+            part, file = self._item(f"item {index}", first[index : index + 1] or rest, encoding)
+            parts.append(part)
+            if file is not None and index < len(first):
+                files[index] = file
+        items, file = self._item("an item", rest, self._payload.items)
+        return Form(positions=tuple(parts), items=items, changes=Changes(positions=files, items=file))
+
+    def _item(self, what: str, places: list[Place], encoding: Place) -> tuple[Part, JSONSchema | None]:
+        file = self._file(places, encoding.value)
+        part = read_part(what, encoding, self._documents, self._warn, binary=file is not None, takes_style=False)
+        return part, file
+
+    def _file(self, places: list[Place], encoding: dict[str, Any]) -> JSONSchema | None:
+        if not self._has_files or not places:
+            return None
+        return file_of(places, text(encoding.get("contentType")), self._schemas)
+
+
+def changed(written: Written, changes: Changes, schemas: Schemas) -> Written:
+    """Return an input schema with these changes; definitions that hold a changed property are written out."""
+    if changes == Changes():
+        return written
+    schema = _Changing(changes, schemas).change(written.schema, _MAX_DEPTH)
+    refs = {ref for each in objects_in(schema) if isinstance(ref := each.get("$ref"), str)}
+    return Written(schema, {name for ref in refs if schemas.knows(name := ref.removeprefix(_DEFINITION))})
+
+
+class _Changing:
+    def __init__(self, changes: Changes, schemas: Schemas) -> None:
+        self._changes = changes
+        self._schemas = schemas
+        self._within: list[str] = []  # definitions that are being written out
+        self._left = _MAX_WRITTEN_OUT
+
+    def change(self, schema: JSONSchema, depth: int) -> JSONSchema:
+        if not isinstance(schema, dict) or not depth:
+            return schema
+        copy: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            copy[keyword] = self._keyword(keyword, value, depth)
+        self._drop(copy)
+        return self._written_out(copy, depth)
+
+    def _keyword(self, keyword: str, value: Any, depth: int) -> Any:
+        changes = self._changes
+        if keyword in _IN_PLACE:
+            return [self.change(each, depth - 1) for each in cast("list[JSONSchema]", value)]
+        if keyword in _CONDITIONS:
+            return self.change(value, depth - 1)
+        if keyword == "dependentSchemas":
+            return {name: self.change(each, depth - 1) for name, each in _named(value)}
+        if keyword == "properties":
+            return {name: changes.properties.get(name, each) for name, each in _named(value)}
+        if keyword == "patternProperties":
+            return {pattern: changes.patterns.get(pattern, each) for pattern, each in _named(value)}
+        if keyword in ("additionalProperties", "unevaluatedProperties") and isinstance(value, dict):
+            return cast("JSONSchema", value) if changes.extras is None else changes.extras
+        if keyword == "prefixItems":
+            return [changes.positions.get(index, each) for index, each in enumerate(value)]
+        if keyword == "items" and isinstance(value, dict):
+            return cast("JSONSchema", value) if changes.items is None else changes.items
+        return value
+
+    def _drop(self, schema: dict[str, Any]) -> None:
+        """Take out what the operation sets itself."""
+        dropped = self._changes.dropped
+        for keyword in ("properties", "dependentRequired", "dependentSchemas") if dropped else ():
+            if keyword in schema:
+                schema[keyword] = {name: each for name, each in schema[keyword].items() if name not in dropped}
+        if dropped and "required" in schema:
+            schema["required"] = [name for name in schema["required"] if name not in dropped]
+        if dropped and "dependentRequired" in schema:
+            needs = schema["dependentRequired"].items()
+            schema["dependentRequired"] = {
+                name: [each for each in names if each not in dropped] for name, names in needs
+            }
+
+    def _written_out(self, schema: dict[str, Any], depth: int) -> JSONSchema:
+        name = str(schema.get("$ref", "")).removeprefix(_DEFINITION)
+        if name in self._within or not self._schemas.knows(name) or not self._left:
+            return schema
+        self._left -= 1
+        self._within.append(name)
+        given = self._schemas.definition(name, "input").schema
+        whole = self.change(given, depth - 1)
+        self._within.pop()
+        if whole == given:
+            return schema
+        beside = {keyword: each for keyword, each in schema.items() if keyword != "$ref"}
+        return {**beside, "allOf": [*beside.get("allOf", ()), whole]} if beside else whole
+
+
+def _named(schemas: Any) -> ItemsView[str, JSONSchema]:
+    return cast("dict[str, JSONSchema]", schemas).items()

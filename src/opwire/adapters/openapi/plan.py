@@ -1,13 +1,23 @@
 """What has to be known of one HTTP operation to call it: plain data, made by `read`, used by everything else here.
 
 A plan is made when an operation is first called or looked at, not when its document is loaded. No I/O.
+
+Places in an input, as a plan names them: the steps from the input to a value.
+
+Content types: what is JSON, what is text, and which of the declared kinds an answer is. No I/O.
+
+Header fields that cannot break out of their line.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import codecs
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
 
 from msgspec import Struct
 
+from opwire.errors import CallError, ErrorCode
 from opwire.schema import UNKNOWN, Schema
 
 Location = Literal["path", "query", "header", "cookie", "querystring"]
@@ -133,3 +143,148 @@ class Plan(Struct, frozen=True, kw_only=True):
     input_schema: Schema = UNKNOWN
     output_schema: Schema = UNKNOWN
     files: tuple[tuple[str, ...], ...] = ()  # steps to the values of the input that may be files
+
+
+MISSING: Any = object()
+"""What is at a place where nothing is; None is a value."""
+
+
+def find(input: Any, place: Sequence[str]) -> Any:
+    """The value at a place, or MISSING."""
+    for step in place:
+        if not isinstance(input, dict) or step not in input:
+            return MISSING
+        input = cast("dict[str, Any]", input)[step]
+    return input
+
+
+def invalid(operation_id: str, place: Sequence[str], message: str) -> CallError:
+    """The error for a value that its schema let pass and that cannot be used all the same."""
+    pointer = "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in place)
+    return CallError(
+        ErrorCode.VALIDATION_ERROR,
+        f"{operation_id}: {pointer or 'the input'}: {message}",
+        {"problems": [{"path": pointer, "message": message}]},
+    )
+
+
+_CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
+_JSON = frozenset({"application/json", "text/json", "application/x-json"})
+_TEXT = frozenset(
+    {
+        "application/xml",
+        "application/yaml",
+        "application/x-yaml",
+        "application/javascript",
+        "application/x-www-form-urlencoded",
+        "application/graphql",
+    }
+)
+_STREAMS: dict[str, StreamKind] = {
+    "text/event-stream": "sse",
+    "application/x-ndjson": "ndjson",
+    "application/ndjson": "ndjson",
+    "application/jsonl": "ndjson",
+    "application/x-jsonl": "ndjson",
+    "application/jsonlines": "ndjson",
+    "application/x-jsonlines": "ndjson",
+    "application/json-lines": "ndjson",
+    "application/x-json-stream": "ndjson",
+    "application/stream+json": "ndjson",
+    "application/json-seq": "json-seq",
+}
+# Codecs of Python that are no charsets, some of which take very long for what a hostile server can send.
+_NO_CHARSETS = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw-unicode-escape", "unicode-escape"})
+
+
+class MediaType(NamedTuple):
+    """A content type without its parameters, in lower case, and the charset if one is declared that is known."""
+
+    name: str
+    charset: str | None = None
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the answer is one JSON value."""
+        return self.name in _JSON or (self.name.endswith("+json") and self.name not in _STREAMS)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the answer is text, as `text/*` is, and some that are registered elsewhere."""
+        return self.name.startswith("text/") or self.name in _TEXT or self.name.endswith(("+xml", "+yaml"))
+
+    @property
+    def stream(self) -> StreamKind | None:
+        """How the answer is framed, if it is a stream of items."""
+        return "json-seq" if self.name.endswith("+json-seq") else _STREAMS.get(self.name)
+
+
+@lru_cache(maxsize=256)
+def media_type(header: str) -> MediaType:
+    """What a Content-Type header says."""
+    name = header.partition(";")[0].strip().lower()
+    found = _CHARSET.search(header)
+    return MediaType(name, _known_charset(found[1]) if found else None)
+
+
+def _known_charset(name: str) -> str | None:
+    try:
+        known = codecs.lookup(name).name
+        b"a".decode(known, errors="ignore")  # refuses those that do not make text of bytes
+    except (LookupError, ValueError):
+        return None
+    return None if known in _NO_CHARSETS else known
+
+
+def choose(declared: Iterable[Media], actual: MediaType) -> Media | None:
+    """The declared kind that an answer is: the same one, else another JSON, else a range that covers it."""
+    ranked = [(rank, each) for each in declared if (rank := _rank(media_type(each.content_type), actual)) is not None]
+    return min(ranked, key=lambda each: each[0])[1] if ranked else None
+
+
+def _rank(declared: MediaType, actual: MediaType) -> int | None:
+    if declared.name == actual.name:
+        return 0
+    if declared.is_json and actual.is_json:
+        return 1
+    if declared.name.endswith("/*") and actual.name.startswith(declared.name[:-1]):
+        return 2
+    return 3 if declared.name in ("*/*", "*") else None
+
+
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: token
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")  # control characters but the tab, and no text
+_CONTENT_TYPE = re.compile(r"[!#$&^_.+\-0-9A-Za-z]+/[!#$&^_.+\-0-9A-Za-z]+( *;[\x20-\x7e]*)?")
+
+
+def header_name(name: str, of: str = "header") -> str:
+    """The name, if it can be one: that of a header, or of another thing with the same rules.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be the name of a {of}")
+    return name
+
+
+def header_value(value: str) -> str:
+    """The value, if it can be one. The error does not show it: it may be a secret.
+
+    Raises:
+        ValueError: it holds a line break, another control character, or half of a surrogate pair.
+    """
+    if _FORBIDDEN.search(value):
+        raise ValueError("a header cannot hold line breaks or other control characters")
+    return value
+
+
+def content_type_value(value: str) -> str:
+    """The value, if it can be a Content-Type.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not _CONTENT_TYPE.fullmatch(value):
+        raise ValueError("a content type looks like text/plain")
+    return value

@@ -1,28 +1,203 @@
-"""From a document to operations: what each is called, what kind it is, and its plan when it is first needed."""
+"""From a document to operations: what each is called, what kind it is, and its plan when it is first needed.
 
+The address of an API: what the document says, its variables filled, read against the document's own address.
+
+What an operation asks of credentials: the document's security schemes and requirements as `Need`s.
+
+Names of operations, readable and stable: they depend on what an operation is, not on where it stands.
+"""
+
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from opwire.adapters.openapi.endpoints import Endpoint, endpoints, summary_of
-from opwire.adapters.openapi.inputs import InputReader, Inputs
-from opwire.adapters.openapi.names import Wish, distinct, name_from_path, namespace_from, stream_name, usable_name
-from opwire.adapters.openapi.needs import needs_of
-from opwire.adapters.openapi.outputs import OutputReader, Outputs, offers
-from opwire.adapters.openapi.plan import Plan
-from opwire.adapters.openapi.refs import Documents
-from opwire.adapters.openapi.report import Report
+from opwire.adapters.openapi.document import Documents, Report, joined, mapping, sequence, text, texts
+from opwire.adapters.openapi.endpoints import VARIABLE, Endpoint, endpoints, summary_of
+from opwire.adapters.openapi.inputs import InputReader, Inputs, OutputReader, Outputs, offers
+from opwire.adapters.openapi.plan import Need, Plan, Scheme
 from opwire.adapters.openapi.schemas import Schemas
-from opwire.adapters.openapi.servers import server_of
-from opwire.adapters.openapi.shapes import mapping, text, texts
-from opwire.errors import RegistrationError
+from opwire.errors import RegistrationError, SchemaError
 from opwire.names import UniqueNames
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.schema import JSONSchema, Schema
+from opwire.schema.dialect import escaped
+
+_MAX_ADDRESS = 8 * 1024  # characters, with its variables filled
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def server_of(endpoint: Endpoint, documents: Documents, variables: Mapping[str, str], report: Report) -> str:
+    """The address that the paths of an operation are below; relative where nothing says more."""
+    root = documents.main.root
+    if documents.version == "2.0":
+        return _from_swagger(endpoint, root, documents.main.uri)
+    for owner in (endpoint.operation.value, endpoint.item.value, root):
+        for server in sequence(owner.get("servers")):
+            fields = mapping(server)
+            if isinstance(fields.get("url"), str):
+                return _absolute(_filled(fields, variables, report), documents.main.uri)
+    return _absolute("/", documents.main.uri)
+
+
+def _filled(server: dict[str, Any], given: Mapping[str, str], report: Report) -> str:
+    """The address with its variables; one that has no value at all stays, and the first call says so."""
+    declared = mapping(server.get("variables"))
+    left = _MAX_ADDRESS
+
+    @cache
+    def value_of(name: str) -> str:
+        variable = mapping(declared.get(name))
+        choices = texts(variable.get("enum"))
+        if name in given:
+            if choices and str(given[name]) not in choices:
+                report.warn(f"the server variable {name!r} is one of {', '.join(choices[:10])}, not {given[name]!r}")
+            return str(given[name])
+        default = variable.get("default")
+        if isinstance(default, str | int | float):
+            return text(default)
+        return choices[0] if choices else f"{{{name}}}"
+
+    def value(found: re.Match[str]) -> str:
+        nonlocal left
+        left -= len(value_of(found[1]))
+        return value_of(found[1]) if left >= 0 else ""
+
+    address = VARIABLE.sub(value, server["url"].strip())
+    if left < 0 or len(address) > _MAX_ADDRESS:
+        report.warn(f"the server's address has more than {_MAX_ADDRESS:,} characters: it is not used")
+        return "/"
+    return address
+
+
+def _absolute(address: str, base: str) -> str:
+    if _ABSOLUTE.match(address) or not base.startswith(("http://", "https://")):
+        return address
+    return joined(base, address or "/")
+
+
+def _from_swagger(endpoint: Endpoint, root: dict[str, Any], base: str) -> str:
+    home = urlsplit(base) if base.startswith(("http://", "https://")) else None
+    host = text(root.get("host")).strip() or (home.netloc if home else "")
+    path = "/" + text(root.get("basePath")).strip().strip("/")
+    if not host:
+        return path
+    schemes = texts(endpoint.operation.value.get("schemes")) or texts(root.get("schemes"))
+    usual = [each for each in ("https", "http") if each in schemes]
+    scheme = usual[0] if usual else home.scheme if home else "https"
+    return f"{scheme}://{host}{path}"
+
+
+def needs_of(endpoint: Endpoint, documents: Documents, report: Report) -> tuple[tuple[Need, ...], ...]:
+    """The alternatives of which one has to be met; the operation's own, else those of the whole document."""
+    given = endpoint.operation.value.get("security", documents.main.root.get("security"))
+    return tuple(
+        tuple(
+            Need(_scheme(name, documents, report), tuple(texts(scopes)))
+            for name, scopes in mapping(alternative).items()
+        )
+        for alternative in sequence(given)
+    )
+
+
+def _scheme(name: str, documents: Documents, report: Report) -> Scheme:
+    place = "securityDefinitions" if documents.version == "2.0" else "components/securitySchemes"
+    try:
+        found = documents.follow({"$ref": f"#/{place}/{escaped(name)}"}, documents.main)
+        if fields := mapping(found.value):
+            return _read(name, fields)
+    except SchemaError:
+        pass
+    report.warn(f"the security scheme {name!r} is not declared")
+    return Scheme(name=name, kind="other", said="not declared")
+
+
+def _read(name: str, fields: dict[str, Any]) -> Scheme:
+    kind, http = text(fields.get("type")), text(fields.get("scheme")).lower()
+    match kind, fields.get("in"), http:
+        case "apiKey", "header" | "query" | "cookie" as location, _:
+            return Scheme(name=name, kind="apiKey", location=location, parameter=text(fields.get("name")))
+        case "basic", _, _:  # as Swagger 2.0 says it
+            return Scheme(name=name, kind="basic")
+        case "http", _, "basic" | "bearer":
+            return Scheme(name=name, kind="basic" if http == "basic" else "bearer")
+        case "oauth2", _, _:
+            return Scheme(name=name, kind="oauth2", token_url=_token_url(fields))
+        case "openIdConnect", _, _:
+            return Scheme(name=name, kind="openIdConnect")
+        case _:
+            return Scheme(name=name, kind="other", said=f"{kind} {http}".strip() or "of no type")
+
+
+def _token_url(fields: dict[str, Any]) -> str:
+    """As the document writes it: a relative one belongs to where requests go, which the user may have fixed."""
+    flow = mapping(mapping(fields.get("flows")).get("clientCredentials"))
+    return text(flow.get("tokenUrl")) or (text(fields.get("tokenUrl")) if fields.get("flow") == "application" else "")
+
+
+_OTHER = re.compile(r"[^0-9A-Za-z]+")
+_MAX_NAME = 200
+_STREAM = "_stream"
+
+
+def namespace_from(title: object) -> str:
+    """A namespace from the title of an API: "Swagger Petstore - OpenAPI 3.0" is `swagger_petstore_openapi_3_0`."""
+    words = _OTHER.sub("_", str(title)).strip("_").lower() if isinstance(title, str) else ""
+    return words[:_MAX_NAME] or "api"
+
+
+def name_from_path(method: str, path: str) -> str:
+    """The name of an operation that has none: `get_pets_petId` for GET /pets/{petId}."""
+    words = _OTHER.sub("_", path).strip("_")
+    return f"{method.lower()}_{words}"[:_MAX_NAME] if words else method.lower()
+
+
+def usable_name(operation_id: str) -> str:
+    """The operation's own id, without what no name may hold; "" where nothing is left."""
+    name = operation_id.strip()[:_MAX_NAME]
+    return name if name.isprintable() else "".join(each if each.isprintable() else "_" for each in name)
+
+
+class Wish(NamedTuple):
+    """The name that an operation would like to have. One that the document gives goes before one that opwire made."""
+
+    method: str
+    path: str
+    name: str
+    is_given: bool
+
+
+def distinct(wishes: Iterable[Wish]) -> dict[tuple[str, str], str]:
+    """Names by method and path, no two alike.
+
+    Of those that wish for the same name the one with the smallest path and method gets it. The others get theirs with
+    method and path behind it, so that the order of the document does not matter.
+    """
+    names: dict[tuple[str, str], str] = {}
+    first: set[str] = set()
+    refused: list[Wish] = []
+    for wish in sorted(wishes, key=lambda each: (not each.is_given, each.path, each.method)):
+        if wish.name in first:
+            refused.append(wish)
+        else:
+            first.add(wish.name)
+            names[wish.method, wish.path] = wish.name
+    free = UniqueNames(first, longest=_MAX_NAME)
+    for method, path, name, is_given in refused:
+        longer = f"{name}_{name_from_path(method, path)}" if is_given else name
+        names[method, path] = free.take(longer)
+    return names
+
+
+def stream_name(name: str) -> str:
+    """Return the name of the streaming form of an operation."""
+    return name[: _MAX_NAME - len(_STREAM)] + _STREAM
+
 
 _READS = frozenset({"GET", "HEAD", "QUERY"})
 

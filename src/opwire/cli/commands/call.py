@@ -1,20 +1,21 @@
-"""`opwire call`: one operation, and what it answers."""
+"""`opwire call`: one operation, and what it answers.
+
+`opwire watch`: the items of a subscription, as they come.
+"""
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import click
 
 from opwire.cli import exit_codes
-from opwire.cli.arguments import read_input
-from opwire.cli.fields import Field
+from opwire.cli.inputs import Field, complete_input, read_input
 from opwire.cli.options import operation_argument, result_options, shared_options, source_options
-from opwire.cli.prompts import complete_input
 from opwire.cli.results import is_error, save, show
-from opwire.cli.screen import Form, Screen
+from opwire.cli.screen import Form, Screen, Spinner
 from opwire.cli.sources import Sources
-from opwire.cli.spinner import Spinner
 from opwire.envelope import ResponseEnvelope
 from opwire.operation import Context, OperationSpec, OperationType, Progress
 
@@ -29,7 +30,7 @@ from opwire.operation import Context, OperationSpec, OperationType, Progress
 @source_options
 @shared_options
 @click.pass_obj
-def command(screen: Screen, output: Path | None, form: Form, **arguments: Any) -> int:
+def call_command(screen: Screen, output: Path | None, form: Form, **arguments: Any) -> int:
     """Call an operation, and print what it answers.
 
     \b
@@ -84,3 +85,43 @@ def given_input(spec: OperationSpec, words: tuple[str, ...], screen: Screen, *, 
     if no_input or not screen.is_interactive:
         return input
     return complete_input(input, spec.input_schema)
+
+
+@click.command(name="watch")
+@operation_argument(subscriptions=True)
+@click.argument("words", nargs=-1, metavar="[INPUT]...")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after so many items.")
+@click.option("--no-input", is_flag=True, help="Do not ask for missing fields.")
+@result_options
+@source_options
+@shared_options
+@click.pass_obj
+def watch_command(screen: Screen, **arguments: Any) -> None:
+    """Follow a subscription, item by item, until it ends or ^C stops it. INPUT is that of `opwire call`.
+
+    With --json or --envelope and no terminal, each item is a line of JSON.
+    """
+    asyncio.run(_follow(screen, **arguments))
+
+
+async def _follow(
+    screen: Screen,
+    *,
+    operation_id: str,
+    words: tuple[str, ...],
+    sources: Sources,
+    form: Form,
+    count: int | None,
+    no_input: bool,
+) -> None:
+    async with sources.open(screen, operation_id) as workbench:
+        spec = workbench.spec(operation_id)
+        if spec.type is not OperationType.SUBSCRIPTION:
+            raise click.UsageError(f"{operation_id} is a {spec.type.value}: `opwire call {operation_id}` calls it")
+        input = given_input(spec, words, screen, no_input=no_input)
+        async with workbench.client() as client, aclosing(client.subscribe_envelopes(operation_id, input)) as items:
+            async for item in items:
+                show(item, form, screen)
+                count = None if count is None else count - 1
+                if count == 0:
+                    return

@@ -105,7 +105,7 @@ def _environment(config: "Config") -> Iterator[Finding]:
 
 
 def _missing(value: Any) -> Iterator[str]:
-    from opwire.config.environment import EnvText
+    from opwire.config.settings import EnvText
 
     if isinstance(value, EnvText):
         yield from value.missing

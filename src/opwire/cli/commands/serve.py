@@ -1,6 +1,16 @@
-"""`opwire serve`: the operations, seen from outside."""
+"""`opwire serve`: the operations, seen from outside.
+
+What `serve`, `hub` and `spoke` have in common: who may call, and when to stop.
+
+`opwire hub`: where spokes meet.
+
+`opwire spoke`: the operations, served over a hub or a broker.
+"""
 
 import asyncio
+import os
+import secrets
+import signal
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,12 +20,63 @@ from msgspec.structs import replace
 
 from opwire.cli.options import served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
-from opwire.cli.serving import EVERYBODY, open_option, until_stopped, with_callers
 from opwire.cli.sources import Sources, opened
 
 if TYPE_CHECKING:
     from opwire.config import Config, OpenedConfig, Reloaded
     from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings
+
+
+TOKEN = "OPWIRE_TOKEN"  # noqa: S105 - its name
+EVERYBODY = "everybody"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def open_option(function: Any) -> Any:
+    """`--open`."""
+    return click.option(
+        "--open", "is_open", is_flag=True, help="Let everybody who can reach it call everything, without a token."
+    )(function)
+
+
+def with_callers(config: "Config", screen: Screen, *, is_open: bool) -> "Config":
+    """The configuration with somebody who may call, where it names nobody: whoever has the token in OPWIRE_TOKEN.
+
+    If there is none, one is made for this run, and shown.
+    """
+    from opwire.config.settings import IdentitySettings, Secret
+
+    identities = dict(config.identities)
+    if is_open:
+        identities[EVERYBODY] = IdentitySettings(scopes=("*",), announces=("*",))
+    elif not identities and config.auth.jwt is None:
+        if not os.environ.get(TOKEN):
+            os.environ[TOKEN] = secrets.token_urlsafe()
+            screen.note(f"token for this run: {os.environ[TOKEN]}   (set {TOKEN} for one that stays)")
+        identities["owner"] = IdentitySettings(token=Secret(f"${{{TOKEN}}}"), scopes=("*",), announces=("*",))
+    return replace(config, identities=identities)
+
+
+async def until_stopped(*running: Awaitable[Any]) -> None:
+    """Wait until SIGINT or SIGTERM, or until one of the awaitables ends. A second signal is not waited for.
+
+    Raises:
+        Exception: that of an awaitable that failed.
+    """
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    tasks = [asyncio.ensure_future(each) for each in (stop.wait(), *running)]
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, stop.set)
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for each in ended:
+            each.result()
+    finally:
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Choice(NamedTuple):
@@ -42,7 +103,7 @@ class Choice(NamedTuple):
 @served_source_options
 @shared_options
 @click.pass_obj
-def command(screen: Screen, sources: Sources, surface: str | None, reload: bool, **options: Any) -> None:
+def serve_command(screen: Screen, sources: Sources, surface: str | None, reload: bool, **options: Any) -> None:
     """Serve the operations as an MCP server, an HTTP API, or both, until ^C.
 
     Without --mcp and --http it serves what the configuration says, and both over HTTP where that says nothing. If the
@@ -143,3 +204,83 @@ def _tell(change: "Reloaded", screen: Screen) -> None:
             screen.note(f"{what}: {', '.join(names)}")
     if change.restart:
         screen.warning(f"{', '.join(change.restart)} changed, and waits for the next start")
+
+
+@click.command(name="hub")
+@click.argument("url", required=False)
+@open_option
+@served_source_options
+@shared_options
+@click.pass_obj
+def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources) -> None:
+    """Run a hub at URL, ws://127.0.0.1:8700 unless the configuration says otherwise, until ^C.
+
+    Spokes connect to it, serve operations and call those of others. It serves those of its own sources as well, if it
+    has any. If the configuration names no callers, a token is needed: that in OPWIRE_TOKEN, or one that is made and
+    shown.
+    """
+    config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
+    asyncio.run(_run_hub(chosen_hub(config, url, is_open=is_open), screen))
+
+
+def chosen_hub(config: "Config", url: str | None, *, is_open: bool) -> "Config":
+    """The configuration with the hub that was asked for."""
+    from opwire.config.settings import EnvText, HubSettings
+
+    hub = config.hub or HubSettings()
+    if url is not None:
+        hub = replace(hub, url=EnvText(url))
+    return replace(config, hub=replace(hub, anonymous=EVERYBODY) if is_open else hub)
+
+
+async def _run_hub(config: "Config", screen: Screen) -> None:
+    from opwire.config import hub_of
+
+    async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
+        screen.note(f"hub at {hub.url}; ^C stops")
+        await until_stopped()
+        await hub.drain()
+
+
+@click.command(name="spoke")
+@click.argument("url", required=False)
+@open_option
+@served_source_options
+@shared_options
+@click.pass_obj
+def spoke_command(screen: Screen, url: str | None, is_open: bool, sources: Sources) -> None:
+    """Serve the operations at URL until ^C: ws:// of a hub, redis:// or nats:// of a broker.
+
+    The token for a hub is that in OPWIRE_TOKEN, unless the configuration says otherwise. Over a broker nobody says who
+    callers are: without --open they can call what is public, and nothing else.
+    """
+    asyncio.run(_run_spoke(chosen_spoke(sources.read(), url, is_open=is_open), screen))
+
+
+def chosen_spoke(config: "Config", url: str | None, *, is_open: bool) -> "Config":
+    """The configuration with the spoke that was asked for.
+
+    Raises:
+        click.UsageError: nobody says where to.
+    """
+    from opwire.config.settings import EnvText, IdentitySettings, Secret, SpokeSettings
+
+    spoke = config.spoke
+    if url is not None:
+        token = Secret(f"${{{TOKEN}}}") if url.startswith("ws") and os.environ.get(TOKEN) else None
+        spoke = replace(spoke, url=EnvText(url)) if spoke else SpokeSettings(url=EnvText(url), token=token)
+    if spoke is None:
+        raise click.UsageError("say where to serve: opwire spoke ws://127.0.0.1:8700, or [spoke] in the configuration")
+    if not is_open:
+        return replace(config, spoke=spoke)
+    everybody = {EVERYBODY: IdentitySettings(scopes=("*",))}
+    return replace(config, identities={**config.identities, **everybody}, spoke=replace(spoke, anonymous=EVERYBODY))
+
+
+async def _run_spoke(config: "Config", screen: Screen) -> None:
+    from opwire.config import spoke_of
+
+    async with opened(config, screen) as running, spoke_of(config, running.registry) as spoke:
+        screen.note(f"serving {counted(len(running.registry), 'operation')}; ^C stops")
+        await until_stopped()
+        await spoke.drain()

@@ -1,24 +1,128 @@
-"""The story that `opwire demo` tells: everything in it runs, nothing leaves this machine."""
+"""The story that `opwire demo` tells: everything in it runs, nothing leaves this machine.
+
+How the story is printed: paragraphs, and texts beside each other where the page is wide enough.
+
+The first source: Python functions. One of them is made of operations of all three.
+"""
 
 import secrets
+import shutil
 import sys
+import textwrap
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Annotated, Any
 
+import click
 import msgspec
+from msgspec import Meta
 
-from opwire import CallError, Identity, OperationRegistry, ResponseEnvelope, encode_envelope
+from opwire import CallError, Context, Identity, OperationRegistry, ResponseEnvelope, encode_envelope
 from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
 from opwire.adapters.openapi import from_openapi
 from opwire.auth import StaticTokens
-from opwire.cli.demo.pages import Pages
 from opwire.cli.demo.rates import rates
-from opwire.cli.demo.shop import Offer, shop
 from opwire.client import Client
 from opwire.serve.http import serve_http
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
+
+_GAP = "  "
+_NARROWEST = 30  # a column of less is not read with pleasure
+
+
+class Pages:
+    """Prints the story, numbering its chapters."""
+
+    def __init__(self, width: int | None = None) -> None:
+        self._width = width or min(shutil.get_terminal_size((110, 24)).columns, 140)
+        self._chapter = 0
+
+    def chapter(self, title: str) -> None:
+        """Begin something new."""
+        self._chapter += 1
+        click.secho(f"\n{self._chapter}. {title}", bold=True)
+
+    def say(self, text: str) -> None:
+        """A paragraph."""
+        click.echo(textwrap.fill(" ".join(text.split()), min(self._width, 100)))
+
+    def show(self, text: str) -> None:
+        """Something as it is, set in."""
+        click.echo(textwrap.indent(text, "    "))
+
+    def beside(self, *texts: str) -> None:
+        """Texts beside each other, or one below the other on a narrow page."""
+        width = (self._width - 4) // len(texts) - len(_GAP)
+        if width < _NARROWEST:
+            for text in texts:
+                self.show(text)
+            return
+        columns = [[part for line in text.splitlines() for part in _wrapped(line, width)] for text in texts]
+        for row in zip_longest(*columns, fillvalue=""):
+            self.show(_GAP.join(part.ljust(width) for part in row).rstrip())
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+_PRICES = {"tea": 4.5, "cup": 11.0, "pot": 39.0}
+
+
+@dataclass
+class Price:
+    """What a number of pieces costs, in euros."""
+
+    article: str
+    pieces: int
+    total: float
+
+
+@dataclass
+class Offer:
+    """A price in the customer's currency, and from which shelf it comes."""
+
+    article: str
+    pieces: int
+    total: float
+    currency: str
+    shelf: str
+
+
+Pieces = Annotated[int, Meta(ge=1)]
+
+
+def shop() -> OperationRegistry:
+    """A registry with the operations of the shop."""
+    registry = OperationRegistry(namespace="shop")
+    registry.query("shop.price", examples=[{"article": "tea", "pieces": 2}])(price)
+    registry.query("shop.offer", examples=[{"article": "tea", "pieces": 2, "currency": "JPY"}])(offer)
+    return registry
+
+
+def price(article: str, pieces: Pieces = 1) -> Price:
+    """The price of some pieces of an article. A plain `def` runs on a worker thread."""
+    return Price(article, pieces, _PRICES[article] * pieces)
+
+
+async def offer(article: str, pieces: Pieces, currency: str, context: Context) -> Offer:
+    """An offer: the price (a function), the stock (an MCP tool) and the rate (an HTTP API), put together."""
+    env: Any = context.env  # calls made through it carry identity and deadline on
+    price = await env.shop.price(article=article, pieces=pieces)
+    stock = await env.warehouse.stock(article=article)
+    rate = await env.rates.get(currency=currency)
+    return Offer(
+        article=article,
+        pieces=min(pieces, stock.data["pieces"]),
+        total=round(price.data["total"] * rate.data["rate"], 2),
+        currency=currency,
+        shelf=stock.data["shelf"],
+    )
+
 
 _OFFER = {"article": "tea", "pieces": 2, "currency": "JPY"}
 

@@ -9,7 +9,7 @@ subscription, server-sent events. `/openapi.json` describes what the asking call
 3.2), `/healthz` says that the server runs, `/readyz` that it takes requests.
 """
 
-from opwire.serve.http.answers import IsErrorPolicy
 from opwire.serve.http.app import HTTPApp, serve_http
+from opwire.serve.http.responses import IsErrorPolicy
 
 __all__ = ["HTTPApp", "IsErrorPolicy", "serve_http"]

@@ -1,30 +1,87 @@
-"""The ASGI application: finds the operation, reads the request, calls, answers."""
+"""The ASGI application: finds the operation, reads the request, calls, answers.
+
+An operation seen from its path: by which methods it is called, and how a request becomes its input.
+"""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 from urllib.parse import quote
 
+from msgspec import UNSET
 from starlette.middleware.cors import CORSMiddleware
 
-from opwire.access import check_access, may_access
 from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode, check_above_zero
-from opwire.operation import Context, Inbound, OperationSpec, OperationType
+from opwire.operation import Context, Inbound, OperationSpec, OperationType, check_access, may_access
+from opwire.origin import id_of, path_of
 from opwire.registry import OperationRegistry
-from opwire.serve.door import App, Door, DoorOptions, Receive, Scope
-from opwire.serve.http.answers import IsErrorPolicy, answer
-from opwire.serve.http.document import About
-from opwire.serve.http.documents import Documents
-from opwire.serve.http.events import EventStream
-from opwire.serve.http.guard import Guard
-from opwire.serve.http.request import Request
-from opwire.serve.http.routes import READS, Route
+from opwire.serve.guard import App, Door, DoorOptions, Header, Receive, Refusal, Scope, Send, send_problem
+from opwire.serve.http.document import (
+    About,
+    Documents,
+    Parameter,
+    parameter_of,
+    parameters_of,
+    read_query,
+    takes_get,
+    typed,
+)
+from opwire.serve.http.request import Guard, Request
+from opwire.serve.http.responses import EventStream, IsErrorPolicy, answer
 from opwire.serve.listener import listening, run_until_signalled
-from opwire.serve.problem import Header, Refusal, Send, send_problem
-from opwire.urls import id_of, path_of
+
+READS = frozenset({"GET", "HEAD"})
+
+
+class Route(NamedTuple):
+    """What is known of an operation's path."""
+
+    spec: OperationSpec
+    methods: tuple[str, ...]
+    parameters: Mapping[str, Parameter] | None  # of a query string, where it can be called by one
+    resume: Parameter | None  # the id of the last event, where the operation takes it
+
+    @classmethod
+    def of(cls, spec: OperationSpec) -> "Route":
+        """The route of an operation."""
+        parameters = parameters_of(spec.input_schema) if takes_get(spec) else None
+        reads = () if parameters is None else ("GET",) if spec.type is OperationType.SUBSCRIPTION else ("GET", "HEAD")
+        return cls(spec, (*reads, "POST"), parameters, parameter_of(spec.input_schema, "last_event_id"))
+
+    async def input(self, request: Request, receive: Receive) -> Any:
+        """The input that a request gives.
+
+        Raises:
+            Refusal, CallError: it cannot be read.
+        """
+        if self.parameters is not None and request.method in READS:
+            return read_query(self.parameters, request.query)
+        body = await request.json(receive)
+        takes_object = self._takes_object()
+        if body is None and takes_object:  # None stands for no arguments, which `null` is not
+            raise self._wrong('the value is not of type "object"')
+        if body is UNSET and not takes_object and not self.spec.input_schema.is_unknown:
+            raise self._wrong("there is no body")  # the document says that it is required, also where it may be null
+        return None if body is UNSET else body
+
+    def resumed(self, input: Any, last_event_id: str | None) -> Any:
+        """The input of a subscription that goes on behind an event, unless the input itself says behind which."""
+        if self.resume is None or last_event_id is None or not (input is None or isinstance(input, dict)):
+            return input
+        given = cast("dict[str, Any]", input or {})
+        return {"last_event_id": typed(last_event_id, self.resume.kinds), **given}
+
+    def _takes_object(self) -> bool:
+        json = self.spec.input_schema.json
+        return isinstance(json, dict) and json.get("type") == "object"
+
+    def _wrong(self, message: str) -> CallError:
+        details = {"problems": [{"path": "", "message": message}]}
+        return CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: the input: {message}", details)
+
 
 logger = logging.getLogger("opwire.serve.http")
 

@@ -4,6 +4,6 @@ server = serve_mcp(registry, name="shop", version="1.0")
 asyncio.run(server.run_stdio())
 """
 
-from opwire.serve.mcp.surface import MCPSurface, serve_mcp
+from opwire.serve.mcp.app import MCPSurface, serve_mcp
 
 __all__ = ["MCPSurface", "serve_mcp"]

@@ -3,22 +3,58 @@
 Each result is structured content, and a readable form of the same. Only an object can be structured content before
 revision 2026-07-28: anything else is then the property `result` of one, and `_meta` says so. What an MCP server
 answered is passed on as it came.
+
+Data as a content block: text and JSON to read, images to look at, other bytes as a resource. Pure.
 """
 
 import logging
 from base64 import b64encode
 from typing import Any, Literal
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
+from opwire.envelope import HTTPResponseMeta, MCPContentBlock, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.origin import ERROR_META, RESULT_META, ResultOrigin, read_result_origin
-from opwire.serve.mcp.blocks import data_block
 from opwire.serve.mcp.tools import Tool
 from opwire.tool_envelope import encode_blocks, error_blocks, error_payload, to_blocks
 from opwire.typed.plain import MAX_DEPTH, find_nonfinite, replace_surrogates, survey
+
+_IMAGES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+
+
+def data_block(data: Any, json: bytes, operation_id: str, content_type: str | None = None) -> MCPContentBlock:
+    """The block that shows the data, of which the JSON is at hand. The content type is that of bytes, if known."""
+    if isinstance(data, bytes):
+        return _bytes_block(data, operation_id, content_type)
+    return {"type": "text", "text": data if isinstance(data, str) else json.decode()}
+
+
+def _bytes_block(data: bytes, operation_id: str, content_type: str | None) -> MCPContentBlock:
+    mime = (content_type or "").partition(";")[0].strip().lower() or _image_type(data) or "application/octet-stream"
+    encoded = b64encode(data).decode("ascii")
+    if mime.startswith("image/"):
+        return {"type": "image", "data": encoded, "mimeType": mime}
+    if mime.startswith("audio/"):
+        return {"type": "audio", "data": encoded, "mimeType": mime}
+    namespace, _, name = operation_id.partition(".")
+    uri = f"opwire://{quote(namespace, safe='')}/{quote(name, safe='')}"
+    return {"type": "resource", "resource": {"uri": uri, "mimeType": mime, "blob": encoded}}
+
+
+def _image_type(data: bytes) -> str | None:
+    """What the first bytes say."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((mime for magic, mime in _IMAGES if data.startswith(magic)), None)
+
 
 logger = logging.getLogger("opwire.serve")
 

@@ -1,22 +1,196 @@
-"""Operations as tools: how they are listed, and which one a name means."""
+"""Operations as tools: how they are listed, and which one a name means.
+
+Operation ids as tool names, and back. Clients take names of 1 to 64 letters, digits, "_" and "-". Pure.
+
+    math.add                  math_add
+    my_shop.get_item          my__shop_get_item
+    github.repos/list         github_repos-2f-list
+
+The dot between namespace and name is the first "_" that is not one of two; what else is not allowed is written as its
+code point between hyphens. A name depends on its id alone. One that would be too long is cut, and ends with a digest
+of the id: such a name says which operation it is only to a reader who knows them all.
+
+The schemas of an operation as those of a tool: in 2020-12, and an object wherever the protocol asks for one. Pure.
+
+What is no object is put into one, under `input` or `result`, together with its definitions: references to "#/$defs/…"
+stay as they are, a reference to the whole schema follows it to its new place.
+"""
 
 import logging
+import re
 from collections.abc import Callable
-from typing import Any
+from hashlib import sha256
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
-from opwire.access import may_access
 from opwire.errors import CallError, ErrorCode, SchemaError
-from opwire.operation import Identity, OperationSpec, OperationType
+from opwire.operation import Identity, OperationSpec, OperationType, may_access
 from opwire.origin import ORIGIN_META, Origin
 from opwire.registry import OperationRegistry
-from opwire.schema import UNKNOWN
-from opwire.serve.mcp.names import is_cut, operation_id, tool_name
-from opwire.serve.mcp.schemas import Form, input_form, items_form, output_form
-from opwire.typed.plain import MAX_DEPTH, survey
-from opwire.typed.text import read_json, write_json
+from opwire.schema import UNKNOWN, JSONSchema, Schema
+from opwire.schema.dialect import lower, map_subschemas
+from opwire.typed.plain import MAX_DEPTH, read_json, survey, write_json
+
+MAX_NAME = 64
+
+_CODE = re.compile(r"-([0-9a-f]+)-")
+_CODE_AHEAD = re.compile(r"[0-9a-f]+-")
+_PARTS = re.compile(r"((?:[^_]|__)+)_(.+)", re.DOTALL)
+_CUT = "_-0-"  # the code of NUL, which no id holds: no other id is ever written like this, wherever the cut is
+_DIGITS = 16
+_HEAD = 12
+
+
+def tool_name(operation_id: str) -> str:
+    """The name of an operation's tool."""
+    namespace, _, name = operation_id.partition(".")
+    head = _written(namespace).replace("_", "__")
+    # A leading "_" of the name would make two of the one that stands for the dot.
+    tail = f"-5f-{_written(name[1:])}" if name.startswith("_") else _written(name)
+    if len(head) + len(tail) < MAX_NAME:
+        return f"{head}_{tail}"
+    digest = sha256(operation_id.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    room = MAX_NAME - len(_CUT) - _DIGITS
+    head = head[: max(_HEAD, room - 1 - len(tail))]  # the name says more than the namespace
+    return f"{f'{head}_{tail}'[:room]}{_CUT}{digest}"
+
+
+def is_cut(name: str) -> bool:
+    """Whether a name is one that had to be cut."""
+    return len(name) == MAX_NAME and name[:-_DIGITS].endswith(_CUT)
+
+
+def operation_id(name: str) -> str | None:
+    """The id that a tool name stands for; None if it is cut, or no name of ours."""
+    parts = _PARTS.fullmatch(name) if len(name) <= MAX_NAME else None
+    if parts is None:
+        return None
+    try:
+        id = f"{_read(parts[1].replace('__', '_'))}.{_read(parts[2])}"
+        return id if "\0" not in id and tool_name(id) == name else None
+    except (ValueError, OverflowError):  # the code of no character
+        return None
+
+
+def _written(text: str) -> str:
+    written = ""
+    for letter in reversed(text):
+        is_plain = letter == "_" or (letter.isascii() and letter.isalnum())
+        if is_plain or (letter == "-" and not _CODE_AHEAD.match(written)):
+            written = letter + written
+        else:
+            written = f"-{ord(letter):x}-{written}"
+    return written
+
+
+def _read(written: str) -> str:
+    return _CODE.sub(lambda code: chr(int(code[1], 16)), written)
+
+
+_DEFINITIONS = ("$defs", "definitions")
+_STAY = tuple(f"#/{key}/" for key in _DEFINITIONS)
+
+
+class Form(Struct, frozen=True):
+    """A schema as a tool shows it. `wraps`: the value is a property of the object that it asks for."""
+
+    schema: dict[str, Any]
+    wraps: bool = False
+
+
+def input_form(schema: Schema) -> Form:
+    """The form of an input. Any input at all is one property that may be left out.
+
+    Raises:
+        SchemaError: no client could read the schema.
+    """
+    plain = lower(schema.json, schema.dialect)
+    if _is_object(plain):
+        return Form(_readable(plain))
+    return Form(_wrapped(plain, "input", required=not schema.is_unknown), wraps=True)
+
+
+def output_form(schema: Schema, *, objects_only: bool) -> Form | None:
+    """The form of an output, None if nothing is known of it. Revisions before 2026-07-28 take only objects.
+
+    Raises:
+        SchemaError: as `input_form`.
+    """
+    if schema.is_unknown:
+        return None
+    plain = lower(schema.json, schema.dialect)
+    if _is_object(plain):
+        return Form(_readable(plain))
+    return Form(_wrapped(plain, "result"), wraps=True) if objects_only else Form(_as_dict(plain))
+
+
+def items_form(schema: Schema) -> Form:
+    """The form of what is collected of a subscription.
+
+    Raises:
+        SchemaError: as `input_form`.
+    """
+    definitions, item = _lifted(lower(schema.json, schema.dialect), "#/properties/items/items")
+    properties = {"items": {"type": "array", "items": item}, "complete": {"type": "boolean"}}
+    return Form({"type": "object", "properties": properties, "required": ["items", "complete"], **definitions})
+
+
+def _is_object(schema: JSONSchema) -> bool:
+    return isinstance(schema, dict) and schema.get("type") == "object"
+
+
+def _readable(schema: JSONSchema) -> dict[str, Any]:
+    """The schema, if the parts that clients read themselves are what they await: one that is not fails a whole list."""
+    readable = _as_dict(schema)
+    properties, required = readable.get("properties", {}), readable.get("required", [])
+    if not isinstance(properties, dict) or not _all(cast("dict[str, Any]", properties).values(), dict | bool):
+        raise SchemaError("its properties are not an object of schemas")
+    if not isinstance(required, list) or not _all(cast("list[Any]", required), str):
+        raise SchemaError("required is not a list of names")
+    if not isinstance(readable.get("$schema", ""), str):
+        raise SchemaError("$schema is not an address")
+    return readable
+
+
+def _all(values: Any, kind: Any) -> bool:
+    return all(isinstance(each, kind) for each in values)
+
+
+def _as_dict(schema: JSONSchema) -> dict[str, Any]:
+    return schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+
+
+def _wrapped(schema: JSONSchema, name: str, *, required: bool = True) -> dict[str, Any]:
+    definitions, inner = _lifted(schema, f"#/properties/{name}")
+    wrapper = {"type": "object", "properties": {name: inner}, **definitions}
+    return {**wrapper, "required": [name]} if required else wrapper
+
+
+def _lifted(schema: JSONSchema, place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The definitions of a schema, and the schema without them as it reads at its new place."""
+    inner = _as_dict(schema)
+    if "$id" in inner:  # a document of its own wherever it stands: its references lead into itself
+        return {}, inner
+    try:
+        moved = _moved(inner, place)
+    except RecursionError:
+        raise SchemaError("the schema is nested too deeply") from None
+    moved.pop("$schema", None)  # allowed only at the root, and 2020-12 is what is meant without it
+    return {key: moved.pop(key) for key in _DEFINITIONS if key in moved}, moved
+
+
+def _moved(schema: dict[str, Any], place: str) -> dict[str, Any]:
+    def change(inner: JSONSchema) -> JSONSchema:
+        return _moved(inner, place) if isinstance(inner, dict) and "$id" not in inner else inner
+
+    copy = map_subschemas(schema, change)
+    ref = copy.get("$ref")
+    if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")) and not ref.startswith(_STAY):
+        copy["$ref"] = place + ref[1:]
+    return copy
+
 
 logger = logging.getLogger("opwire.serve")
 

@@ -2,20 +2,35 @@
 
 Everything is written through one queue, so a PONG says that the server has done what was written before its PING. That
 is the only barrier there is; subscriptions, withdrawals and the end of a connection wait for it.
+
+How this end proves who it is: the fields of CONNECT. No I/O but the reading of a credentials file.
+
+A password, a token, a `.creds` file (a JWT, and the key that belongs to it) or a file with the seed of an NKEY. The key
+never leaves this process: it signs a number that the server makes for each connection.
+
+The servers of a NATS cluster that we know of: those that we were given, and those that they tell us of. No I/O.
 """
 
 import asyncio
+import random
+import re
 import ssl as tls
+from base64 import b32decode, b32encode, urlsafe_b64encode
+from binascii import Error, crc_hqx
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
+from os import PathLike
+from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
 import opwire
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.link import Link
-from opwire.transports.nats.credentials import Credentials
 from opwire.transports.nats.protocol import (
     PING,
     PONG,
@@ -28,7 +43,162 @@ from opwire.transports.nats.protocol import (
     Pong,
     connect,
 )
-from opwire.transports.nats.servers import Server, Servers
+
+_SEED, _USER = 18 << 3, 20 << 3  # what an NKEY's first bits say: a seed; of a user
+_BLOCK = re.compile(r"-{3,}BEGIN [A-Z ]*(JWT|SEED)-{3,}\s+(\S+)\s+-{3,}END")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What was given. Nothing of it is shown when this is printed."""
+
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    file: str | PathLike[str] | None = None
+
+    def fields(self, nonce: str) -> dict[str, object]:
+        """The fields of CONNECT. A file is read again each time, since it may have been replaced.
+
+        Raises:
+            CallError: UNAVAILABLE, if the file cannot be used.
+        """
+        if self.file is not None:
+            return _signed(self.file, nonce)
+        if self.token is not None:
+            return {"auth_token": self.token}
+        if self.user is not None:
+            return {"user": self.user, "pass": self.password or ""}
+        return {}
+
+
+def _signed(file: str | PathLike[str], nonce: str) -> dict[str, object]:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CallError(ErrorCode.UNAVAILABLE, f"the credentials in {file} cannot be read: {error}") from error
+    blocks = {match[1]: match[2] for match in _BLOCK.finditer(text)}
+    try:
+        public, signature = sign(blocks.get("SEED") or text.strip(), nonce)
+    except ValueError as error:
+        raise CallError(ErrorCode.UNAVAILABLE, f"{file} holds no usable credentials: {error}") from error
+    return {"sig": signature, **({"jwt": blocks["JWT"]} if "JWT" in blocks else {"nkey": public})}
+
+
+def sign(seed: str, nonce: str) -> tuple[str, str]:
+    """The public NKEY that belongs to a seed, and its signature of the server's number.
+
+    Raises:
+        ValueError: it is not a user's seed. The message does not show it.
+        CallError: UNAVAILABLE, if the package that can sign is missing.
+    """
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        missing = "NKEYs need the package cryptography: pip install 'opwire[nats]'"
+        raise CallError(ErrorCode.UNAVAILABLE, missing) from error
+    key = Ed25519PrivateKey.from_private_bytes(_key_of(seed))
+    public = bytes([_USER]) + key.public_key().public_bytes_raw()
+    signature = key.sign(nonce.encode("ascii", "replace"))
+    return _b32(public + _checksum(public)), urlsafe_b64encode(signature).rstrip(b"=").decode()
+
+
+def _key_of(seed: str) -> bytes:
+    try:
+        raw = b32decode(seed + "=" * (-len(seed) % 8))
+    except (Error, ValueError):
+        raise ValueError("it is not an NKEY seed, which begins with SU and has 58 characters") from None
+    if len(raw) != 36 or _checksum(raw[:-2]) != raw[-2:]:
+        raise ValueError("the seed was mistyped or cut: its checksum is wrong")
+    kind, owner = raw[0] & 0xF8, (raw[0] & 7) << 5 | raw[1] >> 3
+    if kind != _SEED or owner != _USER:
+        raise ValueError("it is not the seed of a user, which begins with SU")
+    return raw[2:-2]
+
+
+def _checksum(raw: bytes) -> bytes:
+    return crc_hqx(raw, 0).to_bytes(2, "little")
+
+
+def _b32(raw: bytes) -> str:
+    return b32encode(raw).rstrip(b"=").decode()
+
+
+_PORT = 4222
+_MAX_FOUND = 64  # servers of a cluster that are remembered: each costs an attempt when all are away
+_MAX_HOST = 253  # characters of a DNS name
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server. Shown without user and password."""
+
+    host: str
+    port: int = _PORT
+    tls: bool = False
+    credentials: Credentials | None = None  # from the URL; they go before those that are meant for every server
+    tls_name: str | None = None  # whom its certificate is for, where that is not the host
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
+
+
+class Servers:
+    """Where to connect. The names of servers that others told us of replace those that they told us of before."""
+
+    def __init__(self, urls: str | Iterable[str]) -> None:
+        given = [urls] if isinstance(urls, str) else list(urls)
+        if not given:
+            raise CallError(ErrorCode.VALIDATION_ERROR, "there is no NATS server to connect to: give at least one URL")
+        self._given = [parse_server(url) for url in given]
+        self._found: list[Server] = []
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._given))
+
+    def in_turn(self) -> list[Server]:
+        """All of them in random order, so that the clients of a server that died spread over the others."""
+        places = {(server.host, server.port): server for server in (*self._found, *self._given)}
+        return random.sample(list(places.values()), len(places))
+
+    def learn(self, teller: Server, places: Iterable[str]) -> None:
+        """Remember the neighbours that a server names, as `host:port`. They are reached the way that it was."""
+        # Certificates are for names, and neighbours are named by their numbers.
+        name = teller.tls_name or teller.host
+        self._found = []
+        for place in islice(places, _MAX_FOUND):
+            try:
+                found = parse_server(place)
+            except CallError:
+                continue  # whatever it is, we have others
+            if len(found.host) > _MAX_HOST:
+                continue
+            self._found.append(replace(teller, host=found.host, port=found.port, tls_name=name))
+
+
+def parse_server(url: str) -> Server:
+    """The server of `nats://user:password@host:port`, `nats://token@host`, `tls://host` or `host:port`.
+
+    Raises:
+        CallError: VALIDATION_ERROR. The message does not show user and password.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        host, port = parts.hostname, parts.port or _PORT
+    except ValueError:
+        host, port, parts = None, _PORT, urlsplit("")
+    if not host or parts.scheme not in ("nats", "tls"):
+        shown = url.rpartition("@")[2][:80]
+        wrong = f"{shown!r} is no URL of a NATS server: write nats://host:4222, or tls://host:4222"
+        raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+    credentials = None
+    if parts.password is not None:
+        credentials = Credentials(user=unquote(parts.username or ""), password=unquote(parts.password))
+    elif parts.username:
+        credentials = Credentials(token=unquote(parts.username))
+    return Server(host, port, tls=parts.scheme == "tls", credentials=credentials)
+
 
 TRY = 2.0
 """Seconds for one server, so that there is time for another."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from opwire.call import MAX_MESSAGE
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.redis.medium import RedisMedium
-from opwire.transports.redis.streams import RedisJournal
-from opwire.transports.redis.url import parse_url
+from opwire.transports.redis.connection import parse_url
+from opwire.transports.redis.journal import RedisJournal
+from opwire.transports.redis.transport import RedisMedium
 
 if TYPE_CHECKING:  # it needs PyJWT, which an end that signs nothing does without
     from opwire.auth import SignedRequests

@@ -12,12 +12,12 @@ from websockets.exceptions import InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
 from opwire.call import MAX_MESSAGE, Address, CallEvent, CallRequested, CallResponded, Receiver
-from opwire.call.session import Here, Refusal, Who, Withdraw, refusal_error
+from opwire.call.events import Here, Refusal, Who, Withdraw, refusal_error
 from opwire.errors import CallError, ErrorCode
 from opwire.transports import link
 from opwire.transports.link import MAX_BACKLOG, check_numbers
-from opwire.transports.websocket.stamps import SERVER
-from opwire.transports.websocket.visit import Dropped, Visit
+from opwire.transports.websocket.routes import SERVER
+from opwire.transports.websocket.session import Dropped, Visit
 
 logger = logging.getLogger("opwire.transports")
 

@@ -16,7 +16,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin
 
 from opwire.auth import RateLimit
-from opwire.auth.grants import is_own
+from opwire.auth.tokens import is_own
 from opwire.call import (
     MAX_MESSAGE,
     Address,
@@ -31,25 +31,25 @@ from opwire.call import (
     decode_event,
     encode_event,
 )
-from opwire.call.session import (
-    VERSION,
-    Announce,
-    GoAway,
-    Hello,
-    Here,
-    Welcome,
-    Who,
-    Withdraw,
-    decode_message,
-)
+from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Welcome, Who, Withdraw, decode_message
 from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link, check_numbers
+from opwire.transports.websocket.admission import TOO_MUCH, Door, Gate, Peer, Relay
 from opwire.transports.websocket.connection import SUBPROTOCOL, Connection
-from opwire.transports.websocket.door import TOO_MUCH, Door, Gate
-from opwire.transports.websocket.relay import Peer, Relay
-from opwire.transports.websocket.routes import Balance, Call, Dropped, Routes
-from opwire.transports.websocket.stamps import MARGIN, NOBODY, SERVER, Head, Requested, identity_json, read_head
+from opwire.transports.websocket.routes import (
+    MARGIN,
+    NOBODY,
+    SERVER,
+    Balance,
+    Call,
+    Dropped,
+    Head,
+    Requested,
+    Routes,
+    identity_json,
+    read_head,
+)
 
 logger = logging.getLogger("opwire.transports")
 

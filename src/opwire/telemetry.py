@@ -1,0 +1,437 @@
+"""One call as a span and in the metrics, named as OpenTelemetry's conventions for RPC have it.
+
+Nothing of what is said in a call is recorded: no input, no output, no message of an error, which may quote them.
+
+Where a call belongs in a trace: below what runs here, or below what a peer says in `traceparent`.
+
+`instrument`: puts a recorder in front of the calls of one object, and takes it away again.
+
+It replaces methods of the object and not of its class, so that whatever is not instrumented stays as fast as it was.
+
+OpenTelemetry spans and metrics of calls. Needs `pip install 'opwire[otel]'`, and an SDK that exports them.
+
+    instrument(registry)  # what is executed here, whoever asks for it
+    instrument(spoke)  # what a spoke or a hub serves, and what it calls
+
+A call that crosses a network stays one trace: the `traceparent` of W3C's Trace Context goes along over every transport,
+in the `_meta` of MCP and in the headers of HTTP, with or without this package.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
+from inspect import iscoroutinefunction
+from time import perf_counter
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+
+from msgspec.structs import replace
+from opentelemetry.context import Context as Surroundings
+from opentelemetry.context import attach, create_key, detach, get_current, get_value, set_value
+from opentelemetry.metrics import MeterProvider, get_meter
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    StatusCode,
+    TracerProvider,
+    format_span_id,
+    get_current_span,
+    get_tracer,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from opwire.call import CallHandler, PendingRequestMap
+from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
+from opwire.errors import ERROR_TABLE, CallError, ErrorCode
+from opwire.operation import Context, OperationType, Trace, trace_of
+from opwire.registry import OperationRegistry, build_env
+
+_w3c = TraceContextTextMapPropagator()
+_SERVED = create_key("opwire-served")  # the traceparent of the call that is served in these surroundings
+
+
+class Parent(NamedTuple):
+    """What a call's span is to be a child of. `is_here`: it runs in this process."""
+
+    surroundings: Surroundings
+    is_here: bool
+
+
+def parent_of(metadata: Mapping[str, Any]) -> Parent:
+    """The parent of a call that has this metadata.
+
+    The trace of the metadata is often that of a call which is served right here, and has grown since: its handler, or
+    an instrumentation of the web server, may have opened spans of its own. Those are nearer, then. Else the metadata is
+    right: the task that reads from a socket runs in the surroundings of whoever opened it.
+    """
+    here = get_current()
+    trace = trace_of(metadata)
+    if "traceparent" not in trace:
+        return Parent(here, get_current_span(here).get_span_context().is_valid)
+    said = trace["traceparent"]
+    if get_value(_SERVED, here) == said or _is_child(get_current_span(here), said):
+        return Parent(here, is_here=True)
+    return Parent(_w3c.extract(trace, here), is_here=False)
+
+
+def within(span: Span, parent: Parent) -> Surroundings:
+    """The surroundings in which a span is the current one."""
+    return set_span_in_context(span, parent.surroundings)
+
+
+def serving(trace: Trace, surroundings: Surroundings) -> Surroundings:
+    """The surroundings of a handler whose context carries this trace: calls that carry it, too, are made by it."""
+    return set_value(_SERVED, trace.get("traceparent"), surroundings)
+
+
+def carried_trace(surroundings: Surroundings) -> Trace:
+    """The current span, as a context's metadata carries it; empty if nobody traces."""
+    carrier: dict[str, str] = {}
+    _w3c.inject(carrier, surroundings)
+    return trace_of(carrier)
+
+
+def _is_child(span: Span, traceparent: str) -> bool:
+    parent = getattr(span, "parent", None)  # a span of the SDK says whose child it is
+    return parent is not None and format_span_id(parent.span_id) == traceparent.split("-")[2]
+
+
+Side = Literal["server", "client"]
+Attributes = dict[str, str | int | bool]
+
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)  # those of the conventions
+_LONGEST = 200  # characters of what a peer may have written
+_OTHER = "_OTHER"  # stands for operations that do not exist: callers could invent any number of names
+
+
+class Recorder:
+    """Spans and metrics of the calls that are served here, or of those that are made from here."""
+
+    def __init__(
+        self,
+        side: Side,
+        *,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        identity: bool = False,
+    ) -> None:
+        self.side: Side = side
+        self.shows_identity = identity
+        self.tracer = get_tracer("opwire", version("opwire"), tracer_provider)
+        meter = get_meter("opwire", version("opwire"), meter_provider)
+        self.durations = meter.create_histogram(
+            f"rpc.{side}.call.duration",
+            unit="s",
+            description="How long calls took, by operation and outcome.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )
+        self.active = meter.create_up_down_counter(
+            f"opwire.{side}.active_calls", unit="{call}", description="Calls that are under way."
+        )
+        self._errors = meter.create_counter(
+            f"opwire.{side}.errors",
+            unit="{error}",
+            description="Requests over a transport that were answered with an error, those included that never ran.",
+        )
+
+    def count_error(self, error: CallError) -> None:
+        """A request over a transport is answered with an error, whether it ran or not."""
+        self._errors.add(1, {"rpc.system.name": "opwire", "error.type": error.code.value})
+
+    @contextmanager
+    def call(
+        self, operation_id: str, context: Context, *, type: OperationType | None = None, known: bool = True
+    ) -> Generator["RecordedCall"]:
+        """Record a call, for as long as the block runs, with whatever ends it."""
+        recorded = RecordedCall(self, operation_id, context, type=type, known=known)
+        try:
+            yield recorded
+        except GeneratorExit:  # the consumer of a stream has seen enough
+            raise
+        except BaseException as error:
+            recorded.failed(error)
+            raise
+        finally:
+            recorded.end()
+
+
+class RecordedCall:
+    """A call under way. `context` is the one to make it with: whatever it leads to belongs to the same trace."""
+
+    __slots__ = ("_active", "_began", "_items", "_measured", "_recorder", "_span", "_surroundings", "context")
+
+    def __init__(
+        self, recorder: Recorder, operation_id: str, context: Context, *, type: OperationType | None, known: bool
+    ) -> None:
+        self._recorder = recorder
+        self._measured: Attributes = {"rpc.system.name": "opwire", "rpc.method": operation_id if known else _OTHER}
+        if type is not None:
+            self._measured["opwire.operation.type"] = type.value
+        self._active = dict(self._measured)
+        parent = parent_of(context.metadata)
+        self._span = recorder.tracer.start_span(
+            operation_id if known else _OTHER,
+            parent.surroundings,
+            kind=_kind(recorder.side, context, is_nested=parent.is_here),
+            attributes=self._measured | _said(operation_id, context, known=known, identity=recorder.shows_identity),
+        )
+        self._surroundings = within(self._span, parent)
+        trace = carried_trace(self._surroundings)
+        if recorder.side == "server":
+            self._surroundings = serving(trace, self._surroundings)
+        self.context = replace(context, metadata=_with_trace(context.metadata, trace))
+        self._items = 0
+        self._began = perf_counter()
+        recorder.active.add(1, self._active)
+
+    @contextmanager
+    def current(self) -> Generator[None]:
+        """What happens in the block, happens within the span."""
+        token = attach(self._surroundings)
+        try:
+            yield
+        finally:
+            detach(token)
+
+    def answered(self, envelope: ResponseEnvelope[Any]) -> None:
+        """There is an answer, or one more item."""
+        self._items += 1
+        meta = envelope.meta
+        self._measured["opwire.source"] = meta.source
+        if isinstance(meta, HTTPResponseMeta):
+            if 0 <= meta.status_code < 1000:  # any number on the wire, and 64 bits in a span
+                self._measured["http.response.status_code"] = int(meta.status_code)
+        elif isinstance(meta, MCPResponseMeta) and meta.is_error:
+            self._measured["error.type"] = "tool_error"  # an answer, and no failure of the call
+
+    def failed(self, error: BaseException) -> None:
+        """The call failed. In the span of a server that is an error if it was the server's fault."""
+        code = error.code if isinstance(error, CallError) else ErrorCode.INTERNAL
+        gave_up = isinstance(error, asyncio.CancelledError)
+        if gave_up:
+            code = ErrorCode.ABORTED
+        self._measured["rpc.response.status_code"] = self._measured["error.type"] = code.value
+        if ERROR_TABLE[code].http_status >= 500 or (self._recorder.side == "client" and not gave_up):
+            self._span.set_status(StatusCode.ERROR)
+        error_id = _error_id(error)
+        if error_id is not None:
+            self._span.set_attribute("opwire.error_id", error_id)
+
+    def end(self) -> None:
+        """The call is over."""
+        seconds = perf_counter() - self._began
+        self._measured.setdefault("rpc.response.status_code", "OK")
+        self._span.set_attributes(self._measured)
+        if self._measured.get("opwire.operation.type") == OperationType.SUBSCRIPTION:
+            self._span.set_attribute("opwire.items", self._items)
+        self._span.end()
+        self._recorder.active.add(-1, self._active)
+        self._recorder.durations.record(seconds, self._measured, self._surroundings)
+
+
+def _kind(side: Side, context: Context, *, is_nested: bool) -> SpanKind:
+    if side == "client":
+        return SpanKind.CLIENT
+    # What came from outside has a request id; what this process does on its own behalf has none.
+    return SpanKind.INTERNAL if is_nested or context.request_id is None else SpanKind.SERVER
+
+
+def _said(operation_id: str, context: Context, *, known: bool, identity: bool) -> Attributes:
+    """What only the span says: it would be too much for metrics."""
+    said: Attributes = {}
+    if not known:
+        said["rpc.method_original"] = operation_id[:_LONGEST]
+    if context.request_id is not None:
+        said["opwire.request_id"] = context.request_id[:_LONGEST]
+    if identity and context.identity is not None:
+        said["enduser.id"] = context.identity.id
+    return said
+
+
+def _with_trace(metadata: Mapping[str, Any], trace: Trace) -> Mapping[str, Any]:
+    if not trace:
+        return metadata
+    return {name: value for name, value in metadata.items() if name != "tracestate"} | trace
+
+
+def _error_id(error: BaseException) -> str | None:
+    """Under which id the log knows more of an unforeseen error."""
+    details = error.details if isinstance(error, CallError) else None
+    id = cast("dict[str, Any]", details).get("errorId") if isinstance(details, dict) else None
+    return id if isinstance(id, str) else None
+
+
+@runtime_checkable
+class BothSides(Protocol):
+    """A `Hub` or a `Spoke`: it serves a registry, and calls what others serve."""
+
+    calls: PendingRequestMap
+    handler: CallHandler
+
+
+@runtime_checkable
+class Calling(Protocol):
+    """A `Client`."""
+
+    @property
+    def call_envelope(self) -> Callable[..., Any]: ...
+    @property
+    def subscribe_envelopes(self) -> Callable[..., Any]: ...
+
+
+Instrumentable = OperationRegistry | PendingRequestMap | CallHandler | BothSides | Calling
+
+_Begin = Callable[[str, Context | None], AbstractContextManager[RecordedCall]]
+_NOBODY = Context()
+
+
+def instrument(
+    *targets: Instrumentable,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    identity: bool = False,
+) -> Callable[[], None]:
+    """Record spans and metrics of calls; the function that is returned ends that.
+
+        instrument(registry)  # what `execute` and `subscribe` do, whoever asks for it: a transport, MCP, HTTP
+        instrument(client)  # the calls of a Client, a span for each, however often it is tried
+        instrument(spoke)  # of a Spoke or a Hub, what it serves and what it calls
+
+    Without providers, those of the process are used. `identity` shows the caller's id in spans. What is instrumented
+    already stays as it is. Inputs, outputs and the messages of errors are never recorded.
+
+    Raises:
+        TypeError: one of them makes and serves no calls.
+    """
+    options: Any = {"tracer_provider": tracer_provider, "meter_provider": meter_provider, "identity": identity}
+    server, client = Recorder("server", **options), Recorder("client", **options)
+    undo: list[Callable[[], None]] = []
+    for part in [part for target in targets for part in _parts(target)]:
+        match part:
+            case OperationRegistry():
+                undo.append(_instrument_registry(part, server))
+            case PendingRequestMap():
+                undo.append(_instrument_calls(part, client, server))
+            case _:
+                undo.append(_instrument_client(part, client))
+
+    def end() -> None:
+        for each in undo:
+            each()
+
+    return end
+
+
+def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingRequestMap | Calling]:
+    match target:
+        case OperationRegistry() | PendingRequestMap():
+            yield target
+        case Calling() if iscoroutinefunction(target.call_envelope):  # that of a SyncClient is none
+            yield target
+        case CallHandler():
+            yield target.registry
+        case BothSides():
+            yield target.handler.registry
+            yield target.calls
+        case _:
+            what = "a registry, a PendingRequestMap, a CallHandler, a Client, a Hub or a Spoke"
+            raise TypeError(f"{what} can be instrumented, not {type(target).__name__}")
+
+
+def _instrument_registry(registry: OperationRegistry, recorder: Recorder) -> Callable[[], None]:
+    # Of a call that comes without a context. What its handler calls comes without one, too, and is trusted as much.
+    nobody = Context(bind_env=lambda _: build_env(registry))
+
+    def begin(operation_id: str, context: Context | None) -> AbstractContextManager[RecordedCall]:
+        spec = registry.get_spec(operation_id)
+        type = None if spec is None else spec.type
+        return recorder.call(operation_id, context or nobody, type=type, known=spec is not None)
+
+    return _put(
+        registry,
+        execute=_recorded_call(registry.execute, begin),
+        subscribe=_recorded_stream(registry.subscribe, begin),
+    )
+
+
+def _instrument_calls(calls: PendingRequestMap, client: Recorder, server: Recorder) -> Callable[[], None]:
+    fail = calls.fail
+
+    def recorded_fail(request_id: str, error: CallError, *, not_started: bool = False) -> bool:
+        server.count_error(error)
+        return fail(request_id, error, not_started=not_started)
+
+    call, subscribe = _caller(calls.call, calls.subscribe, client)
+    return _put(calls, call=call, subscribe=subscribe, fail=recorded_fail)
+
+
+def _instrument_client(caller: Calling, recorder: Recorder) -> Callable[[], None]:
+    call, subscribe = _caller(caller.call_envelope, caller.subscribe_envelopes, recorder)
+    return _put(caller, call_envelope=call, subscribe_envelopes=subscribe)
+
+
+def _caller(
+    call: Callable[..., Any], subscribe: Callable[..., Any], recorder: Recorder
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def begin(operation_id: str, context: Context | None) -> AbstractContextManager[RecordedCall]:
+        return recorder.call(operation_id, context or _NOBODY)
+
+    def begin_stream(operation_id: str, context: Context | None) -> AbstractContextManager[RecordedCall]:
+        return recorder.call(operation_id, context or _NOBODY, type=OperationType.SUBSCRIPTION)
+
+    return _recorded_call(call, begin), _recorded_stream(subscribe, begin_stream)
+
+
+def _put(target: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
+    """Put methods in the place of an object's own; the function that is returned takes them away."""
+    own = cast("dict[str, Any]", vars(target))
+    if not own.keys().isdisjoint(methods):  # it is instrumented already
+        return lambda: None
+    own.update(methods)
+
+    def restore() -> None:
+        for name in methods:
+            own.pop(name, None)
+
+    return restore
+
+
+def _recorded_call(call: Callable[..., Any], begin: _Begin) -> Callable[..., Any]:
+    async def recorded_call(
+        operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None, **options: Any
+    ) -> ResponseEnvelope[Any]:
+        with begin(operation_id, context) as recorded, recorded.current():
+            envelope = await call(operation_id, input, context=recorded.context, output_type=output_type, **options)
+            recorded.answered(envelope)
+            return envelope
+
+    return recorded_call
+
+
+def _recorded_stream(subscribe: Callable[..., Any], begin: _Begin) -> Callable[..., Any]:
+    async def recorded_stream(
+        operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None, **options: Any
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        if output_type is not None:  # `subscribe_envelopes` does not take it
+            options["output_type"] = output_type
+        with begin(operation_id, context) as recorded:
+            items = subscribe(operation_id, input, context=recorded.context, **options)
+            try:
+                # The span is current while the producer runs, and not while the consumer does.
+                while (item := await _next(items, recorded)) is not None:
+                    recorded.answered(item)
+                    yield item
+            finally:
+                with recorded.current():
+                    await items.aclose()
+
+    return recorded_stream
+
+
+async def _next(items: AsyncGenerator[Any], recorded: RecordedCall) -> Any:
+    with recorded.current():
+        return await anext(items, None)
+
+
+__all__ = ["Instrumentable", "instrument"]

@@ -1,0 +1,278 @@
+"""The contract of journals: every one that is shipped passes it, and yours can be tested with it too.
+
+    @pytest.mark.parametrize("promise", JOURNAL_CONTRACT)
+    async def test_my_journal(promise: str) -> None:
+        await JOURNAL_CONTRACT[promise](lambda: MyJournal(url))
+
+A check makes ends of the journal, lets them work, and closes them. It leaves a few tasks behind, of operations that
+nobody else serves. Leases have to run out in it, so that the whole contract takes some seconds.
+
+The part of the contract that looks at outcomes: how they are recorded, waited for, buried, replayed and purged.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from opwire.durable.journal import Claim, Journal, Outcome
+from opwire.errors import ErrorCode
+from opwire.testing import journal_tasks as tasks
+from opwire.testing.harness import expect, soon
+from opwire.testing.journal_tasks import LONG, SHORT, Connect, Stage, refused
+
+
+async def _submitted(stage: Stage, journal: Journal, key: str, operation: str = "do") -> Claim:
+    await journal.submit(stage.task(key, operation))
+    return await stage.claim(journal, operation)
+
+
+async def _buried(stage: Stage, journal: Journal, key: str, operation: str = "do", age: int = 0) -> Outcome:
+    claim = await _submitted(stage, journal, key, operation)
+    outcome = stage.outcome(claim, b'{"no": 1}', buried=True, age=age)
+    expect(await journal.record(claim, outcome) == outcome, "a buried outcome was not recorded")
+    return outcome
+
+
+async def an_outcome_is_kept_as_it_was_recorded(stage: Stage) -> None:
+    """Every field, whatever is in it; and whoever submits the same task again is given it."""
+    journal, other = await stage.end(), await stage.end()
+    claim = await _submitted(stage, journal, "ended")
+    expect(await other.outcome(claim.task.key) is None, "there is an outcome before one was recorded")
+    outcome = stage.outcome(claim, bytes(range(256)), age=5)
+    expect(await journal.record(claim, outcome) == outcome, "the outcome that stands is not the one that was recorded")
+    kept = await other.outcome(claim.task.key)
+    expect(kept == outcome, f"recorded {outcome}, kept {kept}")
+    told = await other.submit(claim.task)
+    expect(told == outcome, f"who submitted the task again was told {told}")
+    await stage.nothing(other)
+
+
+async def the_first_outcome_stands(stage: Stage) -> None:
+    """Recorded by a worker that had lost its lease, or by the one that has it: the second is told the first."""
+    one, other = await stage.end(), await stage.end()
+    await one.submit(stage.task("twice"))
+    slow = await stage.claim(one, lease=SHORT)
+    quick = await stage.claim(other)
+    first, second = stage.outcome(slow, b"1"), stage.outcome(quick, b"2")
+    expect(await one.record(slow, first) == first, "the first outcome was not recorded")
+    stands = await other.record(quick, second)
+    expect(stands == first, f"after {first} was recorded, the second was told {stands}")
+    expect(await other.outcome(slow.task.key) == first, "the second outcome took the place of the first")
+
+
+async def an_ended_task_stays_ended(stage: Stage) -> None:
+    """It is not claimed again, and the lease of whoever still had it is lost."""
+    one, other = await stage.end(), await stage.end()
+    await one.submit(stage.task("ended"))
+    slow = await stage.claim(one, lease=SHORT)
+    quick = await stage.claim(other, lease=SHORT)
+    await one.record(slow, stage.outcome(slow))
+    expect(not await other.renew(quick), "the lease of a task that has ended was renewed")
+    await stage.nothing(one, wait=2 * SHORT)
+
+
+async def a_released_task_can_still_end(stage: Stage) -> None:
+    """By a worker that lost it and finished nonetheless: it does not come back then."""
+    one, other = await stage.end(), await stage.end()
+    await one.submit(stage.task("ended"))
+    slow = await stage.claim(one, lease=SHORT)
+    await other.release(await stage.claim(other), SHORT)
+    outcome = stage.outcome(slow)
+    expect(await one.record(slow, outcome) == outcome, "the outcome was not recorded")
+    await stage.nothing(other, wait=2 * SHORT)
+
+
+async def everybody_who_waits_is_told(stage: Stage) -> None:
+    """At several ends, several times at one, before and after it is there."""
+    worker, one, other = [await stage.end() for _ in range(3)]
+    claim = await _submitted(stage, worker, "awaited")
+    key = claim.task.key
+    waiting = [asyncio.create_task(end.wait(key, LONG)) for end in (one, one, other, worker)]
+    await asyncio.sleep(0.05)
+    outcome = stage.outcome(claim, b"\x00\xff")
+    await worker.record(claim, outcome)
+    told = await soon("everybody who waits is told", asyncio.gather(*waiting))
+    expect(told == [outcome] * 4, f"{outcome} was told as {told}")
+    expect(await soon("wait returns", one.wait(key, LONG)) == outcome, "who asks later is not told")
+
+
+async def waiting_ends_in_time(stage: Stage) -> None:
+    """With nothing, if there is nothing yet, or no such task. What ends afterwards is told to who asks again."""
+    journal, other = await stage.end(), await stage.end()
+    claim = await _submitted(stage, journal, "slow")
+    for key in (claim.task.key, stage.task("unknown").key):
+        told = await soon("wait returns", other.wait(key, 0.1))
+        expect(told is None, f"there was no outcome, and {told} was told")
+    await journal.record(claim, stage.outcome(claim))
+    told = await soon("wait returns", other.wait(claim.task.key, LONG))
+    expect(told is not None, "who gave up waiting is not told when asking again")
+
+
+async def buried_tasks_are_listed(stage: Stage) -> None:
+    """The oldest first, of one operation or of all, and only those."""
+    journal = await stage.end()
+    second = await _buried(stage, journal, "2", "a", age=60_000)
+    first = await _buried(stage, journal, "1", "b", age=120_000)
+    third = await _buried(stage, journal, "3", "b")
+    done = await _submitted(stage, journal, "done", "a")
+    await journal.record(done, stage.outcome(done))
+    ours = {outcome.key for outcome in (first, second, third)} | {done.task.key}
+    every = [outcome async for outcome in journal.buried() if outcome.key in ours]
+    expect(every == [first, second, third], f"{[first, second, third]} are listed as {every}")
+    some = [outcome async for outcome in journal.buried(stage.id("b"))]
+    expect(some == [first, third], f"{[first, third]} are listed as {some}")
+    expect(await journal.outcome(first.key) == first, "a buried outcome is not told to its caller")
+
+
+async def a_buried_task_can_be_replayed(stage: Stage) -> None:
+    """It is then as new: claimed with attempts from 1, without its outcome, and no longer buried."""
+    journal, other = await stage.end(), await stage.end()
+    buried = await _buried(stage, journal, "again")
+    expect(await other.replay(buried.key), "a buried task was not replayed")
+    expect(not await other.replay(buried.key), "a task was replayed twice")
+    expect(await other.outcome(buried.key) is None, "a replayed task still has its outcome")
+    expect(not [each async for each in other.buried(stage.id())], "a replayed task is still listed as buried")
+    claim = await stage.claim(other)
+    expect(claim.attempt == 1, f"the first attempt after a replay is counted as {claim.attempt}")
+    expect(claim.task.key == buried.key and claim.task.request == stage.task("again").request, f"replayed as {claim}")
+    outcome = stage.outcome(claim, b"2")
+    await other.record(claim, outcome)
+    expect(await journal.outcome(buried.key) == outcome, "the outcome of a replayed task was not recorded")
+    expect(not await other.replay(buried.key), "a task that was not buried was replayed")
+    expect(not await other.replay(stage.task("unknown").key), "a task that does not exist was replayed")
+
+
+async def who_worked_before_a_replay_ends_nothing(stage: Stage) -> None:
+    """A worker that comes back from long ago neither renews, nor releases, nor ends the task of today."""
+    one, other = await stage.end(), await stage.end()
+    await one.submit(stage.task("again"))
+    old = await stage.claim(one, lease=SHORT)
+    claim = await stage.claim(other)
+    await other.record(claim, stage.outcome(claim, buried=True))
+    await other.replay(claim.task.key)
+    expect(await one.record(old, stage.outcome(old)) is None, "an outcome from before a replay was recorded")
+    expect(not await one.renew(old), "a lease from before a replay was renewed")
+    fresh = await stage.claim(other)
+    await one.release(old, 0)
+    expect(not await one.renew(old), "a lease from before a replay was renewed")
+    expect(await other.renew(fresh), "a lease was lost to a worker from before a replay")
+
+
+async def a_purged_key_can_be_used_anew(stage: Stage) -> None:
+    """What has ended can be purged, buried or not; what has not, cannot."""
+    journal, other = await stage.end(), await stage.end()
+    buried = await _buried(stage, journal, "buried")
+    claim = await _submitted(stage, journal, "ended")
+    key = claim.task.key
+    expect(not await other.purge(key), "a task that has not ended was purged")
+    await journal.record(claim, stage.outcome(claim))
+    for each in (buried.key, key):
+        expect(await other.purge(each), "a task that has ended was not purged")
+        expect(not await other.purge(each), "a task was purged twice")
+        expect(await journal.outcome(each) is None, "a task that was purged has an outcome")
+    expect(not [each async for each in other.buried(stage.id())], "a purged task is still listed as buried")
+    expect(await journal.submit(stage.task("ended", fingerprint="f2")) is None, "a purged key is still known")
+    expect((await stage.claim(other)).task.fingerprint == "f2", "a purged task came back")
+
+
+async def everything_is_counted(stage: Stage) -> None:
+    """What waits, what is claimed, what is buried; what has ended is not."""
+    journal = await stage.end()
+    await _buried(stage, journal, "buried")
+    ended, released = [await _submitted(stage, journal, key) for key in ("ended", "released")]
+    await journal.record(ended, stage.outcome(ended))
+    await journal.release(released, LONG)
+    await _submitted(stage, journal, "claimed")
+    for number in range(3):
+        await journal.submit(stage.task(f"waiting {number}"))
+    counted = [info for info in await journal.info() if info.operation_id == stage.id()]
+    expect(len(counted) == 1, f"the operation is counted {len(counted)} times")
+    info = counted[0]
+    expect(
+        (info.waiting, info.claimed, info.buried) == (4, 1, 1),
+        f"4 tasks that wait, 1 that is claimed and 1 that is buried are counted as {info}",
+    )
+
+
+async def a_closed_end_cannot_be_looked_at(stage: Stage) -> None:
+    """Everything raises UNAVAILABLE, and nothing is made up."""
+    journal = await stage.end()
+    key = (await _buried(stage, journal, "buried")).key
+    await journal.close()
+
+    async def first_buried() -> Outcome:
+        return await anext(aiter(journal.buried()))
+
+    unavailable = ErrorCode.UNAVAILABLE
+    await refused("wait on a closed end", journal.wait(key, 1), unavailable)
+    await refused("buried on a closed end", first_buried(), unavailable)
+    await refused("replay on a closed end", journal.replay(key), unavailable)
+    await refused("purge on a closed end", journal.purge(key), unavailable)
+    await refused("info on a closed end", journal.info(), unavailable)
+
+
+Check = Callable[[Connect], Awaitable[None]]
+
+
+async def _keep(promise: str, check: Callable[[Stage], Awaitable[None]], connect: Connect) -> None:
+    """Run one check; whatever it raises is a broken promise."""
+    try:
+        async with Stage(connect) as stage:
+            await check(stage)
+    except Exception as error:
+        raise AssertionError(f"broken promise: {promise}: {error!r}") from error
+
+
+_CHECKS: dict[str, Callable[[Stage], Awaitable[None]]] = {
+    "tasks are claimed as they were submitted": tasks.tasks_are_claimed_as_they_were_submitted,
+    "a key that is known is the same task": tasks.a_known_key_is_the_same_task,
+    "a key that is known stands for one call": tasks.a_known_key_stands_for_one_call,
+    "a task is claimed by one worker at a time": tasks.one_worker_has_a_task,
+    "the oldest task goes first": tasks.the_oldest_goes_first,
+    "tasks of other operations are not claimed": tasks.only_the_named_operations_are_claimed,
+    "a claim waits for a task": tasks.a_claim_waits_for_a_task,
+    "a task whose lease has run out is claimed again": tasks.a_lost_worker_loses_its_tasks,
+    "a lease is as long as its claim says": tasks.a_lease_is_as_long_as_its_claim_says,
+    "a lease that is renewed is kept": tasks.a_renewed_lease_is_kept,
+    "a lease that was lost cannot be renewed": tasks.a_lost_lease_cannot_be_renewed,
+    "a released task comes back after its delay": tasks.a_released_task_comes_back_after_its_delay,
+    "who has lost a lease releases nothing": tasks.who_lost_the_lease_cannot_release,
+    "tasks outlive those who submitted them": tasks.tasks_outlive_those_who_submitted_them,
+    "a closed end refuses, and can be closed again": tasks.a_closed_end_refuses,
+    "losses are counted apart from failures": tasks.losses_are_counted_apart_from_failures,
+    "only a task that was alone is blamed for a loss": tasks.only_a_lone_task_is_blamed,
+    "suspects are claimed one at a time": tasks.suspects_come_one_at_a_time,
+    "suspects can be left out": tasks.suspects_can_be_left_out,
+    "a suspect is cleared by a failure only": tasks.a_suspect_is_cleared_by_a_failure,
+    "every task that can run is run beside those that kill their worker": tasks.innocents_are_run_beside_poison,
+    "an outcome is kept as it was recorded": an_outcome_is_kept_as_it_was_recorded,
+    "the first outcome stands": the_first_outcome_stands,
+    "a task that has ended stays ended": an_ended_task_stays_ended,
+    "a task that was released can still end": a_released_task_can_still_end,
+    "everybody who waits for an outcome is told": everybody_who_waits_is_told,
+    "waiting for an outcome ends in time": waiting_ends_in_time,
+    "buried tasks are listed, the oldest first": buried_tasks_are_listed,
+    "a buried task can be replayed": a_buried_task_can_be_replayed,
+    "who worked before a replay ends nothing": who_worked_before_a_replay_ends_nothing,
+    "a key that was purged can be used anew": a_purged_key_can_be_used_anew,
+    "everything is counted": everything_is_counted,
+    "a closed end cannot be looked at": a_closed_end_cannot_be_looked_at,
+}
+
+JOURNAL_CONTRACT: Mapping[str, Check] = MappingProxyType(
+    {promise: partial(_keep, promise, check) for promise, check in _CHECKS.items()}
+)
+"""What every journal promises: a sentence, and the check that raises AssertionError if it is not kept."""
+
+
+async def check_journal(connect: Connect) -> None:
+    """Check every promise of the contract, one after the other.
+
+    `connect` makes a fresh end, not started, of always the same journal.
+
+    Raises:
+        AssertionError: names the first promise that is broken.
+    """
+    for check in JOURNAL_CONTRACT.values():
+        await check(connect)
