@@ -7,6 +7,7 @@ and at most 10 ms late.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from heapq import heapify, heappop, heappush
@@ -25,6 +26,12 @@ _LOOK = 0.25  # seconds between two looks at whether the loop is held up
 _TOLERATED = 0.1  # seconds by which a look may be late
 _CATCH_UP = 5.0  # seconds, at most, that it takes to read what has waited
 _SPARE = 64  # emptied entries that may wait in the heap before it is built again
+
+
+def back_off(attempt: int, *, first: float, longest: float) -> float:
+    """Return the seconds to wait before an attempt (the first is 1): doubled each time, with jitter of up to a half."""
+    limit = min(longest, first * 2 ** min(attempt - 1, 60))
+    return random.uniform(limit / 2, limit)  # noqa: S311 - not a secret
 
 
 def bounded_seconds(seconds: object, most: float = MAX_SECONDS) -> float:

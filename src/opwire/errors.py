@@ -8,7 +8,8 @@
     ├── CastError            `Schema.cast` has no answer for this value, where TypeBox's Cast throws too
     ├── NotPlainError        a value that has no JSON form: an open file, a cycle, a generator
     ├── ConversionError      plain data that does not fit the Python type it is asked to become
-    ├── UsageError           an argument that cannot be used: a window of no items, a negative number of seconds
+    ├── UsageError           an invalid argument: a window of 0 items, a negative number of seconds
+    ├── MissingExtraError    an optional dependency is not installed; names the extra that installs it
     ├── ConfigError          a configuration file that cannot be used; names the file and the key
     └── ToolEnvelopeError    a text block that is not a readable ToolEnvelope V1 block
 
@@ -17,7 +18,8 @@ every surface asks `ERROR_TABLE`. A `CallError` reaches the peer with its messag
 a handler raises becomes a fixed sentence with an error id, its traceback stays in the log.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -138,7 +140,28 @@ class ConversionError(OpwireError, ValueError):
 
 
 class UsageError(OpwireError, ValueError):
-    """An argument that cannot be used; the message says what it has to be."""
+    """An invalid argument; the message names it and says what it has to be."""
+
+
+class MissingExtraError(OpwireError, ImportError):
+    """An optional dependency is not installed; the message names the extra that installs it."""
+
+
+@contextmanager
+def needs_extra(extra: str) -> Generator[None]:
+    """Raise `MissingExtraError` for an import that fails because an extra of opwire is not installed.
+
+    with needs_extra("openapi"):
+        import aiohttp
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "opwire":
+            raise
+        message = f"the package {missing} is not installed; run: pip install 'opwire[{extra}]'"
+        raise MissingExtraError(message, name=error.name) from error
 
 
 class ConfigError(OpwireError, ValueError):
@@ -156,7 +179,7 @@ def check_above_zero(**options: object) -> None:
     """Check options that are numbers above zero; None passes.
 
     Raises:
-        CallError: VALIDATION_ERROR, naming the option.
+        UsageError: the message names the option.
     """
     for option, value in options.items():
         if value is not None and not 0 < _number(value) <= _MAX_OPTION:
@@ -167,7 +190,7 @@ def check_not_below_zero(**options: object) -> None:
     """Check options that are numbers from zero on; None passes.
 
     Raises:
-        CallError: VALIDATION_ERROR, naming the option.
+        UsageError: the message names the option.
     """
     for option, value in options.items():
         if value is not None and not 0 <= _number(value) <= _MAX_OPTION:
@@ -178,7 +201,7 @@ def check_counts(**options: object) -> None:
     """Check options that are whole numbers from 1 on; None passes.
 
     Raises:
-        CallError: VALIDATION_ERROR, naming the option.
+        UsageError: the message names the option.
     """
     for option, value in options.items():
         if value is not None and not (isinstance(value, int) and 1 <= _number(value) <= _MAX_OPTION):
@@ -189,7 +212,7 @@ def _number(value: object) -> float:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else -1
 
 
-def _wrong_option(option: str, wanted: str, value: object) -> CallError:
+def _wrong_option(option: str, wanted: str, value: object) -> UsageError:
     is_short = not isinstance(value, int) or -_MAX_OPTION < value < _MAX_OPTION  # Python does not write long ones
     shown = f"{value!r:.50}" if is_short else "one of so many digits"
-    return CallError(ErrorCode.VALIDATION_ERROR, f"{option} is {wanted}, not {shown}")
+    return UsageError(f"{option} is {wanted}, not {shown}")

@@ -241,6 +241,13 @@ Handler = Callable[[Any, Context], Any]
 """The one narrow shape: takes the input and the context, returns a value or an envelope, or is a generator of them."""
 
 
+Interceptor = Callable[[OperationSpec, Handler], Handler]
+"""Wraps a handler: given an operation and what calls it, returns what is called instead.
+
+The handler that it is given returns an awaitable envelope, or, for a subscription, an async iterator of envelopes.
+"""
+
+
 class ShapedResult(Struct, frozen=True):
     """A result that has a schema of its own: that of the status with which an HTTP API answered, for example.
 

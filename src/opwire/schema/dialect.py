@@ -33,8 +33,13 @@ def quoted_refs(schema: Any) -> Any:
 
 
 def escaped(step: str | int) -> str:
-    """One step of a JSON Pointer."""
+    """Return one step of a JSON Pointer, escaped as RFC 6901 says."""
     return str(step).replace("~", "~0").replace("/", "~1")
+
+
+def unescaped(step: str) -> str:
+    """Return the name that one step of a JSON Pointer stands for."""
+    return step.replace("~1", "/").replace("~0", "~")
 
 
 class References:
@@ -71,7 +76,7 @@ def _follow(schema: JSONSchema, pointer: str, ref: str) -> JSONSchema:
     """Walk a JSON Pointer."""
     node: Any = schema
     for token in unquote(pointer).split("/")[1:]:
-        key = token.replace("~1", "/").replace("~0", "~")
+        key = unescaped(token)
         try:
             node = node[int(key) if isinstance(node, list) else key]
         except (KeyError, IndexError, ValueError, TypeError):

@@ -35,6 +35,16 @@ _WIDE = 200_000  # a level this wide may hold the same containers many times ove
 _MAX_CONTAINERS = 10_000_000  # jsonschema-rs unfolds a value, and aborts the process where memory ends
 
 
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a value that is a dict, and an empty one for anything else: foreign documents hold what they like."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a value that is a list, and an empty one for anything else."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
 class Survey(NamedTuple):
     """What a look at a value found, without changing or copying it."""
 
