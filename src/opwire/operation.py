@@ -194,7 +194,7 @@ class Context(Struct, frozen=True, kw_only=True):
     def detached(self) -> "Context":
         """Return a context for calls that this process makes with its own identity, within the same deadline and trace.
 
-        await spoke.call("audit.write", entry, context.detached())
+        await spoke.call("audit.write", entry, context=context.detached())
         """
         return Context(deadline=self.deadline, metadata=dict(trace_of(self.metadata)))
 

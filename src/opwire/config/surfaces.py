@@ -27,8 +27,8 @@ from opwire.config.settings import (
     SpokeSettings,
     SurfaceSettings,
 )
-from opwire.errors import CallError, ConfigError
-from opwire.hub import Hub, Spoke
+from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError
+from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 
@@ -225,29 +225,33 @@ def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
     )
 
 
-def hub_of(config: Config, registry: OperationRegistry) -> Hub:
-    """The hub that `[hub]` describes.
+def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
+    """Return the hub that `[hub]` describes; with the URL of a broker, a node on that broker.
 
     Raises:
         ConfigError: it cannot be made so; the message says why.
     """
     settings = config.hub or HubSettings()
     url = settings.url.resolve("hub.url")
-    options: dict[str, Any] = {}
-    if url.startswith(("ws://", "wss://")):
-        limits = config.limits
-        options = {"balance": settings.balance, "max_calls": limits.max_calls, "rate": limits.rate}
-        options |= {"burst": limits.burst, "ssl": _tls(settings, config.folder)}
-        options["auth"] = or_anonymous(build_authenticator(config), config, settings.anonymous)
+    options: dict[str, Any] = {
+        "name": settings.name,
+        "version": settings.version,
+        "anonymous": identity_of(config, settings.anonymous),
+        "linger": settings.linger,
+    }
     with _mapped("hub"):
+        if not url.startswith(("ws://", "wss://")):
+            return BrokerNode(registry, url, refresh=settings.refresh, **options)
+        limits = config.limits
         return Hub(
             registry,
             url,
-            name=settings.name,
-            version=settings.version,
-            identity=identity_of(config, settings.anonymous),
-            linger=settings.linger,
-            refresh=settings.refresh,
+            authenticate=or_anonymous(build_authenticator(config), config, settings.anonymous),
+            balance=settings.balance,
+            max_calls=limits.max_calls,
+            rate=limits.rate,
+            burst=limits.burst,
+            ssl=_tls(settings, config.folder),
             **options,
         )
 
@@ -270,7 +274,7 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
             _urls(settings),
             name=settings.name,
             version=settings.version,
-            identity=identity_of(config, settings.anonymous),
+            anonymous=identity_of(config, settings.anonymous),
             max_calls=config.limits.max_calls,
             **options,
         )
@@ -318,5 +322,7 @@ def _mapped(key: str) -> Generator[None]:
         yield
     except CallError as error:
         raise ConfigError(f"{key}: {error.message}") from error
+    except (UsageError, MissingExtraError) as error:
+        raise ConfigError(f"{key}: {error}") from error
     except TypeError as error:  # an option that this transport does not have
         raise ConfigError(f"{key}: a setting is not for this kind of URL: {error}") from error

@@ -15,7 +15,7 @@ from opwire.transports.nats import journal as jetstream
 from opwire.transports.nats.jetstream_api import Log
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.nats.journal_claims import Claims
-from tests.durable.scenes import Shop, outcome, task
+from tests.durable.samples import Shop, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.nats.ends import flushed, plain_client

@@ -13,7 +13,7 @@ from opwire.durable import Claim, DurableCalls, DurableWorker
 from opwire.testing.harness import soon
 from opwire.transports.redis import journal as streams
 from opwire.transports.redis.journal import RedisJournal
-from tests.durable.scenes import PUBLIC, outcome, task
+from tests.durable.samples import PUBLIC, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
