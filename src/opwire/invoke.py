@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, cast
 from uuid import uuid4
@@ -230,13 +230,46 @@ def failure(error: BaseException, label: str) -> CallError:
     return CallError(ErrorCode.EXECUTION_ERROR, message, {"errorId": error_id})
 
 
-class InterceptedCall:
-    """An operation with interceptors around it; the first one installed is the outermost."""
+class Interceptors:
+    """The interceptors of a registry, a surface or a client; the first one installed is the outermost."""
 
-    def __init__(self, spec: OperationSpec, handler: Handler, interceptors: Iterable[Interceptor]) -> None:
-        self.spec = spec
+    def __init__(self) -> None:
+        self._installed: list[Interceptor] = []
+        self._calls: dict[str, tuple[OperationSpec, InterceptedCall]] = {}
+
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor, inside those already installed; the returned function removes it."""
+        self._installed.append(interceptor)
+        self._calls.clear()
+
+        def remove() -> None:
+            if interceptor in self._installed:
+                self._installed.remove(interceptor)
+                self._calls.clear()
+
+        return remove
+
+    def cached(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
+        """Return what `around` returned for the same spec: an interceptor may keep state for an operation."""
+        if not self._installed:
+            return None
+        known = self._calls.get(spec.id)
+        if known is None or known[0] is not spec:
+            known = self._calls[spec.id] = (spec, InterceptedCall(spec, handler, self._installed))
+        return known[1]
+
+    def around(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
+        """Return the call of an operation with every interceptor around it, or None if none is installed."""
+        return InterceptedCall(spec, handler, self._installed) if self._installed else None
+
+
+class InterceptedCall:
+    """One operation with interceptors around it."""
+
+    def __init__(self, spec: OperationSpec, handler: Handler, interceptors: list[Interceptor]) -> None:
+        self._operation_id = spec.id
         self._pipeline = ResultPipeline(spec, normalize="off", strip=False)  # for results that are not envelopes yet
-        for interceptor in reversed(tuple(interceptors)):
+        for interceptor in reversed(interceptors):
             handler = interceptor(spec, handler)
         self._handler = handler
 
@@ -252,7 +285,7 @@ class InterceptedCall:
         except CallError:
             raise
         except FAILURES as error:
-            raise failure(error, self.spec.id) from error
+            raise failure(error, self._operation_id) from error
 
     async def subscribe(self, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Return the envelopes of a subscription, one per item.
@@ -270,9 +303,9 @@ class InterceptedCall:
         except CallError:
             raise
         except FAILURES as error:
-            raise failure(error, self.spec.id) from error
+            raise failure(error, self._operation_id) from error
         finally:
-            await close_stream(items, self.spec.id)
+            await close_stream(items, self._operation_id)
 
     def _envelope(self, result: Any) -> ResponseEnvelope[Any]:
         is_envelope = type(result) is ResponseEnvelope

@@ -19,7 +19,7 @@ from opwire.invoke import (
     END,
     FAILURES,
     BoundOperation,
-    InterceptedCall,
+    Interceptors,
     Open,
     Run,
     close_stream,
@@ -120,7 +120,7 @@ class OperationRegistry:
         self._deadlines = Deadlines()
         self._operations: dict[str, BoundOperation] = {}
         self._listeners: list[Callable[[Change], None]] = []
-        self._interceptors: list[Interceptor] = []
+        self._interceptors = Interceptors()
         self._context = Context(bind_env=self.bind_env)  # of calls that come without one
 
     # --- registering ------------------------------------------------------------------------------------------------
@@ -277,36 +277,41 @@ class OperationRegistry:
     def _add(self, bound: BoundOperation, *, replace: bool) -> None:
         spec = bound.spec
         known = spec.id in self._operations
-        if self._interceptors:
-            self._intercept(bound)
+        self._intercept(bound)
         if known and not replace:
             raise RegistrationError(f"{spec.id} is already registered; replace=True puts the new one in its place")
         self._operations[spec.id] = bound
         self._tell(Change("replaced" if known else "added", spec))
 
-    def use(self, interceptor: Interceptor) -> Interceptor:
-        """Install an interceptor around every call, inside those that are already installed.
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call, inside those already installed; the returned function removes it.
 
-            @registry.use
             def audit(spec: OperationSpec, handler: Handler) -> Handler:
                 async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
                     log.info("%s by %s", spec.id, context.identity)
                     return await handler(input, context)
 
-                return call if spec.type is not OperationType.SUBSCRIPTION else handler
+                return handler if spec.type is OperationType.SUBSCRIPTION else call
 
-        It is asked once for each operation, not for each call. The handler that it wraps validates the input, runs
-        the operation and returns its envelope; that of a subscription returns an async iterator of envelopes.
+            registry.use(audit)
+
+        It runs once per operation, not once per call. The handler that it wraps validates the input, runs the
+        operation and returns its envelope; that of a subscription returns an async iterator of envelopes.
         """
-        self._interceptors.append(interceptor)
-        for bound in self._operations.values():
-            self._intercept(bound)
-        return interceptor
+        remove = self._interceptors.use(interceptor)
+        self._intercept(*self._operations.values())
 
-    def _intercept(self, bound: BoundOperation) -> None:
-        if bound.handler is not None:
-            call = self._stream if bound.open is not None else self._call
-            bound.intercepted = InterceptedCall(bound.spec, partial(call, bound), self._interceptors)
+        def remove_and_rebind() -> None:
+            remove()
+            self._intercept(*self._operations.values())
+
+        return remove_and_rebind
+
+    def _intercept(self, *operations: BoundOperation) -> None:
+        for bound in operations:
+            if bound.handler is not None:
+                call = self._stream if bound.open is not None else self._call
+                bound.intercepted = self._interceptors.around(bound.spec, partial(call, bound))
 
     # --- looking up -------------------------------------------------------------------------------------------------
 
