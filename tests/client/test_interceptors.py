@@ -97,13 +97,17 @@ async def test_the_first_interceptor_is_the_outermost_and_may_answer_itself() ->
         return call
 
     async with Client(Samples().registry) as client:
-        assert client.use(outer) is outer
+        remove = client.use(outer)
         client.use(inner)
         assert await client.call("math.add", {"a": 1}) == 3
         assert [entry[0] for entry in outer.log + inner.log] == ["outer>", "<outer", "inner>", "<inner"]
         client.use(replace_answer)
         assert await client.call("math.add", {"a": 0}) == "approved"
         assert inner.log[-1] == ("<inner", "approved")
+        remove()
+        remove()
+        assert await client.call("math.add", {"a": 2}) == 4
+        assert (inner.log[-1], outer.log[-1]) == (("<inner", 4), ("<outer", "approved"))
 
 
 @requirement("client.interceptors")
@@ -115,13 +119,13 @@ async def test_retries_are_inside_and_an_error_of_an_interceptor_is_a_call_error
         assert await client.call("fail.at_first") == "done"
         assert (len(samples.calls), len(recorder.log)) == (3, 2)
 
-        @client.use
         def broken(spec: OperationSpec, handler: Handler) -> Handler:
             def call(input: Any, context: Context) -> Any:
                 raise ValueError("the secret is swordfish")
 
             return call
 
+        client.use(broken)
         with pytest.raises(CallError, match="error id") as caught:
             await client.call("math.add", {"a": 1})
         assert caught.value.code is ErrorCode.EXECUTION_ERROR
@@ -164,10 +168,13 @@ async def test_an_id_that_no_operation_can_have_is_not_found() -> None:
 def test_a_sync_client_takes_interceptors_before_and_after_it_is_started() -> None:
     before, after = Recorder("before"), Recorder("after")
     client = SyncClient(Samples().registry)
-    client.use(before)
+    remove = client.use(before)
     with client:
         client.use(after)
         assert client.call("math.add", {"a": 1}) == 3
         assert list(client.subscribe("clock.ticks", {"count": 2})) == [0, 100]
-    assert [entry[0] for entry in before.log[:2]] == ["before>", "<before"]
-    assert after.log[2:] == [0, 1, "closed"]
+        assert [entry[0] for entry in before.log[:2]] == ["before>", "<before"]
+        assert after.log[2:] == [0, 1, "closed"]
+        remove()
+        assert client.call("math.add", {"a": 2}) == 4
+    assert (before.log[-1], after.log[-1]) == ("closed", ("<after", 4))

@@ -120,10 +120,10 @@ def test_a_spoke_needs_its_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ('[hub]\nurl = "ftp://x"', "hub: there is no transport for 'ftp'"),
+        ('[hub]\nurl = "ftp://x"', "hub: unknown URL scheme 'ftp'"),
         ('[hub]\ncertificate = "a"\nprivate_key = "b"', "hub.certificate and hub.private_key cannot be used"),
         ('[hub]\nurl = "${OPWIRE_NO}"', "hub.url asks for the environment variable OPWIRE_NO"),
-        ('[spoke]\nurl = "ftp://x"', "spoke: there is no transport for 'ftp'"),
+        ('[spoke]\nurl = "ftp://x"', "spoke: unknown URL scheme 'ftp'"),
         ('[spoke]\nurl = "redis://x"\ntoken = "${OPWIRE_ALICE}"', "spoke: a setting is not for this kind of URL"),
         ('[spoke]\nurl = "ws://x"\ntoken = "${OPWIRE_NO}"', "spoke.token asks for the environment variable OPWIRE_NO"),
     ],

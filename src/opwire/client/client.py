@@ -176,7 +176,7 @@ class Client:
         self._budget = RetryBudget(retries or Retries(attempts=1))
         self._deadlines = Deadlines()
         self._interceptors: list[Interceptor] = []
-        self._intercepted: dict[tuple[str, OperationType], InterceptedCall] = {}
+        self._intercepted: dict[tuple[str, OperationType], tuple[OperationSpec, InterceptedCall]] = {}
         self._is_open = False
 
     async def start(self) -> Self:
@@ -200,24 +200,31 @@ class Client:
         self._is_open = False
         await self._backend.close()
 
-    def use(self, interceptor: Interceptor) -> Interceptor:
-        """Install an interceptor around every call, inside those that are already installed.
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call, inside those already installed; the returned function removes it.
 
-            @client.use
             def audit(spec: OperationSpec, handler: Handler) -> Handler:
                 async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
                     log.info("calling %s", spec.id)
                     return await handler(input, context)
 
-                return call if spec.type is not OperationType.SUBSCRIPTION else handler
+                return handler if spec.type is OperationType.SUBSCRIPTION else call
 
-        The handler makes the call, retries included; that of a subscription returns an async iterator of envelopes.
-        Over a registry the spec is the operation's own. Otherwise it holds the id and the type that the method implies:
-        QUERY for calls, SUBSCRIPTION for subscriptions.
+            client.use(audit)
+
+        It runs once per operation, not once per call. The handler that it wraps makes the call, retries included; that
+        of a subscription returns an async iterator of envelopes. Over a registry the spec is the operation's own.
+        Otherwise it holds the id and the type that the method implies: QUERY for calls, SUBSCRIPTION for subscriptions.
         """
         self._interceptors.append(interceptor)
         self._intercepted.clear()
-        return interceptor
+
+        def remove() -> None:
+            if interceptor in self._interceptors:
+                self._interceptors.remove(interceptor)
+                self._intercepted.clear()
+
+        return remove
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -433,8 +440,8 @@ class Client:
         """Return the intercepted call of an operation, built once so that interceptors can keep state in it."""
         spec = None if self._registry is None else self._registry.get_spec(operation_id)
         known = self._intercepted.get((operation_id, type))
-        if known is not None and (spec is None or known.spec is spec):
-            return known
+        if known is not None and (spec is None or known[0] is spec):
+            return known[1]
         try:
             namespace, name = split_id(operation_id)
             spec = spec or OperationSpec(namespace=namespace, name=name, type=type)
@@ -443,7 +450,7 @@ class Client:
         if len(self._intercepted) >= _MAX_INTERCEPTED:
             self._intercepted.clear()
         made = InterceptedCall(spec, partial(call, operation_id), self._interceptors)
-        self._intercepted[operation_id, type] = made
+        self._intercepted[operation_id, type] = (spec, made)
         return made
 
     def _context(self, context: Context | None, timeout: float | None) -> Context:

@@ -30,7 +30,8 @@ class SyncClient:
 
     def __init__(self, target: Target, **options: Any) -> None:
         self._make: Callable[[], Client] = lambda: Client(target, **options)
-        self._interceptors: list[Interceptor] = []
+        self._interceptors: dict[object, Interceptor] = {}
+        self._removers: dict[object, Callable[[], None]] = {}  # of the running client
         self._client: Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -71,12 +72,19 @@ class SyncClient:
         if self._thread is not None:
             self._thread.join()
 
-    def use(self, interceptor: Interceptor) -> Interceptor:
-        """Install an interceptor around every call: see `Client.use`."""
-        self._interceptors.append(interceptor)
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call; the returned function removes it. See `Client.use`."""
+        key = object()
+        self._interceptors[key] = interceptor
         if self._client is not None:
-            self._client.use(interceptor)
-        return interceptor
+            self._removers[key] = self._client.use(interceptor)
+
+        def remove() -> None:
+            self._interceptors.pop(key, None)
+            if (remove_started := self._removers.pop(key, None)) is not None:
+                remove_started()
+
+        return remove
 
     # --- the methods of `Client` --------------------------------------------------------------------------------------
 
@@ -142,8 +150,7 @@ class SyncClient:
 
     async def _open(self) -> Client:
         client = self._make()
-        for interceptor in self._interceptors:
-            client.use(interceptor)
+        self._removers = {key: client.use(interceptor) for key, interceptor in self._interceptors.items()}
         return await client.start()
 
     def _started(self) -> Client:
