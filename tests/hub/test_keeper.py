@@ -682,7 +682,7 @@ async def test_of_the_tokens_that_wait_to_be_checked_the_latest_goes_first(meeti
 
 def _waiting(hub: Hub) -> int:
     assert isinstance(hub.transport, WebSocketServer)
-    waiting = hub.transport._door._unknown._waiting.values()
+    waiting = hub.transport._admission._unknown._waiting.values()
     return sum(not turn.done() for turns in waiting for turn in turns)
 
 

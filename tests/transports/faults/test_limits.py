@@ -33,7 +33,7 @@ async def test_a_message_above_the_limit_of_the_engine_fails_its_own_call_alone(
 ) -> None:
     engine = ENGINES[name]
     with engine.start(**settings) as server:
-        async with staged(engine, server, limit=4 * MIB) as stage, Load(stage.calls, callers=8) as load:
+        async with staged(engine, server, max_message=4 * MIB) as stage, Load(stage.calls, callers=8) as load:
             await load.until(answers=20)
             for size in (limit // 2, limit, 2 * limit, 3 * limit):
                 await one_of_this_size(stage.calls, size, fits=size < limit)
