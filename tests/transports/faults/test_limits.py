@@ -22,7 +22,7 @@ SMALL: list[Any] = [
     pytest.param("nats", {"max_payload": 64 * KIB}, 64 * KIB, id="nats"),
     pytest.param("redis", {"proto_max_bulk_len": "1mb"}, MIB, id="redis-bulk"),
     pytest.param("redis", {"client_query_buffer_limit": "1mb"}, MIB, id="redis-query-buffer"),
-    pytest.param("websocket", {"limit": 64 * KIB}, 64 * KIB, id="websocket"),
+    pytest.param("websocket", {"max_message": 64 * KIB}, 64 * KIB, id="websocket"),
 ]
 
 
