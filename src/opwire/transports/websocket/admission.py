@@ -16,21 +16,7 @@ from secrets import token_bytes
 from typing import Any, Protocol
 
 from opwire.auth import Grant, RateLimit
-from opwire.call import MAX_MESSAGE, Address, CallEvent, encode_event
-from opwire.call.events import (
-    Announce,
-    Done,
-    GoAway,
-    Hello,
-    Pending,
-    Refusal,
-    Refused,
-    Session,
-    SessionEvent,
-    Withdraw,
-    encode_session,
-    refusal_error,
-)
+from opwire.call import MAX_MESSAGE, Address, CallEvent, encode_event, events
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.websocket.connection import WebSocketConnection
 from opwire.transports.websocket.routes import (
@@ -71,7 +57,7 @@ class Peer:
         self.identity = ANONYMOUS  # as JSON
         self.turn: asyncio.Future[None] | None = None  # to have its token checked
         self.expiry: asyncio.TimerHandle | None = None  # of its grant
-        self.changes: deque[Announce | Withdraw] = deque()  # undecided
+        self.changes: deque[events.Announce | events.Withdraw] = deque()  # undecided
         self.changing = 0  # operations in these
         self.notice: asyncio.TimerHandle | None = None  # that changes are pending
         self.strikes = 0  # invalid messages
@@ -94,10 +80,10 @@ class Peer:
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, size)
         self.connection.send(message, control=control)
 
-    def notify(self, event: CallEvent | SessionEvent, sender: Address = SERVER) -> None:
+    def notify(self, event: CallEvent | events.SessionEvent, sender: Address = SERVER) -> None:
         """Send an event without raising; an event of a call is sent on behalf of the call's other side."""
-        if isinstance(event, Session):
-            message = encode_session(event)
+        if isinstance(event, events.Session):
+            message = events.encode_session(event)
         else:
             message = encode_event(event)
             message = message if sender == SERVER else message[:-1] + relay_header(sender)
@@ -108,7 +94,7 @@ class Peer:
 
     def refuse(self, error: CallError, number: int = 0) -> None:
         """Refuse a session request; 0 is the number of the hello."""
-        self.notify(Refused(id=number, code=error.code.value, message=error.message))
+        self.notify(events.Refused(id=number, code=error.code.value, message=error.message))
 
     def stop_timers(self) -> None:
         """Cancel the timers of its grant and of its changes."""
@@ -189,18 +175,15 @@ class _TokenChecks:
         finally:
             self._left += 1
             while self._waiting and self._left:
-                self._wake()
-
-    def _wake(self) -> None:
-        key, turns = next(iter(self._waiting.items()))
-        turn = turns.pop()
-        if turns:
-            self._waiting.move_to_end(key)
-        else:
-            del self._waiting[key]
-        if not turn.done():
-            self._left -= 1
-            turn.set_result(None)
+                key, turns = next(iter(self._waiting.items()))
+                turn = turns.pop()
+                if turns:
+                    self._waiting.move_to_end(key)
+                else:
+                    del self._waiting[key]
+                if not turn.done():
+                    self._left -= 1
+                    turn.set_result(None)
 
 
 class Admission:
@@ -210,7 +193,7 @@ class Admission:
         self,
         policy: AdmissionPolicy | None,
         routes: Routes,
-        welcome: Callable[[Peer, Hello], None],
+        welcome: Callable[[Peer, events.Hello], None],
         make_room: Callable[[Peer], None],
     ) -> None:
         self._policy = policy
@@ -232,7 +215,7 @@ class Admission:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def enter(self, peer: Peer, hello: Hello) -> None:
+    def enter(self, peer: Peer, hello: events.Hello) -> None:
         """Admit a peer that has sent hello, or refuse it."""
         if self._policy is None:
             try:
@@ -244,7 +227,7 @@ class Admission:
         else:
             self._start(self._admit(peer, hello, self._policy))
 
-    async def _admit(self, peer: Peer, hello: Hello, policy: AdmissionPolicy) -> None:
+    async def _admit(self, peer: Peer, hello: events.Hello, policy: AdmissionPolicy) -> None:
         try:
             grant = await self._check(peer, hello.token, policy)
             if peer.connection.over:
@@ -261,8 +244,14 @@ class Admission:
             return
         self._welcome(peer, hello)
         if grant is not None and grant.expires is not None:
+
+            def expire() -> None:
+                reason = "the token has expired"
+                peer.notify(events.GoAway(reason=reason))
+                peer.connection.end(UNAUTHENTICATED, reason)
+
             left = max(0.0, grant.expires - time.time())
-            peer.expiry = asyncio.get_running_loop().call_later(left, self._expire, peer)
+            peer.expiry = asyncio.get_running_loop().call_later(left, expire)
 
     async def _check(self, peer: Peer, token: str | None, policy: AdmissionPolicy) -> Grant | None:
         """Return the grant of a token. Tokens that were valid before do not wait for unknown ones."""
@@ -282,11 +271,6 @@ class Admission:
         peer.refuse(error)
         codes = {ErrorCode.UNAUTHENTICATED: UNAUTHENTICATED, ErrorCode.RATE_LIMITED: TOO_MUCH}
         peer.connection.end(codes.get(error.code, FORBIDDEN), error.message)
-
-    def _expire(self, peer: Peer) -> None:
-        reason = "the token has expired"
-        peer.notify(GoAway(reason=reason))
-        peer.connection.end(UNAUTHENTICATED, reason)
 
     def leave(self, peer: Peer) -> None:
         """Remove a peer that has disconnected."""
@@ -311,9 +295,9 @@ class Admission:
         if self._policy is not None:
             self._policy.unserved(operation_id)
 
-    def change(self, peer: Peer, change: Announce | Withdraw) -> None:
+    def change(self, peer: Peer, change: events.Announce | events.Withdraw) -> None:
         """Decide about an announcement or withdrawal."""
-        if isinstance(change, Announce) and not change.operations:
+        if isinstance(change, events.Announce) and not change.operations:
             empty = CallError(ErrorCode.VALIDATION_ERROR, "session.announce names at least one operation")
             peer.refuse(empty, change.id)
             return
@@ -323,15 +307,15 @@ class Admission:
             peer.connection.end(TOO_MUCH, error.message)
             return
         if self._policy is None:
-            if isinstance(change, Withdraw):
+            if isinstance(change, events.Withdraw):
                 self._routes.withdraw(peer.address, change.operations)
             else:
                 self._routes.announce(peer.address, change.operations)
-            peer.notify(Done(id=change.id))
+            peer.notify(events.Done(id=change.id))
             return
         peer.changes.append(change)
         peer.changing += len(change.operations)
-        if isinstance(change, Announce):
+        if isinstance(change, events.Announce):
             self._announcing.update(change.operations)
         if len(peer.changes) == 1:  # else the earlier ones are being decided
             self._schedule_notice(peer)
@@ -346,17 +330,17 @@ class Admission:
     async def _decide(self, peer: Peer, policy: AdmissionPolicy) -> None:
         while peer.changes:
             change = peer.changes[0]
-            if isinstance(change, Announce):
+            if isinstance(change, events.Announce):
                 await self._announce(peer, policy, change)
             else:
                 self.withdraw(peer, change.operations)
-                peer.notify(Done(id=change.id))
+                peer.notify(events.Done(id=change.id))
             if peer.changes:  # else the peer has left
                 self._forget_change(peer)
         if peer.notice is not None:
             peer.notice.cancel()
 
-    async def _announce(self, peer: Peer, policy: AdmissionPolicy, change: Announce) -> None:
+    async def _announce(self, peer: Peer, policy: AdmissionPolicy, change: events.Announce) -> None:
         try:
             refused = await policy.announced(peer.address, peer.grant, change.operations)
         except Exception as error:
@@ -365,20 +349,20 @@ class Admission:
         if peer.connection.over:
             policy.lost(peer.address)  # it left during the decision
             return
-        refusals = [Refusal.of(each, error) for each, error in refused.items()]
+        refusals = [events.Refusal.of(each, error) for each, error in refused.items()]
         if refusals and not change.partial:
             policy.accepted(peer.address, [])
-            peer.refuse(refusal_error(refusals), change.id)
+            peer.refuse(events.refusal_error(refusals), change.id)
             return
         accepted = [each for each in dict.fromkeys(change.operations) if each not in refused]
         self._routes.announce(peer.address, accepted, policy.accepted(peer.address, accepted))
-        peer.notify(Done(id=change.id, refused=refusals))
+        peer.notify(events.Done(id=change.id, refused=refusals))
 
     def _forget_change(self, peer: Peer) -> None:
         """Remove the first change of a peer: it is decided, or the peer has left."""
         change = peer.changes.popleft()
         peer.changing -= len(change.operations)
-        if isinstance(change, Announce):
+        if isinstance(change, events.Announce):
             for each in change.operations:
                 self._announcing[each] -= 1
                 if not self._announcing[each]:
@@ -388,7 +372,7 @@ class Admission:
         """Send a peer the numbers of its pending changes once a second, so that it waits for them."""
 
         def notify() -> None:
-            peer.notify(Pending(ids=[change.id for change in islice(peer.changes, _MAX_PENDING_IDS)]))
+            peer.notify(events.Pending(ids=[change.id for change in islice(peer.changes, _MAX_PENDING_IDS)]))
             self._schedule_notice(peer)
 
         peer.notice = asyncio.get_running_loop().call_later(_PENDING_INTERVAL, notify)

@@ -16,24 +16,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.uri import WebSocketURI
 
-from opwire.call import Address, CallAborted, CallEvent, CallFailed, CallRequested, Receiver, encode_event
-from opwire.call.events import (
-    VERSION,
-    Announce,
-    Done,
-    GoAway,
-    Hello,
-    Here,
-    Left,
-    Pending,
-    Refusal,
-    Refused,
-    Session,
-    SessionEvent,
-    Welcome,
-    decode_message,
-    encode_session,
-)
+from opwire.call import Address, CallAborted, CallEvent, CallFailed, CallRequested, Receiver, encode_event, events
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
 from opwire.transports.websocket.routes import MARGIN, SERVER, RequestedHead, read_head, read_origin, relay_header
@@ -49,7 +32,7 @@ _NORMAL, _WRONG_PROTOCOL = 1000, 1002
 _MAX_SHOWN = 200  # characters of an error
 
 Dropped = Literal["malformed", "foreign"]
-_Response = SessionEvent | CallError
+_Response = events.SessionEvent | CallError
 
 
 class ClientSession:
@@ -124,8 +107,8 @@ class ClientSession:
         if self._core.state is not State.OPEN:
             return  # refused: the connection ends by itself, with the reason
         if self._core.subprotocol == SUBPROTOCOL:
-            hello = Hello(version=VERSION, max_message=self._max_received, token=self._token)
-            self._connection.send(encode_session(hello), control=True)
+            hello = events.Hello(version=events.VERSION, max_message=self._max_received, token=self._token)
+            self._connection.send(events.encode_session(hello), control=True)
         else:
             self._connection.end(_WRONG_PROTOCOL, f"it does not speak {SUBPROTOCOL}")
 
@@ -167,7 +150,7 @@ class ClientSession:
         # The server is named, too: otherwise a response could go to another caller with the same id.
         self._connection.send(message if to is None else message[:-1] + relay_header(to), control=control)
 
-    async def ask(self, kind: Callable[..., SessionEvent], **fields: Any) -> SessionEvent:
+    async def ask(self, kind: Callable[..., events.SessionEvent], **fields: Any) -> events.SessionEvent:
         """Send a session request of this kind, with these fields and a number, and return the response.
 
         Raises:
@@ -177,7 +160,7 @@ class ClientSession:
         number = next(self._numbers)
         request = self._requests[number] = asyncio.get_running_loop().create_future()
         try:
-            self._connection.send(encode_session(kind(id=number, **fields)), control=True)
+            self._connection.send(events.encode_session(kind(id=number, **fields)), control=True)
             async with asyncio.timeout(PATIENCE) as self._timeouts[number]:
                 response = await request
         except TimeoutError:
@@ -190,7 +173,7 @@ class ClientSession:
             raise response
         return response
 
-    async def announce(self, operation_ids: Sequence[str]) -> list[Refusal]:
+    async def announce(self, operation_ids: Sequence[str]) -> list[events.Refusal]:
         """Announce these operations; return those that the server refuses.
 
         All of them are sent at once, in as many messages as necessary, so that the server knows what will come.
@@ -212,19 +195,19 @@ class ClientSession:
             for task in tasks:
                 task.cancel()
 
-    async def _announce(self, operation_ids: list[str]) -> list[Refusal]:
+    async def _announce(self, operation_ids: list[str]) -> list[events.Refusal]:
         try:
-            done = await self.ask(Announce, operations=operation_ids, partial=True)
+            done = await self.ask(events.Announce, operations=operation_ids, partial=True)
         except CallError as error:
             if error.code not in (ErrorCode.ACCESS_DENIED, ErrorCode.VALIDATION_ERROR):
                 raise
-            return [Refusal.of(each, error) for each in operation_ids]  # of a server that accepts all or none
-        return done.refused if isinstance(done, Done) else []
+            return [events.Refusal.of(each, error) for each in operation_ids]  # of a server that accepts all or none
+        return done.refused if isinstance(done, events.Done) else []
 
     def _arrived(self, message: bytes) -> None:
         try:
-            event = decode_message(message, limit=self._max_received + MARGIN)
-            if isinstance(event, Session):
+            event = events.decode_message(message, limit=self._max_received + MARGIN)
+            if isinstance(event, events.Session):
                 self._session_event(event)
                 return
             sender, unmatched = read_origin(message)
@@ -238,28 +221,28 @@ class ClientSession:
             self._unanswered.discard(event.request_id)
         self._receiver.received(event, sender)
 
-    def _session_event(self, event: SessionEvent) -> None:
+    def _session_event(self, event: events.SessionEvent) -> None:
         match event:
-            case Welcome() if not self.welcome:
-                if event.version != VERSION:
-                    wrong = f"it speaks version {event.version} instead of {VERSION}"
+            case events.Welcome() if not self.welcome:
+                if event.version != events.VERSION:
+                    wrong = f"it speaks version {event.version} instead of {events.VERSION}"
                     self._connection.end(_WRONG_PROTOCOL, wrong)
                     return
                 self.welcome = True
                 self._max_sent = min(self._max_received, event.max_message)
                 self._connection.beat(self._heartbeat or event.heartbeat_ms / 1000)
                 self._resolve(_HELLO, event)
-            case Done() | Here():
+            case events.Done() | events.Here():
                 self._resolve(event.id, event)
-            case Pending():  # extend the timeout as long as the server is deciding
+            case events.Pending():  # extend the timeout as long as the server is deciding
                 until = asyncio.get_running_loop().time() + PATIENCE
                 for number in self._timeouts.keys() & self._requests.keys() & set(event.ids):
                     self._timeouts[number].reschedule(until)
-            case Refused():
+            case events.Refused():
                 self._resolve(event.id or _HELLO, event.error())
-            case GoAway():
+            case events.GoAway():
                 self.leaving = True
-            case Left(peer=str(peer)):
+            case events.Left(peer=str(peer)):
                 self._receiver.lost(peer, event.reason)
             case _:
                 self._dropped["malformed"] += 1
