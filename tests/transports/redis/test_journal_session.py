@@ -11,7 +11,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.redis import journal
 from opwire.transports.redis.connection import command, parse_url
-from opwire.transports.redis.journal import Session
+from opwire.transports.redis.journal import RedisSession
 from opwire.transports.redis.journal_scripts import PURGE
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
@@ -22,8 +22,8 @@ PING = command("PING")
 
 
 @asynccontextmanager
-async def session(url: str, **options: Any) -> AsyncIterator[Session]:
-    made = Session(parse_url(url), None, **options)
+async def session(url: str, **options: Any) -> AsyncIterator[RedisSession]:
+    made = RedisSession(parse_url(url), **options)
     try:
         yield made
     finally:

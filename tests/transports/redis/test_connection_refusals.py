@@ -12,8 +12,8 @@ from tests.requirements import requirement
     ("reply", "advice"),
     [
         ("NOAUTH Authentication required.", "put it into the URL"),
-        ("WRONGPASS invalid username-password pair or user is disabled.", "look at the URL"),
-        ("NOPERM this user has no permissions", "look at its ACL"),
+        ("WRONGPASS invalid username-password pair or user is disabled.", "check the URL"),
+        ("NOPERM this user has no permissions", "check its ACL"),
         ("LOADING Redis is loading the dataset in memory", "try again in a moment"),
         ("OOM command not allowed when used memory > 'maxmemory'.", "raise its maxmemory"),
         ("MISCONF Redis is configured to save RDB snapshots", "see its log"),

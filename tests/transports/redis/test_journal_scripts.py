@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from opwire.transports.redis import journal_scripts as scripts
-from opwire.transports.redis.journal_scripts import Names, Script
+from opwire.transports.redis.journal_scripts import JournalKeys, Script
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
 from tests.transports.redis.ends import ask, exhaust
 
-NAMES = Names("scripts")
+NAMES = JournalKeys("scripts")
 TASK, STREAM = NAMES.task("k"), NAMES.stream("shop.order")
 LATER, BURIED = NAMES.later("shop.order"), NAMES.buried("shop.order")
 SUSPECTS, HISTORY = NAMES.suspects("shop.order"), NAMES.history("shop.order")
@@ -64,7 +64,7 @@ def test_every_script_is_loaded() -> None:
 def test_names_under_different_prefixes_and_of_different_kinds_differ() -> None:
     kinds = [
         name
-        for names in (NAMES, Names("other"))
+        for names in (NAMES, JournalKeys("other"))
         for name in (names.task, names.stream, names.later, names.suspects, names.history, names.buried)
     ]
     assert len({kind("same") for kind in kinds}) == len(kinds)

@@ -11,9 +11,9 @@ from opwire.durable import Claim
 from opwire.errors import CallError
 from opwire.testing.harness import soon
 from opwire.transports.nats import journal_claims
-from opwire.transports.nats.jetstream_api import Log, Session, token
+from opwire.transports.nats.jetstream_api import JetStreamSession, TaskLog, token
 from opwire.transports.nats.journal import NatsJournal
-from opwire.transports.nats.journal_claims import _handed_out, _Page
+from opwire.transports.nats.journal_claims import _ConsumerPage, parse_ack
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
@@ -46,7 +46,7 @@ async def test_no_operation_waits_until_another_has_no_more_tasks(jetstream_serv
 async def test_what_an_end_has_no_room_for_is_given_to_others_soon_and_not_counted(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_claims, "_KEPT", 0.05)
+    monkeypatch.setattr(journal_claims, "_MAX_UNCLAIMED", 0.05)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as full, journal(jetstream_server, prefix) as other:
         await submit_to_each(full)
@@ -70,7 +70,7 @@ async def test_an_end_that_closes_gives_back_what_it_has_not_claimed(jetstream_s
         assert [claim.attempt for claim in rest] == [1] * len(rest) != []
 
 
-async def test_what_is_handed_out_while_nobody_claims_is_kept_for_the_next_claim(jetstream_server: NatsServer) -> None:
+async def test_what_isparse_ack_while_nobody_claims_is_kept_for_the_next_claim(jetstream_server: NatsServer) -> None:
     async with journal(jetstream_server) as made:
         await submit_to_each(made)
         first = await made.claim(OPERATIONS, lease=9, wait=1, limit=1)
@@ -83,7 +83,7 @@ async def test_what_is_handed_out_while_nobody_claims_is_kept_for_the_next_claim
 
 
 @requirement("durable.nats.lost-on-the-way")
-async def test_a_task_that_is_lost_on_the_way_to_an_end_is_handed_out_again(
+async def test_a_task_that_is_lost_on_the_way_to_an_end_isparse_ack_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_claims, "ACK_WAIT", 0.5)
@@ -148,7 +148,7 @@ async def test_what_somebody_else_has_put_among_the_tasks_is_removed(
             return await entries(made) == ["k task"]
 
         await until(removed)
-    assert caplog.text.count("is no task, and is removed") == 2
+    assert caplog.text.count("removed an invalid task") == 2
 
 
 @requirement("durable.nats.reconnects")
@@ -216,8 +216,8 @@ async def test_a_silent_consumer_is_given_up(jetstream_server: NatsServer, monke
 @pytest.mark.parametrize(
     "ack", ["$JS.ACK.s.c.3.17.9.1700000000000000000.0", "$JS.ACK._.hash.s.c.3.17.9.1700000000000000000.0.random"]
 )
-def test_how_often_a_task_was_handed_out_is_read_in_the_old_form_and_in_the_new(ack: str) -> None:
-    assert _handed_out(ack) == (3, 17)
+def test_how_often_a_task_wasparse_ack_is_read_in_the_old_form_and_in_the_new(ack: str) -> None:
+    assert parse_ack(ack) == (3, 17)
 
 
 async def test_what_cannot_be_counted_completely_is_not_counted(
@@ -225,12 +225,12 @@ async def test_what_cannot_be_counted_completely_is_not_counted(
 ) -> None:
     """In a cluster, a consumer without a leader is missing in the list."""
 
-    async def incomplete(*_: object, **__: object) -> _Page:
-        return _Page(total=1)
+    async def incomplete(*_: object, **__: object) -> _ConsumerPage:
+        return _ConsumerPage(total=1)
 
     async with journal(jetstream_server) as made:
-        monkeypatch.setattr(Session, "api", incomplete)
-        assert "has a leader" in await unavailable(made._claims.consumers.every())
+        monkeypatch.setattr(JetStreamSession, "api", incomplete)
+        assert "has a leader" in await unavailable(made._tasks.consumers.every())
 
 
 @requirement("durable.nats.room")
@@ -243,4 +243,4 @@ async def test_a_connection_that_breaks_while_tasks_are_given_back_is_no_error(
     async with journal(jetstream_server) as made:
         await submit_to_each(made)
         await made.claim(OPERATIONS, lease=60, wait=1, limit=1)
-        monkeypatch.setattr(Log, "hold", broken)
+        monkeypatch.setattr(TaskLog, "hold", broken)

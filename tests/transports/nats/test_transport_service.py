@@ -8,45 +8,31 @@ import pytest
 from nats.micro.service import ServiceInfo as TheirInfo
 from nats.micro.service import ServiceStats as TheirStats
 
-from opwire.transports.nats.transport import Endpoint, ServiceInfo, answer, subjects
+from opwire.call.description import Statistics
+from opwire.transports.nats.transport import Subjects, service_response, service_subjects
 from tests.requirements import requirement
+from tests.transports.nats.ends import description
 
-INFO = ServiceInfo(
-    name="shop",
-    id="7f",
-    version="1.2.3",
-    started=1_767_323_045_678,
-    description="Sells tea.",
-    endpoints=[
-        Endpoint(operation_id="shop.order/new", subject="opwire.call.shop.order%2Fnew"),
-        Endpoint(
-            operation_id="shop.list",
-            subject="opwire.call.shop.list",
-            requests=4,
-            errors=1,
-            last_error="no",
-            seconds=0.5,
-        ),
-    ],
-)
+SUBJECTS = Subjects("opwire")
+SHOP = description({"shop.order/new": Statistics(), "shop.list": Statistics(4, 1, "no", 0.5)})
 
 
 def told(subject: str) -> dict[str, Any]:
-    text = answer(subject, INFO)
+    text = service_response(subject, SHOP, SUBJECTS)
     assert text is not None
     return json.loads(text)
 
 
 @requirement("transport.nats.discovery")
 def test_a_ping_is_answered_with_who_is_there() -> None:
-    ping = {"type": "io.nats.micro.v1.ping_response", "name": "shop", "id": "7f", "version": "1.2.3", "metadata": {}}
+    ping: dict[str, Any] = {"type": "io.nats.micro.v1.ping_response", "name": "shop", "id": "7f", "version": "1.2.3"}
+    ping["metadata"] = {"status": "serving"}
     assert told("$SRV.PING") == told("$SRV.PING.shop") == told("$SRV.PING.shop.7f") == ping
 
 
 @requirement("transport.nats.discovery")
 def test_info_names_the_operations_in_the_form_that_nats_own_client_reads() -> None:
     info = TheirInfo.from_dict(told("$SRV.INFO"))
-    assert info.description == "Sells tea."
     assert [(each.name, each.subject, each.queue_group) for each in info.endpoints] == [
         ("shop_order_new", "opwire.call.shop.order%2Fnew", "q"),
         ("shop_list", "opwire.call.shop.list", "q"),
@@ -66,9 +52,9 @@ def test_stats_count_in_the_form_that_nats_own_client_reads() -> None:
 
 @pytest.mark.parametrize("subject", ["$SRV", "$SRV.SCHEMA", "other"])
 def test_other_questions_get_no_answer(subject: str) -> None:
-    assert answer(subject, INFO) is None
+    assert service_response(subject, SHOP, SUBJECTS) is None
 
 
 def test_questions_come_to_all_to_those_of_a_name_and_to_one() -> None:
-    assert subjects("shop", "7f")[:3] == ["$SRV.PING", "$SRV.PING.shop", "$SRV.PING.shop.7f"]
-    assert len(subjects("shop", "7f")) == 9
+    assert service_subjects(SHOP)[:3] == ["$SRV.PING", "$SRV.PING.shop", "$SRV.PING.shop.7f"]
+    assert len(service_subjects(SHOP)) == 9

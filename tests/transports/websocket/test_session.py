@@ -172,12 +172,12 @@ async def test_a_malformed_request_is_told_to_its_caller(ends: Ends) -> None:
 @requirement("transport.websocket.malformed")
 async def test_nonsense_from_the_server_is_counted_and_ends_nothing(ends: Ends) -> None:
     nonsense = ["x", "{}", '{"type":"session.welcome"}', '{"type":"session.who","id":1}', WELCOME]
-    strays = [{"type": "call.responded", "requestId": "r", "output": 1, "stray": True, "peer": "c9"}]
+    unmatched = [{"type": "call.responded", "requestId": "r", "output": 1, "unmatched": True, "peer": "c9"}]
     last = {"type": "call.credit", "requestId": "last", "n": 1}
-    async with foreign(saying(WELCOME, *nonsense, *strays, last)) as url:
+    async with foreign(saying(WELCOME, *nonsense, *unmatched, last)) as url:
         client = await ends.client(url)
         assert (await client.event()).request_id == "last"
-        assert client.transport.dropped == {"malformed": len(nonsense) + len(strays)}  # pyright: ignore
+        assert client.transport.dropped == {"malformed": len(nonsense) + len(unmatched)}  # pyright: ignore
         await client.transport.close()
 
 
@@ -214,7 +214,7 @@ async def test_an_answer_that_comes_before_the_request_is_not_taken_for_one(ends
 
 @requirement("transport.limit")
 async def test_the_limit_of_the_server_counts_where_it_is_lower(ends: Ends) -> None:
-    server, end = await ends.server("a.b", limit=2000)
+    server, end = await ends.server("a.b", max_message=2000)
     client = await ends.client(server.url)
     with pytest.raises(CallError) as failure:
         client.ask("a.b", input="x" * 2000)

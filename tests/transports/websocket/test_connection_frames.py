@@ -1,4 +1,4 @@
-"""Frames against the core of `websockets`, which reads what we write and writes what we read."""
+"""FrameCodec against the core of `websockets`, which reads what we write and writes what we read."""
 
 import logging
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from opwire.transports.websocket.connection import Core, Frames
+from opwire.transports.websocket.connection import Core, FrameCodec
 from tests.requirements import requirement
 
 LIMIT = 70_000
@@ -32,7 +32,7 @@ def frame(opcode: Opcode, data: bytes, *, fin: bool = True, mask: bool = True) -
     return Frame(opcode, data, fin).serialize(mask=mask)
 
 
-def close_code(frames: Frames) -> int:
+def close_code(frames: FrameCodec) -> int:
     """The code that the frames say goodbye with, as the core of the other side reads it."""
     reader = client()
     for data in frames.replies():
@@ -55,21 +55,21 @@ SIZES = (0, 1, 125, 126, 127, 65_535, 65_536, LIMIT)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_message_of_any_size_is_read_by_the_core_and_by_us(sender, receiver, size: int) -> None:
     message = b"x" * size
-    written = Frames(sender()).text(message)
+    written = FrameCodec(sender()).encode(message)
     core: Core = receiver()
     core.receive_data(written)
     (event,) = core.events_received()
     assert isinstance(event, Frame)
     assert (event.opcode, bytes(event.data), event.fin) == (Opcode.TEXT, message, True)
-    assert Frames(receiver()).feed(written) == [message]
+    assert FrameCodec(receiver()).feed(written) == [message]
 
 
 @requirement("transport.websocket.frames")
 @pytest.mark.parametrize(("sender", "receiver"), SIDES)
 @given(texts=st.lists(st.text(max_size=300), max_size=8), cuts=st.lists(st.integers(0, 10_000), max_size=12))
 def test_messages_arrive_however_the_bytes_are_cut(sender, receiver, texts: list[str], cuts: list[int]) -> None:
-    writer, reader = Frames(sender()), Frames(receiver())
-    data = b"".join(writer.text(text.encode()) for text in texts)
+    writer, reader = FrameCodec(sender()), FrameCodec(receiver())
+    data = b"".join(writer.encode(text.encode()) for text in texts)
     arrived = [message for chunk in chunks(data, cuts) for message in reader.feed(chunk)]
     assert arrived == [text.encode() for text in texts]
     assert reader.replies() == []
@@ -83,7 +83,7 @@ def test_fragments_are_joined_with_pings_between_them(parts: list[str], cuts: li
     for part in parts[1:-1]:
         data += frame(Opcode.PING, b"?") + frame(Opcode.CONT, part.encode(), fin=False)
     data += frame(Opcode.CONT, parts[-1].encode()) + frame(Opcode.TEXT, b"next")
-    frames = Frames(server())
+    frames = FrameCodec(server())
     arrived = [message for chunk in chunks(data, cuts) for message in frames.feed(chunk)]
     assert arrived == ["".join(parts).encode(), b"next"]
     assert frames.replies() == [frame(Opcode.PONG, b"?", mask=False)] * (len(parts) - 2)
@@ -91,14 +91,14 @@ def test_fragments_are_joined_with_pings_between_them(parts: list[str], cuts: li
 
 @requirement("transport.websocket.frames")
 def test_a_character_may_be_cut_by_fragments() -> None:
-    frames, euro = Frames(server()), "€".encode()
+    frames, euro = FrameCodec(server()), "€".encode()
     assert frames.feed(frame(Opcode.TEXT, euro[:1], fin=False)) == []
     assert frames.feed(frame(Opcode.CONT, euro[1:])) == [euro]
 
 
 @requirement("transport.websocket.frames")
 def test_empty_fragments_cost_nothing_and_end_nothing() -> None:
-    frames = Frames(server())
+    frames = FrameCodec(server())
     frames.feed(frame(Opcode.TEXT, b"", fin=False))
     for _ in range(1000):
         assert frames.feed(frame(Opcode.CONT, b"", fin=False)) == []
@@ -128,7 +128,7 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_breaks_the_rules_ends_the_connection_with_a_code(case: str) -> None:
     data, code = BROKEN[case]
-    frames = Frames(server())
+    frames = FrameCodec(server())
     assert frames.feed(frame(Opcode.TEXT, b"before") + data) == [b"before"]
     assert frames.over
     assert close_code(frames) == code
@@ -138,7 +138,7 @@ def test_what_breaks_the_rules_ends_the_connection_with_a_code(case: str) -> Non
 @requirement("transport.websocket.frames.refused")
 @pytest.mark.parametrize("data", [b"\x81\x81\x00\x00\x00\x00x", b"\x82\x01x"])
 def test_a_server_that_breaks_the_rules_is_left(data: bytes) -> None:
-    frames = Frames(client())
+    frames = FrameCodec(client())
     assert frames.feed(data) == []
     assert frames.over
     assert frames.replies() != []
@@ -147,7 +147,7 @@ def test_a_server_that_breaks_the_rules_is_left(data: bytes) -> None:
 @requirement("transport.websocket.frames.refused")
 @given(data=st.lists(st.binary(max_size=40) | st.sampled_from([case for case, _ in BROKEN.values()]), max_size=8))
 def test_no_bytes_are_too_strange(data: list[bytes]) -> None:
-    frames = Frames(server())
+    frames = FrameCodec(server())
     for chunk in data:
         for message in frames.feed(chunk):
             message.decode()
@@ -156,7 +156,7 @@ def test_no_bytes_are_too_strange(data: list[bytes]) -> None:
 
 @requirement("transport.websocket.frames")
 def test_a_goodbye_is_answered_and_its_reason_known() -> None:
-    frames = Frames(server())
+    frames = FrameCodec(server())
     other = client()
     other.send_close(4400, "enough")
     assert frames.feed(b"".join(other.data_to_send())) == []
@@ -169,7 +169,7 @@ def test_a_goodbye_is_answered_and_its_reason_known() -> None:
 
 @requirement("transport.websocket.frames")
 def test_a_reason_is_cut_to_what_a_frame_holds() -> None:
-    frames, other = Frames(server()), client()
+    frames, other = FrameCodec(server()), client()
     frames.close(4400, "€" * 100)
     for data in frames.replies():
         other.receive_data(data)
@@ -179,7 +179,7 @@ def test_a_reason_is_cut_to_what_a_frame_holds() -> None:
 
 @requirement("transport.websocket.frames")
 def test_nothing_is_said_after_a_goodbye() -> None:
-    frames = Frames(server())
+    frames = FrameCodec(server())
     frames.close(1000, "")
     assert len(frames.replies()) == 1
     frames.ping()
@@ -190,8 +190,8 @@ def test_nothing_is_said_after_a_goodbye() -> None:
 
 @requirement("transport.websocket.frames")
 def test_every_message_of_a_client_has_a_mask_of_its_own() -> None:
-    frames = Frames(client())
-    assert len({frames.text(b"the same") for _ in range(3000)}) == 3000
+    frames = FrameCodec(client())
+    assert len({frames.encode(b"the same") for _ in range(3000)}) == 3000
 
 
 @requirement("transport.websocket.frames")
@@ -200,11 +200,11 @@ def test_messages_may_follow_the_handshake_in_the_same_piece(cuts: list[int]) ->
     near, far = client(State.CONNECTING), server(State.CONNECTING)
     near.send_request(near.connect())
     data = b"".join(near.data_to_send()) + frame(Opcode.TEXT, b"one") + frame(Opcode.TEXT, b"two")
-    frames, arrived = Frames(far), []
+    frames, arrived = FrameCodec(far), []
     for chunk in chunks(data, cuts):
         rest = chunk
         if frames.connecting:
-            request, rest = frames.greeting(chunk)
+            request, rest = frames.handshake(chunk)
             if request is not None:
                 assert isinstance(request, Request)
                 far.send_response(far.accept(request))
@@ -215,10 +215,10 @@ def test_messages_may_follow_the_handshake_in_the_same_piece(cuts: list[int]) ->
 
 @requirement("transport.websocket.frames")
 def test_a_refusal_is_the_reason() -> None:
-    frames = Frames(near := client(State.CONNECTING))
+    frames = FrameCodec(near := client(State.CONNECTING))
     near.send_request(near.connect())
     frames.replies()
-    response, _ = frames.greeting(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno")
+    response, _ = frames.handshake(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno")
     assert isinstance(response, Response)
     assert frames.over
     assert "403" in frames.reason
@@ -227,8 +227,8 @@ def test_a_refusal_is_the_reason() -> None:
 @requirement("transport.websocket.frames")
 @pytest.mark.parametrize("noise", [b"\r\n" * 100, b"\x16\x03\x01\x02\x00\x01\n", b"GET / HTTP/0.9\r\n\r\n"])
 def test_what_is_no_handshake_ends_the_connection(noise: bytes) -> None:
-    frames = Frames(server(State.CONNECTING))
-    assert frames.greeting(noise) == (None, b"")
+    frames = FrameCodec(server(State.CONNECTING))
+    assert frames.handshake(noise) == (None, b"")
     assert frames.over
     assert "handshake" in frames.reason
 
@@ -237,9 +237,9 @@ def test_what_is_no_handshake_ends_the_connection(noise: bytes) -> None:
 def test_messages_and_headers_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     near = ClientProtocol(parse_uri("ws://ann:secret@127.0.0.1/?token=secret"), max_size=LIMIT)
-    frames = Frames(near)
+    frames = FrameCodec(near)
     near.send_request(near.connect())
     frames.replies()
-    frames = Frames(server())
+    frames = FrameCodec(server())
     frames.feed(frame(Opcode.TEXT, b"secret", fin=False))
     assert "secret" not in caplog.text

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.transports.redis.transport import Names, seal, unseal
+from opwire.transports.redis.transport import RedisNames, pack_message, unpack_message
 from tests.requirements import requirement
 
 addresses = st.from_regex(r"[A-Za-z0-9]{1,63}", fullmatch=True)
@@ -13,13 +13,13 @@ tokens = st.from_regex(r"[A-Za-z0-9]{0,64}", fullmatch=True)
 
 @given(addresses, tokens, st.binary())
 def test_what_was_sealed_is_unsealed_as_it_was(sender: str, token: str, message: bytes) -> None:
-    assert unseal(seal(sender.encode(), token, message)) == (sender, token, message)
+    assert unpack_message(pack_message(sender.encode(), token, message)) == (sender, token, message)
 
 
 @requirement("transport.redis.garbage")
 @given(st.binary())
 def test_anything_can_be_unsealed(published: bytes) -> None:
-    letter = unseal(published)
+    letter = unpack_message(published)
     assert letter is None or letter[0]
 
 
@@ -43,11 +43,11 @@ def test_anything_can_be_unsealed(published: bytes) -> None:
     ],
 )
 def test_what_is_not_ours_is_nothing(published: bytes) -> None:
-    assert unseal(published) is None
+    assert unpack_message(published) is None
 
 
 def test_an_end_and_an_operation_have_readable_names_under_the_prefix() -> None:
-    names = Names("opwire", 3)
+    names = RedisNames("opwire", 3)
     assert names.end("0a1b") == b"opwire:end:0a1b"
     assert names.serving("github.repos/get") == b"opwire:serving:github.repos/get"
     assert names.all == b"opwire:all:3"
@@ -57,6 +57,6 @@ def test_an_end_and_an_operation_have_readable_names_under_the_prefix() -> None:
 
 @given(st.text(st.characters()), st.text(st.characters()))
 def test_every_operation_has_a_key_of_its_own_even_one_without_utf8(one: str, other: str) -> None:
-    names = Names("opwire")
+    names = RedisNames("opwire")
     assert (names.serving(one) == names.serving(other)) is (one == other)
     assert names.serving("\ud800") != names.serving("?")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from opwire.call import LOCAL_IDENTITY, CallHandler, PendingRequestMap
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.registry import OperationRegistry
 from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, check_transport
 from opwire.testing.harness import soon
@@ -36,7 +36,7 @@ async def test_redis_keeps_the_promise(redis_server: RedisServer, promise: str) 
 @requirement("transport.contract", "transport.limit", "transport.redis")
 @pytest.mark.parametrize("promise", LIMIT_CONTRACT)
 async def test_redis_keeps_the_promise_about_its_limit(redis_server: RedisServer, promise: str) -> None:
-    await LIMIT_CONTRACT[promise](lambda: RedisTransport(redis_server.url, limit=200_000), 200_000)
+    await LIMIT_CONTRACT[promise](lambda: RedisTransport(redis_server.url, max_message=200_000), 200_000)
 
 
 @requirement("transport.contract", "transport.redis")
@@ -305,7 +305,7 @@ async def test_calls_by_way_of_a_demoted_primary_fail_with_what_is_wrong_and_wha
                 await asyncio.sleep(0.01)
 
         message = await soon("it is noticed", refused())
-        assert "is a read-only replica, perhaps a primary that was demoted: connect to its primary" in message
+        assert "is a read-only replica, perhaps a demoted primary: connect to its primary" in message
 
 
 @requirement("transport.redis.prefix")
@@ -322,7 +322,7 @@ async def test_prefixes_do_not_meet(redis_server: RedisServer) -> None:
 async def test_a_wrong_password_is_unavailable_and_leaves_nothing_behind(own_redis: Redis) -> None:
     server = own_redis(password="right")
     async with Leaks():
-        with pytest.raises(CallError, match="look at the URL") as caught:
+        with pytest.raises(CallError, match="check the URL") as caught:
             await calling(f"redis://:wrong@{HOST}:{server.port}").start()
         assert caught.value.code is ErrorCode.UNAVAILABLE
         assert "wrong" not in str(caught.value)
@@ -378,5 +378,5 @@ async def test_a_server_that_cannot_prove_who_it_is_is_refused(redis_server: Red
 
 
 def test_a_tls_context_for_a_url_without_tls_is_a_mistake() -> None:
-    with pytest.raises(CallError, match="rediss://"):
+    with pytest.raises(UsageError, match="rediss://"):
         RedisTransport("redis://localhost", ssl=ssl.create_default_context())

@@ -1,4 +1,4 @@
-"""The door of a server: a gate decides, takes its time, and may fail. The gate of a hub has its tests with the hub."""
+"""Admission to a server: a policy decides, takes its time, and may fail. Tests of the hub's policy are with the hub."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
@@ -16,7 +16,7 @@ from tests.transports.websocket.ends import Ends, Plain, until
 
 
 class Watched:
-    """A gate that lets everybody in, refuses some operations, and keeps what it was told. It may be held up."""
+    """A policy that lets everybody in, refuses some operations, and keeps what it was told. It may be held up."""
 
     def __init__(self, *refused: str) -> None:
         self.refused = set(refused)
@@ -59,9 +59,9 @@ class Watched:
             raise CallError(ErrorCode.UNAVAILABLE, "not yet")
 
 
-async def guarded(ends: Ends, gate: Watched) -> WebSocketServer:
+async def guarded(ends: Ends, policy: Watched) -> WebSocketServer:
     server = WebSocketServer()
-    server.gate = gate
+    server.admission = policy
     await ends.calls(server)
     return server
 
@@ -75,21 +75,21 @@ async def answers(plain: Plain, count: int) -> dict[int, str]:
 
 @requirement("transport.websocket.gate")
 async def test_announcements_and_withdrawals_are_decided_in_order(ends: Ends) -> None:
-    gate = Watched()
-    server = await guarded(ends, gate)
+    policy = Watched()
+    server = await guarded(ends, policy)
     plain = await ends.plain(server.url)
-    gate.go.clear()
+    policy.go.clear()
     await plain.say("session.announce", id=1, operations=["a.1"])
-    await soon("it is decided", gate.deciding.wait())
+    await soon("it is decided", policy.deciding.wait())
     await plain.say("session.announce", id=2, operations=["a.2"])
     await plain.say("session.announce", id=3, operations=["a.3"])
     await plain.say("session.withdraw", id=4, operations=["a.2"])
     await plain.say("session.announce", id=5, operations=["a.4"])
     await plain.say("session.who", id=9)
     assert await plain.hear() == {"type": "session.here", "id": 9, "peers": []}  # which waits for nobody
-    gate.go.set()
+    policy.go.set()
     assert await answers(plain, 5) == dict.fromkeys(range(1, 6), "done")
-    assert gate.told == [
+    assert policy.told == [
         ("announced", ["a.1"]),
         ("announced", ["a.2"]),
         ("announced", ["a.3"]),
@@ -100,16 +100,16 @@ async def test_announcements_and_withdrawals_are_decided_in_order(ends: Ends) ->
 
 @requirement("transport.websocket.gate")
 async def test_one_that_is_refused_does_not_take_others_with_it(ends: Ends) -> None:
-    gate = Watched("a.2")
-    server = await guarded(ends, gate)
+    policy = Watched("a.2")
+    server = await guarded(ends, policy)
     plain = await ends.plain(server.url)
-    gate.go.clear()
+    policy.go.clear()
     for number in range(1, 5):
         await plain.say("session.announce", id=number, operations=[f"a.{number}"])
-    await soon("it is decided", gate.deciding.wait())
+    await soon("it is decided", policy.deciding.wait())
     await plain.say("session.who", id=9)
     await plain.hear()
-    gate.go.set()
+    policy.go.set()
     assert await answers(plain, 4) == {1: "done", 2: "refused", 3: "done", 4: "done"}
     caller = await ends.client(server.url)
     for served in ("a.1", "a.3", "a.4"):
@@ -119,8 +119,8 @@ async def test_one_that_is_refused_does_not_take_others_with_it(ends: Ends) -> N
 
 @requirement("transport.websocket.gate")
 async def test_an_announcement_is_taken_whole_or_not_at_all_unless_it_is_partial(ends: Ends) -> None:
-    gate = Watched("a.2")
-    server = await guarded(ends, gate)
+    policy = Watched("a.2")
+    server = await guarded(ends, policy)
     plain = await ends.plain(server.url)
     await plain.say("session.announce", id=1, operations=["a.1", "a.2"])
     refused = await plain.hear()
@@ -138,13 +138,13 @@ async def test_an_announcement_is_taken_whole_or_not_at_all_unless_it_is_partial
 
 @requirement("transport.websocket.gate")
 async def test_an_announcement_of_nothing_is_invalid(ends: Ends) -> None:
-    gate = Watched()
-    server = await guarded(ends, gate)
+    policy = Watched()
+    server = await guarded(ends, policy)
     plain = await ends.plain(server.url)
     await plain.say("session.announce", id=1, operations=[])
     refused = await plain.hear()
     assert (refused["type"], refused["id"], refused["code"]) == ("session.refused", 1, "VALIDATION_ERROR")
-    assert gate.told == []
+    assert policy.told == []
 
 
 @requirement("transport.websocket.gate")
@@ -152,17 +152,17 @@ async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "PATIENCE", 0.15)
-    monkeypatch.setattr(admission, "_REMIND", 0.02)
-    gate = Watched()
-    server = await guarded(ends, gate)
+    monkeypatch.setattr(admission, "_PENDING_INTERVAL", 0.02)
+    policy = Watched()
+    server = await guarded(ends, policy)
     client = await ends.client(server.url)
-    gate.go.clear()
+    policy.go.clear()
     announcing = asyncio.create_task(client.transport.announce(["a.1"]))
-    await soon("it is decided", gate.deciding.wait())
+    await soon("it is decided", policy.deciding.wait())
     for _ in range(4):
         await asyncio.sleep(0.1)
     assert not announcing.done()
-    gate.go.set()
+    policy.go.set()
     await soon("it is served", announcing)
 
 
@@ -171,23 +171,23 @@ async def test_a_client_begins_again_if_its_announcement_is_not_confirmed(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "PATIENCE", 0.05)
-    gate = Watched()
-    server = await guarded(ends, gate)
+    policy = Watched()
+    server = await guarded(ends, policy)
     client = await ends.client(server.url)
-    gate.go.clear()
+    policy.go.clear()
     with pytest.raises(CallError) as failure:
         await client.transport.announce(["a.1"])
     assert failure.value.code is ErrorCode.UNAVAILABLE
-    gate.go.set()
+    policy.go.set()
     await until("it is announced again", lambda: server._routes.servers() != [])
 
 
 @requirement("transport.websocket.gate")
 async def test_an_operation_that_is_being_announced_is_unavailable_and_not_unknown(ends: Ends) -> None:
-    gate = Watched()
-    server = await guarded(ends, gate)
+    policy = Watched()
+    server = await guarded(ends, policy)
     plain, caller = await ends.plain(server.url), await ends.plain(server.url)
-    gate.go.clear()
+    policy.go.clear()
     await plain.say("session.announce", id=1, operations=["a.1"])
     await plain.say("session.announce", id=2, operations=["a.2"])
     await plain.say("session.who", id=9)
@@ -199,7 +199,7 @@ async def test_an_operation_that_is_being_announced_is_unavailable_and_not_unkno
         assert "being announced" in told["message"]
     plain.connection.transport.abort()
     await until("it has left", lambda: len(server.peers) == 1)
-    assert not server._door._announcing
+    assert not server._admission._announcing
 
 
 @requirement("transport.websocket.gate")
@@ -236,12 +236,12 @@ async def test_what_is_refused_is_raised_and_forgotten_and_the_others_are_served
 
 @requirement("transport.websocket.gate")
 async def test_thousands_of_operations_are_announced_in_messages_that_fit(ends: Ends) -> None:
-    gate = Watched("n.700")
-    server = await guarded(ends, gate)
+    policy = Watched("n.700")
+    server = await guarded(ends, policy)
     client = await ends.client(server.url)
     with pytest.raises(CallError):
         await client.transport.announce([f"n.{number}" for number in range(1_200)])
-    assert [len(operations) for _, operations in gate.told[:3]] == [500, 500, 200]
+    assert [len(operations) for _, operations in policy.told[:3]] == [500, 500, 200]
     assert len(server._routes.operations(server.peers[0])) == 1_199
 
 
@@ -249,10 +249,10 @@ async def test_thousands_of_operations_are_announced_in_messages_that_fit(ends: 
 async def test_an_operation_that_is_refused_after_a_loss_does_not_keep_the_others_away(
     ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = Watched()
-    server = await guarded(ends, gate)
+    policy = Watched()
+    server = await guarded(ends, policy)
     await ends.client(server.url, "a.1", "a.2")
-    gate.refused.add("a.2")
+    policy.refused.add("a.2")
     (peer,) = server._connected
     peer.connection.link.abort("for a test")
     await until("it is back", lambda: bool(server.peers) and server.peers != [peer.address])
@@ -284,56 +284,56 @@ async def test_a_gate_that_fails_is_not_shown(ends: Ends, caplog: pytest.LogCapt
 
 @requirement("transport.websocket.gate")
 async def test_one_that_leaves_before_it_is_welcome_was_never_there(ends: Ends) -> None:
-    gate = Watched()
-    server = await guarded(ends, gate)
-    gate.go.clear()
+    policy = Watched()
+    server = await guarded(ends, policy)
+    policy.go.clear()
     plain = await ends.plain(server.url, hello=False)
     await plain.say("session.hello", version=1)
-    await soon("it is decided", gate.asked.wait())
+    await soon("it is decided", policy.asked.wait())
     plain.connection.transport.abort()
     other = await ends.plain(server.url, hello=False)
-    gate.go.set()
+    policy.go.set()
     await other.say("session.hello", version=1)
     await other.hear()
     assert len(server.peers) == 1
-    assert gate.told == []
+    assert policy.told == []
 
 
 @requirement("transport.websocket.gate")
 async def test_one_that_leaves_while_its_announcement_is_decided_serves_nothing(ends: Ends) -> None:
-    gate = Watched()
-    server = await guarded(ends, gate)
+    policy = Watched()
+    server = await guarded(ends, policy)
     plain = await ends.plain(server.url)
-    gate.go.clear()
+    policy.go.clear()
     await plain.say("session.announce", id=1, operations=["a.b"])
-    await soon("it is decided", gate.deciding.wait())
+    await soon("it is decided", policy.deciding.wait())
     plain.connection.transport.abort()
     await until("the loss is noticed", lambda: not server.peers)
-    gate.go.set()
-    await until("the gate is told of it after its decision", lambda: gate.told.count(("lost", [])) == 2)
+    policy.go.set()
+    await until("the policy is told of it after its decision", lambda: policy.told.count(("lost", [])) == 2)
     assert await server.servers() == []
 
 
 @requirement("transport.websocket.gate")
 async def test_one_that_is_about_to_leave_withdraws_everything(ends: Ends) -> None:
-    gate = Watched()
-    server = await guarded(ends, gate)
+    policy = Watched()
+    server = await guarded(ends, policy)
     plain = await ends.plain(server.url)
     await plain.say("session.announce", id=1, operations=["a.1", "a.2"])
     await plain.hear()
     await plain.say("session.goaway")
-    await until("that is told", lambda: ("withdrawn", ["a.1", "a.2"]) in gate.told)
+    await until("that is told", lambda: ("withdrawn", ["a.1", "a.2"]) in policy.told)
     assert await server.servers() == []
 
 
 @requirement("transport.websocket.gate")
 async def test_a_server_closes_while_its_gate_decides(ends: Ends) -> None:
-    gate = Watched()
-    server = await guarded(ends, gate)
+    policy = Watched()
+    server = await guarded(ends, policy)
     plain = await ends.plain(server.url)
-    gate.go.clear()
+    policy.go.clear()
     await plain.say("session.announce", id=1, operations=["a.b"])
-    await soon("it is decided", gate.deciding.wait())
+    await soon("it is decided", policy.deciding.wait())
     await soon("it closes", server.close())
 
 

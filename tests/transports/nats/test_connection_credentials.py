@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats.connection import Credentials, sign
+from opwire.errors import CallError, ErrorCode, MissingExtraError
+from opwire.transports.nats.connection import NatsCredentials, sign
 from tests.requirements import requirement
 from tests.transports.nats.keys import ACCOUNT, USER, Nkey
 
 
 def test_the_fields_of_connect_are_those_that_were_given() -> None:
-    assert Credentials().fields("nonce") == {}
-    assert Credentials("ann", "s3cret").fields("nonce") == {"user": "ann", "pass": "s3cret"}
-    assert Credentials("ann").fields("nonce") == {"user": "ann", "pass": ""}
-    assert Credentials(token="t0ken").fields("nonce") == {"auth_token": "t0ken"}
+    assert NatsCredentials().fields("nonce") == {}
+    assert NatsCredentials("ann", "s3cret").fields("nonce") == {"user": "ann", "pass": "s3cret"}
+    assert NatsCredentials("ann").fields("nonce") == {"user": "ann", "pass": ""}
+    assert NatsCredentials(token="t0ken").fields("nonce") == {"auth_token": "t0ken"}
 
 
 @requirement("transport.nats.secrets")
 def test_credentials_do_not_show_what_is_secret() -> None:
-    shown = repr(Credentials("ann", "s3cret", "t0ken", "file.creds"))
+    shown = repr(NatsCredentials("ann", "s3cret", "t0ken", "file.creds"))
     assert "ann" in shown
     assert "s3cret" not in shown
     assert "t0ken" not in shown
@@ -42,7 +42,7 @@ def test_a_file_is_read_again_for_each_connection(tmp_path: Path) -> None:
     file, keys = tmp_path / "user.nk", [Nkey(USER), Nkey(USER)]
     for key in keys:
         file.write_text(f"{key.seed}\n")
-        assert Credentials(file=file).fields("nonce")["nkey"] == key.public
+        assert NatsCredentials(file=file).fields("nonce")["nkey"] == key.public
 
 
 @requirement("transport.nats.secrets")
@@ -64,7 +64,7 @@ def test_a_file_without_usable_credentials_is_refused_and_its_content_not_shown(
     file, text = tmp_path / "user.creds", make()
     file.write_text(text)
     with pytest.raises(CallError, match=complaint) as failure:
-        Credentials(file=file).fields("nonce")
+        NatsCredentials(file=file).fields("nonce")
     assert failure.value.code is ErrorCode.UNAVAILABLE
     assert str(file) in failure.value.message
     assert not text or text not in failure.value.message
@@ -72,10 +72,10 @@ def test_a_file_without_usable_credentials_is_refused_and_its_content_not_shown(
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(CallError, match=r"no-such\.creds cannot be read"):
-        Credentials(file=tmp_path / "no-such.creds").fields("nonce")
+        NatsCredentials(file=tmp_path / "no-such.creds").fields("nonce")
 
 
 def test_without_the_package_that_signs_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
-    with pytest.raises(CallError, match=r"pip install 'opwire\[nats\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'opwire\[nats\]'"):
         sign(Nkey(USER).seed, "nonce")

@@ -8,8 +8,8 @@ from secrets import token_hex
 import pytest
 
 from opwire.durable import Claim
-from opwire.transports.nats.jetstream_api import Body, Log, token
-from opwire.transports.nats.journal_claims import Claims, Receipt
+from opwire.transports.nats.jetstream_api import EntryBody, TaskLog, token
+from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamReceipt
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
@@ -18,9 +18,9 @@ from tests.transports.nats.journals import ORDER, begun, claimed, entries, journ
 
 
 def test_a_receipt_survives_being_written_down() -> None:
-    receipt = Receipt(17, "end/3", "$JS.ACK.a.b.1.2.3.4.5")
+    receipt = JetStreamReceipt(17, "end/3", "$JS.ACK.a.b.1.2.3.4.5")
     claim = Claim(task=task(), attempt=1, lease=9, receipt="17 end/3 $JS.ACK.a.b.1.2.3.4.5")
-    assert Receipt.of(claim) == receipt
+    assert JetStreamReceipt.of(claim) == receipt
 
 
 @requirement("durable.nats.log")
@@ -55,8 +55,8 @@ async def test_a_renewed_lease_is_respected_even_if_jetstream_was_not_told_to_wa
     async with journal(jetstream_server, prefix) as made, journal(jetstream_server, prefix) as other:
         claim = await begun(made, task(), lease=1)
         with monkeypatch.context() as cut_off:
-            cut_off.setattr(Claims, "_put_off", lambda *_: None)
-            await asyncio.sleep(0.6)
+            cut_off.setattr(JetStreamClaims, "_delay", lambda *_: None)
+            await asyncio.sleep(0.6)  # most of the lease: JetStream delivers again before the renewed one expires
             began = time.monotonic()
             assert await made.renew(claim)
         again = await claimed(other)
@@ -94,7 +94,7 @@ async def test_what_jetstream_has_forgotten_is_known_to_the_log(
     async with journal(jetstream_server, prefix) as made:
         done, held, released = [await begun(made, task(key), lease=60) for key in ("done", "held", "released")]
         with monkeypatch.context() as crashing:
-            crashing.setattr(Claims, "done", lambda *_: None)
+            crashing.setattr(JetStreamClaims, "done", lambda *_: None)
             await made.record(done, outcome(done))
         assert await made.renew(held)
         await made.release(released, 60)
@@ -110,7 +110,7 @@ async def test_a_lease_whose_renewal_was_not_confirmed_is_still_ours(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is written a second time, after an entry of our own that we do not know of."""
-    add, failures = Log.add, iter([True])
+    add, failures = TaskLog.add, iter([True])
 
     async def lose_the_answer(*args: object, **options: object) -> int | None:
         written = await add(*args, **options)  # pyright: ignore[reportArgumentType]
@@ -118,7 +118,7 @@ async def test_a_lease_whose_renewal_was_not_confirmed_is_still_ours(
 
     async with journal(jetstream_server) as made:
         claim = await begun(made, task())
-        monkeypatch.setattr(Log, "add", lose_the_answer)
+        monkeypatch.setattr(TaskLog, "add", lose_the_answer)
         assert await made.renew(claim)
         assert await made.renew(claim)
 
@@ -126,20 +126,20 @@ async def test_a_lease_whose_renewal_was_not_confirmed_is_still_ours(
 async def test_of_those_who_are_given_a_task_again_the_first_has_it(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    since = Log.since
+    since = TaskLog.since
 
     async with journal(jetstream_server) as made:
-        claim = await begun(made, task(), lease=0.2)
+        claim = await begun(made, task(), lease=0.1)
 
-        async def slow(log: Log, key: str) -> object:
+        async def slow(log: TaskLog, key: str) -> object:
             """Look, and come back when somebody has written an entry."""
             seen = await since(log, key)
-            monkeypatch.setattr(Log, "since", since)
+            monkeypatch.setattr(TaskLog, "since", since)
             assert await made.renew(claim)
             return seen
 
-        await asyncio.sleep(0.2)
-        monkeypatch.setattr(Log, "since", slow)
+        await asyncio.sleep(0.1)  # the lease expires
+        monkeypatch.setattr(TaskLog, "since", slow)
         assert await made.claim([ORDER], lease=9, wait=0.1) == []
         assert (await claimed(made)).attempt == 2
 
@@ -160,8 +160,10 @@ async def test_a_lease_of_another_program_that_is_no_time_keeps_nobody_from_the_
 ) -> None:
     async with journal(jetstream_server) as made:
         claim = await begun(made, task(), lease=0.3)
-        body = Body(fingerprint="f", birth=Receipt.of(claim).birth, holder="stranger", attempt=1, lease=lease)
-        assert await made._log.hold("lease", claim.task, body, Receipt.of(claim).birth)
+        body = EntryBody(
+            fingerprint="f", birth=JetStreamReceipt.of(claim).birth, holder="stranger", attempt=1, lease=lease
+        )
+        assert await made._log.hold("lease", claim.task, body, JetStreamReceipt.of(claim).birth)
         again = await claimed(made)
         assert (again.attempt, again.losses, again.suspect) == (2, 1, True)
 

@@ -6,13 +6,13 @@ import hiredis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.transports.redis.transport import Names, Presence
+from opwire.transports.redis.transport import Presence, RedisNames
 
 names = st.lists(st.text(max_size=3), max_size=8)
 
 
 def presence(*operations: str, heartbeat: float = 1.0) -> Presence:
-    here = Presence(Names("opwire"), heartbeat)
+    here = Presence(RedisNames("opwire"), heartbeat)
     here.begin("me")
     here.add(operations)
     return here
