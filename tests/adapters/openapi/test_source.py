@@ -10,7 +10,7 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.adapters.openapi import OpenAPISource, from_openapi
-from opwire.adapters.openapi.document import Report
+from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType
 from tests.adapters.openapi.documents import answers, document, json_body, parameter
@@ -99,7 +99,7 @@ async def test_what_cannot_be_loaded_leaves_no_connection(server: EchoServer) ->
 def test_the_report_says_what_was_left_out() -> None:
     api = from_openapi(PETS)
     assert len(api) == 4
-    assert [(each.method, each.path) for each in api.report.skipped] == [("GET", "/bad")]
+    assert [(each.kind, each.name) for each in api.report.skipped] == [("GET", "/bad")]
     assert "there is no 'nowhere'" in api.report.skipped[0].reason
 
 

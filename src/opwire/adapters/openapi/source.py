@@ -22,20 +22,12 @@ from aiohttp import ClientResponse, hdrs
 
 from opwire.adapters.openapi.bodies import prepare_files
 from opwire.adapters.openapi.call import handler_of, stream_of, token_fetcher
-from opwire.adapters.openapi.document import (
-    Document,
-    Documents,
-    Report,
-    joined,
-    read_text,
-    references_in,
-    text_of,
-    version_of,
-)
+from opwire.adapters.openapi.document import Document, Documents, joined, read_text, references_in, text_of, version_of
 from opwire.adapters.openapi.http_client import REDIRECTS, ClientOptions, HTTPClient, redirected
 from opwire.adapters.openapi.reading import ReadOperation, ReadOptions, read_operations
 from opwire.adapters.openapi.request import HTTPRequest
 from opwire.adapters.openapi.security import Credentials, GivenCredentials
+from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.operation import NormalizeMode, Operation, OperationType, SourceChange
 
