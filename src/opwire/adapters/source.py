@@ -19,11 +19,13 @@ class AdapterSource(ABC):
         async with source:  # or `await source`, then `await source.close()`
             registry.follow(source)
 
-    A subclass iterates over its operations. It overrides `open` and `close` if it holds resources, `report` and
-    `failures` if parts of it can be unusable, and calls `notify` when its operations change.
+    A subclass iterates over its operations, overrides `open` and `close` if it holds resources, and calls `notify` when
+    its operations change.
     """
 
     def __init__(self) -> None:
+        self._report = Report()
+        self._failures: dict[str, OpwireError] = {}
         self._listeners: list[Callable[[SourceChange], None]] = []
 
     @abstractmethod
@@ -32,13 +34,13 @@ class AdapterSource(ABC):
 
     @property
     def report(self) -> Report:
-        """The skipped items and warnings, empty by default."""
-        return Report()
+        """The skipped items and warnings."""
+        return self._report
 
     @property
     def failures(self) -> Mapping[str, OpwireError]:
         """The errors of parts that could not be opened, by name: of single servers of an `mcpServers` file."""
-        return {}
+        return self._failures
 
     def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
         """Call the listener after every change; the returned function removes it."""
