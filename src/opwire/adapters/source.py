@@ -25,7 +25,6 @@ class AdapterSource(ABC):
 
     def __init__(self) -> None:
         self._report = Report()
-        self._failures: dict[str, OpwireError] = {}
         self._listeners: list[Callable[[SourceChange], None]] = []
 
     @abstractmethod
@@ -40,7 +39,7 @@ class AdapterSource(ABC):
     @property
     def failures(self) -> Mapping[str, OpwireError]:
         """The errors of parts that could not be opened, by name: of single servers of an `mcpServers` file."""
-        return self._failures
+        return {}
 
     def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
         """Call the listener after every change; the returned function removes it."""

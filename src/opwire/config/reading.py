@@ -36,13 +36,13 @@ _INVALID: Any = object()  # replaces a value that was rejected
 _TYPE = re.compile(r"\b(?:object|str|int|float|bool)\b")
 _TOML_TYPES = {"object": "table", "str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _MAX_SHOWN = 30  # characters of an unknown word
-_MAX_LISTED = 5  # keys that are listed if there is no close one
+_MAX_LISTED = 5  # keys that are listed if none is close
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
 def find_config(start: Path | str = ".") -> Path | None:
-    """Return the nearest `opwire.toml`, in this folder or one above it; None if there is none."""
+    """Return the nearest `opwire.toml`, in this folder or one above it, or None."""
     folder = Path(start).absolute()
     return next((path for each in (folder, *folder.parents) if (path := each / NAME).is_file()), None)
 

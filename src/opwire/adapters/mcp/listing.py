@@ -250,14 +250,7 @@ def read_prompt(prompt: Mapping[str, Any], session: MCPSession, namespace: str, 
     )
 
     async def get(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        params: dict[str, Any] = {"name": name, "arguments": input or {}}
-        result = await session.request(
-            "prompts/get",
-            params,
-            deadline=context.deadline,
-            on_progress=context.on_progress,
-            metadata=context.metadata,
-        )
+        result = await session.call("prompts/get", {"name": name, "arguments": input or {}}, context)
         blocks: list[Any] = []  # one per message, or in newer revisions several
         for message in map(as_dict, as_list(result.get("messages"))):
             content: Any = message.get("content")
@@ -292,13 +285,7 @@ def _read_operation(session: MCPSession, namespace: str) -> Operation:
     )
 
     async def read(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await session.request(
-            "resources/read",
-            {"uri": input["uri"]},
-            deadline=context.deadline,
-            on_progress=context.on_progress,
-            metadata=context.metadata,
-        )
+        result = await session.call("resources/read", {"uri": input["uri"]}, context)
         contents = result.get("contents")
         if not isinstance(contents, list):
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{spec.id}: the result has no list of contents")

@@ -109,7 +109,7 @@ async def negotiate(peer: Outbound, callbacks: Callbacks, *, discover: bool, pat
 
     Raises:
         MCPError: the server rejected the handshake, or is gone.
-        CallError: PROTOCOL_ERROR, there is no common revision, or the response is invalid.
+        CallError: PROTOCOL_ERROR, without a common revision, or for an invalid response.
     """
     if not discover:
         return await _initialize(peer, callbacks)

@@ -212,7 +212,7 @@ _READ_AHEAD = 256 * 1024  # buffered bytes of whole lines: short lines take a mu
 _SLICE = 0.01  # seconds of reading until other tasks run: a server can always have one more line ready
 _EXIT_GRACE = 0.2  # seconds between the end of the output and the exit of the process, in either order
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-_POLL = 0.02  # seconds between two checks of a process group, whose end is not signalled
+_POLL = 0.02  # seconds between two checks of a process group: its end is not signalled
 
 
 @asynccontextmanager

@@ -172,15 +172,20 @@ def read_server(entry: Mapping[str, Any] | str, *, at: str = "server") -> MCPSer
     """
     try:
         given = msgspec.convert({"url": entry} if isinstance(entry, str) else entry, _ServerEntry)
-        if given.kind == "stdio":
-            return StdioServer(
-                command=_expand(given.command, "command") or _reject("command is missing"),
-                args=tuple(_expand(arg, f"args[{n}]") for n, arg in enumerate(given.args)),
-                env={name: _expand(value, f"env.{name}") for name, value in (given.env or {}).items()} or None,
-                cwd=None if given.cwd is None else _expand(given.cwd, "cwd") or _reject("cwd is empty"),
-            )
-        headers = {name: _expand(value, f"headers.{name}") for name, value in (given.headers or {}).items()}
-        return HTTPServer(_expand(given.url, "url") or _reject("url is missing"), headers, given.kind)
+        command, url = _expand(given.command, "command"), _expand(given.url, "url")
+        if not (command if given.kind == "stdio" else url):
+            raise UsageError(f"{'command' if given.kind == 'stdio' else 'url'} is missing")
+        if given.cwd == "":
+            raise UsageError("cwd is empty")
+        if given.kind != "stdio":
+            headers = {name: _expand(value, f"headers.{name}") for name, value in (given.headers or {}).items()}
+            return HTTPServer(url, headers, given.kind)
+        return StdioServer(
+            command=command,
+            args=tuple(_expand(arg, f"args[{n}]") for n, arg in enumerate(given.args)),
+            env={name: _expand(value, f"env.{name}") for name, value in (given.env or {}).items()} or None,
+            cwd=None if given.cwd is None else _expand(given.cwd, "cwd"),
+        )
     except (UsageError, msgspec.ValidationError) as error:
         raise UsageError(f"{at}: {error}") from error
 
@@ -193,10 +198,6 @@ def _expand(value: str | float, key: str) -> str:
         return os.environ.get(name, default)
 
     return _PLACEHOLDER.sub(replacement, str(value))
-
-
-def _reject(problem: str) -> str:
-    raise UsageError(problem)
 
 
 class _Question(Struct):
@@ -232,7 +233,7 @@ class Callbacks(Struct, frozen=True, kw_only=True):
         """Return the result of a request of the server.
 
         Raises:
-            MCPError: there is no callback, or it failed. The server gets this error.
+            MCPError: the callback is missing, or failed. The server gets this error.
         """
         if method == "ping":
             return {}

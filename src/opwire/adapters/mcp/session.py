@@ -18,7 +18,7 @@ from opwire.adapters.mcp.negotiation import MCPServerInfo
 from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Progress, trace_of
+from opwire.operation import Context, Progress, trace_of
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -74,7 +74,7 @@ class MCPSession:
         """The server's self-description at the last connect."""
 
     async def start(self) -> MCPServerInfo:
-        """Connect now, if there is no connection.
+        """Connect now, if not connected.
 
         Raises:
             CallError: UNAVAILABLE, TIMEOUT, or PROTOCOL_ERROR.
@@ -106,6 +106,16 @@ class MCPSession:
         self._failures = 0
         return result
 
+    async def call(self, method: str, params: dict[str, Any], context: Context) -> dict[str, Any]:
+        """Return the raw result of a request with the deadline, progress callback and trace of a call's context.
+
+        Raises:
+            CallError: as `request`.
+        """
+        return await self.request(
+            method, params, deadline=context.deadline, on_progress=context.on_progress, metadata=context.metadata
+        )
+
     def remember_tools(self, tools: Iterable[Any]) -> dict[str, str]:
         """Store the listed tools: from 2026-07-28 on, some of their arguments are sent as headers too.
 
@@ -118,7 +128,7 @@ class MCPSession:
         """Pass `notifications/resources/updated` of a resource to `on_notification`, also after a reconnect.
 
         Raises:
-            CallError: the server does not support this, or there is no connection.
+            CallError: the server does not support this, or is unreachable.
         """
         await self._connected(None)
         self._watched[uri] += 1
@@ -228,8 +238,16 @@ class MCPSession:
             raise
         self._connection, self.info = new, new.info
         new.remember_tools(self._tools)
+
+        async def watch_again() -> None:
+            for uri in tuple(self._watched):
+                try:
+                    await new.watch(uri, time.monotonic() + self._connect_timeout)
+                except (CallError, SessionLostError) as error:
+                    logger.warning("a resource is not watched any more: %s", error)
+
         if self._watched:
-            self._run_in_background(self._watch_again(new))
+            self._run_in_background(watch_again())
         try:
             self._on_connected()
         except Exception:
@@ -247,13 +265,6 @@ class MCPSession:
         if self._failures > 1:
             pause = back_off(self._failures - 1, first=_PAUSE, longest=_LONGEST_PAUSE)
             self._pause_ends = time.monotonic() + pause
-
-    async def _watch_again(self, connection: MCPConnection) -> None:
-        for uri in tuple(self._watched):
-            try:
-                await connection.watch(uri, time.monotonic() + self._connect_timeout)
-            except (CallError, SessionLostError) as error:
-                logger.warning("a resource is not watched any more: %s", error)
 
     def _leave(self, connection: MCPConnection) -> None:
         """Close a connection in the background: a process may take its time to exit, and only `close` waits for it."""

@@ -122,6 +122,7 @@ class MCPSource(AdapterSource):
         self._servers = {name: ServerOperations(*each, self.notify) for name, each in servers.items()}
         self._required = required
         self._is_open = False
+        self._failures: dict[str, CallError] = {}
 
     def __repr__(self) -> str:
         state = f"{sum(1 for _ in self)} operations" if self._is_open else "not connected"
@@ -144,6 +145,11 @@ class MCPSource(AdapterSource):
         for each in self._servers.values():
             merged.add(each.listing.report)
         return merged
+
+    @property
+    def failures(self) -> dict[str, CallError]:
+        """The errors of servers that could not be connected, by name."""
+        return self._failures
 
     @property
     def servers(self) -> dict[str, MCPServerInfo]:

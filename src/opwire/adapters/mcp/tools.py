@@ -102,7 +102,10 @@ class ToolReader:
             (False, False) if declared is None else (declared.wraps_input, declared.wraps_output)
         )
         origin = declared if self._options.trust_annotations else None
-        type = self._type(tool, origin)
+        read_only = self._options.trust_annotations and as_dict(tool.get("annotations")).get("readOnlyHint") is True
+        type = OperationType.QUERY if read_only else OperationType.MUTATION
+        if origin is not None:
+            type = origin.type
         output_path = _ITEM if type is OperationType.SUBSCRIPTION else _RESULT if wraps_output else ()
         try:
             spec = OperationSpec(
@@ -119,12 +122,6 @@ class ToolReader:
             skip(self._report, "tool", self._namespace, name, str(error))
             return None
         return _operation(self._session, name, spec, wraps_input=wraps_input)
-
-    def _type(self, tool: Mapping[str, Any], origin: Origin | None) -> OperationType:
-        if origin is not None:
-            return origin.type
-        read_only = as_dict(tool.get("annotations")).get("readOnlyHint") is True
-        return OperationType.QUERY if self._options.trust_annotations and read_only else OperationType.MUTATION
 
     def _origin_fields(self, name: str, origin: Origin | None) -> dict[str, Any]:
         """Return the fields that a trusted opwire defines; `tool_timeout` overrides its timeout, except of streams."""
@@ -205,14 +202,7 @@ def _operation(session: MCPSession, tool: str, spec: OperationSpec, *, wraps_inp
         return {"name": tool, "arguments": cast("dict[str, Any]", arguments)}
 
     async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await session.request(
-            "tools/call",
-            params(input),
-            deadline=context.deadline,
-            on_progress=context.on_progress,
-            metadata=context.metadata,
-        )
-        return result_envelope(result, spec.id, declared=declared)
+        return result_envelope(await session.call("tools/call", params(input), context), spec.id, declared=declared)
 
     def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         return stream_items(session, params(input), context, spec.id)
