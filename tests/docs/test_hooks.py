@@ -7,10 +7,11 @@ import pytest
 
 import opwire
 import opwire.errors
-from opwire import ERROR_TABLE, RESPONSE_ENVELOPE_SCHEMA
+from opwire import ERROR_TABLE
 from opwire.call import CALL_EVENT_SCHEMAS
 from opwire.cli.exit_codes import OF_ERROR_CODE
 from opwire.config import TEMPLATE
+from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
 from tests.docs.places import OWN_PAGES, hooks, text_of
 from tests.requirements import requirement
 
