@@ -1,4 +1,4 @@
-"""A configuration that runs, and changes while it does."""
+"""A configuration with its sources."""
 
 import asyncio
 import json
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from opwire import CallError
-from opwire.config import Loaded, Removed, load_config, open_config
+from opwire.config import SourceLoaded, open_config
 from opwire.config.runtime import LoadEvent, OpenedConfig
 from opwire.errors import ConfigError
-from tests.config.stages import DOCUMENT, TINY, project, shop, write
+from tests.config.projects import DOCUMENT, TINY, project, shop
 from tests.requirements import requirement
 
 TWO = '[sources.shop]\npython = "shop:registry"\n[sources.pets]\nopenapi = "pets.yaml"\n'
@@ -35,10 +35,8 @@ async def test_all_sources_are_in_one_registry_in_the_order_of_the_file_until_it
         assert [opened.source_of(id) for id in ids(opened)] == ["shop", "pets", "tiny"]
         assert opened.source_of("no.such") is None
         assert opened.files == {tmp_path / name for name in ("opwire.toml", "shop.py", "pets.yaml")}
-        assert sorted(event.source for event in events if isinstance(event, Loaded)) == ["pets", "shop", "tiny"]
+        assert sorted(event.source for event in events if isinstance(event, SourceLoaded)) == ["pets", "shop", "tiny"]
     assert ids(opened) == []
-    with pytest.raises(ConfigError, match="was closed"):
-        await opened.reload(config)
     await opened.close()
 
 
@@ -51,12 +49,7 @@ async def test_a_source_that_fails_is_reported_and_the_others_are_there(
     async with open_config(config) as opened:
         assert await price(opened) == 3
         assert repr(opened) == "<OpenedConfig of 1 sources, 1 failed: 1 operations>"
-        assert str(opened.failures["pets"]) == (
-            "sources.pets.base_url asks for the environment variable OPWIRE_NO, which is not set"
-        )
-        monkeypatch.setenv("OPWIRE_NO", "http://127.0.0.1:1")
-        change = await opened.reload(config)  # what had failed is tried again
-        assert (change.loaded, change.failures, opened.failures) == (("pets",), {}, {})
+        assert str(opened.failures["pets"]) == ("sources.pets.base_url: the environment variable OPWIRE_NO is not set")
 
 
 async def test_a_source_that_is_late_is_given_up_at_once_and_has_cleaned_up_when_it_is_closed(tmp_path: Path) -> None:
@@ -88,10 +81,8 @@ async def test_an_operation_whose_id_is_taken_is_left_out_with_a_note(tmp_path: 
     async with open_config(config) as opened:
         assert await price(opened) == 1
         assert opened.source_of("shop.price") == "a"
-        assert opened.notes_of("b") == ["shop.price is left out: another source has that id"]
+        assert opened.notes_of("b") == ["skipped shop.price: another source has this id"]
         assert opened.notes_of("no such source") == []
-        await opened.reload(project(tmp_path, toml.replace('"shop"', '"shop"\nenabled = false')))
-        assert (await price(opened), opened.notes_of("b")) == (2, [])
 
 
 async def test_what_a_document_could_not_give_is_in_the_notes(tmp_path: Path) -> None:
@@ -106,83 +97,6 @@ async def test_one_server_of_a_file_that_fails_is_reported_by_its_name(tmp_path:
     config = project(tmp_path, '[sources.all]\nmcp_servers = "s.json"', s_json=json.dumps(servers))
     async with open_config(config) as opened:
         assert (ids(opened), set(opened.failures)) == (["tiny.where"], {"all.absent"})
-
-
-@requirement("config.reload")
-async def test_only_what_is_different_is_closed_and_opened(tmp_path: Path) -> None:
-    tiny = f"[sources.tiny]\n{TINY}"
-    config = project(tmp_path, f"{TWO}{tiny}", shop_py=shop(1), pets_yaml=DOCUMENT)
-    events: list[LoadEvent] = []
-    async with open_config(config, on_event=events.append) as opened:
-        registry, process = opened.registry, await _process(opened, "tiny")
-        events.clear()
-        toml = (
-            f'[sources.tiny]\n{TINY}\n[sources.more]\n{TINY}\n[sources.pets]\nopenapi = "pets.yaml"\nexclude = ["*"]\n'
-        )
-        change = await opened.reload(project(tmp_path, toml))
-        assert (set(change.loaded), change.removed, change.restart) == ({"more", "pets"}, ("shop",), ())
-        assert ids(opened) == ["tiny.where", "more.where"]
-        assert (opened.registry, await _process(opened, "tiny")) == (registry, process)
-        assert Removed("shop") in events
-
-
-@requirement("config.reload")
-async def test_a_changed_module_is_imported_anew_with_all_that_it_imports(tmp_path: Path) -> None:
-    uses = shop(0).replace("return 0", "return prices.TEA").replace("from opwire", "import prices\nfrom opwire")
-    config = project(tmp_path, '[sources.shop]\npython = "shop"', shop_py=uses, prices_py="TEA = 1")
-    async with open_config(config) as opened:
-        assert await price(opened) == 1
-        write(tmp_path, prices_py="TEA = 2")
-        change = await opened.reload(config, touched={tmp_path / "prices.py"})
-        assert (change.loaded, await price(opened)) == (("shop",), 2)
-
-
-@requirement("config.broken-reload")
-async def test_a_source_that_fails_when_it_is_loaded_anew_runs_on_as_it_was(tmp_path: Path) -> None:
-    config = project(tmp_path, TWO, shop_py=shop(1), pets_yaml=DOCUMENT)
-    async with open_config(config) as opened:
-        write(tmp_path, shop_py="def", pets_yaml="{")
-        change = await opened.reload(config, touched={tmp_path / "shop.py", tmp_path / "pets.yaml"})
-        assert (change.loaded, set(change.failures)) == ((), {"shop", "pets"})
-        assert (ids(opened), await price(opened)) == (["shop.price", "pets.list_pets"], 1)
-        assert set(opened.failures) == {"shop", "pets"}
-        write(tmp_path, shop_py=shop(2))
-        change = await opened.reload(config, touched={tmp_path / "shop.py"})
-        assert (change.loaded, set(opened.failures), await price(opened)) == (("shop",), {"pets"}, 2)
-
-
-async def test_a_source_that_had_failed_and_is_gone_is_no_failure_any_more(tmp_path: Path) -> None:
-    async with open_config(project(tmp_path, '[sources.a]\npython = "absent"')) as opened:
-        change = await opened.reload(project(tmp_path, ""))
-        assert (change.removed, opened.failures) == (("a",), {})
-
-
-async def test_settings_that_need_a_restart_are_named(tmp_path: Path) -> None:
-    async with open_config(project(tmp_path, "")) as opened:
-        change = await opened.reload(project(tmp_path, "[limits]\nburst = 2\n[hub]\n"))
-        assert change.restart == ("hub", "limits")
-        assert opened.config == load_config(tmp_path / "opwire.toml")
-
-
-async def test_calls_go_on_while_a_source_is_exchanged(tmp_path: Path) -> None:
-    config = project(tmp_path, '[sources.shop]\npython = "shop"', shop_py=shop(1))
-    async with open_config(config) as opened:
-        ended = asyncio.Event()
-        answers: list[int] = []
-
-        async def call() -> None:
-            while not ended.is_set():
-                answers.append(await price(opened))
-                await asyncio.sleep(0)
-
-        calling = asyncio.create_task(call())
-        for number in (2, 3):
-            write(tmp_path, shop_py=shop(number))
-            await opened.reload(config, touched={tmp_path / "shop.py"})
-        ended.set()
-        await calling
-        assert set(answers) >= {1, 2}
-        assert await price(opened) == 3
 
 
 async def test_tools_that_a_server_adds_later_are_followed(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import from_mcp
-from opwire.adapters.mcp import source as catalogue
-from opwire.adapters.mcp.source import Catalogue, Options
+from opwire.adapters.mcp import source as following_source
+from opwire.adapters.mcp.servers import MCPOptions
+from opwire.adapters.mcp.source import ServerOperations
 from opwire.errors import CallError
 from opwire.registry import OperationRegistry
-from tests.adapters.mcp.stages import Changes, Stage, following, tool
+from tests.adapters.mcp.listed_server import Changes, Stage, following, tool
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
@@ -58,7 +59,7 @@ async def test_many_changes_at_once_are_read_once(tmp_path: Path) -> None:
 async def test_a_server_that_tells_of_a_change_whenever_it_is_asked_is_asked_less_and_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "SETTLE", 0.01)
+    monkeypatch.setattr(following_source, "SETTLE", 0.01)
     started = time.monotonic()
     async with following(Stage(tmp_path, tools=[PLAY], page=100, restless=True)) as registry, asyncio.timeout(5):
         while [each["method"] for each in await play(registry, result="received")].count("tools/list") < 7:
@@ -144,12 +145,12 @@ async def test_what_was_found_before_is_logged_only_once(tmp_path: Path, caplog:
         stage.set(tools=[PLAY, tool("a\tb"), tool("c\td"), tool("new")])
         await play(registry, notify=[CHANGED])
         await changes.next()
-        assert [each.name for each in source.report.skipped] == ["a\tb", "c\td"]
-    assert caplog.text.count("is left out") == 2
+        assert [each.name for each in source.report.skipped] == ["misbehaving.'a\\tb'", "misbehaving.'c\\td'"]
+    assert caplog.text.count("skipped tool") == 2
 
 
 async def test_a_server_that_cannot_be_read_is_closed_again(tmp_path: Path) -> None:
     stage = Stage(tmp_path, errors={"tools/list": {"code": -32603, "message": "out of order"}})
     async with Leaks():
         with pytest.raises(CallError, match="out of order"):
-            await Catalogue(stage.server, Options(), lambda change: None).open()
+            await ServerOperations(stage.server, MCPOptions(), lambda change: None).open()

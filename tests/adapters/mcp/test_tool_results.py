@@ -13,14 +13,14 @@ from msgspec import UNSET
 from opwire.adapters.mcp.tools import (
     MAX_BLOCKS,
     blocks_envelope,
-    decoded,
+    decode_bytes,
     read_blocks,
     result_envelope,
     structured_envelope,
 )
 from opwire.errors import CallError, ErrorCode
 from opwire.tool_envelope import encode_blocks
-from tests.adapters.mcp.stages import mcp_meta
+from tests.adapters.mcp.listed_server import mcp_meta
 from tests.requirements import requirement
 
 TEXT = {"type": "text", "text": "three"}
@@ -167,7 +167,7 @@ def test_what_does_not_fit_what_is_said_of_it_stays_as_it_is(origin: Any, struct
 @requirement("mcp.in.result-origin")
 @pytest.mark.parametrize("value", ["not base64!", 3, None, {"a": 1}])
 def test_data_that_is_said_to_be_base64_and_is_not_is_kept(value: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert decoded(value, "base64", "ns.tool") == value
+    assert decode_bytes(value, "base64", "ns.tool") == value
     assert "base64" in caplog.text
 
 
@@ -255,13 +255,13 @@ def test_every_json_object_is_a_readable_result(result: dict[str, Any], declared
 
 def test_a_structured_result_is_its_own_data_and_its_meta_stays_apart() -> None:
     result = {"messages": [], "description": "d", "_meta": {"a": 1}, "resultType": "complete"}
-    envelope = structured_envelope(result, [], "ns.prompts/p")
+    envelope = structured_envelope(result, "ns.prompts/p")
     assert envelope.data == {"messages": [], "description": "d"}
     assert mcp_meta(envelope)._meta == {"a": 1}
 
 
 def test_a_result_of_blocks_has_no_structured_content() -> None:
-    envelope = blocks_envelope({}, read_blocks([TEXT], "ns.resources/read"), "ns.resources/read")
+    envelope = blocks_envelope({}, "ns.resources/read", read_blocks([TEXT], "ns.resources/read"))
     assert envelope.data == [TEXT]
     assert mcp_meta(envelope).structured_content is UNSET
 

@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp.listing import Offer, OfferReader, Offers
-from opwire.adapters.mcp.report import Skipped
-from opwire.adapters.mcp.session import ResourceUpdates, Session
-from opwire.adapters.mcp.tools import Reading
+from opwire.adapters.mcp.listing import Listing, ListingReader
+from opwire.adapters.mcp.servers import MCPOptions
+from opwire.adapters.mcp.session import MCPSession, ResourceUpdates
+from opwire.adapters.report import Skipped
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Operation, OperationSpec
 from opwire.schema import UNKNOWN
-from tests.adapters.mcp.stages import MODERN, Stage, tool
+from tests.adapters.mcp.listed_server import MODERN, Stage, tool
 from tests.requirements import requirement
 
 
-async def read(stage: Stage, *, timeout: float = 5.0, prompts: bool = True) -> Offers:
-    session = Session(stage.server)
-    reader = OfferReader(session, Reading(namespace="ns"), ResourceUpdates(), resources=True, prompts=prompts)
+async def read(stage: Stage, *, timeout: float = 5.0, prompts: bool = True) -> Listing:
+    session = MCPSession(stage.server)
+    reader = ListingReader(session, MCPOptions(namespace="ns", prompts=prompts), "ns", ResourceUpdates())
     try:
         await session.start()
         return await reader.read(timeout)
@@ -40,30 +40,37 @@ async def test_one_bad_tool_costs_nobody_else(tmp_path: Path) -> None:
         tool("bad output", outputSchema={"type": "nonsense"}),
         {"name": "bare", "description": 3, "title": [], "annotations": "none", "_meta": "none"},
     ]
-    offers = await read(Stage(tmp_path, tools=tools))
-    assert list(offers.by_id) == ["ns.good", "ns.no input", "ns.bad output", "ns.bare"]
-    assert [each.name for each in offers.report.skipped] == ["42", "tab\tin it", "", "None", "['a', 'list']", "good"]
-    assert offers.report.skipped[-1] == Skipped("ns", "good", "there already is a ns.good")
-    assert [each.split(":")[1].strip() for each in offers.report.warnings] == ["no input", "bad output", "bare"]
-    assert offers.by_id["ns.good"].operation.spec.description == ""
-    assert offers.by_id["ns.bad output"].operation.spec.output_schema is UNKNOWN
+    listing = await read(Stage(tmp_path, tools=tools))
+    assert list(listing.by_id) == ["ns.good", "ns.no input", "ns.bad output", "ns.bare"]
+    assert [each.name for each in listing.report.skipped] == [
+        "tools/list.42",
+        "ns.'tab\\tin it'",
+        "ns.",
+        "ns.None",
+        "ns.['a', 'list']",
+        "ns.good",
+    ]
+    assert listing.report.skipped[-1] == Skipped("operation", "ns.good", "the id is a duplicate")
+    assert [each.split(":")[0] for each in listing.report.warnings] == ["ns.no input", "ns.bad output", "ns.bare"]
+    assert listing.by_id["ns.good"].operation.spec.description == ""
+    assert listing.by_id["ns.bad output"].operation.spec.output_schema is UNKNOWN
 
 
 @requirement("mcp.in.one-bad-tool")
 async def test_a_tool_keeps_its_name_where_another_operation_would_have_it(tmp_path: Path) -> None:
-    offers = await read(Stage(tmp_path, tools=[tool("resources/read")], capabilities={"resources": {}}))
-    assert [id for id in offers.by_id if id.endswith("read")] == ["ns.resources/read"]
-    assert offers.by_id["ns.resources/read"].definition == tool("resources/read")
-    assert [each.name for each in offers.report.skipped] == ["resources/read"]
+    listing = await read(Stage(tmp_path, tools=[tool("resources/read")], capabilities={"resources": {}}))
+    assert [id for id in listing.by_id if id.endswith("read")] == ["ns.resources/read"]
+    assert listing.by_id["ns.resources/read"].definition == tool("resources/read")
+    assert [each.name for each in listing.report.skipped] == ["ns.resources/read"]
 
 
 @requirement("mcp.in.capabilities")
 @pytest.mark.parametrize("code", [-32601, -32602, -32603])
 async def test_a_server_without_tools_has_none_and_nothing_is_said_of_it(tmp_path: Path, code: int) -> None:
     errors = {"tools/list": {"code": code, "message": "what?"}}
-    offers = await read(Stage(tmp_path, capabilities={"prompts": {}}, prompts=[{"name": "p"}], errors=errors))
-    assert list(offers.by_id) == ["ns.prompts/list", "ns.prompts/p"]
-    assert offers.report.warnings == ()
+    listing = await read(Stage(tmp_path, capabilities={"prompts": {}}, prompts=[{"name": "p"}], errors=errors))
+    assert list(listing.by_id) == ["ns.prompts/list", "ns.prompts/p"]
+    assert listing.report.warnings == []
 
 
 @requirement("mcp.in.capabilities")
@@ -73,9 +80,9 @@ async def test_tools_that_are_not_announced_are_found_and_those_that_are_not_the
     stage = Stage(tmp_path, capabilities={}, tools=[tool("quiet")])
     assert list((await read(stage)).by_id) == ["ns.quiet"]
     (tmp_path / "other").mkdir()
-    offers = await read(Stage(tmp_path / "other", capabilities={"tools": {}, "prompts": {}}))
-    assert list(offers.by_id) == ["ns.prompts/list"]
-    assert [each.split(":")[1].strip() for each in offers.report.warnings] == ["tools/list", "prompts/list"]
+    listing = await read(Stage(tmp_path / "other", capabilities={"tools": {}, "prompts": {}}))
+    assert list(listing.by_id) == ["ns.prompts/list"]
+    assert [each.split(":")[0] for each in listing.report.warnings] == ["tools/list", "prompts/list"]
 
 
 @requirement("mcp.in.capabilities")
@@ -95,9 +102,9 @@ async def test_prompts_are_left_out_where_they_are_not_wanted(tmp_path: Path) ->
 async def test_a_tool_that_the_protocol_tells_clients_to_leave_out_is_left_out(tmp_path: Path) -> None:
     asks_twice = {"type": "object", "properties": {key: {"type": "string", "x-mcp-header": "H"} for key in "ab"}}
     tools = [tool("a"), tool("twice", inputSchema=asks_twice)]
-    offers = await read(Stage(tmp_path, tools=tools, answers=MODERN))
-    assert list(offers.by_id) == ["ns.a"]
-    assert [each.name for each in offers.report.skipped] == ["twice"]
+    listing = await read(Stage(tmp_path, tools=tools, answers=MODERN))
+    assert list(listing.by_id) == ["ns.a"]
+    assert [each.name for each in listing.report.skipped] == ["ns.twice"]
 
 
 @requirement("mcp.in.every-page")
@@ -107,13 +114,15 @@ async def test_a_list_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
     assert why.value.code is ErrorCode.TIMEOUT
 
 
-def offers(**definitions: Any) -> Offers:
-    operations = {id: Operation(OperationSpec(namespace="ns", name=id)) for id in definitions}
-    return Offers({id: Offer(operations[id], definition) for id, definition in definitions.items()})
+def listing_of(**definitions: Any) -> Listing:
+    listing = Listing()
+    for name, definition in definitions.items():
+        listing.put(Operation(OperationSpec(namespace="ns", name=name)), definition)
+    return listing
 
 
 @requirement("mcp.in.list-changed")
 def test_what_is_new_or_different_has_changed() -> None:
-    before = offers(same={"a": [1]}, other={"a": 1}, gone={})
-    changed = offers(same={"a": [1]}, other={"a": 2}, new={}).changed_since(before)
+    before = listing_of(same={"a": [1]}, other={"a": 1}, gone={})
+    changed = listing_of(same={"a": [1]}, other={"a": 2}, new={}).changed_since(before)
     assert [each.spec.name for each in changed] == ["other", "new"]

@@ -12,7 +12,7 @@ from opwire.adapters.mcp import tools
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType
 from opwire.registry import OperationRegistry
-from tests.adapters.mcp.stages import Stage, answer, following, mcp_meta, opwire_tool, tool
+from tests.adapters.mcp.listed_server import Stage, answer, following, mcp_meta, opwire_tool, tool
 from tests.requirements import requirement
 
 ITEMS = {
@@ -90,7 +90,7 @@ async def test_each_item_comes_once_and_in_order_whatever_came_as_progress(tmp_p
 async def test_items_that_find_no_room_are_taken_from_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools, "MAX_WAITING", 2)
+    monkeypatch.setattr(tools, "MAX_BUFFERED", 2)
     numbers = list(range(50))
     script = {"progress": [item(n, n) for n in numbers], "result": result(*numbers)}
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
@@ -156,7 +156,7 @@ async def test_a_connection_that_is_lost_ends_the_subscription_with_an_error(tmp
 async def test_items_that_do_not_fit_into_the_buffer_are_taken_from_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(tools, "MAX_BUFFERED_BYTES", 100)
     texts = [f"{n}" * 60 for n in range(10)]
     script = {"progress": [item(n, text) for n, text in enumerate(texts)], "result": result(*texts)}
     async with following(Stage(tmp_path, tools=STAGE), trust_annotations=True) as registry:
@@ -165,19 +165,19 @@ async def test_items_that_do_not_fit_into_the_buffer_are_taken_from_the_result(
 
 @requirement("mcp.in.limits")
 async def test_waiting_items_are_bounded_in_number_and_in_bytes() -> None:
-    waiting = tools._Waiting()
-    for n in range(tools.MAX_WAITING + 10):
-        waiting.put(tools._Item(n))
+    waiting = tools.ItemBuffer()
+    for n in range(tools.MAX_BUFFERED + 10):
+        waiting.put(tools.StreamItem(n))
     waiting.end()
-    assert [await waiting.get() for _ in range(tools.MAX_WAITING)][-1] == tools._Item(tools.MAX_WAITING - 1)
+    assert [await waiting.get() for _ in range(tools.MAX_BUFFERED)][-1] == tools.StreamItem(tools.MAX_BUFFERED - 1)
     assert await waiting.get() is None
-    large = tools._Item(0, "x" * tools.MAX_WAITING_BYTES)
+    large = tools.StreamItem(0, "x" * tools.MAX_BUFFERED_BYTES)
     waiting.put(large)
     waiting.put(large)
     assert await waiting.get() is large
-    waiting.put(tools._Item(1))
+    waiting.put(tools.StreamItem(1))
     waiting.end()
-    assert await waiting.get() == tools._Item(1)
+    assert await waiting.get() == tools.StreamItem(1)
     assert await waiting.get() is None
 
 

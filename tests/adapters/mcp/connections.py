@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from opwire.adapters.mcp.servers import HTTPServer, MCPServer, StdioServer
-from opwire.adapters.mcp.session import Session
+from opwire.adapters.mcp.session import MCPSession
 from tests.servers.leaks import Leaks
 from tests.servers.processes import ROOT
 
@@ -25,17 +25,17 @@ def rogue(*habits: str, **options: Any) -> StdioServer:
 
 
 @asynccontextmanager
-async def connected(server: MCPServer, **options: Any) -> AsyncIterator[Session]:
+async def connected(server: MCPServer, **options: Any) -> AsyncIterator[MCPSession]:
     """A session, and the promise that it leaves no task, process or file behind."""
     async with Leaks():
-        session = Session(server, **options)
+        session = MCPSession(server, **options)
         try:
             yield session
         finally:
             await session.close()
 
 
-async def call(session: Session, tool: str, within: float | None = PATIENCE, **arguments: Any) -> dict[str, Any]:
+async def call(session: MCPSession, tool: str, within: float | None = PATIENCE, **arguments: Any) -> dict[str, Any]:
     """Call a tool. `deadline` as an argument of the tool is not needed by any of them."""
     deadline = None if within is None else time.monotonic() + within
     return await session.request("tools/call", {"name": tool, "arguments": arguments}, deadline=deadline)

@@ -15,7 +15,7 @@ async def test_a_watcher_is_told_of_its_resource_and_of_what_lies_under_it() -> 
     told = ResourceUpdates()
     with told.of("file:///a") as watcher:
         for uri in ("file:///b", "file:///ab", "file:///a", "file:///a/x"):
-            told.tell({"uri": uri})
+            told.publish({"uri": uri})
         assert [await watcher.next(), await watcher.next()] == ["file:///a", "file:///a/x"]
 
 
@@ -24,21 +24,21 @@ async def test_updates_that_nobody_took_yet_are_told_once() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
         for _ in range(3):
-            told.tell({"uri": "a:"})
+            told.publish({"uri": "a:"})
         assert await watcher.next() == "a:"
         waiting = asyncio.ensure_future(watcher.next())
         await asyncio.sleep(0)
         assert not waiting.done()
-        told.tell({"uri": "a:"})
+        told.publish({"uri": "a:"})
         assert await waiting == "a:"
 
 
 async def test_a_notification_without_a_uri_tells_nobody_anything() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
-        told.tell({"uri": 3})
-        told.tell({})
-        told.tell({"uri": "a:"})
+        told.publish({"uri": 3})
+        told.publish({})
+        told.publish({"uri": "a:"})
         assert await watcher.next() == "a:"
 
 
@@ -54,24 +54,24 @@ async def test_a_watcher_that_has_left_is_not_told() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
         pass
-    told.tell({"uri": "a:"})
+    told.publish({"uri": "a:"})
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(watcher.next(), 0.01)
 
 
 @requirement("mcp.in.watch")
 async def test_a_watcher_that_does_not_keep_up_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_WAITING", 3)
+    monkeypatch.setattr(session, "MAX_PENDING", 3)
     told = ResourceUpdates()
     with told.of("a:") as watcher:
         for n in (0, 1, 2, 2, 1):
-            told.tell({"uri": f"a:/{n}"})
+            told.publish({"uri": f"a:/{n}"})
         assert await watcher.next() == "a:/0"
         for n in (3, 4):
-            told.tell({"uri": f"a:/{n}"})
+            told.publish({"uri": f"a:/{n}"})
         with pytest.raises(CallError) as why:
             await watcher.next()
-        told.tell({"uri": "a:"})
+        told.publish({"uri": "a:"})
         told.close()
         with pytest.raises(CallError) as still:
             await watcher.next()
@@ -94,6 +94,6 @@ async def test_closing_ends_every_watch() -> None:
 async def test_an_update_of_an_absurd_uri_is_ignored() -> None:
     told = ResourceUpdates()
     with told.of("a:") as watcher:
-        told.tell({"uri": "a:/" + "x" * session.MAX_URI})
-        told.tell({"uri": "a:/b"})
+        told.publish({"uri": "a:/" + "x" * session.MAX_URI})
+        told.publish({"uri": "a:/b"})
         assert await watcher.next() == "a:/b"

@@ -1,4 +1,4 @@
-"""Tables as settings: every mistake is found, and said without showing what may be secret."""
+"""Tables as settings: every problem is found, and reported without showing what may be secret."""
 
 import datetime
 from typing import Annotated, Any, Literal
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from opwire.config.problems import Finding
-from opwire.config.reading import read_table
+from opwire.config.problems import ConfigProblem
+from opwire.config.reading import TableReader
 from opwire.config.settings import Config, EnvText, Secret
 from tests.requirements import requirement
 
@@ -36,16 +36,14 @@ class Outer(Struct, kw_only=True):
     hidden: int = 0
 
 
-def read(table: dict[str, Any]) -> tuple[Outer | None, list[Finding]]:
-    found: list[Finding] = []
-    return read_table(table, Outer, found.append, unread=("hidden",)), found
+def read(table: dict[str, Any]) -> tuple[Outer | None, list[ConfigProblem]]:
+    reader = TableReader()
+    return reader.read(table, Outer, exclude=("hidden",)), reader.problems
 
 
 def problems(table: dict[str, Any]) -> list[str]:
-    """The mistakes of a table that has its name."""
-    return [
-        " ".join(map(str, (".".join(map(str, key)), *rest))).strip() for key, *rest in read({"name": "n"} | table)[1]
-    ]
+    """The problems of a table that has its name."""
+    return [str(each) for each in read({"name": "n"} | table)[1]]
 
 
 def test_what_is_right_is_read_into_its_types() -> None:
@@ -75,43 +73,46 @@ def test_what_is_right_is_read_into_its_types() -> None:
 
 
 @requirement("config.every-mistake")
-def test_all_mistakes_are_found_and_what_is_right_is_kept() -> None:
+def test_all_problems_are_found_and_what_is_right_is_kept() -> None:
     settings, found = read({"name": "n", "nam": 1, "word": "blue", "on": 1, "texts": ["a", 2], "seconds": 3})
-    assert sorted(key for key, *_ in found) == [("nam",), ("on",), ("texts", 1), ("word",)]
+    assert sorted(each.path for each in found) == [("nam",), ("on",), ("texts", 1), ("word",)]
     assert settings == Outer(name="n", texts=(EnvText("a"),), seconds=3.0)
 
 
 def test_a_table_without_a_key_that_it_needs_cannot_be_read() -> None:
-    assert read({"on": True}) == (None, [Finding((), "has no name", "name is a text")])
-    assert problems({"either": {"a": {"mark": 1}}}) == ["either.a.mark is a text, not 1"]
+    assert read({"on": True}) == (None, [ConfigProblem((), "missing key `name`")])
+    assert problems({"either": {"a": {"mark": 1}}}) == ["either.a.mark: expected `string`, got `integer`"]
 
 
 @requirement("config.suggestions")
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ({"inner": {"mark": "m", "sise": 1}}, "inner.sise is no key that is known here did you mean size?"),
-        ({"inner": {"mark": "m", "xyz": 1}}, "inner.xyz is no key that is known here the keys are mark, size"),
-        ({"hidden": 1}, "hidden is no key that is known here"),
-        ({"word": "gren"}, 'word is one of "red", "green", not "gren" did you mean green?'),
-        ({"word": 1}, 'word is one of "red", "green", not 1'),
-        ({"inner": {"mark": "m", "size": 10}}, "inner.size is a whole number of 1 or more and up to 9, not 10"),
-        ({"seconds": 0}, "seconds is a number above 0 and below 10, not 0"),
-        ({"seconds": "1"}, "seconds is a number above 0 and below 10, not a text"),
-        ({"on": "yes"}, "on is true or false, not a text"),
-        ({"texts": "a"}, "texts is a list, not a text"),
-        ({"either": []}, "either is a table, not a list"),
-        ({"inner": "m"}, "inner is a table, not a text"),
-        ({"either": {"a": 1}}, "either.a is a table, not 1"),
-        ({"either": {"a": {"marc": 1}}}, "either.a has none of mark, sign, which say what it is did you mean mark?"),
-        ({"either": {"a": {"mark": "m", "sign": 1}}}, "either.a is one thing, and has mark and sign leave one of them"),
-        ({"one_or_many": 1}, "one_or_many is a text, not 1"),
-        ({"secret": []}, "secret is a text, not a list"),
-        ({"texts": [{"env": 1}]}, "texts.0 is a text, not a table"),
-        ({"texts": [datetime.date(2026, 1, 1)]}, "texts.0 is a text, not a date or time"),
+        ({"inner": {"mark": "m", "sise": 1}}, "inner.sise: unknown key; did you mean `size`?"),
+        ({"inner": {"mark": "m", "xyz": 1}}, "inner.xyz: unknown key; the keys are mark, size"),
+        ({"hidden": 1}, "hidden: unknown key"),
+        ({"word": "gren"}, 'word: expected one of "red", "green", got "gren"; did you mean `green`?'),
+        ({"word": 1}, "word: expected `string`, got `integer`"),
+        ({"inner": {"mark": "m", "size": 10}}, "inner.size: expected `integer` <= 9, got 10"),
+        ({"seconds": 0}, "seconds: expected `number` > 0.0, got 0"),
+        ({"seconds": "1"}, "seconds: expected `number`, got `string`"),
+        ({"on": "yes"}, "on: expected `boolean`, got `string`"),
+        ({"texts": "a"}, "texts: expected `array`, got `string`"),
+        ({"either": []}, "either: expected `table`, got `array`"),
+        ({"inner": "m"}, "inner: expected `table`, got `string`"),
+        ({"either": {"a": 1}}, "either.a: expected `table`, got `integer`"),
+        ({"either": {"a": {"marc": 1}}}, "either.a: one of the keys mark, sign is missing; did you mean `mark`?"),
+        (
+            {"either": {"a": {"mark": "m", "sign": 1}}},
+            "either.a: the keys mark and sign exclude each other; keep one of them",
+        ),
+        ({"one_or_many": 1}, "one_or_many: expected `string | array`, got `integer`"),
+        ({"secret": []}, "secret: expected `string | table`, got `array`"),
+        ({"texts": [{"env": 1}]}, "texts[0]: expected `string`, got `table`"),
+        ({"texts": [datetime.date(2026, 1, 1)]}, "texts[0]: expected `string`, got `date`"),
     ],
 )
-def test_a_mistake_says_what_was_expected_and_what_to_do(table: dict[str, Any], problem: str) -> None:
+def test_a_problem_says_what_was_expected_and_what_to_do(table: dict[str, Any], problem: str) -> None:
     assert problems(table) == [problem]
 
 
@@ -133,4 +134,4 @@ documents = st.dictionaries(known, values | st.dictionaries(known, values | st.d
 @settings(max_examples=50)
 @given(documents)
 def test_no_table_whatsoever_makes_it_raise(table: dict[str, Any]) -> None:
-    read_table(table, Config, str, unread=("file",))
+    TableReader().read(table, Config, exclude=("file",))

@@ -1,11 +1,11 @@
-"""What an error of a server means to whoever called."""
+"""Errors of a server as `CallError`."""
 
 from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from opwire.adapters.mcp.report import HTTP_FAILURE, call_error
+from opwire.adapters.mcp.errors import HTTP_FAILURE, call_error
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 
@@ -58,8 +58,8 @@ def test_what_a_server_says_is_kept_up_to_a_limit() -> None:
     ("status", "words", "retryable"),
     [
         (0, "cannot be reached", True),
-        (401, "does not know us", False),
-        (403, "does not allow us", False),
+        (401, "rejected the credentials", False),
+        (403, "denied access", False),
         (404, "has nothing at this address", False),
         (418, "answered with HTTP 418", False),
         (429, "answered with HTTP 429", True),

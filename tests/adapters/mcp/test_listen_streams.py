@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import negotiation
-from opwire.adapters.mcp.negotiation import changes_of
+from opwire.adapters.mcp.negotiation import announced_changes
 from opwire.errors import CallError, ErrorCode
-from tests.adapters.mcp.scenes import at, call, connected, rogue, until
+from tests.adapters.mcp.connections import at, call, connected, rogue, until
 from tests.requirements import requirement
 
 
@@ -26,7 +26,7 @@ from tests.requirements import requirement
 def test_only_changes_that_a_server_tells_of_are_asked_for(
     capabilities: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    assert changes_of(capabilities) == wanted
+    assert announced_changes(capabilities) == wanted
 
 
 @requirement("mcp.in.changes")
@@ -60,13 +60,13 @@ async def test_a_server_that_promises_to_tell_and_does_not_is_used_without(caplo
         assert await call(session, "echo") == {"arguments": {}}
         with pytest.raises(CallError, match="no subscriptions/listen here"):
             await session.watch_resource("test://page")
-        assert "go unnoticed: OPERATION_NOT_FOUND" in caplog.text
+        assert "are not reported: OPERATION_NOT_FOUND" in caplog.text
 
 
 @requirement("mcp.in.changes")
 async def test_a_server_that_does_not_say_whether_it_will_tell_is_not_waited_for_for_ever() -> None:
     async with connected(rogue("modern", "mute"), connect_timeout=0.5) as session:
-        with pytest.raises(CallError, match="did not say in time") as failure:
+        with pytest.raises(CallError, match="did not acknowledge in time") as failure:
             await session.watch_resource("test://page")
         assert failure.value.code is ErrorCode.TIMEOUT
         leaving = asyncio.create_task(session.watch_resource("test://page"))

@@ -9,12 +9,12 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from opwire.adapters.mcp import connection
-from opwire.adapters.mcp.connection import Questions, Wire
+from opwire.adapters.mcp.connection import ServerRequests, TransportStreams
 from opwire.adapters.mcp.process import MessageStream
 from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Progress
-from tests.adapters.mcp.scenes import SDK_SERVER, at, call, connected, rogue
+from tests.adapters.mcp.connections import SDK_SERVER, at, call, connected, rogue
 from tests.requirements import requirement
 
 
@@ -57,14 +57,14 @@ def question(id: int, method: str = "sampling/createMessage") -> JSONRPCRequest:
     return JSONRPCRequest(jsonrpc="2.0", id=id, method=method)
 
 
-def bounded(*messages: Any) -> tuple[Questions, Line]:
+def bounded(*messages: Any) -> tuple[ServerRequests, Line]:
     line = Line(*messages)
-    return Questions(Wire(line, line, lambda: None), "judge"), line
+    return ServerRequests(TransportStreams(line, line, lambda: None), "judge"), line
 
 
 @requirement("mcp.in.question-limits")
 async def test_questions_above_the_limit_are_refused_until_others_are_answered() -> None:
-    count = connection.MAX_OPEN_QUESTIONS
+    count = connection.MAX_OPEN_REQUESTS
     questions, line = bounded(*map(question, range(count + 3)))
     seen = [cast("JSONRPCRequest", each.message).id async for each in questions]
     assert seen == list(range(count))
@@ -81,7 +81,7 @@ async def test_an_answer_that_the_server_does_not_read_counts_as_open() -> None:
     questions, line = bounded()
     line.stuck = True
     answer = SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=0, result={}))
-    sending = [asyncio.create_task(questions.send(answer)) for _ in range(connection.MAX_OPEN_QUESTIONS)]
+    sending = [asyncio.create_task(questions.send(answer)) for _ in range(connection.MAX_OPEN_REQUESTS)]
     await asyncio.sleep(0)
     line.stuck = False
     line.incoming.append(SessionMessage(question(5)))
@@ -96,7 +96,7 @@ async def test_an_answer_that_the_server_does_not_read_counts_as_open() -> None:
 
 @requirement("mcp.in.question-limits")
 async def test_there_are_so_many_questions_for_each_request_and_pings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_QUESTIONS", 3)
+    monkeypatch.setattr(connection, "MAX_REQUESTS", 3)
     questions, line = bounded()
 
     async def ask(*messages: Any) -> list[Any]:
@@ -129,7 +129,7 @@ async def test_a_server_that_floods_and_does_not_read_is_disconnected_and_the_ne
 
 @requirement("mcp.in.question-limits")
 async def test_a_call_in_which_a_server_asks_too_often_goes_on_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_QUESTIONS", 50)
+    monkeypatch.setattr(connection, "MAX_REQUESTS", 50)
     asked: list[Any] = []
 
     async def elicit(params: dict[str, Any]) -> dict[str, Any]:

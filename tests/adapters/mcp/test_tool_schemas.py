@@ -5,22 +5,38 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import tools
-from opwire.adapters.mcp.report import Findings
-from opwire.adapters.mcp.tools import MAX_SCHEMA, input_schema, output_schema
-from opwire.schema import UNKNOWN
+from opwire.adapters.mcp.servers import MCPOptions, StdioServer
+from opwire.adapters.mcp.session import MCPSession
+from opwire.adapters.mcp.tools import MAX_SCHEMA, ToolReader
+from opwire.adapters.report import Report
+from opwire.schema import UNKNOWN, Schema
 from tests.requirements import requirement
 
 RESULT = ("properties", "result")
 NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
+class Reader(ToolReader):
+    """A reader of single schemas, and its report."""
+
+    def __init__(self) -> None:
+        self.report = Report()
+        super().__init__(MCPSession(StdioServer("none")), MCPOptions(), "ns", self.report)
+
+    def input(self, declared: Any) -> Schema:
+        return self.schema({"name": "tool", "inputSchema": declared}, "inputSchema")
+
+    def output(self, declared: Any, path: tuple[str, ...] = ()) -> Schema:
+        return self.schema({"name": "tool", "outputSchema": declared}, "outputSchema", path)
+
+
 @requirement("mcp.in.broken-schemas")
 @pytest.mark.parametrize("declared", [NUMBERS, {"type": "object"}, {"properties": {}, "$schema": "x"}])
 def test_schemas_that_can_be_used_are_used_as_they_are(declared: Any) -> None:
-    findings = Findings("ns")
-    assert input_schema(declared, "tool", findings).json == declared
-    assert output_schema(declared, "tool", findings).json == declared
-    assert findings.report().warnings == ()
+    reader = Reader()
+    assert reader.input(declared).json == declared
+    assert reader.output(declared).json == declared
+    assert reader.report.warnings == []
 
 
 @requirement("mcp.in.broken-schemas")
@@ -29,11 +45,11 @@ def test_schemas_that_can_be_used_are_used_as_they_are(declared: Any) -> None:
     ["text", 3, [], {"type": "nonsense"}, {"$ref": "#/nowhere"}, {"$ref": "https://elsewhere.example/schema.json"}],
 )
 def test_a_schema_that_cannot_be_used_is_unknown_with_a_warning(declared: Any) -> None:
-    for read, field in ((input_schema, "inputSchema"), (output_schema, "outputSchema")):
-        findings = Findings("ns")
-        assert read(declared, "tool", findings) is UNKNOWN
-        (warning,) = findings.report().warnings
-        assert warning.startswith(f"ns: tool: its {field} is not used")
+    for field in ("inputSchema", "outputSchema"):
+        reader = Reader()
+        assert reader.schema({"name": "tool", field: declared}, field) is UNKNOWN
+        (warning,) = reader.report.warnings
+        assert warning.startswith(f"ns.tool: its {field} is not used")
 
 
 @requirement("mcp.in.broken-schemas")
@@ -41,26 +57,26 @@ def test_a_schema_that_is_nested_too_deeply_is_unknown_with_a_warning() -> None:
     deep: Any = {}
     for _ in range(50_000):
         deep = {"properties": {"a": deep}}
-    findings = Findings("ns")
-    assert output_schema(deep, "tool", findings) is UNKNOWN
-    assert output_schema({"properties": {"result": deep}}, "tool", findings, RESULT) is UNKNOWN
-    assert len(findings.report().warnings) == 2
+    for declared, path in ((deep, ()), ({"properties": {"result": deep}}, RESULT)):
+        reader = Reader()
+        assert reader.output(declared, path) is UNKNOWN
+        assert len(reader.report.warnings) == 1
 
 
 @requirement("mcp.in.broken-schemas")
 def test_a_missing_input_schema_is_warned_of_and_a_missing_output_schema_is_not() -> None:
-    findings = Findings("ns")
-    assert output_schema(None, "tool", findings) is UNKNOWN
-    assert findings.report().warnings == ()
-    assert input_schema(None, "tool", findings) is UNKNOWN
-    assert len(findings.report().warnings) == 1
+    reader = Reader()
+    assert reader.output(None) is UNKNOWN
+    assert reader.report.warnings == []
+    assert reader.input(None) is UNKNOWN
+    assert len(reader.report.warnings) == 1
 
 
 @requirement("mcp.in.broken-schemas")
 def test_an_input_schema_that_no_arguments_can_fit_is_unknown() -> None:
-    findings = Findings("ns")
-    assert input_schema({"type": "array"}, "tool", findings) is UNKNOWN
-    assert "array" in findings.report().warnings[0]
+    reader = Reader()
+    assert reader.input({"type": "array"}) is UNKNOWN
+    assert "array" in reader.report.warnings[0]
 
 
 @requirement("mcp.in.origin")
@@ -76,7 +92,7 @@ def test_a_schema_leaves_its_wrapper_with_its_definitions_and_references() -> No
         "required": ["result"],
         "$defs": {"Leaf": {"anyOf": [{"type": "integer"}, {"$ref": "#/properties/result/anyOf/1"}]}},
     }
-    assert output_schema(wrapped, "tool", Findings("ns"), RESULT).json == {
+    assert Reader().output(wrapped, RESULT).json == {
         "anyOf": [{"$ref": "#/$defs/Leaf"}, {"type": "array", "items": {"$ref": "#"}}],
         "default": {"$ref": "#/properties/result"},
         "$defs": {"Leaf": {"anyOf": [{"type": "integer"}, {"$ref": "#/anyOf/1"}]}},
@@ -86,32 +102,32 @@ def test_a_schema_leaves_its_wrapper_with_its_definitions_and_references() -> No
 @requirement("mcp.in.origin")
 def test_a_schema_that_is_a_document_of_its_own_leaves_its_wrapper_untouched() -> None:
     inner = {"$id": "urn:list", "type": "array", "items": {"$ref": "#/$defs/N"}, "$defs": {"N": {"type": "integer"}}}
-    assert output_schema({"properties": {"result": inner}}, "tool", Findings("ns"), RESULT).json == inner
+    assert Reader().output({"properties": {"result": inner}}, RESULT).json == inner
 
 
 @requirement("mcp.in.origin")
 @pytest.mark.parametrize("wrapper", [{}, {"properties": []}, {"properties": {"other": {}}}, True])
 def test_a_wrapper_with_nothing_inside_is_unknown_with_a_warning(wrapper: Any) -> None:
-    findings = Findings("ns")
-    assert output_schema(wrapper, "tool", findings, RESULT) is UNKNOWN
-    assert len(findings.report().warnings) == 1
+    reader = Reader()
+    assert reader.output(wrapper, RESULT) is UNKNOWN
+    assert len(reader.report.warnings) == 1
 
 
 @requirement("mcp.in.origin")
 def test_a_wrapped_schema_that_says_nothing_is_unknown() -> None:
-    findings = Findings("ns")
-    assert output_schema({"properties": {"result": {}}}, "tool", findings, RESULT) is UNKNOWN
-    assert findings.report().warnings == ()
+    reader = Reader()
+    assert reader.output({"properties": {"result": {}}}, RESULT) is UNKNOWN
+    assert reader.report.warnings == []
 
 
 @requirement("mcp.in.limits", "mcp.in.broken-schemas")
 def test_a_schema_above_the_limit_is_not_used() -> None:
-    findings = Findings("ns")
+    reader = Reader()
     large = {"type": "object", "description": "x" * MAX_SCHEMA}
-    assert input_schema(large, "tool", findings) is UNKNOWN
-    assert output_schema(large, "tool", findings) is UNKNOWN
-    assert findings.schema_bytes == 0
-    assert all(f"the limit is {MAX_SCHEMA:,}" in each for each in findings.report().warnings)
+    assert reader.input(large) is UNKNOWN
+    assert reader.output(large) is UNKNOWN
+    assert reader.schema_bytes == 0
+    assert all(f"the limit is {MAX_SCHEMA:,}" in each for each in reader.report.warnings)
 
 
 @requirement("mcp.in.limits")
@@ -120,8 +136,8 @@ def test_so_many_schemas_are_compiled_when_they_are_listed_and_the_others_when_t
 ) -> None:
     compiled: list[Any] = []
     monkeypatch.setattr(tools.Schema, "compile", lambda schema: compiled.append(schema.json) or schema)
-    findings = Findings("ns")
+    reader = Reader()
     padded = {**NUMBERS, "description": "x" * 200_000}
-    found = [input_schema(padded, "tool", findings) for _ in range(30)]
+    found = [reader.input(padded) for _ in range(30)]
     assert all(each.json == padded for each in found)
     assert 0 < len(compiled) * 200_000 <= tools.EAGER < 30 * 200_000
