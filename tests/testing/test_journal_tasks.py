@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.durable import Books, MemoryJournal
+from opwire.durable import MemoryJournalState, MemoryJournal
 from opwire.testing import journal_tasks as tasks
 from opwire.testing import run_virtually
 from opwire.testing.journal_tasks import Stage
@@ -11,10 +11,10 @@ from tests.requirements import requirement
 
 
 def complaint(check: object, kind: type[MemoryJournal]) -> str:
-    books = Books()
+    state = MemoryJournalState()
 
     async def run() -> None:
-        async with Stage(lambda: kind(books)) as stage:
+        async with Stage(lambda: kind(state)) as stage:
             await check(stage)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:

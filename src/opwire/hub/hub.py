@@ -109,7 +109,7 @@ class Hub:
             version=version,
             announces=lambda spec: spec.id not in self._remote,
         )
-        self.transport.gate = HubAdmission(authenticate, self.calls, self._remote, max_described=max_described)
+        self.transport.admission = HubAdmission(authenticate, self.calls, self._remote, max_described=max_described)
         self.transport.own = HUB
 
     @property
