@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opwire.durable import MemoryJournalState, Journal, MemoryJournal
+from opwire.durable import Journal, MemoryJournal, MemoryJournalState
 from opwire.testing import run_virtually
 from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
 from opwire.transports.redis.journal import RedisJournal

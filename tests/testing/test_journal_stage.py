@@ -3,7 +3,7 @@
 import pytest
 
 from opwire import CallError
-from opwire.durable import MemoryJournalState, MemoryJournal
+from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.errors import ErrorCode
 from opwire.testing import run_virtually
 from opwire.testing.journal_tasks import Stage, refused
@@ -34,8 +34,8 @@ async def test_a_stage_closes_its_ends() -> None:
     async with Stage(lambda: MemoryJournal(state)) as stage:
         await stage.end()
         await stage.end()
-        assert len(state.watchers) == 2
-    assert not state.watchers
+        assert len(state.listeners) == 2
+    assert not state.listeners
 
 
 def test_stages_on_the_same_engine_do_not_meet() -> None:

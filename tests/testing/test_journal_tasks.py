@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.durable import MemoryJournalState, MemoryJournal
+from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.testing import journal_tasks as tasks
 from opwire.testing import run_virtually
 from opwire.testing.journal_tasks import Stage
