@@ -82,7 +82,7 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
 
     Objects are TypedDicts: data stays plain, as `Client.call` returns it. The output is deterministic.
 
-    Names, texts and values of the operations are escaped: the module always parses, and executes none of them.
+    Names, texts and values of the operations are escaped: the module always parses, and never executes them.
 
     Raises:
         UsageError: the class name is invalid, or one that the module imports.
