@@ -23,8 +23,8 @@ from opwire.config.settings import (
     MCPSurfaceSettings,
     SurfaceSettings,
 )
-from opwire.errors import CallError, ConfigError, UsageError, needs_extra
-from opwire.hub import Hub, Spoke
+from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
+from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 
@@ -53,7 +53,7 @@ def build_authenticator(config: Config) -> Authenticator | None:
         token = settings.token.resolve(at)
         try:
             StaticTokens({token: _grant(config, name)})
-        except (CallError, UsageError) as error:
+        except (CallError, UsageError, MissingExtraError) as error:
             message = error.message if isinstance(error, CallError) else str(error)
             raise ConfigError(f"{at}: {message.replace('token number 1', 'it')}") from error
         if token in grants:
@@ -206,30 +206,36 @@ def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
     )
 
 
-def hub_of(config: Config, registry: OperationRegistry) -> Hub:
-    """Return the hub of `[hub]`.
+def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
+    """Return the hub that `[hub]` describes; with the URL of a broker, a node on that broker.
 
     Raises:
         ConfigError: a setting is invalid.
     """
     settings = config.hub or HubSettings()
     url = settings.url.resolve("hub.url")
-    options: dict[str, Any] = {}
-    if url.startswith(("ws://", "wss://")):
-        limits = config.limits
-        options = {"balance": settings.balance, "max_calls": limits.max_calls, "rate": limits.rate}
-        options |= {"burst": limits.burst, "ssl": _tls(settings, config.folder)}
-        authenticator, anonymous = build_authenticator(config), settings.anonymous
-        options["auth"] = AnonymousGrant(authenticator, _grant(config, anonymous)) if anonymous else authenticator
+    options: dict[str, Any] = {
+        "name": settings.name,
+        "version": settings.version,
+        "anonymous": identity_of(config, settings.anonymous),
+        "linger": settings.linger,
+    }
+    authenticator = build_authenticator(config)
+    if settings.anonymous:
+        authenticator = AnonymousGrant(authenticator, _grant(config, settings.anonymous))
     with _config_errors("hub"):
+        if not url.startswith(("ws://", "wss://")):
+            return BrokerNode(registry, url, refresh=settings.refresh, **options)
+        limits = config.limits
         return Hub(
             registry,
             url,
-            name=settings.name,
-            version=settings.version,
-            identity=identity_of(config, settings.anonymous),
-            linger=settings.linger,
-            refresh=settings.refresh,
+            authenticate=authenticator,
+            balance=settings.balance,
+            max_calls=limits.max_calls,
+            rate=limits.rate,
+            burst=limits.burst,
+            ssl=_tls(settings, config.folder),
             **options,
         )
 
@@ -253,7 +259,7 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
             [each.resolve("spoke.url") for each in urls],
             name=settings.name,
             version=settings.version,
-            identity=identity_of(config, settings.anonymous),
+            anonymous=identity_of(config, settings.anonymous),
             max_calls=config.limits.max_calls,
             **options,
         )
@@ -286,7 +292,7 @@ def _config_errors(key: str) -> Generator[None]:
     """Raise ConfigError for settings that a hub, a spoke or `JWTs` rejects."""
     try:
         yield
-    except (CallError, UsageError) as error:
+    except (CallError, UsageError, MissingExtraError) as error:
         raise ConfigError(f"{key}: {error.message if isinstance(error, CallError) else error}") from error
     except TypeError as error:  # an option that this transport does not have
         raise ConfigError(f"{key}: a setting is not supported for this kind of URL: {error}") from error
