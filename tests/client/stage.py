@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, http_envelope, mcp_envelope
-from opwire.auth import Grant, anybody
+from opwire.auth import Grant, allow_anonymous
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.client import Client
 from opwire.hub import Hub, Spoke
@@ -166,7 +166,7 @@ async def over_memory(registry: OperationRegistry, **options: Any) -> AsyncGener
 @asynccontextmanager
 async def over_hub(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
     """The operations are those of a spoke: a call goes through the hub."""
-    auth = anybody(Grant(ME, announces=("*",)))
+    auth = allow_anonymous(Grant(ME, announces=("*",)))
     async with (
         Hub(None, "ws://127.0.0.1:0", auth=auth) as hub,
         Spoke(registry, hub.url),

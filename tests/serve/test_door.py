@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opwire import CallError, Identity
-from opwire.auth import Grant, StaticTokens, anybody, callback
+from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
 from opwire.serve.guard import LOOPBACK, Door, Hosts, expires_of, identity_of, without_port
 from opwire.serve.listener import listening
 from tests.requirements import requirement
@@ -132,7 +132,7 @@ async def test_a_surface_may_be_open_to_whoever_shows_no_token(house: House) -> 
     guest = Identity(id="guest")
     client = house.behind(Door(echo, identity=guest))
     assert (await client.get("/", authorization="Bearer whatever")).json["identity"] == "guest"
-    client = house.behind(Door(echo, authenticate=anybody(guest)))
+    client = house.behind(Door(echo, authenticate=allow_anonymous(guest)))
     assert (await client.get("/")).json["identity"] == "guest"
     client = house.behind(Door(echo, identity=guest, authenticate=TOKENS))
     assert (await client.get("/")).json["identity"] == "guest"

@@ -7,7 +7,7 @@ from typing import Any
 from opwire import Identity, OperationRegistry
 from opwire.adapters.mcp import from_mcp
 from opwire.adapters.openapi import from_openapi
-from opwire.auth import Grant, anybody
+from opwire.auth import Grant, allow_anonymous
 from opwire.call import PendingRequestMap
 from opwire.hub import Hub, Spoke
 from opwire.serve.http import serve_http
@@ -34,7 +34,7 @@ async def over_memory(registry: OperationRegistry) -> AsyncGenerator[Caller]:
 async def over_websocket(registry: OperationRegistry) -> AsyncGenerator[Caller]:
     """From spoke to spoke: the hub passes it on."""
     async with (
-        Hub(None, "ws://127.0.0.1:0", auth=anybody(Grant(ME, announces=("*",)))) as hub,
+        Hub(None, "ws://127.0.0.1:0", auth=allow_anonymous(Grant(ME, announces=("*",)))) as hub,
         Spoke(registry, hub.url),
         Spoke(None, hub.url) as caller,
     ):

@@ -27,7 +27,7 @@ from opwire.config.settings import (
     SpokeSettings,
     SurfaceSettings,
 )
-from opwire.errors import CallError, ConfigError
+from opwire.errors import CallError, ConfigError, UsageError
 from opwire.hub import Hub, Spoke
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
@@ -107,8 +107,8 @@ def _grants(config: Config) -> dict[str, Grant]:
         token, grant = settings.token.resolve(at), _grant(config, name)
         try:
             StaticTokens({token: grant})
-        except CallError as error:
-            raise ConfigError(f"{at}: {error.message.replace('token number 1', 'it')}") from error
+        except UsageError as error:
+            raise ConfigError(f"{at}: {str(error).replace('token number 1', 'it')}") from error
         if token in grants:
             raise ConfigError(f"{at} is the token of {grants[token].identity.id} as well: each needs its own")
         grants[token] = grant
@@ -118,7 +118,7 @@ def _grants(config: Config) -> dict[str, Grant]:
 def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:
     try:
         from opwire.auth import JWTs
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ConfigError(f"auth.jwt: {error}") from error
     claims = {name: each for name, each in msgspec.structs.asdict(settings.claims).items() if each is not None}
     try:
@@ -131,8 +131,8 @@ def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:
             leeway=settings.leeway,
             claims=cast("ClaimNames", claims),
         )
-    except CallError as error:
-        raise ConfigError(f"auth.jwt: {error.message}") from error
+    except UsageError as error:
+        raise ConfigError(f"auth.jwt: {error}") from error
 
 
 def _key(settings: JWTSettings, folder: Path) -> str | None:

@@ -267,7 +267,7 @@ class Hub:
             print(hub.url, [spec.id for spec in hub.registry.list()])
 
     `auth` says who a spoke is, and in which namespaces it may announce operations. Without it, connections are
-    anonymous: they may call what is public, and announce nothing. `auth=anybody(Grant(…, announces=("*",)))` opens the
+    anonymous: they may call what is public, and announce nothing. `auth=allow_anonymous(Grant(…))` opens the
     hub. The hub writes the caller's identity on every request that it passes on; what a spoke says itself does not
     count. What the hub's program calls without a context is called as "hub", which may do everything; the spoke that
     serves such a call cannot call on with that identity.
