@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Struct
 
 from opwire.deadlines import Deadlines
+from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, SchemaError
-from opwire.operation import Context, Handler, OperationSpec
+from opwire.operation import Context, Handler, Interceptor, OperationSpec
 from opwire.pipeline import ResultPipeline
 from opwire.schema import Problem
 from opwire.typed.plain import MAX_DEPTH, SCALARS, survey, to_plain
@@ -229,6 +230,88 @@ def failure(error: BaseException, label: str) -> CallError:
     return CallError(ErrorCode.EXECUTION_ERROR, message, {"errorId": error_id})
 
 
+class Interceptors:
+    """The interceptors of a registry, a surface or a client; the first one installed is the outermost."""
+
+    def __init__(self) -> None:
+        self._installed: list[Interceptor] = []
+        self._calls: dict[str, tuple[OperationSpec, InterceptedCall]] = {}
+
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor, inside those already installed; the returned function removes it."""
+        self._installed.append(interceptor)
+        self._calls.clear()
+
+        def remove() -> None:
+            if interceptor in self._installed:
+                self._installed.remove(interceptor)
+                self._calls.clear()
+
+        return remove
+
+    def cached(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
+        """Return what `around` returned for the same spec: an interceptor may keep state for an operation."""
+        if not self._installed:
+            return None
+        known = self._calls.get(spec.id)
+        if known is None or known[0] is not spec:
+            known = self._calls[spec.id] = (spec, InterceptedCall(spec, handler, self._installed))
+        return known[1]
+
+    def around(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
+        """Return the call of an operation with every interceptor around it, or None if none is installed."""
+        return InterceptedCall(spec, handler, self._installed) if self._installed else None
+
+
+class InterceptedCall:
+    """One operation with interceptors around it."""
+
+    def __init__(self, spec: OperationSpec, handler: Handler, interceptors: list[Interceptor]) -> None:
+        self._operation_id = spec.id
+        self._pipeline = ResultPipeline(spec, normalize="off", strip=False)  # for results that are not envelopes yet
+        for interceptor in reversed(interceptors):
+            handler = interceptor(spec, handler)
+        self._handler = handler
+
+    async def execute(self, input: Any, context: Context) -> ResponseEnvelope[Any]:
+        """Call a query or mutation.
+
+        Raises:
+            CallError: the call failed, or an interceptor rejected it.
+        """
+        try:
+            result = self._handler(input, context)
+            return self._envelope(await result if inspect.isawaitable(result) else result)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, self._operation_id) from error
+
+    async def subscribe(self, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """Return the envelopes of a subscription, one per item.
+
+        Raises:
+            CallError: the call failed, or an interceptor rejected it.
+        """
+        items: Any = None
+        try:
+            items = self._handler(input, context)
+            if inspect.isawaitable(items):
+                items = await items
+            async for item in items:
+                yield self._envelope(item)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, self._operation_id) from error
+        finally:
+            await close_stream(items, self._operation_id)
+
+    def _envelope(self, result: Any) -> ResponseEnvelope[Any]:
+        is_envelope = type(result) is ResponseEnvelope
+        return cast("ResponseEnvelope[Any]", result) if is_envelope else self._pipeline.envelope(result)
+
+
 _SHOWN = 3  # problems in the message; all of them are in the details
 _UNUSABLE = (
     "{}: its input schema cannot be used, so that no input can be validated: {}; correct the schema, or allow the call "
@@ -245,6 +328,7 @@ class BoundOperation:
         "exact",
         "flat",
         "handler",
+        "intercepted",
         "open",
         "pipeline",
         "prepare",
@@ -260,6 +344,7 @@ class BoundOperation:
         self.timeout = spec.timeout
         self.run: Run | None = None  # of a query or mutation that has a handler
         self.open: Open | None = None  # of a subscription that has a handler
+        self.intercepted: InterceptedCall | None = None  # where the registry has interceptors
         self.prepare: Callable[[Any], Any] | None = None  # objects that are not plain -> plain input
         self.convert: Callable[[Any], Any] | None = None  # valid input -> arguments, where a function has types
         self.exact: frozenset[type] = SCALARS  # valid flat input of these types is passed on as it is
