@@ -974,6 +974,8 @@ SERVE: dict[str, str] = {
     "serve.connections": "Connections without a request give way to new ones; slow readers are disconnected.",
     "serve.limits": "Bodies, headers, open requests and the time for a body are bounded.",
     "serve.drain": "A server that stops lets what runs end, for so long.",
+    "serve.filter": "Patterns of ids and tags select the operations that a surface serves; others are unknown to it.",
+    "serve.interceptors": "Interceptors of a surface run around each of its calls, after access was checked.",
     "serve.address": "An address that cannot be listened on is named.",
     "serve.smuggling": "A request with two lengths for its body is refused, and nothing after it is read.",
 }

@@ -177,7 +177,7 @@ async def over_hub(registry: OperationRegistry, **options: Any) -> AsyncGenerato
 
 @asynccontextmanager
 async def over_http(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
-    app = serve_http(registry, identity=ME)
+    app = serve_http(registry, anonymous=ME)
     async with app.listening(drain_timeout=1) as address, Client(address, **options) as client:
         yield client
 

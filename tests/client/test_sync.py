@@ -48,7 +48,7 @@ def test_a_subscription_is_a_loop_and_leaving_it_stops_the_producer(stage: Stage
 
 @requirement("client.sync")
 async def test_it_works_where_a_loop_is_running_already(stage: Stage) -> None:
-    async with serve_http(stage.registry, identity=ME).listening() as address:
+    async with serve_http(stage.registry, anonymous=ME).listening() as address:
 
         def script() -> list[int]:
             with SyncClient(address) as client:

@@ -190,7 +190,7 @@ async def client_over_memory(registry: OperationRegistry) -> AsyncGenerator[Clie
 
 @asynccontextmanager
 async def client_over_http(registry: OperationRegistry) -> AsyncGenerator[Client]:
-    async with serve_http(registry, identity=ME).listening(drain_timeout=1) as address, Client(address) as client:
+    async with serve_http(registry, anonymous=ME).listening(drain_timeout=1) as address, Client(address) as client:
         yield client
 
 

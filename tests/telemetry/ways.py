@@ -52,7 +52,7 @@ def over_broker(url: str) -> Way:
 
 @asynccontextmanager
 async def over_mcp(registry: OperationRegistry) -> AsyncGenerator[Caller]:
-    app = serve_mcp(registry, name="served").asgi(identity=ME)
+    app = serve_mcp(registry, name="served").asgi(anonymous=ME)
     async with (
         listening(app, on_drain=app.drain, drain_timeout=1) as address,
         from_mcp(f"{address}/mcp", trust_annotations=True) as tools,
@@ -63,7 +63,7 @@ async def over_mcp(registry: OperationRegistry) -> AsyncGenerator[Caller]:
 @asynccontextmanager
 async def over_http(registry: OperationRegistry) -> AsyncGenerator[Caller]:
     async with (
-        serve_http(registry, identity=ME).listening(drain_timeout=1) as address,
+        serve_http(registry, anonymous=ME).listening(drain_timeout=1) as address,
         from_openapi(f"{address}/openapi.json", trust_annotations=True) as api,
     ):
         yield _registry_of(api)

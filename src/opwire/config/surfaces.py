@@ -33,10 +33,10 @@ from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:
-    from opwire.serve.guard import DoorOptions
+    from opwire.serve.guard import GuardOptions
     from opwire.serve.http import HTTPApp
     from opwire.serve.mcp import MCPSurface
-    from opwire.serve.mcp.app import HTTPOptions
+    from opwire.serve.mcp.app import MCPHTTPOptions
 
 
 _MAX_KEYS = 1024 * 1024  # bytes of a published key set
@@ -185,7 +185,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         version=settings.version,
         title=settings.title,
         instructions=settings.instructions,
-        identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
+        stdio_identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
         timeout=config.limits.call_timeout,
         max_items=settings.max_items,
         max_seconds=settings.max_seconds,
@@ -193,14 +193,14 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
     )
 
 
-def mcp_http_options(config: Config) -> "HTTPOptions":
+def mcp_http_options(config: Config) -> "MCPHTTPOptions":
     """Who may come in to the MCP server over HTTP, and where: the options of `run_http` and `asgi`.
 
     Raises:
         ConfigError: a token or key is not in the environment, or is no good.
     """
     settings = config.serve.mcp or MCPSurfaceSettings()
-    return {**_door(config, settings), "path": settings.path}
+    return {**_guard_options(config, settings), "path": settings.path}
 
 
 def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
@@ -221,7 +221,7 @@ def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
         heartbeat=settings.heartbeat,
         is_error=settings.is_error,
         cors_origins=settings.cors_origins,
-        **_door(config, settings),
+        **_guard_options(config, settings),
     )
 
 
@@ -276,10 +276,10 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
         )
 
 
-def _door(config: Config, settings: SurfaceSettings) -> "DoorOptions":
+def _guard_options(config: Config, settings: SurfaceSettings) -> "GuardOptions":
     return {
         "authenticate": build_authenticator(config),
-        "identity": identity_of(config, settings.anonymous),
+        "anonymous": identity_of(config, settings.anonymous),
         "hosts": settings.hosts,
         "origins": settings.origins,
         "max_body": config.limits.max_body,
@@ -307,7 +307,7 @@ def _tls(settings: HubSettings, folder: Path) -> ssl.SSLContext | None:
 def _needs(key: str, extra: str) -> Generator[None]:
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ConfigError(f"{key} needs the package {error.name}: pip install 'opwire[{extra}]'") from error
 
 
