@@ -745,7 +745,7 @@ AUTH: dict[str, str] = {
     "auth.static": "Static tokens give their own grants, and nothing else passes.",
     "auth.static.constant-time": "A static token is compared by digest with every known one, in constant time.",
     "auth.static.weak": "A short, empty or padded static token is refused when it is configured.",
-    "auth.anybody": "A door is open only where `anybody` says so.",
+    "auth.anonymous": "Connections are anonymous only where `allow_anonymous` says so.",
     "auth.callback": "A user's function, sync or async, can say what a token gives; a sync one does not block the "
     "loop.",
     "auth.callback.fails-closed": "A user's function that fails or answers with something else lets nobody in.",
@@ -758,18 +758,18 @@ AUTH: dict[str, str] = {
     "auth.jwt.published": "Published keys are fetched when needed, renewed hourly, and never more often than once a "
     "minute.",
     "auth.keys": "Signing keys survive as PEM; what is not such a key is refused.",
-    "auth.passport": "An authority's passport says who holds which key, until when, and what it grants.",
-    "auth.passport.strict": "What is not quite a passport is refused; only `true` lets a holder delegate.",
-    "auth.passport.cached": "A verified passport is not verified again, and the cache is bounded.",
+    "auth.certificate": "An authority's certificate says who holds which key, until when, and what it grants.",
+    "auth.certificate.strict": "What is not quite a certificate is refused; only `true` lets a holder delegate.",
+    "auth.certificate.cached": "A verified certificate is not verified again, and the cache is bounded.",
     "auth.credential": "A signed request is its holder's; without a credential one is asked for.",
     "auth.credential.bound": "A credential is good for the request id, operation and body that were signed, and no "
     "other.",
     "auth.credential.forged": "A credential that is altered, mixed or signed by another key or authority is refused.",
-    "auth.credential.expiry": "A credential ends with its call, its lifetime or its passport, whichever is first.",
+    "auth.credential.expiry": "A credential ends with its call, its lifetime or its certificate, whichever is first.",
     "auth.replay": "The same request of the same holder passes once within its credential's time.",
     "auth.replay.bounded": "The memory for replays is bounded: what does not fit is refused, none is forgotten early.",
-    "auth.delegation": "A server whose passport delegates calls on as its caller, for children of that request alone; "
-    "any other is refused.",
+    "auth.delegation": "A server whose certificate delegates calls on as its caller, for children of that request "
+    "alone; any other is refused.",
     "auth.signed-requests": "Over a broker a request carries a credential and no identity; the server gives it the "
     "identity that the credential proves, or none.",
     "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",
@@ -974,6 +974,8 @@ SERVE: dict[str, str] = {
     "serve.connections": "Connections without a request give way to new ones; slow readers are disconnected.",
     "serve.limits": "Bodies, headers, open requests and the time for a body are bounded.",
     "serve.drain": "A server that stops lets what runs end, for so long.",
+    "serve.filter": "Patterns of ids and tags select the operations that a surface serves; others are unknown to it.",
+    "serve.interceptors": "Interceptors of a surface run around each of its calls, after access was checked.",
     "serve.address": "An address that cannot be listened on is named.",
     "serve.smuggling": "A request with two lengths for its body is refused, and nothing after it is read.",
 }

@@ -34,8 +34,8 @@ async def test_a_stage_closes_its_ends() -> None:
     async with Stage(lambda: MemoryJournal(books)) as stage:
         await stage.end()
         await stage.end()
-        assert len(books.watchers) == 2
-    assert not books.watchers
+        assert len(books.listeners) == 2
+    assert not books.listeners
 
 
 def test_stages_on_the_same_engine_do_not_meet() -> None:
