@@ -143,7 +143,7 @@ def test_leaves_have_no_score() -> None:
 def test_what_cannot_be_resolved_keeps_extras(schema: Any, kept: list[str]) -> None:
     shapes = Shapes(schema)
     scope = Evaluator(shapes, Checks(shapes)).scope([Demand(schema, Force.FILL)], {"z": 1})
-    assert scope.keeps(["z"], strip=True) == kept
+    assert scope.kept(["z"], strip=True) == kept
 
 
 def test_meeting_demands_is_being_valid_against_each() -> None:
