@@ -128,7 +128,7 @@ def test_arrays_are_scored_by_their_items() -> None:
     assert titles({"anyOf": lists}, [{}]) == []
 
 
-def test_leaves_have_no_score() -> None:
+def test_scalars_have_no_score() -> None:
     assert titles({"anyOf": [{"title": "low", "maximum": 1}, {"title": "high", "minimum": 9}]}, 5) == []
 
 
