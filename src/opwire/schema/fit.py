@@ -178,7 +178,7 @@ def _add(found: dict[int, Demand], schema: JSONSchema, force: Force) -> None:
 class Evaluator:
     """Finds the nodes that apply to a value.
 
-    Every method raises `SchemaError` if a part of the schema cannot be compiled, and whatever its checks raise.
+    Every method raises `SchemaError` if a part of the schema cannot be compiled, and what its checks raise.
     """
 
     def __init__(self, shapes: Shapes, checks: PartChecks) -> None:

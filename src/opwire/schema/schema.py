@@ -50,7 +50,7 @@ class Schema:
 
     @classmethod
     def deferred(cls, make: Callable[[], JSONSchema]) -> Self:
-        """Return a 2020-12 schema whose JSON is built lazily: most schemas of a large API are never used.
+        """Return a 2020-12 schema and build its JSON lazily: most schemas of a large API are never used.
 
         `make` is called once, and must not raise.
         """
@@ -168,7 +168,7 @@ class Schema:
     def fit(self, value: Any, *, strip: bool = True) -> Fitted:
         """Return the value with defaults filled and, if `strip`, undeclared properties removed. Never raises.
 
-        A value that needs none of this is returned as the same object.
+        A value that needs no change is returned as the same object.
         """
         return self._fitter.fit(value, strip=strip) if self._is_safe(value) else Fitted(value, ())
 

@@ -373,7 +373,7 @@ class _DocumentWriter:
             {"allOf": [self._shared(each, variant)], "not": {"anyOf": plain[:index] + plain[index + 1 :]}}
             for index, each in enumerate(branches)
         ]
-        if keyword == "anyOf":  # several match: none of them may change the value, but only together they close it
+        if keyword == "anyOf":  # if several match, each must leave the value unchanged, but only together they close it
             inner = [self._shared(each, _Variant.INNER) for each in branches]
             each_unchanged = [{"if": one, "then": other} for one, other in zip(plain, inner, strict=True)]
             several: Node = {"anyOf": plain, "allOf": each_unchanged}

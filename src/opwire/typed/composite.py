@@ -24,7 +24,7 @@ from opwire.typed.nodes import (
 
 
 class ObjectNode(Node):
-    """A class whose values are objects in JSON."""
+    """A class with values that are objects in JSON."""
 
     fields: list[tuple[FieldSpec, Node]]
 
@@ -106,7 +106,7 @@ class ObjectNode(Node):
 
 
 class RowNode(ObjectNode):
-    """A class whose values are arrays in JSON: NamedTuple, or a Struct with `array_like`."""
+    """A class with values that are arrays in JSON: NamedTuple, or a Struct with `array_like`."""
 
     def schema(self, refs: Refs) -> SchemaDict:
         tag = self.spec.tag
@@ -155,7 +155,7 @@ _NUMBERS = frozenset({int, float})
 
 
 class Discriminator(NamedTuple):
-    """A property whose values select the member of a union."""
+    """A property with values that select the member of a union."""
 
     name: str
     members: dict[Any, Node]
@@ -172,7 +172,7 @@ class UnionNode(Node):
         self.hint, self.members = hint, members
         self.name = " | ".join(each.name for each in members)
         self.kinds = frozenset[str]().union(*(each.kinds for each in members))
-        # Plain types whose values are returned unchanged, by each member that accepts them.
+        # Plain types with values that each accepting member returns unchanged.
         accepting = [(type_, [type_ in each.identity for each in self._candidates(type_())]) for type_ in PLAIN_TYPES]
         self.identity = frozenset(
             type_ for type_, kept in accepting if (any(kept) if type_ in _NUMBERS else kept and all(kept))

@@ -49,7 +49,7 @@ def converter(hint: Any) -> Callable[[Any], Any]:
 
 
 def identity_kinds(hint: Any) -> frozenset[type] | None:
-    """Return the Python types whose values, valid against the schema of the hint, need no conversion; None if all do.
+    """Return the Python types that need no conversion once valid against the schema of the hint; None if all do.
 
     `int | None` returns int and NoneType: 5 and None are not converted, while 5.0 would become 5.
     """

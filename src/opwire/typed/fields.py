@@ -180,7 +180,7 @@ class ClassSpec(NamedTuple):
 
 
 def plain_default(default: Any, factory: Any = NOTHING) -> Any:
-    """Return a default as it is in a schema; NOTHING if it has no JSON form or comes from a factory function."""
+    """Return a default for use in a schema; NOTHING if it has no JSON form or comes from a factory function."""
     if factory is not NOTHING:
         return to_plain(factory()) if factory in _EMPTY else NOTHING
     if default is NOTHING or default is msgspec.UNSET:

@@ -32,7 +32,7 @@ def is_pydantic(hint: Any) -> bool:
 
 
 def model_spec(cls: Any) -> ClassSpec:
-    """Return the spec of a model whose parts pydantic cannot describe, such as Structs; these are converted here."""
+    """Return the spec of a model with parts that pydantic cannot describe; these (Structs, say) are converted here."""
     fields: list[FieldSpec] = []
     for key, info in cls.model_fields.items():
         name = info.validation_alias if isinstance(info.validation_alias, str) else key
