@@ -20,7 +20,7 @@ from opwire import (
     RESPONSE_META_SCHEMA,
 )
 from opwire.call import CALL_EVENT_SCHEMAS
-from opwire.cli.exit_codes import IN_WORDS, OF_ERROR_CODE
+from opwire.cli.exit_codes import MEANINGS, OF_ERROR_CODE
 from opwire.cli.program import COMMANDS
 from opwire.config import TEMPLATE
 
@@ -76,7 +76,7 @@ def exit_codes() -> str:
     codes: dict[str, list[str]] = {}
     for code, number in OF_ERROR_CODE.items():
         codes.setdefault(str(number), []).append(f"`{code.value}`")
-    meanings = re.findall(r"(\d+) ([^,.]+)", IN_WORDS)
+    meanings = re.findall(r"(\d+) ([^,.]+)", MEANINGS)
     rows = ((number, words, ", ".join(codes.get(number, ()))) for number, words in meanings)
     return table(("exit code", "meaning", "error codes"), rows)
 
