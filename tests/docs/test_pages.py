@@ -46,6 +46,17 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed(hooks().with_decisions(settings()["nav"], DOCS))) == PAGES
 
 
+def test_every_decision_record_has_the_same_headings() -> None:
+    for page in PAGES:
+        if not page.startswith("adr/"):
+            continue
+        title, *headings = re.findall(r"^##? (.+)$", prose_of(page), re.MULTILINE)
+        number = int(PurePosixPath(page).name[:4])
+        assert title.startswith(f"ADR {number}: "), page
+        with_alternatives = ["Status", "Context", "Decision", "Alternatives", "Consequences"]
+        assert headings in (with_alternatives, [each for each in with_alternatives if each != "Alternatives"]), page
+
+
 @requirement("docs.snippets")
 def test_pages_show_files_that_are_there_and_every_snippet_is_shown() -> None:
     for name in included():
