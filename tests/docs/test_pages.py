@@ -1,4 +1,4 @@
-"""The pages hold together. `make docs` builds them, and finds what cannot be seen from here."""
+"""Links, navigation and code of the pages. `make docs` builds them in strict mode, which finds the rest."""
 
 import re
 from pathlib import PurePosixPath
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opwire.config.reading import parse_config
-from tests.docs.places import DOCS, FENCE, INCLUDE, OWN_PAGES, PAGES, ROOT, SNIPPETS, hooks, included, settings, text_of
+from tests.docs.pages import DOCS, FENCE, INCLUDE, OWN_PAGES, PAGES, ROOT, SNIPPETS, hooks, included, settings, text_of
 from tests.requirements import requirement
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
