@@ -57,6 +57,13 @@ def test_every_decision_record_has_the_same_headings() -> None:
         assert headings in (with_alternatives, [each for each in with_alternatives if each != "Alternatives"]), page
 
 
+def test_the_glossary_has_few_terms_and_explains_each() -> None:
+    text = text_of("glossary.md")
+    terms = re.findall(r"^\*\*(.+)\*\*\n:   \S", text, re.MULTILINE)
+    assert len(terms) == text.count("\n**") <= 15
+    assert "docs/glossary.md" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 @requirement("docs.snippets")
 def test_pages_show_files_that_are_there_and_every_snippet_is_shown() -> None:
     for name in included():

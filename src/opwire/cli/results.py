@@ -43,7 +43,16 @@ def show(envelope: ResponseEnvelope[Any], form: OutputFormat, screen: Screen) ->
     elif form is OutputFormat.JSON:
         screen.json(envelope.data)
     elif form is OutputFormat.RAW:
-        _show_raw(b"".join(part.content for part in parts(envelope)), screen)
+        content = b"".join(part.content for part in parts(envelope))
+        if not screen.is_terminal:
+            sys.stdout.buffer.write(content)
+            sys.stdout.flush()
+            return
+        try:
+            screen.line(content.decode())
+        except UnicodeDecodeError:
+            message = f"the result is {len(content):,} bytes of binary data: save it with --output FILE, or pipe it"
+            raise click.UsageError(message) from None
     else:
         for part in parts(envelope):
             text = f"{part} --output FILE saves it" if part.text is None else part.text
@@ -52,18 +61,6 @@ def show(envelope: ResponseEnvelope[Any], form: OutputFormat, screen: Screen) ->
                 screen.note(f"… {len(text) - MAX_SHOWN:,} more characters: --output FILE saves them, a pipe gets them")
             else:
                 screen.line(text)
-
-
-def _show_raw(content: bytes, screen: Screen) -> None:
-    if not screen.is_terminal:
-        sys.stdout.buffer.write(content)
-        sys.stdout.flush()
-        return
-    try:
-        screen.line(content.decode())
-    except UnicodeDecodeError:
-        message = f"the result is {len(content):,} bytes of binary data: save it with --output FILE, or pipe it"
-        raise click.UsageError(message) from None
 
 
 def parts(envelope: ResponseEnvelope[Any]) -> list[ResultPart]:

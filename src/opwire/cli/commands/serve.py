@@ -119,6 +119,13 @@ def chosen_surfaces(config: "Config", options: ServeOptions) -> "Config":
     """Return the configuration with the surfaces that the options select."""
     from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
 
+    def override(settings: Any, port: int | None) -> Any:
+        given: dict[str, Any] = {"host": options.host, "port": port}
+        given["anonymous"] = EVERYBODY if options.is_open else None
+        if options.allow_host:
+            given["hosts"] = ("localhost", "127.0.0.1", "[::1]", *options.allow_host)
+        return replace(settings, **{name: value for name, value in given.items() if value is not None})
+
     mcp, http = config.serve.mcp, config.serve.http
     if options.mcp is not None or options.http or (mcp is None and http is None):
         both = options.mcp is None and not options.http
@@ -126,18 +133,11 @@ def chosen_surfaces(config: "Config", options: ServeOptions) -> "Config":
         mcp = replace(mcp or MCPSurfaceSettings(), transport=transport) if options.mcp or both else None
         http = (http or HTTPSurfaceSettings()) if options.http or both else None
     if mcp is not None:
-        mcp = _placed(mcp, options, port=None if http is not None and mcp.transport == "stdio" else options.port)
+        mcp = override(mcp, None if http is not None and mcp.transport == "stdio" else options.port)
     if http is not None:
         second = mcp is not None and mcp.transport == "http"
-        http = _placed(http, options, port=options.port + 1 if options.port and second else options.port)
+        http = override(http, options.port + 1 if options.port and second else options.port)
     return replace(config, serve=ServeSettings(mcp=mcp, http=http))
-
-
-def _placed(settings: Any, options: ServeOptions, *, port: int | None) -> Any:
-    given: dict[str, Any] = {"host": options.host, "port": port, "anonymous": EVERYBODY if options.is_open else None}
-    if options.allow_host:
-        given["hosts"] = ("localhost", "127.0.0.1", "[::1]", *options.allow_host)
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 async def _serve(config: "Config", screen: Screen, *, reload: bool) -> None:
@@ -158,7 +158,7 @@ async def _serve(config: "Config", screen: Screen, *, reload: bool) -> None:
 async def _serve_mcp(
     config: "Config", settings: "MCPSurfaceSettings", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen
 ) -> list[Awaitable[None]]:
-    """Listen, or give what is to be waited for: a client on standard input."""
+    """Listen over HTTP, or return the awaitable that serves standard input."""
     from opwire.config import mcp_http_options, mcp_surface
 
     surface = mcp_surface(config, running.registry)
@@ -215,8 +215,18 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
     sources, if there are any. Without callers in the configuration, a token is required: the one in OPWIRE_TOKEN, or a
     generated one that is printed.
     """
+    from opwire.config import hub_of
+
     config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
-    asyncio.run(_run_hub(chosen_hub(config, url, is_open=is_open), screen))
+    config = chosen_hub(config, url, is_open=is_open)
+
+    async def run() -> None:
+        async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
+            screen.note(f"hub at {hub.url}; ^C stops")
+            await until_stopped()
+            await hub.drain()
+
+    asyncio.run(run())
 
 
 def chosen_hub(config: "Config", url: str | None, *, is_open: bool) -> "Config":
@@ -227,15 +237,6 @@ def chosen_hub(config: "Config", url: str | None, *, is_open: bool) -> "Config":
     if url is not None:
         hub = replace(hub, url=EnvText(url))
     return replace(config, hub=replace(hub, anonymous=EVERYBODY) if is_open else hub)
-
-
-async def _run_hub(config: "Config", screen: Screen) -> None:
-    from opwire.config import hub_of
-
-    async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
-        screen.note(f"hub at {hub.url}; ^C stops")
-        await until_stopped()
-        await hub.drain()
 
 
 @click.command(name="spoke")
@@ -250,7 +251,17 @@ def spoke_command(screen: Screen, url: str | None, is_open: bool, sources: Sourc
     The token for a hub is the one in OPWIRE_TOKEN, unless the configuration overrides it. Callers over a broker are
     anonymous: without --open they can call public operations only.
     """
-    asyncio.run(_run_spoke(chosen_spoke(sources.read(), url, is_open=is_open), screen))
+    from opwire.config import spoke_of
+
+    config = chosen_spoke(sources.read(), url, is_open=is_open)
+
+    async def run() -> None:
+        async with opened(config, screen) as running, spoke_of(config, running.registry) as spoke:
+            screen.note(f"serving {counted(len(running.registry), 'operation')}; ^C stops")
+            await until_stopped()
+            await spoke.drain()
+
+    asyncio.run(run())
 
 
 def chosen_spoke(config: "Config", url: str | None, *, is_open: bool) -> "Config":
@@ -273,12 +284,3 @@ def chosen_spoke(config: "Config", url: str | None, *, is_open: bool) -> "Config
         return replace(config, spoke=spoke)
     everybody = {EVERYBODY: IdentitySettings(scopes=("*",))}
     return replace(config, identities={**config.identities, **everybody}, spoke=replace(spoke, anonymous=EVERYBODY))
-
-
-async def _run_spoke(config: "Config", screen: Screen) -> None:
-    from opwire.config import spoke_of
-
-    async with opened(config, screen) as running, spoke_of(config, running.registry) as spoke:
-        screen.note(f"serving {counted(len(running.registry), 'operation')}; ^C stops")
-        await until_stopped()
-        await spoke.drain()
