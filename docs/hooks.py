@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opwire import (
-    ERROR_TABLE,
+from opwire import ERROR_TABLE
+from opwire.call import CALL_EVENT_SCHEMAS
+from opwire.cli.exit_codes import MEANINGS, OF_ERROR_CODE
+from opwire.cli.program import COMMANDS
+from opwire.config import TEMPLATE
+from opwire.schemas import (
     HTTP_RESPONSE_META_SCHEMA,
     LOCAL_RESPONSE_META_SCHEMA,
     MCP_CONTENT_BLOCK_SCHEMA,
@@ -20,10 +24,6 @@ from opwire import (
     RESPONSE_ENVELOPE_SCHEMA,
     RESPONSE_META_SCHEMA,
 )
-from opwire.call import CALL_EVENT_SCHEMAS
-from opwire.cli.exit_codes import MEANINGS, OF_ERROR_CODE
-from opwire.cli.program import COMMANDS
-from opwire.config import TEMPLATE
 
 _MARK = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
 
