@@ -86,6 +86,10 @@ def test_an_example_is_given_or_made_of_what_is_required() -> None:
             {"type": "object", "properties": {"a": {"example": {"b": 1}}}, "required": ["a"]},
             """opwire call shop.order 'a:={"b":1}'""",
         ),
+        (
+            {"type": "object", "properties": {"a": {"type": "string", "default": "@me"}}, "required": ["a"]},
+            """opwire call shop.order 'a:="@me"'""",
+        ),
     ],
 )
 def test_the_command_of_an_example(schema: Any, command: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from opwire import CallError
 from opwire.cli.screen import Screen
 from opwire.cli.sources import LoadProgress
-from opwire.config.runtime import Failed, Loaded, Removed, Started
+from opwire.config.runtime import SourceFailed, SourceLoaded, SourceStarted
 from tests.cli.test_screen_spinner import FakeTerminal
 
 
@@ -16,12 +16,11 @@ async def test_failures_are_shown_and_the_rest_to_who_asks(capsys: pytest.Captur
         screen = Screen()
         screen.verbose = verbose
         with LoadProgress(screen, silent=["needed"]) as progress:
-            for each in (Started("a"), Started("b"), Started("needed")):
+            for each in (SourceStarted("a"), SourceStarted("b"), SourceStarted("needed")):
                 progress.event(each)
-            progress.event(Loaded("a", 1200, 0.25, ("one was skipped\x1b",)))
-            progress.event(Failed("b", CallError("TIMEOUT", "too late"), 1.0))
-            progress.event(Failed("needed", CallError("TIMEOUT"), 1.0))
-        progress.event(Removed("a"))
+            progress.event(SourceLoaded("a", 1200, 0.25, ("one was skipped\x1b",)))
+            progress.event(SourceFailed("b", CallError("TIMEOUT", "too late"), 1.0))
+            progress.event(SourceFailed("needed", CallError("TIMEOUT"), 1.0))
         said = capsys.readouterr().err
         assert "warning: source b failed to load and is skipped: TIMEOUT: too late\n" in said
         assert "needed" not in said
@@ -32,8 +31,8 @@ async def test_on_a_terminal_a_line_says_what_is_waited_for(monkeypatch: pytest.
     terminal = FakeTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with LoadProgress(Screen()) as progress:
-        progress.event(Started("slow"))
-        progress.event(Started("quick"))
+        progress.event(SourceStarted("slow"))
+        progress.event(SourceStarted("quick"))
         await terminal.shows("loading slow, quick")
-        progress.event(Loaded("quick", 1, 0.1))
+        progress.event(SourceLoaded("quick", 1, 0.1))
         await terminal.shows("loading slow\r")

@@ -341,7 +341,7 @@ def example_command(spec: OperationSpec, verb: str, options: Iterable[str] = ())
     if isinstance(input, dict) and all(isinstance(key, str) and _PLAIN_KEY.fullmatch(key) for key in input):  # pyright: ignore[reportUnknownVariableType]
         for key, value in msgspec.to_builtins(input).items():
             text = value_text(value)
-            is_typed = from_text(text, field.field(key)) == value
+            is_typed = not text.startswith("@") and from_text(text, field.field(key)) == value  # @ names a file
             words.append(f"{key}={text}" if is_typed else f"{key}:={msgspec.json.encode(value).decode()}")
     elif input is not None:
         words.append(msgspec.json.encode(input).decode())

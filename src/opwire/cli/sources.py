@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from opwire.cli.screen import Screen, Spinner, counted
-from opwire.config.runtime import Failed, Loaded, LoadEvent, Started
+from opwire.config.runtime import LoadEvent, SourceFailed, SourceLoaded, SourceStarted
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
 from opwire.names import UniqueNames
 from opwire.operation import OperationSpec
@@ -159,7 +159,7 @@ class Sources(NamedTuple):
 
     def _named_sources(self) -> Iterable[tuple[str, Any]]:
         """Yield the sources of the options, each with its name or one derived from its target."""
-        from opwire.config.settings import EnvText, OpenAPISource, PythonSource
+        from opwire.config.settings import EnvText, OpenAPISettings, PythonSource
 
         for target in self.python:
             yield target, PythonSource(python=target, required=True)
@@ -172,7 +172,7 @@ class Sources(NamedTuple):
                     yield name, _mcp_source(target)
                 else:
                     document = target if "://" in target else str(Path(target).absolute())
-                    yield name, OpenAPISource(openapi=EnvText(document), required=True)
+                    yield name, OpenAPISettings(openapi=EnvText(document), required=True)
 
     @asynccontextmanager
     async def open(
@@ -317,14 +317,14 @@ class LoadProgress(Spinner):
     def event(self, event: LoadEvent) -> None:
         """Update the line; print failures, and with `-v` what was loaded."""
         match event:
-            case Started(source):
+            case SourceStarted(source):
                 self._pending[source] = None
-            case Loaded(source, operations, seconds, notes) if source in self._pending:
+            case SourceLoaded(source, operations, seconds, notes) if source in self._pending:
                 del self._pending[source]
                 self._screen.detail(f"{source}: {counted(operations, 'operation')} in {seconds:.1f} s")
                 for note in notes:
                     self._screen.detail(f"{source}: {note}")
-            case Failed(source, error):
+            case SourceFailed(source, error):
                 self._pending.pop(source, None)
                 if not any(source == name or source.startswith(f"{name}.") for name in self._silent):
                     self._screen.warning(f"source {source} failed to load and is skipped: {error}")
