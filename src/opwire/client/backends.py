@@ -2,7 +2,7 @@
 
 Calls over a transport: to a hub, over a broker, or to another end in this process.
 
-Calls to a registry that `serve_http` serves, by the HTTP client of the OpenAPI adapter, which needs aiohttp.
+Calls to a registry that `serve_http` serves, by `opwire.http_client`, which needs aiohttp.
 
 Whole envelopes are asked for, and problems are read back as the `CallError` that they were made of.
 
@@ -22,14 +22,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.document import bounded
-from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient, Pieces, host_of
-from opwire.adapters.openapi.request import HTTPRequest
-from opwire.adapters.openapi.responses import MAX_WAIT
-from opwire.adapters.openapi.streams import SSEEvent, SSEParser
 from opwire.call import OperationInfo, PendingRequestMap, discover
 from opwire.envelope import ResponseEnvelope, decode_envelope
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError, RegistrationError
+from opwire.http_client import (
+    MAX_WAIT,
+    ChunkReader,
+    ClientOptions,
+    HTTPClient,
+    HTTPRequest,
+    SSEEvent,
+    SSEParser,
+    bounded_number,
+    host_of,
+)
 from opwire.operation import (
     LOCAL_IDENTITY,
     Context,
@@ -249,9 +255,9 @@ class HTTPBackEnd:
                 is_ours = response.content_type == ENVELOPE_JSON
                 raise _no_subscription(operation_id) if is_ours else self._foreign(response)
             parser = SSEParser(max_event=self._client.options.max_item)
-            pieces = Pieces(self._client, response)
-            while piece := await self._in_time(pieces.read, context, "did not end the stream"):
-                for event in parser.feed(piece):
+            chunks = ChunkReader(self._client, response)
+            while chunk := await self._in_time(chunks.read, context, "did not end the stream"):
+                for event in parser.feed(chunk):
                     yield self._item(event)
         finally:
             response.close()
@@ -360,7 +366,7 @@ def _read_problem(text: bytes) -> CallError | None:
         problem = read_json(_problems, text)
     except (ValueError, RecursionError):
         return None
-    after = bounded(problem.retry_after_ms, MAX_WAIT * 1000)
+    after = bounded_number(problem.retry_after_ms, MAX_WAIT * 1000)
     return CallError(
         problem.code,
         problem.detail,
