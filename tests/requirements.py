@@ -12,6 +12,7 @@ import pytest
 F = TypeVar("F", bound=Callable[..., object])
 
 ERRORS: dict[str, str] = {
+    "errors.extras": "A missing optional dependency is an error that names the extra which installs it.",
     "errors.one-root": "`except OpwireError` catches everything that opwire itself raises.",
     "errors.tree-is-drawn": "The tree of errors drawn in the docstring of the errors module is the real one.",
     "errors.codes": "The error codes are exactly the twelve of the specification, spelled on the wire as named.",
@@ -232,6 +233,8 @@ OPERATIONS: dict[str, str] = {
     "registry.listeners": "Listeners are told of every addition, replacement and removal; a failing one harms nobody.",
     "registry.duplicate-id": "A second operation of the same id is refused unless it is to replace the first.",
     "registry.no-handler": "A spec without a handler is known, but calling it is OPERATION_NOT_FOUND, and says why.",
+    "registry.interceptors": "An interceptor wraps every call and each item of a subscription; the first is outermost.",
+    "registry.dispatch": "One dispatcher finds an operation, checks access and calls it, for every surface.",
     "registry.not-found": "Calling an unknown id is OPERATION_NOT_FOUND, with the ids that look alike.",
     "decorators.types": "The decorators register functions as queries, mutations and subscriptions.",
     "decorators.schemas": "Input and output schemas are taken from a function's signature, or given in their place.",
@@ -1076,9 +1079,8 @@ CONFIG: dict[str, str] = {
     "config.concurrent": "Sources are loaded at the same time.",
     "config.failing-source": "A source that fails or hangs is reported with its reason; the others are there.",
     "config.required": "A required source that fails stops the start, and the others are closed.",
-    "config.reload": "Of a changed configuration only what is different is closed and opened; the registry stays.",
-    "config.hot-reload": "An edited configuration file, Python module or OpenAPI document is taken over.",
-    "config.broken-reload": "A file or source that cannot be loaded anew is reported, and what ran runs on.",
+    "config.hot-reload": "`serve --reload` restarts after edits of the configuration, Python modules or documents.",
+    "config.broken-reload": "An invalid configuration file is reported, and the running process goes on.",
     "config.identities": "Who shows an identity's token has its name, scopes, resources and namespaces.",
     "config.surfaces": "Surfaces, hub and spoke are made as the file says, and let in whom it names.",
 }

@@ -164,7 +164,7 @@ async def test_loading_does_not_hold_up_the_event_loop(server: EchoServer) -> No
             threads.append(get_ident())
 
     api = from_openapi(f"{server.url}/openapi.yaml")
-    api.report = api._loader._report = Spy()
+    api._report = api._loader._report = Spy()
     async with api:
         assert len(threads) == 2
     assert get_ident() not in threads

@@ -7,10 +7,9 @@ error: operations that need it are skipped with the reason.
 
 import asyncio
 import gc
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
@@ -30,9 +29,10 @@ from opwire.adapters.openapi.document import (
 from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, read_operations
 from opwire.adapters.openapi.security import APICredentials, GivenCredentials
 from opwire.adapters.report import Report
+from opwire.adapters.source import AdapterSource
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.http_client import REDIRECTS, ClientOptions, ClientSettings, HTTPClient, HTTPRequest, redirected
-from opwire.operation import NormalizeMode, Operation, OperationType, SourceChange
+from opwire.operation import NormalizeMode, Operation, OperationType
 
 DocumentLike = Mapping[str, Any] | str | bytes | Path
 """A document: a mapping, text, a path, or a URL."""
@@ -345,7 +345,7 @@ def from_openapi(
     )
 
 
-class OpenAPISource:
+class OpenAPISource(AdapterSource):
     """The operations of an HTTP API; returned by `from_openapi`. `report` lists what of the document was skipped."""
 
     def __init__(
@@ -358,7 +358,7 @@ class OpenAPISource:
         *,
         reconnect: bool,
     ) -> None:
-        self.report = Report()
+        super().__init__()
         self._loader = DocumentLoader(document, self.report, allow_external_refs, client)
         self._options = options
         self._client = client
@@ -384,31 +384,13 @@ class OpenAPISource:
         state = "not loaded" if self._operations is None else f"{len(self._operations)} operations"
         return f"<OpenAPISource: {state}>"
 
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._load().__await__()
-
-    async def __aenter__(self) -> Self:
-        try:
-            return await self._load()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Close the connections. Calls fail from now on."""
         await self._credentials.close()
         await self._client.close()
 
-    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
-        """Return a no-op: a document never changes by itself."""
-        return lambda: None
-
-    async def _load(self) -> Self:
+    async def open(self) -> Self:
+        """Load the document; idempotent."""
         if self._operations is None:
             documents = await self._loader.load_with_network()
             self._operations = await asyncio.to_thread(self._read, documents)
