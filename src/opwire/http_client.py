@@ -137,7 +137,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         for option in ("max_connections", "max_per_host", "max_redirects"):
             value: Any = getattr(self, option)
             if type(value) is not int or value < 0:
-                raise UsageError(f"{option} is a whole number from zero on, not {value!r:.100}")
+                raise UsageError(f"{option} must be a whole number from zero on, not {value!r:.100}")
 
     def __repr__(self) -> str:
         return f"<ClientOptions timeout={self.timeout} max_response={self.max_response}>"

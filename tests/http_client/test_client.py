@@ -511,7 +511,7 @@ async def test_the_environment_names_proxies_only_where_it_is_trusted(
 @pytest.mark.parametrize("option", ["timeout", "connect_timeout", "max_response", "max_item", "max_redirects"])
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "3", True])
 def test_options_that_mean_nothing_are_refused(option: str, wrong: Any) -> None:
-    with pytest.raises(UsageError, match=f"{option} is a"):
+    with pytest.raises(UsageError, match=f"{option} must be a"):
         from_openapi({}, **{option: wrong})
 
 

@@ -11,10 +11,11 @@ import pytest
 
 from opwire.adapters.openapi.document import DocumentSet
 from opwire.adapters.openapi.operations import ReadOptions, read_operations
-from opwire.adapters.openapi.source import DocumentLoader, collection_paused
+from opwire.adapters.openapi.source import DocumentLoader
 from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.http_client import ClientOptions, HTTPClient
+from opwire.typed.plain import collection_paused
 from tests.adapters.openapi.documents import document, parameter
 from tests.adapters.openapi.echo import EchoServer, answer, json_answer, redirect, silence
 from tests.requirements import requirement

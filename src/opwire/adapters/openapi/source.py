@@ -6,9 +6,7 @@ error: operations that need it are skipped with the reason.
 """
 
 import asyncio
-import gc
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, Unpack
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -33,6 +31,7 @@ from opwire.adapters.source import AdapterSource
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.http_client import REDIRECTS, ClientOptions, ClientSettings, HTTPClient, HTTPRequest, redirected
 from opwire.operation import NormalizeMode, Operation, OperationType
+from opwire.typed.plain import collection_paused
 
 DocumentLike = Mapping[str, Any] | str | bytes | Path
 """A document: a mapping, text, a path, or a URL."""
@@ -227,21 +226,6 @@ class DocumentLoader:
                 raise CallError(ErrorCode.EXECUTION_ERROR, f"it redirects to {denial}")
 
 
-@contextmanager
-def collection_paused() -> Generator[None]:
-    """Pause garbage collection.
-
-    A large document is half a million live objects; scanning them takes Python longer than parsing them.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _read_file(path: Path, shown: str) -> bytes:
     try:
         if path.exists() and not path.is_file():  # reading a pipe or a device could block forever
@@ -325,9 +309,6 @@ def from_openapi(
         reconnect: whether to resume a lost event stream.
         trust_annotations: whether to trust ids and types in `x-opwire`, which may declare a DELETE as a query.
         client: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others.
-
-    Raises:
-        UsageError: an option is invalid.
     """
     options = ReadOptions(
         namespace=namespace,
