@@ -745,7 +745,7 @@ AUTH: dict[str, str] = {
     "auth.static": "Static tokens give their own grants, and nothing else passes.",
     "auth.static.constant-time": "A static token is compared by digest with every known one, in constant time.",
     "auth.static.weak": "A short, empty or padded static token is refused when it is configured.",
-    "auth.anybody": "A door is open only where `anybody` says so.",
+    "auth.anonymous": "Connections are anonymous only where `allow_anonymous` says so.",
     "auth.callback": "A user's function, sync or async, can say what a token gives; a sync one does not block the "
     "loop.",
     "auth.callback.fails-closed": "A user's function that fails or answers with something else lets nobody in.",
@@ -758,18 +758,18 @@ AUTH: dict[str, str] = {
     "auth.jwt.published": "Published keys are fetched when needed, renewed hourly, and never more often than once a "
     "minute.",
     "auth.keys": "Signing keys survive as PEM; what is not such a key is refused.",
-    "auth.passport": "An authority's passport says who holds which key, until when, and what it grants.",
-    "auth.passport.strict": "What is not quite a passport is refused; only `true` lets a holder delegate.",
-    "auth.passport.cached": "A verified passport is not verified again, and the cache is bounded.",
+    "auth.certificate": "An authority's certificate says who holds which key, until when, and what it grants.",
+    "auth.certificate.strict": "What is not quite a certificate is refused; only `true` lets a holder delegate.",
+    "auth.certificate.cached": "A verified certificate is not verified again, and the cache is bounded.",
     "auth.credential": "A signed request is its holder's; without a credential one is asked for.",
     "auth.credential.bound": "A credential is good for the request id, operation and body that were signed, and no "
     "other.",
     "auth.credential.forged": "A credential that is altered, mixed or signed by another key or authority is refused.",
-    "auth.credential.expiry": "A credential ends with its call, its lifetime or its passport, whichever is first.",
+    "auth.credential.expiry": "A credential ends with its call, its lifetime or its certificate, whichever is first.",
     "auth.replay": "The same request of the same holder passes once within its credential's time.",
     "auth.replay.bounded": "The memory for replays is bounded: what does not fit is refused, none is forgotten early.",
-    "auth.delegation": "A server whose passport delegates calls on as its caller, for children of that request alone; "
-    "any other is refused.",
+    "auth.delegation": "A server whose certificate delegates calls on as its caller, for children of that request "
+    "alone; any other is refused.",
     "auth.signed-requests": "Over a broker a request carries a credential and no identity; the server gives it the "
     "identity that the credential proves, or none.",
     "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",
@@ -974,6 +974,8 @@ SERVE: dict[str, str] = {
     "serve.connections": "Connections without a request give way to new ones; slow readers are disconnected.",
     "serve.limits": "Bodies, headers, open requests and the time for a body are bounded.",
     "serve.drain": "A server that stops lets what runs end, for so long.",
+    "serve.filter": "Patterns of ids and tags select the operations that a surface serves; others are unknown to it.",
+    "serve.interceptors": "Interceptors of a surface run around each of its calls, after access was checked.",
     "serve.address": "An address that cannot be listened on is named.",
     "serve.smuggling": "A request with two lengths for its body is refused, and nothing after it is read.",
 }
@@ -1118,31 +1120,31 @@ DOCS: dict[str, str] = {
 }
 
 CLI: dict[str, str] = {
-    "cli.call": "A call takes words, files and standard input, and prints, saves or passes on what it answers.",
-    "cli.callers": "Where nobody is named, serving needs a token, made for the run if none is given; opening is "
-    "said aloud.",
-    "cli.completion-is-text": "What a shell completes is inserted as text, whatever a document calls its operations.",
+    "cli.call": "A call parses words, files and standard input, and prints, saves or pipes its result.",
+    "cli.callers": "Without configured callers, serving requires a token, generated for the run if none is set; "
+    "--open must be explicit.",
+    "cli.completion-is-text": "A completed operation id is inserted as text, even if it looks like shell code.",
     "cli.completion": "Shells complete commands and operation ids; no server is started for it.",
-    "cli.describe": "An operation is described in words, with an example that can be run.",
-    "cli.doctor": "Everything that is wrong is found at once, with what to do about it, and told by the exit code.",
-    "cli.errors": "An error is one line on standard error; details and tracebacks are for who asks.",
-    "cli.exit-codes": "Every way to end has its exit code, one for each class of errors.",
-    "cli.forms": "A result is readable, JSON, the envelope or raw; binary data is described, saved or passed on.",
+    "cli.describe": "An operation is described in words, with an example command that runs.",
+    "cli.doctor": "All problems are reported at once, with what to do about them, and set the exit code.",
+    "cli.errors": "An error is one line on standard error; details and tracebacks are optional.",
+    "cli.exit-codes": "Each class of errors has its exit code.",
+    "cli.forms": "A result is readable, JSON, the envelope or raw; binary data is described, saved or piped.",
     "cli.gen": "A typed client of the operations is written as a module that compiles.",
-    "cli.harmless": "Text that others wrote cannot steer the terminal.",
+    "cli.harmless": "Foreign text cannot send control sequences to the terminal.",
     "cli.hub": "A hub, a spoke and a caller are three commands that find each other.",
-    "cli.init": "A commented configuration is written, and nothing is ever overwritten.",
+    "cli.init": "A commented configuration is written, and an existing file is never overwritten.",
     "cli.interrupt": "^C ends a command at once, quietly, with code 130.",
-    "cli.json": "With --json all that is printed is JSON, errors included.",
+    "cli.json": "With --json all output is JSON, including errors.",
     "cli.lazy": "Listing a Python registry imports no optional package but click.",
     "cli.ls": "Operations are listed, searched and filtered.",
-    "cli.pipes": "Whoever stops reading hears no complaint.",
+    "cli.pipes": "A closed pipe ends a command without an error message.",
     "cli.plain": "Tables and colour are for terminals, and NO_COLOR is respected.",
-    "cli.prompts": "Missing required fields are asked for on a terminal, and nowhere else.",
+    "cli.prompts": "Missing required fields are prompted for on a terminal only.",
     "cli.serve": "Operations are served as MCP and HTTP, called back through them, and loaded anew when edited.",
-    "cli.sources": "Operations come from the nearest configuration or from sources named on the spot.",
+    "cli.sources": "Operations come from the nearest configuration or from sources that options name.",
     "cli.spoke": "Operations are served over a broker by one command.",
-    "cli.typed-input": "Words become what the schema says: a number only where it says number.",
+    "cli.typed-input": "Words are typed by the schema: a number only if the schema accepts numbers.",
     "cli.watch": "The items of a subscription are printed as they come.",
 }
 

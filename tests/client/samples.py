@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, http_envelope, mcp_envelope
-from opwire.auth import Grant, anybody
+from opwire.auth import Grant, allow_anonymous
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.client import Client
 from opwire.hub import Hub, Spoke
@@ -166,7 +166,7 @@ async def over_memory(registry: OperationRegistry, **options: Any) -> AsyncGener
 @asynccontextmanager
 async def over_hub(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
     """The operations are those of a spoke: a call goes through the hub."""
-    authenticate = anybody(Grant(ME, announces=("*",)))
+    authenticate = allow_anonymous(Grant(ME, announces=("*",)))
     async with (
         Hub(None, "ws://127.0.0.1:0", authenticate=authenticate) as hub,
         Spoke(registry, hub.url),
@@ -177,7 +177,7 @@ async def over_hub(registry: OperationRegistry, **options: Any) -> AsyncGenerato
 
 @asynccontextmanager
 async def over_http(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
-    app = serve_http(registry, identity=ME)
+    app = serve_http(registry, anonymous=ME)
     async with app.listening(drain_timeout=1) as address, Client(address, **options) as client:
         yield client
 

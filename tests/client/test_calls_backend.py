@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from opwire import CallError, ErrorCode, Identity, OperationRegistry
-from opwire.auth import Grant, StaticTokens, anybody
+from opwire.auth import Grant, StaticTokens, allow_anonymous
 from opwire.call import OperationInfo, Statistics
 from opwire.client import Client, Retries
 from opwire.hub import Hub, Spoke
@@ -86,7 +86,7 @@ async def test_closing_ends_the_calls_that_are_under_way() -> None:
 @requirement("client.retries")
 async def test_a_query_survives_that_its_hub_is_started_anew() -> None:
     """What fails while the connection is lost is asked again, and answered when it is back."""
-    everybody = anybody(Grant(ME))
+    everybody = allow_anonymous(Grant(ME))
     patient = Retries(attempts=200, shortest=0.05, longest=0.05, reserve=200)
     first = await Hub(Samples().registry, "ws://127.0.0.1:0", authenticate=everybody).start()
     async with Client(first.url, retries=patient) as client:

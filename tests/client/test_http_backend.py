@@ -66,7 +66,7 @@ async def test_a_server_that_is_not_trusted_to_name_queries_gets_no_call_twice()
         calls.clear()
         retries = Retries(attempts=2, shortest=0)
         async with (
-            serve_http(registry, identity=ME).listening() as address,
+            serve_http(registry, anonymous=ME).listening() as address,
             Client(address, retries=retries, trust_annotations=trusts) as client,
         ):
             with pytest.raises(CallError, match="not now"):
@@ -85,7 +85,7 @@ async def test_the_request_id_and_the_trace_go_with_the_call() -> None:
         return [context.request_id, dict(context.metadata)]
 
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "x=1"}
-    async with serve_http(registry, identity=ME).listening() as address, Client(address) as client:
+    async with serve_http(registry, anonymous=ME).listening() as address, Client(address) as client:
         assert await client.call("a.b", context=Context(request_id="r-1", metadata=trace)) == ["r-1", trace]
         other = await client.call(
             "a.b", context=Context(request_id="no\r\nheader: x", metadata={"tracestate": "a\r\nb"})
@@ -95,7 +95,7 @@ async def test_the_request_id_and_the_trace_go_with_the_call() -> None:
 
 @requirement("client.http")
 async def test_a_registry_that_is_mounted_below_a_path_can_be_called() -> None:
-    app = Starlette(routes=[Mount("/api/v1", serve_http(Samples().registry, identity=ME))])
+    app = Starlette(routes=[Mount("/api/v1", serve_http(Samples().registry, anonymous=ME))])
     async with listening(app, "127.0.0.1", 0) as address, Client(f"{address}/api/v1/") as client:
         assert await client.call("math.add", {"a": 1}) == 3
         assert [item async for item in client.subscribe("clock.ticks")] == [0, 1, 2]
@@ -151,7 +151,7 @@ async def test_an_item_of_the_type_error_is_an_item_unless_it_is_a_problem() -> 
 @requirement("client.http", "client.closed")
 async def test_closing_ends_what_is_under_way() -> None:
     samples = Samples()
-    async with serve_http(samples.registry, identity=ME).listening() as address, Client(address) as client:
+    async with serve_http(samples.registry, anonymous=ME).listening() as address, Client(address) as client:
         items = client.subscribe("clock.quiet")
         assert await anext(items) == 1
         await client.close()
@@ -162,12 +162,12 @@ async def test_closing_ends_what_is_under_way() -> None:
 
 @requirement("client.http")
 async def test_a_server_that_goes_away_tells_its_streams() -> None:
-    app = serve_http(Samples().registry, identity=ME)
+    app = serve_http(Samples().registry, anonymous=ME)
     async with app.listening() as address, Client(address) as client:
         items = client.subscribe("clock.quiet")
         assert await anext(items) == 1
         app.drain()
-        with pytest.raises(CallError, match="going away") as caught:
+        with pytest.raises(CallError, match="shutting down") as caught:
             await anext(items)
         assert (caught.value.code, caught.value.retry_after) == (ErrorCode.UNAVAILABLE, 1)
 
@@ -204,7 +204,7 @@ async def test_answers_larger_than_allowed_are_refused() -> None:
     async def items() -> AsyncIterator[str]:
         yield "x" * 10_000
 
-    app = serve_http(registry, identity=ME)
+    app = serve_http(registry, anonymous=ME)
     async with app.listening() as address, Client(address, max_response=1_000, max_item=1_000) as client:
         for refused in (client.call("a.b"), anext(client.subscribe("a.items"))):
             with pytest.raises(CallError) as caught:

@@ -49,7 +49,7 @@ def test_a_subscription_is_a_loop_and_leaving_it_stops_the_producer(samples: Sam
 
 @requirement("client.sync")
 async def test_it_works_where_a_loop_is_running_already(samples: Samples) -> None:
-    async with serve_http(samples.registry, identity=ME).listening() as address:
+    async with serve_http(samples.registry, anonymous=ME).listening() as address:
 
         def script() -> list[int]:
             with SyncClient(address) as client:

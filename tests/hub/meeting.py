@@ -7,7 +7,7 @@ from typing import Any, Self
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from opwire.auth import Authenticator, Grant, StaticTokens, anybody
+from opwire.auth import Authenticator, Grant, StaticTokens, allow_anonymous
 from opwire.call import Address
 from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.operation import Context, Identity
@@ -18,7 +18,7 @@ from tests.transports.websocket.ends import Plain
 BEAT = 0.2
 """Seconds between two beats where a test waits for them."""
 
-OPEN = anybody(Grant(Identity(id="guest", scopes=("*",)), announces=("*",)))
+OPEN = allow_anonymous(Grant(Identity(id="guest", scopes=("*",)), announces=("*",)))
 """Everybody may do everything."""
 
 TOKENS = {name: f"{name}-token-of-a-test" for name in ("billing", "shop", "gateway", "alice", "mallory")}

@@ -29,10 +29,10 @@ from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:
-    from opwire.serve.guard import DoorOptions
+    from opwire.serve.guard import GuardOptions
     from opwire.serve.http import HTTPApp
     from opwire.serve.mcp import MCPSurface
-    from opwire.serve.mcp.app import HTTPOptions
+    from opwire.serve.mcp.app import MCPHTTPOptions
 
 
 _MAX_KEYS = 1024 * 1024  # bytes of a published key set
@@ -53,7 +53,7 @@ def build_authenticator(config: Config) -> Authenticator | None:
         token = settings.token.resolve(at)
         try:
             StaticTokens({token: _grant(config, name)})
-        except (CallError, UsageError) as error:
+        except (CallError, UsageError, MissingExtraError) as error:
             message = error.message if isinstance(error, CallError) else str(error)
             raise ConfigError(f"{at}: {message.replace('token number 1', 'it')}") from error
         if token in grants:
@@ -165,7 +165,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         version=settings.version,
         title=settings.title,
         instructions=settings.instructions,
-        identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
+        stdio_identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
         timeout=config.limits.call_timeout,
         max_items=settings.max_items,
         max_seconds=settings.max_seconds,
@@ -173,7 +173,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
     )
 
 
-def mcp_http_options(config: Config) -> "HTTPOptions":
+def mcp_http_options(config: Config) -> "MCPHTTPOptions":
     """Return the options of `run_http` and `asgi` for the MCP server.
 
     Raises:
@@ -264,10 +264,10 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
         )
 
 
-def _guard_options(config: Config, settings: SurfaceSettings) -> "DoorOptions":
+def _guard_options(config: Config, settings: SurfaceSettings) -> "GuardOptions":
     return {
         "authenticate": build_authenticator(config),
-        "identity": identity_of(config, settings.anonymous),
+        "anonymous": identity_of(config, settings.anonymous),
         "hosts": settings.hosts,
         "origins": settings.origins,
         "max_body": config.limits.max_body,

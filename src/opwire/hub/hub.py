@@ -53,10 +53,10 @@ class Hub:
 
     `authenticate` returns the identity of a spoke, and the namespaces in which it may announce operations. Without it,
     connections are anonymous: they may call public operations, and announce nothing.
-    `authenticate=anybody(Grant(…, announces=("*",)))` opens the hub. The hub sets the caller's identity on every
-    request that it relays; an identity that a spoke states itself is ignored. Calls of the hub's own program without a
-    context are made as "hub", which may call everything; the spoke that serves such a call cannot use that identity for
-    calls of its own.
+    `authenticate=allow_anonymous(Grant(…, announces=("*",)))` opens the hub. The hub sets the caller's identity on
+    every request that it relays; an identity that a spoke states itself is ignored. Calls of the hub's own program
+    without a context are made as "hub", which may call everything; the spoke that serves such a call cannot use that
+    identity for calls of its own.
 
     `linger` is the time in seconds that spokes have to reconnect. For so long operations stay in the registry after
     their last server was lost; and for so long after its start a hub raises UNAVAILABLE instead of OPERATION_NOT_FOUND

@@ -1,0 +1,43 @@
+"""Ids are remembered for shells."""
+
+from pathlib import Path
+
+import pytest
+
+from opwire import OperationSpec
+from opwire.cli.sources import cache_ids, cached_ids
+
+SPECS = [OperationSpec(namespace="math", name="add"), OperationSpec(namespace="clock", name="t", type="subscription")]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_what_was_loaded_is_recalled_by_its_key() -> None:
+    assert cached_ids("mine") is None
+    cache_ids("mine", SPECS)
+    assert cached_ids("mine") == {"math.add": "query", "clock.t": "subscription"}
+    assert cached_ids("other") is None
+    cache_ids("mine", [])
+    assert cached_ids("mine") == {}
+
+
+def test_nothing_is_written_where_nothing_has_changed(cache: Path) -> None:
+    cache_ids("mine", SPECS)
+    [file] = cache.rglob("*.json")
+    before = file.stat().st_ino
+    cache_ids("mine", SPECS)
+    assert file.stat().st_ino == before
+
+
+def test_a_cache_that_cannot_be_used_is_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_ids("mine", SPECS)
+    [file] = cache.rglob("*.json")
+    file.write_text("broken")
+    assert cached_ids("mine") is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # a file, where a folder should be
+    cache_ids("mine", SPECS)
+    assert cached_ids("mine") is None
