@@ -12,7 +12,7 @@ from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.requirements import requirement
 from tests.testing import broken
 from tests.testing.broker import BrokerLike
-from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
+from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
 PROMISES = (*TRANSPORT_CONTRACT, *LIMIT_CONTRACT)
 
@@ -29,7 +29,7 @@ def broker() -> Connect:
 
 def broker_in_memory() -> Connect:
     market = MemoryBroker()
-    return lambda: BrokerTransport(MemoryMedium(market), heartbeat=0.05)
+    return lambda: BrokerTransport(MemoryBrokerConnection(market), heartbeat=0.05)
 
 
 # One line for each transport that is shipped: what makes a medium, and its limit.

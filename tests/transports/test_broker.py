@@ -32,12 +32,12 @@ from opwire.testing import run_virtually
 from opwire.testing.harness import Probe
 from opwire.transports.broker import BrokerTransport
 from tests.requirements import requirement
-from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
+from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
 BEAT = 1.0
 
 
-class Discreet(MemoryMedium):
+class Discreet(MemoryBrokerConnection):
     """A connection to a broker that does not say when nobody listens at an address."""
 
     def _deliver(self, to: str, sender: str, token: str, message: bytes) -> None:
@@ -70,8 +70,8 @@ class Stage:
 
     def __init__(self) -> None:
         self.broker: MemoryBroker = Orderly()
-        self.medium = MemoryMedium
-        self.mediums: list[Any] = []  # `MemoryMedium`, which some tests break
+        self.medium = MemoryBrokerConnection
+        self.mediums: list[Any] = []  # `MemoryBrokerConnection`, which some tests break
         self.runs: Counter[Any] = Counter()
         self.stopped = asyncio.Event()
         self.began = asyncio.Event()
@@ -113,7 +113,7 @@ class Stage:
         assert medium._address is not None
         del self.broker.ends[medium._address]
         self.broker.ends[f"ghost{place}"] = medium
-        medium.tell = medium.tell_all = lambda *_, **__: None
+        medium.send = medium.broadcast = lambda *_, **__: None
         medium._deliver = lambda *_: None
 
 
@@ -135,14 +135,14 @@ def virtual(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], 
 
 def refusing(medium: Any, word: bytes) -> None:
     """From now on this end has no room for messages with that word."""
-    tell = medium.tell
+    send = medium.send
 
     def full(to: str, token: str, message: bytes, *, control: bool) -> None:
         if word in message:
             raise CallError(ErrorCode.RATE_LIMITED, "the broker does not keep up")
-        tell(to, token, message, control=control)
+        send(to, token, message, control=control)
 
-    medium.tell = full
+    medium.send = full
 
 
 def now() -> float:
@@ -245,13 +245,13 @@ async def test_a_stranger_cannot_keep_a_caller_alive_that_is_gone(stage: Stage) 
     await stage.began.wait()
     server, calling = (medium._address for medium in stage.mediums)
     stage.vanish(1)
-    stranger = MemoryMedium(stage.broker)
+    stranger = MemoryBrokerConnection(stage.broker)
     nobody: Any = Probe(caller.transport)
     await stranger.connect(calling, nobody)
     began = now()
     while not stage.stopped.is_set():
         for token, gone in (("", []), ("guess", ["guess"])):
-            stranger.tell(server, token, encode_session(Waiting(gone=gone)), control=True)
+            stranger.send(server, token, encode_session(Waiting(gone=gone)), control=True)
         await asyncio.sleep(0.1)
         assert now() - began <= 5.1 * BEAT
     await asyncio.sleep(0)
@@ -267,7 +267,7 @@ async def test_what_a_stranger_says_of_calls_in_its_hands_is_answered_once_and_c
     await stranger.transport.start(stranger)
     calling = stage.mediums[1]._address
     for tokens in ([], ["guess"], ["x" * 100_000], ["a b\r\nPUB c 0"]):
-        stage.mediums[2].tell(calling, "", encode_session(Serving(tokens=tokens)), control=True)
+        stage.mediums[2].send(calling, "", encode_session(Serving(tokens=tokens)), control=True)
     await asyncio.sleep(0.1)
     assert await outcome(caller.call("work.echo", {"value": 3})) == 3
 
@@ -450,14 +450,14 @@ async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> No
     await asyncio.sleep(0.1)
     (request_id,) = handler._served
     server, calling = (medium._address for medium in stage.mediums)
-    stranger = MemoryMedium(stage.broker)
+    stranger = MemoryBrokerConnection(stage.broker)
     nobody: Any = Probe(caller.transport)
     await stranger.connect(calling, nobody)
     stage.broker.ends[calling] = stage.mediums[1]  # it sends as the caller, and receives nothing
     for token in ("", "guess"):
-        stranger.tell(server, token, encode_event(CallAborted(request_id=request_id)), control=True)
+        stranger.send(server, token, encode_event(CallAborted(request_id=request_id)), control=True)
         failed = CallFailed(request_id=request_id, code="INTERNAL", message="forged")
-        stranger.tell(calling, token, encode_event(failed), control=True)
+        stranger.send(calling, token, encode_event(failed), control=True)
     assert await call == 5
     transports: list[Any] = [handler._calls.transport, caller.transport]
     assert sum(transport.foreign for transport in transports) == 4
@@ -475,8 +475,8 @@ async def test_a_message_that_cannot_be_read_fails_its_own_call_and_nothing_else
     probe.transport.request(asked)
     await asyncio.sleep(0.1)
     broken = json.dumps({"type": "call.requested", "requestId": "worse", "operationId": 7}).encode()
-    stage.mediums[2].ask("work.echo", "0123456789abcdef", broken)
-    medium.tell(stage.mediums[0]._address, "", b"\xff not JSON", control=True)
+    stage.mediums[2].request("work.echo", "0123456789abcdef", broken)
+    medium.send(stage.mediums[0]._address, "", b"\xff not JSON", control=True)
     await asyncio.sleep(0.1)
     refused = [event for event in probe.events if isinstance(event, CallFailed)]
     assert [(event.request_id, event.code) for event in refused] == [("worse", "PROTOCOL_ERROR")]
@@ -611,7 +611,7 @@ async def test_beats_fit_into_the_messages_that_the_broker_lets_through(stage: S
 @virtual
 async def test_a_plain_client_of_the_broker_gets_its_answer_and_no_beats(stage: Stage) -> None:
     await stage.server()
-    plain = MemoryMedium(stage.broker)
+    plain = MemoryBrokerConnection(stage.broker)
     heard: list[bytes] = []
 
     class Listening(Probe):
@@ -621,7 +621,7 @@ async def test_a_plain_client_of_the_broker_gets_its_answer_and_no_beats(stage: 
     listening: Any = Listening(stage.transport())
     await plain.connect("plain", listening)
     request = CallRequested(request_id="r", operation_id="work.echo", input={"value": 4, "seconds": 5})
-    plain.ask("work.echo", "", encode_event(request))
+    plain.request("work.echo", "", encode_event(request))
     await asyncio.sleep(10)
     assert [json.loads(message)["output"]["data"] for message in heard] == [4]
 
@@ -679,10 +679,10 @@ async def test_who_asks_under_the_id_of_a_call_of_ours_does_not_learn_its_token(
         def arrived(self, sender: str, token: str, message: bytes) -> None:
             learned.append(token)
 
-    medium, thief = MemoryMedium(stage.broker), Thief(stage.transport())
+    medium, thief = MemoryBrokerConnection(stage.broker), Thief(stage.transport())
     await medium.connect("thief", thief)  # pyright: ignore[reportArgumentType]
     stolen = CallRequested(request_id=request_id, operation_id="work.echo")
-    medium.tell(stage.mediums[0]._address, "", encode_event(stolen), control=False)
+    medium.send(stage.mediums[0]._address, "", encode_event(stolen), control=False)
     await asyncio.sleep(0.1)
     assert learned == [""]
     assert not call.done()
@@ -917,7 +917,7 @@ async def test_a_close_that_is_cancelled_has_left_all_the_same(stage: Stage) -> 
 @requirement("transport.closed")
 def test_an_end_can_be_started_again_in_another_event_loop() -> None:
     broker = MemoryBroker()
-    transport = BrokerTransport(MemoryMedium(broker))
+    transport = BrokerTransport(MemoryBrokerConnection(broker))
 
     async def visit() -> None:
         await transport.start(Probe(transport))
@@ -944,7 +944,7 @@ async def test_what_two_lost_connections_leave_unsaid_is_said_after_the_third(st
         transport._leases.hold("peer", token, token, now())
         transport._address = "here"
         transport.disconnected("again")
-    stage.mediums[0].tell = lambda to, _, message, **__: said.extend(json.loads(message).get("tokens", ()))
+    stage.mediums[0].send = lambda to, _, message, **__: said.extend(json.loads(message).get("tokens", ()))
     transport._say_farewell()
     assert said == ["1" * 16, "2" * 16]
     await caller.close()

@@ -3,11 +3,11 @@
 import inspect
 
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.broker_connection import Listener, Medium
-from opwire.transports.nats.transport import NatsMedium
-from opwire.transports.redis.transport import RedisMedium
+from opwire.transports.broker_connection import BrokerConnection, Listener
+from opwire.transports.nats.transport import NatsBrokerConnection
+from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.requirements import requirement
-from tests.transports.broker_in_memory import MemoryMedium
+from tests.transports.broker_in_memory import MemoryBrokerConnection
 
 
 def methods(kind: type) -> dict[str, bool]:
@@ -16,13 +16,13 @@ def methods(kind: type) -> dict[str, bool]:
 
 @requirement("transport.medium")
 def test_what_sends_never_waits_and_what_changes_who_serves_does() -> None:
-    assert methods(Medium) == {
+    assert methods(BrokerConnection) == {
         "connect": True,
         "serve": True,
         "unserve": True,
-        "ask": False,
-        "tell": False,
-        "tell_all": False,
+        "request": False,
+        "send": False,
+        "broadcast": False,
         "beat": False,
         "close": True,
     }
@@ -31,8 +31,8 @@ def test_what_sends_never_waits_and_what_changes_who_serves_does() -> None:
 
 @requirement("transport.medium")
 def test_every_medium_has_the_methods_of_the_interface_and_the_transport_listens() -> None:
-    for medium in (MemoryMedium, NatsMedium, RedisMedium):
-        for name in methods(Medium):
-            wanted, given = inspect.signature(getattr(Medium, name)), inspect.signature(getattr(medium, name))
+    for medium in (MemoryBrokerConnection, NatsBrokerConnection, RedisBrokerConnection):
+        for name in methods(BrokerConnection):
+            wanted, given = inspect.signature(getattr(BrokerConnection, name)), inspect.signature(getattr(medium, name))
             assert list(given.parameters) == list(wanted.parameters), f"{medium.__name__}.{name}"
     assert methods(Listener).keys() <= {name for name in dir(BrokerTransport) if name[0] != "_"}

@@ -2,7 +2,7 @@
 
 A broker passes messages on, and knows neither calls nor who is alive. `BrokerTransport` adds what is missing: who may
 answer a request, leases that end when a peer is gone, a new beginning after the connection was lost. What differs from
-one broker to another is a `Medium`.
+one broker to another is a `BrokerConnection`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from opwire.call import (
 )
 from opwire.call.events import Here, Left, Serving, Session, SessionEvent, Waiting, Who, decode_message, encode_session
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker_connection import Medium
+from opwire.transports.broker_connection import BrokerConnection
 from opwire.transports.leases import Asked, Leases, Probes, is_final
 from opwire.transports.link import back_off, keep_running
 
@@ -58,18 +58,18 @@ class BrokerTransport:
 
     def __init__(
         self,
-        medium: Medium,
+        connection: BrokerConnection,
         *,
         heartbeat: float = 1.0,
         limit: int = MAX_MESSAGE,
         signed: "SignedRequests | None" = None,
     ) -> None:
-        self._medium = medium
+        self._connection = connection
         self._heartbeat = heartbeat
         self._limit = limit
         self._signed = signed
         self._leases = Leases(3 * heartbeat)
-        self._probes = Probes(self._leases, medium, self._name)
+        self._probes = Probes(self._leases, connection, self._name)
         self._receiver: Receiver | None = None
         self._address: Address | None = None  # another one for each connection; None while there is none
         self._closed = True
@@ -107,7 +107,7 @@ class BrokerTransport:
             await self._connect()
         except BaseException:
             self._closed, self._address = True, None
-            await self._medium.close()
+            await self._connection.close()
             raise
         work = (keep_running("the heartbeat", self._beat), keep_running("the reconnection", self._stay_connected))
         self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
@@ -124,7 +124,7 @@ class BrokerTransport:
         self._operations.update(dict.fromkeys(new))
         here = self._here()
         try:
-            await self._in_time("the announcement", self._medium.serve(new))
+            await self._in_time("the announcement", self._connection.serve(new))
         except CallError:
             if self._address == here:  # the broker refuses them; after a lost connection they are announced again
                 for each in new:
@@ -138,7 +138,7 @@ class BrokerTransport:
             del self._operations[each]
         if self.connected and known:
             try:
-                await self._in_time("the withdrawal", self._medium.unserve(known))
+                await self._in_time("the withdrawal", self._connection.unserve(known))
             except CallError as gone:  # then nothing is routed here, and they will not be announced again
                 logger.debug("the connection was lost during a withdrawal: %s", gone)
 
@@ -152,12 +152,12 @@ class BrokerTransport:
         number = next(self._questions)
         found = self._found[number] = {}
         try:
-            self._medium.tell_all("", encode_session(Who(id=number)))
+            self._connection.broadcast("", encode_session(Who(id=number)))
             await asyncio.sleep(wait)
         finally:
             del self._found[number]
         if self._address != here:
-            raise CallError(ErrorCode.UNAVAILABLE, f"the connection to {self._medium.name} was lost meanwhile")
+            raise CallError(ErrorCode.UNAVAILABLE, f"the connection to {self._connection.name} was lost meanwhile")
         return list(found)
 
     def request(self, event: CallRequested) -> None:
@@ -184,7 +184,7 @@ class BrokerTransport:
             return
         message, control = encode_event(event, limit=self._most()), not isinstance(event, CallResponded)
         try:
-            self._medium.tell(to, token, message, control=control)
+            self._connection.send(to, token, message, control=control)
         except CallError:
             if control:  # there is no smaller word to end it with: the caller learns it from our silence about it
                 self._leases.release(to, event.request_id)
@@ -210,7 +210,7 @@ class BrokerTransport:
                 self._farewell = self._leases.clear()
                 self._say_farewell()
             self._address = None
-            await self._medium.close()
+            await self._connection.close()
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -221,13 +221,13 @@ class BrokerTransport:
 
     def _absence(self) -> str:
         """Say why there is no connection: a server that refuses us is reached, and says what to do about it."""
-        name = self._medium.name
+        name = self._connection.name
         if self._away.startswith(name):
             return self._away
         return f"{name} is not reachable at the moment" + (f": {self._away}" if self._away else "")
 
     def _most(self) -> int:
-        most = self._medium.max_message
+        most = self._connection.max_message
         return self._limit if self._limit < most else most
 
     def _ask(self, event: CallRequested, to: Address | None) -> None:
@@ -239,9 +239,9 @@ class BrokerTransport:
         token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
         try:
             if to is None:
-                self._medium.ask(event.operation_id, token, message, event.sticky_key)
+                self._connection.request(event.operation_id, token, message, event.sticky_key)
             else:
-                self._medium.tell(to, token, message, control=False)
+                self._connection.send(to, token, message, control=False)
         except BaseException:
             self._leases.end(token)
             raise
@@ -261,9 +261,9 @@ class BrokerTransport:
             self._leases.end(token)  # even if it cannot be sent: the next beat tells the server
         message = encode_event(event, limit=self._most())
         if server is not None:
-            self._medium.tell(server, token, message, control=not isinstance(event, CallResponded))
+            self._connection.send(server, token, message, control=not isinstance(event, CallResponded))
         elif asked is not None and over:  # nothing else: the token of a call that goes on is not for all
-            self._medium.tell_all(token, message)
+            self._connection.broadcast(token, message)
         else:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
 
@@ -273,9 +273,9 @@ class BrokerTransport:
             session = isinstance(event, Session)
             message = encode_session(event) if session else encode_event(event, limit=self._most())
             if to:
-                self._medium.tell(to, token, message, control=True)
+                self._connection.send(to, token, message, control=True)
             else:
-                self._medium.tell_all(token, message)
+                self._connection.broadcast(token, message)
         except CallError as error:
             logger.debug("%s could not be told: %s", to or "nobody", error)
 
@@ -433,7 +433,7 @@ class BrokerTransport:
     def _say_what_is_in_hand(self) -> None:
         if self.connected:
             self._name(dict(self._leases.beats()))
-            self._medium.beat(self._heartbeat)
+            self._connection.beat(self._heartbeat)
 
     def _name(self, in_hand: Mapping[Address, list[str]]) -> None:
         for caller, tokens in in_hand.items():
@@ -456,17 +456,17 @@ class BrokerTransport:
         self._address = None
         for peer, tokens in self._leases.clear().items():
             self._farewell.setdefault(peer, []).extend(tokens)
-        logger.warning("the connection to %s was lost: %s", self._medium.name, reason)
-        self._receiver.lost(None, f"the connection to {self._medium.name} was lost ({reason})")
+        logger.warning("the connection to %s was lost: %s", self._connection.name, reason)
+        self._receiver.lost(None, f"the connection to {self._connection.name} was lost ({reason})")
 
     async def _connect(self) -> None:
         """Connect, and serve what was announced."""
         self._broken.clear()
         address = token_hex(8)
-        await self._in_time("the connection", self._medium.connect(address, self))
+        await self._in_time("the connection", self._connection.connect(address, self))
         self._address, self._away = address, ""
         if self._operations:
-            await self._in_time("the announcement", self._medium.serve(list(self._operations)))
+            await self._in_time("the announcement", self._connection.serve(list(self._operations)))
         self._say_farewell()
 
     async def _stay_connected(self) -> None:
@@ -483,11 +483,11 @@ class BrokerTransport:
             except Exception as error:
                 # Not even a fault of ours may keep this end away for good.
                 tell = logger.debug if isinstance(error, CallError) else logger.exception
-                tell("%s cannot be reached yet: %s", self._medium.name, error)
+                tell("%s cannot be reached yet: %s", self._connection.name, error)
                 self.disconnected(error.message if isinstance(error, CallError) else "an unexpected error: see the log")
-                await self._medium.close()
+                await self._connection.close()
             else:
-                logger.info("connected to %s again", self._medium.name)
+                logger.info("connected to %s again", self._connection.name)
             tried_at = time.monotonic()
 
     async def _in_time(self, what: str, work: Coroutine[None, None, None]) -> None:
@@ -496,5 +496,5 @@ class BrokerTransport:
             async with asyncio.timeout(PATIENCE):
                 await work
         except TimeoutError:
-            silent = f"{self._medium.name} did not confirm {what} within {PATIENCE:g} s"
+            silent = f"{self._connection.name} did not confirm {what} within {PATIENCE:g} s"
             raise CallError(ErrorCode.UNAVAILABLE, silent) from None

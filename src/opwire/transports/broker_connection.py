@@ -1,7 +1,7 @@
 """What differs from one broker to another: one connection, and how a request finds one of those who serve it.
 
-A transport for another broker is one class with these methods; `BrokerTransport` does the rest. `ask`, `tell` and
-`tell_all` never wait. Every message goes with the address of its sender and a token, which the medium carries beside
+A transport for another broker is one class with these methods; `BrokerTransport` does the rest. `request`, `send` and
+`broadcast` never wait. Every message goes with the address of its sender and a token, which the medium carries beside
 it.
 """
 
@@ -15,11 +15,11 @@ class Listener(Protocol):
     """Whoever uses a medium. Its methods return at once and raise nothing."""
 
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
-        """A message for this end arrived, with the token that was given to `ask` or `tell`."""
+        """A message for this end arrived, with the token that was given to `request` or `send`."""
         ...
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
-        """A message for all ends arrived, with the token that was given to `tell_all`."""
+        """A message for all ends arrived, with the token that was given to `broadcast`."""
         ...
 
     def routed(self, token: str, peer: Address) -> None:
@@ -43,7 +43,7 @@ class Listener(Protocol):
         ...
 
 
-class Medium(Protocol):
+class BrokerConnection(Protocol):
     """One connection to a broker. After it is gone, `connect` makes another."""
 
     name: str
@@ -76,7 +76,7 @@ class Medium(Protocol):
         """
         ...
 
-    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Send a message to one of those who serve an operation. If there is none, the listener is told.
 
         A medium that can gives messages with the same `sticky_key` to the same one, as long as it is there.
@@ -86,7 +86,7 @@ class Medium(Protocol):
         """
         ...
 
-    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+    def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Send a message to one end. `control`: it is small, and ends or steers a call.
 
         Raises:
@@ -94,7 +94,7 @@ class Medium(Protocol):
         """
         ...
 
-    def tell_all(self, token: str, message: bytes) -> None:
+    def broadcast(self, token: str, message: bytes) -> None:
         """Send a message to every end, this one included.
 
         Raises:

@@ -27,7 +27,7 @@ from opwire.call import Address, CallAborted, CallCompleted, CallCredit, CallEve
 from opwire.call.events import Waiting, encode_session
 from opwire.call.transport import random_ids
 from opwire.errors import CallError
-from opwire.transports.broker_connection import Medium
+from opwire.transports.broker_connection import BrokerConnection
 
 MOMENT = 0.02
 """Seconds after which a server names a call, and the caller probes the server. Shorter calls cost nothing."""
@@ -321,9 +321,11 @@ _STILL_WAITING = encode_session(Waiting())  # a probe: it says nothing new, but 
 class Probes:
     """The probes of one end. `name` tells callers which calls are in hand: tokens by caller."""
 
-    def __init__(self, leases: Leases, medium: Medium, name: Callable[[Mapping[Address, list[str]]], None]) -> None:
+    def __init__(
+        self, leases: Leases, connection: BrokerConnection, name: Callable[[Mapping[Address, list[str]]], None]
+    ) -> None:
         self._leases = leases
-        self._medium = medium
+        self._connection = connection
         self._name = name
         self._timer: asyncio.TimerHandle | None = None
         self._at = inf  # when the next look is due
@@ -361,8 +363,8 @@ class Probes:
         """
         try:
             if asked.server:
-                self._medium.tell(asked.server, asked.token, _STILL_WAITING, control=True)
+                self._connection.send(asked.server, asked.token, _STILL_WAITING, control=True)
             else:
-                self._medium.ask(asked.operation_id, asked.token, _STILL_WAITING)
+                self._connection.request(asked.operation_id, asked.token, _STILL_WAITING)
         except CallError as error:
             logger.debug("%s was not probed: %s", asked.operation_id, error)

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from opwire.call import Address
 from opwire.testing.harness import soon
 from opwire.transports.nats.connection import Credentials, Security, Servers
-from opwire.transports.nats.transport import NatsMedium, ServiceInfo, Subjects
+from opwire.transports.nats.transport import NatsBrokerConnection, ServiceInfo, Subjects
 from tests.transports.mediums import Log, connected
 
 ANYONE = Security(Credentials())
@@ -20,7 +20,7 @@ ANYONE = Security(Credentials())
 class End:
     """A medium that is connected, and what its listener was told."""
 
-    def __init__(self, medium: NatsMedium, address: Address, log: Log) -> None:
+    def __init__(self, medium: NatsBrokerConnection, address: Address, log: Log) -> None:
         self.medium = medium
         self.address = address
         self.log = log
@@ -39,7 +39,7 @@ async def end(
     describe: Callable[[], ServiceInfo | None] | None = None,
 ) -> AsyncIterator[End]:
     """An end that serves these operations. Nobody beats for it."""
-    medium = NatsMedium(Servers(url), Subjects(prefix), security, describe=describe)
+    medium = NatsBrokerConnection(Servers(url), Subjects(prefix), security, describe=describe)
     log, address = Log(), token_hex(8)
     async with connected(medium, address, log, *operations):
         yield End(medium, address, log)

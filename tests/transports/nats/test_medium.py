@@ -19,7 +19,7 @@ from opwire.testing.harness import soon
 from opwire.transports.nats import connection
 from opwire.transports.nats.connection import Servers
 from opwire.transports.nats.protocol import Info
-from opwire.transports.nats.transport import Endpoint, NatsMedium, ServiceInfo, Subjects
+from opwire.transports.nats.transport import Endpoint, NatsBrokerConnection, ServiceInfo, Subjects
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.mediums import Log
@@ -53,7 +53,7 @@ async def test_requests_for_operations_with_whatever_ids_arrive_at_those_who_ser
 ) -> None:
     async with end(nats_server.url, *ODD_IDS) as server, end(nats_server.url) as caller:
         for number, operation_id in enumerate(ODD_IDS):
-            caller.medium.ask(operation_id, f"t{number}", operation_id.encode())
+            caller.medium.request(operation_id, f"t{number}", operation_id.encode())
         await server.log.until(lambda: len(server.log.arrivals) == len(ODD_IDS))
         sent = [(caller.address, f"t{number}", each.encode()) for number, each in enumerate(ODD_IDS)]
         assert server.log.arrivals == sent
@@ -62,10 +62,10 @@ async def test_requests_for_operations_with_whatever_ids_arrive_at_those_who_ser
 
 async def test_a_message_says_who_sent_it_and_with_which_token(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one, end(nats_server.url) as other:
-        one.medium.tell(other.address, "t0ken", b"first", control=False)
-        one.medium.tell(other.address, "", b"second", control=True)
-        one.medium.tell_all("t0ken", b"third")
-        one.medium.tell_all("", b"fourth")
+        one.medium.send(other.address, "t0ken", b"first", control=False)
+        one.medium.send(other.address, "", b"second", control=True)
+        one.medium.broadcast("t0ken", b"third")
+        one.medium.broadcast("", b"fourth")
         await other.log.until(lambda: len(other.log.rumours) == 2)
         assert other.log.arrivals == [(one.address, "t0ken", b"first"), (one.address, "", b"second")]
         assert other.log.rumours == [(one.address, "t0ken", b"third"), (one.address, "", b"fourth")]
@@ -82,8 +82,8 @@ async def test_what_is_told_to_all_does_not_overtake_the_request_before_it(nats_
         log.overheard = lambda sender, token, message: order.append(message)  # type: ignore[method-assign]
         async with end(nats_server.url) as caller:
             for number in range(1000):
-                caller.medium.ask(f"order.{number % 20}", "t", b"request %d" % number)
-                caller.medium.tell_all("t", b"abort %d" % number)
+                caller.medium.request(f"order.{number % 20}", "t", b"request %d" % number)
+                caller.medium.broadcast("t", b"abort %d" % number)
             await caller.barrier()
         await server.barrier()
     assert order == [word % number for number in range(1000) for word in (b"request %d", b"abort %d")]
@@ -91,9 +91,9 @@ async def test_what_is_told_to_all_does_not_overtake_the_request_before_it(nats_
 
 async def test_two_prefixes_do_not_meet(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b", prefix="one") as server, end(nats_server.url, prefix="one.two") as caller:
-        caller.medium.ask("a.b", "t0ken", b"")
-        caller.medium.tell(server.address, "t0ken", b"", control=False)
-        caller.medium.tell_all("t0ken", b"")
+        caller.medium.request("a.b", "t0ken", b"")
+        caller.medium.send(server.address, "t0ken", b"", control=False)
+        caller.medium.broadcast("t0ken", b"")
         await caller.log.until(lambda: caller.log.failures and caller.log.gone and caller.log.rumours)
         await server.barrier()
         assert server.log.arrivals == server.log.rumours == []
@@ -107,7 +107,7 @@ async def test_an_operation_is_never_without_responders_once_serve_has_returned(
     async with end(nats_server.url) as server, end(nats_server.url) as caller:
         for number in range(300):
             await server.medium.serve([f"late.{number}"])
-            caller.medium.ask(f"late.{number}", f"{number}", b"")
+            caller.medium.request(f"late.{number}", f"{number}", b"")
             await caller.barrier()
         await server.log.until(lambda: len(server.log.arrivals) == 300)
         assert caller.log.failures == []
@@ -117,7 +117,7 @@ async def test_an_operation_is_never_without_responders_once_serve_has_returned(
 async def test_no_request_arrives_once_unserve_has_returned_and_none_is_lost_before(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server, end(nats_server.url) as caller:
         for number in range(500):
-            caller.medium.ask("a.b", f"{number}", b"")
+            caller.medium.request("a.b", f"{number}", b"")
         await server.medium.unserve(["a.b", "never.served"])
         arrived = len(server.log.arrivals)
         await caller.barrier()
@@ -129,12 +129,12 @@ async def test_no_request_arrives_once_unserve_has_returned_and_none_is_lost_bef
 async def test_serving_an_operation_twice_gives_no_second_turn(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server, end(nats_server.url) as caller:
         await server.medium.serve(["a.b"])
-        caller.medium.ask("a.b", "t0ken", b"")
+        caller.medium.request("a.b", "t0ken", b"")
         await caller.barrier()
         await server.barrier()
         assert len(server.log.arrivals) == 1
         await server.medium.unserve(["a.b"])
-        caller.medium.ask("a.b", "t0ken", b"")
+        caller.medium.request("a.b", "t0ken", b"")
         await caller.log.until(lambda: caller.log.failures)
 
 
@@ -147,7 +147,7 @@ async def test_those_who_serve_an_operation_share_its_requests(nats_server: Nats
         end(nats_server.url) as caller,
     ):
         for number in range(300):
-            caller.medium.ask("a.b", f"{number}", b"")
+            caller.medium.request("a.b", f"{number}", b"")
         await caller.barrier()
         for server in (one, two, three):
             await server.barrier()
@@ -162,7 +162,7 @@ async def test_those_who_serve_an_operation_share_its_requests(nats_server: Nats
 @requirement("transport.nats.nobody")
 async def test_a_request_that_nobody_serves_comes_back(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as caller:
-        caller.medium.ask("a.c", "t0ken", b"")
+        caller.medium.request("a.c", "t0ken", b"")
         await caller.log.until(lambda: caller.log.failures)
         assert caller.log.failures == [("t0ken", "nobody serves it")]
         assert caller.log.gone == caller.log.arrivals == []
@@ -172,9 +172,9 @@ async def test_a_request_that_nobody_serves_comes_back(nats_server: NatsServer) 
 async def test_a_message_for_an_end_that_is_gone_names_that_end(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one:
         async with end(nats_server.url) as other:
-            one.medium.tell(other.address, "t0ken", b"", control=False)
+            one.medium.send(other.address, "t0ken", b"", control=False)
             await other.log.until(lambda: other.log.arrivals)
-        one.medium.tell(other.address, "t0ken", b"", control=False)
+        one.medium.send(other.address, "t0ken", b"", control=False)
         await one.log.until(lambda: one.log.gone)
         assert one.log.gone == [other.address]
         assert one.log.failures == []
@@ -190,7 +190,7 @@ async def test_a_plain_client_asks_with_its_own_inbox_and_is_answered_there(nats
         await server.log.until(lambda: server.log.arrivals)
         sender, token, message = server.log.arrivals[0]
         assert (token, message) == ("", b"hello")
-        server.medium.tell(sender, token, b"hi", control=False)
+        server.medium.send(sender, token, b"hi", control=False)
         assert (await asking).data == b"hi"
 
 
@@ -201,7 +201,7 @@ async def test_a_plain_client_that_is_gone_is_named_like_any_other(nats_server: 
             await client.publish("opwire.call.a.b", b"", reply="_INBOX.some.where")
             await server.log.until(lambda: server.log.arrivals)
         sender, _, _ = server.log.arrivals[0]
-        server.medium.tell(sender, "", b"", control=False)
+        server.medium.send(sender, "", b"", control=False)
         await server.log.until(lambda: server.log.gone)
         assert server.log.gone == [sender]
 
@@ -215,11 +215,11 @@ async def test_a_plain_client_can_answer_with_the_token_and_cannot_be_told_anyth
 
         await client.subscribe("opwire.call.a.b", cb=respond)
         await flushed(client)
-        caller.medium.ask("a.b", "t0ken", b"hello")
+        caller.medium.request("a.b", "t0ken", b"hello")
         await caller.log.until(lambda: caller.log.arrivals)
         assert caller.log.arrivals == [("", "t0ken", b"hi")]
         with pytest.raises(CallError, match="gave no reply subject") as failure:
-            caller.medium.tell("", "t0ken", b"", control=True)
+            caller.medium.send("", "t0ken", b"", control=True)
         assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
@@ -264,7 +264,7 @@ async def test_other_states_than_nobody_is_there_are_ignored_and_counted(nats_se
 @requirement("transport.nats.no-deputy")
 async def test_a_forged_no_responders_status_names_no_peer(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one, end(nats_server.url) as other, end(nats_server.url) as thief:
-        other.medium.tell(thief.address, "t", b"", control=True)  # which shows the thief a receipt of `other`
+        other.medium.send(thief.address, "t", b"", control=True)  # which shows the thief a receipt of `other`
         of_another = other.medium._receipts.make(thief.address)
         of_itself = one.medium._receipts.make(thief.address).replace(thief.address, other.address)
         for shown in (f"x-{other.address}", f"-{other.address}", f"x{of_another}", f"x{of_itself}", "-", "x-"):
@@ -284,7 +284,7 @@ async def test_invalid_headers_of_another_client_do_not_end_the_connection(
     async with end(nats_server.url, "a.b") as one, end(nats_server.url) as other:
         for subject in ("opwire.call.a.b", "opwire.all", f"opwire.in.{one.address}.t"):
             await publish_headers(nats_server, subject, head, b"payload")
-        other.medium.ask("a.b", "t0ken", b"hello")
+        other.medium.request("a.b", "t0ken", b"hello")
         await one.log.until(lambda: (other.address, "t0ken", b"hello") in one.log.arrivals)
         assert one.log.ends == other.log.ends == []
 
@@ -299,11 +299,11 @@ async def test_a_message_that_the_server_would_not_let_through_is_refused_here_a
     server = own_nats(max_payload=1000)
     async with end(server.url, "a.b") as one:
         assert one.medium.max_message == 1000
-        one.medium.ask("a.b", "fits", b"x" * 1000)
+        one.medium.request("a.b", "fits", b"x" * 1000)
         for send in (
-            lambda: one.medium.ask("a.b", "t", b"x" * 1001),
-            lambda: one.medium.tell(one.address, "t", b"x" * 1001, control=True),
-            lambda: one.medium.tell_all("t", b"x" * 1001),
+            lambda: one.medium.request("a.b", "t", b"x" * 1001),
+            lambda: one.medium.send(one.address, "t", b"x" * 1001, control=True),
+            lambda: one.medium.broadcast("t", b"x" * 1001),
         ):
             with pytest.raises(CallError) as failure:
                 send()
@@ -315,7 +315,7 @@ async def test_a_message_that_the_server_would_not_let_through_is_refused_here_a
 
 @pytest.mark.parametrize(("said", "believed"), [(-5, 1), (0, 1), (10**400, 64 * 2**20), (5_000, 5_000)])
 def test_how_large_a_message_may_be_is_bounded_whatever_the_server_says(said: int, believed: int) -> None:
-    medium = NatsMedium(Servers("nats://a:1"), Subjects("opwire"), ANYONE)
+    medium = NatsBrokerConnection(Servers("nats://a:1"), Subjects("opwire"), ANYONE)
     medium.informed(Info(max_payload=said))
     assert medium.max_message == believed
 
@@ -336,8 +336,8 @@ async def test_an_operation_that_may_not_be_asked_for_is_refused_at_once_and_the
     url = restricted(own_nats, publish={"deny": ["opwire.call.github.>"]})
     async with end(url, "a.b") as one:
         for _ in range(3):
-            one.medium.ask("github.repos/get", "t0ken", b"")
-        one.medium.ask("a.b", "t0ken", b"")
+            one.medium.request("github.repos/get", "t0ken", b"")
+        one.medium.request("a.b", "t0ken", b"")
         await one.log.until(lambda: one.log.arrivals)
         complaint = 'Permissions Violation for Publish to "opwire.call.github.repos%2Fget"'
         assert one.log.refusals == 3 * [("github.repos/get", complaint)]
@@ -356,7 +356,7 @@ async def test_if_one_operation_may_not_be_served_none_of_the_announcement_is(ow
         ):
             await server.medium.serve(["a.b", "secret.b", "a.c"])
         for token, operation_id in (("one", "a.b"), ("two", "a.c"), ("three", "a.before")):
-            server.medium.ask(operation_id, token, b"")
+            server.medium.request(operation_id, token, b"")
         await server.log.until(lambda: server.log.arrivals)
         assert server.log.failures == [("one", "nobody serves it"), ("two", "nobody serves it")]
         await server.medium.serve(["a.b", "a.c"])
@@ -365,7 +365,7 @@ async def test_if_one_operation_may_not_be_served_none_of_the_announcement_is(ow
 async def test_complaints_about_something_else_do_not_fail_an_announcement(own_nats: StartNats) -> None:
     url = restricted(own_nats, publish={"deny": ["opwire.call.secret.>"]})
     async with end(url) as server:
-        server.medium.ask("secret.b", "t0ken", b"")
+        server.medium.request("secret.b", "t0ken", b"")
         await server.medium.serve(["a.b"])
         assert len(server.log.refusals) == 1
 
@@ -380,7 +380,7 @@ async def test_a_server_with_too_many_subscriptions_says_so(own_nats: StartNats)
 
 
 async def test_each_complaint_is_logged_once_and_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
-    medium = NatsMedium(Servers("nats://ann:s3cret@example"), Subjects("opwire"), ANYONE)
+    medium = NatsBrokerConnection(Servers("nats://ann:s3cret@example"), Subjects("opwire"), ANYONE)
     for number in range(1000):
         medium.complained(f"complaint {number % 300}")
     assert len(caplog.records) == 100
@@ -391,11 +391,11 @@ async def test_each_complaint_is_logged_once_and_not_without_end(caplog: pytest.
 
 
 async def test_an_end_that_is_not_connected_raises_unavailable() -> None:
-    medium = NatsMedium(Servers("nats://example"), Subjects("opwire"), ANYONE)
+    medium = NatsBrokerConnection(Servers("nats://example"), Subjects("opwire"), ANYONE)
     for send in (
-        lambda: medium.ask("a.b", "t", b""),
-        lambda: medium.tell("someone", "t", b"", control=True),
-        lambda: medium.tell_all("t", b""),
+        lambda: medium.request("a.b", "t", b""),
+        lambda: medium.send("someone", "t", b"", control=True),
+        lambda: medium.broadcast("t", b""),
     ):
         with pytest.raises(CallError, match="no connection to nats://example:4222") as failure:
             send()
@@ -414,12 +414,12 @@ async def test_nothing_is_kept_for_later_while_the_server_is_gone(own_nats: Star
         server.kill()
         await one.log.until(lambda: one.log.ends)
         with pytest.raises(CallError) as failure:
-            one.medium.ask("a.b", "t0ken", b"")
+            one.medium.request("a.b", "t0ken", b"")
         assert failure.value.code is ErrorCode.UNAVAILABLE
         server.start()
         await one.medium.connect("another", one.log)
         await one.medium.serve(["a.b"])
-        one.medium.ask("a.b", "later", b"")
+        one.medium.request("a.b", "later", b"")
         await one.log.until(lambda: one.log.arrivals)
         assert [token for _, token, _ in one.log.arrivals] == ["later"]
         assert len(one.log.ends) == 1
@@ -437,9 +437,9 @@ async def test_the_first_server_that_lets_us_is_used_and_if_there_is_none_each_s
     urls = [f"nats://{HOST}:{server.port}" for server in (closed, gone, frozen)]
     for _ in range(3):
         async with end([*urls[:2], good.url], "a.b") as one:
-            one.medium.ask("a.b", "t0ken", b"")
+            one.medium.request("a.b", "t0ken", b"")
             await one.log.until(lambda: one.log.arrivals)
-    medium = NatsMedium(Servers(urls), Subjects("opwire"), ANYONE)
+    medium = NatsBrokerConnection(Servers(urls), Subjects("opwire"), ANYONE)
     with pytest.raises(CallError) as failure:
         await soon("all are tried", medium.connect("address", Log()))
     assert failure.value.code is ErrorCode.UNAVAILABLE
@@ -480,13 +480,13 @@ async def test_the_other_servers_of_a_cluster_are_learned_and_used_when_the_firs
                 await asyncio.sleep(0.01)
 
         await soon("the server says that it is about to shut down", warned())
-        other.medium.ask("a.b", "before", b"")
+        other.medium.request("a.b", "before", b"")
         await one.log.until(lambda: one.log.arrivals)
         first.kill()
         await one.log.until(lambda: one.log.ends)
         await one.medium.connect("again", one.log)
         await one.medium.serve(["a.b"])
-        other.medium.ask("a.b", "t0ken", b"")
+        other.medium.request("a.b", "t0ken", b"")
         await one.log.until(lambda: len(one.log.arrivals) == 2)
 
 

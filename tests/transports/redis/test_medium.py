@@ -13,7 +13,7 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.redis.connection import parse_url
-from opwire.transports.redis.transport import RedisMedium
+from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
@@ -43,9 +43,9 @@ def listed(server: RedisServer, operation_id: str = "a.b") -> list[bytes]:
 async def test_messages_arrive_with_their_sender_and_token(own_redis: Redis) -> None:
     url = own_redis().url
     async with end(url, "one") as one, end(url, "two", "a.b") as two:
-        one.medium.ask("a.b", "t1", b'{"a":\n1}')
-        one.medium.tell("two", "t2", b"", control=False)
-        one.medium.tell_all("t3", b"all")
+        one.medium.request("a.b", "t1", b'{"a":\n1}')
+        one.medium.send("two", "t2", b"", control=False)
+        one.medium.broadcast("t3", b"all")
         await two.log.until(lambda: len(two.log.arrivals) == 2 and two.log.rumours)
         assert two.log.arrivals == [("one", "t1", b'{"a":\n1}'), ("one", "t2", b"")]
         await one.log.until(lambda: one.log.rumours)
@@ -62,8 +62,8 @@ async def test_the_servers_of_an_operation_take_exact_turns(own_redis: Redis) ->
         end(url, "2", "a.b", "c.d") as c,
     ):
         for number in range(90):
-            caller.medium.ask("a.b", "", b"%d" % number)
-            caller.medium.ask("c.d", "", b"other")  # in between, and in turns of its own
+            caller.medium.request("a.b", "", b"%d" % number)
+            caller.medium.request("c.d", "", b"other")  # in between, and in turns of its own
         for each in (caller, a, b, c):
             await each.barrier()
         others = [Counter(each.log.messages)[b"other"] for each in (a, b, c)]
@@ -79,7 +79,7 @@ async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis:
         """Who got the message for each key, which was sent twice."""
         for token in ("first", "second"):
             for key in keys:
-                caller.medium.ask("a.b", token, json.dumps(key).encode(), key)
+                caller.medium.request("a.b", token, json.dumps(key).encode(), key)
         for each in (caller, *servers):
             await each.barrier()
         got = [(json.loads(message), each.address) for each in servers for message in each.log.messages]
@@ -102,7 +102,7 @@ async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis:
 async def test_a_request_that_nobody_serves_is_undelivered(own_redis: Redis) -> None:
     async with end(own_redis().url, "caller", "c.d") as caller:
         for number, operation_id in enumerate(("a.b", "", "c.d ", "línea 🜚", "\ud800", "a\nb")):
-            caller.medium.ask(operation_id, f"{number}", b"{}")
+            caller.medium.request(operation_id, f"{number}", b"{}")
         await caller.log.until(lambda: len(caller.log.failures) == 6)
         assert caller.log.failures == [(f"{number}", "nobody serves it") for number in range(6)]
         assert caller.medium._routes == {}  # whoever asks for anything at all is not to use up memory
@@ -112,13 +112,13 @@ async def test_an_end_is_unreachable_as_soon_as_it_has_closed(own_redis: Redis) 
     url = own_redis().url
     async with end(url, "caller") as caller:
         async with end(url, "leaving") as leaving:
-            caller.medium.tell("leaving", "", b"{}", control=True)
+            caller.medium.send("leaving", "", b"{}", control=True)
             await caller.barrier()
             assert caller.log.gone == []
             connection: Any = leaving.medium._connection
             socket = connection._link._transport.get_extra_info("socket").dup()
         with socket:  # which keeps the connection open, as if Redis had not noticed yet that it is not
-            caller.medium.tell("leaving", "", b"{}", control=True)
+            caller.medium.send("leaving", "", b"{}", control=True)
             await caller.log.until(lambda: caller.log.gone)
             assert caller.log.gone == ["leaving"]
 
@@ -128,8 +128,8 @@ async def test_what_was_sent_before_closing_arrives(own_redis: Redis) -> None:
     async with end(url, "staying", "a.b") as staying:
         async with end(url, "leaving") as leaving:
             for number in range(5_000):
-                leaving.medium.tell("staying", "", b"%d" % number, control=True)
-                leaving.medium.tell("leaving", "", b"x" * 1_000, control=True)  # replies and messages are on their way
+                leaving.medium.send("staying", "", b"%d" % number, control=True)
+                leaving.medium.send("leaving", "", b"x" * 1_000, control=True)  # replies and messages are on their way
         await staying.barrier()
         assert staying.log.messages == [b"%d" % number for number in range(5_000)]
 
@@ -154,9 +154,9 @@ async def test_prefixes_and_databases_do_not_meet(own_redis: Redis) -> None:
         end(url, "other", "a.b", prefix="other") as other,
         end(f"{url}/1", "database", "a.b") as database,
     ):
-        caller.medium.ask("a.b", "t", b"{}")
-        caller.medium.tell("other", "t", b"{}", control=False)
-        caller.medium.tell_all("t", b"{}")
+        caller.medium.request("a.b", "t", b"{}")
+        caller.medium.send("other", "t", b"{}", control=False)
+        caller.medium.broadcast("t", b"{}")
         await caller.log.until(lambda: caller.log.failures and caller.log.gone and caller.log.rumours)
         await other.barrier()
         await database.barrier()
@@ -171,15 +171,15 @@ async def test_when_too_much_is_waiting_there_is_still_room_for_what_ends_or_ste
 
         def pour() -> None:
             for _ in range(1_000):
-                one.medium.tell("two", "", b"x" * 100_000, control=False)
+                one.medium.send("two", "", b"x" * 100_000, control=False)
 
         with pytest.raises(CallError, match="does not keep up") as caught:
             pour()
         assert caught.value.code is ErrorCode.RATE_LIMITED
         with pytest.raises(CallError, match="does not keep up"):
-            one.medium.ask("a.b", "t", b"x" * 100_000)
-        one.medium.tell("two", "", b"y" * 100_000, control=True)
-        one.medium.tell_all("", b"z" * 100_000)
+            one.medium.request("a.b", "t", b"x" * 100_000)
+        one.medium.send("two", "", b"y" * 100_000, control=True)
+        one.medium.broadcast("", b"z" * 100_000)
         one.medium.beat(BEAT)
         server.thaw()
         await two.log.until(lambda: two.log.rumours)
@@ -195,7 +195,7 @@ async def test_a_beat_that_finds_no_room_is_told_to_the_log(own_redis: Redis, ca
 
         def pour(message: bytes) -> None:
             for _ in range(1_000):
-                one.medium.tell("two", "", message, control=True)
+                one.medium.send("two", "", message, control=True)
 
         for size in (100_000, 1_000, 1):
             with pytest.raises(CallError, match="does not keep up"):
@@ -211,9 +211,9 @@ async def test_one_who_is_not_connected_refuses_to_send(own_redis: Redis) -> Non
     async with end(own_redis().url, "one") as one:
         pass
     for send in (
-        lambda: one.medium.ask("a.b", "t", b"{}"),
-        lambda: one.medium.tell("two", "t", b"{}", control=True),
-        lambda: one.medium.tell_all("t", b"{}"),
+        lambda: one.medium.request("a.b", "t", b"{}"),
+        lambda: one.medium.send("two", "t", b"{}", control=True),
+        lambda: one.medium.broadcast("t", b"{}"),
     ):
         with pytest.raises(CallError, match="no connection") as caught:
             send()
@@ -263,8 +263,8 @@ async def test_a_lease_lives_as_long_as_somebody_beats(own_redis: Redis) -> None
             return not ask(server, "EXISTS", "opwire:end:frozen")
 
         await until("the lease of the other runs out", other_has_run_out)
-        one.medium.ask("c.d", "1", b"{}")
-        one.medium.ask("a.b", "2", b"{}")
+        one.medium.request("c.d", "1", b"{}")
+        one.medium.request("a.b", "2", b"{}")
         await one.log.until(lambda: one.log.failures and one.log.arrivals)
         assert frozen.log.arrivals == []
 
@@ -274,8 +274,8 @@ async def test_one_that_was_silent_for_too_long_serves_again_with_its_next_beat(
     server = own_redis()
     async with end(server.url, "caller") as caller, end(server.url, "held up", "a.b", "c.d", beat=0.01) as served:
         await until("the lease runs out", lambda: not ask(server, "EXISTS", "opwire:end:held up"))
-        caller.medium.ask("a.b", "1", b"{}")
-        caller.medium.ask("c.d", "2", b"{}")
+        caller.medium.request("a.b", "1", b"{}")
+        caller.medium.request("c.d", "2", b"{}")
         await caller.log.until(lambda: len(caller.log.failures) == 2)
         served.medium.beat(0.01)
         await until("it is listed", lambda: listed(server, "a.b") and listed(server, "c.d"))
@@ -332,7 +332,7 @@ async def test_requests_pass_while_somebody_empties_the_cache_of_scripts(own_red
             if number % 50 == 25:
                 await caller.barrier()
                 ask(server, "SCRIPT", "FLUSH")
-            caller.medium.ask("a.b", f"{number}", b"%d" % number)
+            caller.medium.request("a.b", f"{number}", b"%d" % number)
         await served.log.until(lambda: len(served.log.messages) == 200)
         await served.barrier()
         assert served.log.messages == [b"%d" % number for number in range(200)]
@@ -349,8 +349,8 @@ async def test_without_memory_calls_go_on_and_servers_come_and_stay(own_redis: R
             served.medium.beat(BEAT)
             await served.barrier()
             assert ask(server, "PTTL", "opwire:end:server") > 1_000
-            caller.medium.ask("a.b", "t", b"{}")
-            caller.medium.ask("c.d", "t", b"{}")
+            caller.medium.request("a.b", "t", b"{}")
+            caller.medium.request("c.d", "t", b"{}")
             await served.log.until(lambda: served.log.messages)
             await late.log.until(lambda: late.log.messages)
 
@@ -409,7 +409,7 @@ async def test_an_operation_that_redis_does_not_take_back_is_told_to_the_log(
 async def test_one_connection_does_it_all(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
-        one.medium.ask("a.b", "t", b"{}")
+        one.medium.request("a.b", "t", b"{}")
         await one.log.until(lambda: one.log.messages)
         clients = ask(server, "CLIENT", "LIST").decode().splitlines()
         assert sum("name=opwire" in each for each in clients) == 1
@@ -421,14 +421,14 @@ async def test_a_message_whose_reply_is_lost_is_delivered_once(own_redis: Redis)
     async with FaultProxy(HOST, server.port) as proxy, end(server.url, "server", "a.b") as served:
         async with end(f"redis://{HOST}:{proxy.port}", "caller") as caller:
             proxy.drop_replies = True
-            caller.medium.ask("a.b", "t", b"asked")
-            caller.medium.tell("server", "t", b"told", control=False)
+            caller.medium.request("a.b", "t", b"asked")
+            caller.medium.send("server", "t", b"told", control=False)
             await served.log.until(lambda: len(served.log.messages) == 2)
             proxy.cut()
             await caller.log.until(lambda: caller.log.ends)
             proxy.flow()
             await caller.medium.connect("again", caller.log)
-            caller.medium.tell("server", "t", b"last", control=False)
+            caller.medium.send("server", "t", b"last", control=False)
             await served.log.until(lambda: served.log.messages[-1] == b"last")
         assert served.log.messages == [b"asked", b"told", b"last"]
         assert caller.log.failures == []  # nobody knows that they did not arrive
@@ -444,7 +444,7 @@ async def test_one_that_connects_again_is_not_asked_under_its_old_name(own_redis
             await served.medium.connect("after", served.log)
             await served.medium.serve(["a.b"])
             for number in range(4):
-                caller.medium.ask("a.b", f"{number}", b"{}")
+                caller.medium.request("a.b", f"{number}", b"{}")
             for each in (caller, before):
                 await each.barrier()
             await served.log.until(lambda: len(served.log.messages) == 4)
@@ -482,7 +482,7 @@ async def test_a_server_that_becomes_a_replica_is_left_until_it_is_primary_again
             await one.medium.connect("again", one.log)
         ask(server, "REPLICAOF", "NO", "ONE")
         await one.medium.connect("again", one.log)
-        one.medium.tell("again", "t", b"{}", control=False)
+        one.medium.send("again", "t", b"{}", control=False)
         await one.log.until(lambda: one.log.messages)
 
 
@@ -524,14 +524,14 @@ async def test_a_caller_learns_which_server_got_its_request_however_many_dead_on
     server = own_redis()
     async with end(server.url, "one", "a.b") as one, end(server.url, "caller") as caller:
         ask(server, "LPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(3_000)))
-        caller.medium.ask("a.b", "t1", b"{}")
-        caller.medium.ask("a.b", "t2", b"{}", "key")
+        caller.medium.request("a.b", "t1", b"{}")
+        caller.medium.request("a.b", "t2", b"{}", "key")
         await caller.log.until(lambda: len(caller.log.routes) == 2)
         assert sorted(caller.log.routes) == [("t1", "one"), ("t2", "one")]
         await one.log.until(lambda: len(one.log.messages) == 2)
         ask(server, "DEL", "opwire:serving:a.b")
         ask(server, "RPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(3_000)))
-        caller.medium.ask("a.b", "t3", b"{}")
+        caller.medium.request("a.b", "t3", b"{}")
         await caller.log.until(lambda: caller.log.failures)
         assert caller.log.failures == [("t3", "nobody serves it")]
 
@@ -578,13 +578,13 @@ async def test_a_user_with_no_more_rights_than_needed_can_call_and_serve(own_red
         ask(server, "RPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(9)))
         ann.medium.beat(BEAT)
         for _ in range(9):
-            ann.medium.ask("a.b", "t", b"{}", "key")
-            ann.medium.ask("a.b", "t", b"{}")
+            ann.medium.request("a.b", "t", b"{}", "key")
+            ann.medium.request("a.b", "t", b"{}")
         await ann.log.until(lambda: len(ann.log.messages) == 18)
         assert listed(server) == [b"opwire:end:ann"]
         await ann.medium.unserve(["a.b"])
         ann.medium.beat(BEAT)
-        ann.medium.ask("a.b", "t", b"{}")
+        ann.medium.request("a.b", "t", b"{}")
         await ann.log.until(lambda: ann.log.failures)
         assert ann.log.failures == [("t", "nobody serves it")]
 
@@ -594,8 +594,8 @@ async def test_a_request_that_redis_refuses_fails_alone(own_redis: Redis) -> Non
     server = own_redis()
     async with end(server.url, "caller") as caller, end(server.url, "server", "a.b"):
         ask(server, "SET", "opwire:serving:wrong.type", "")
-        caller.medium.ask("wrong.type", "t", b"{}")
-        caller.medium.ask("a.b", "u", b"{}")
+        caller.medium.request("wrong.type", "t", b"{}")
+        caller.medium.request("a.b", "u", b"{}")
         await caller.log.until(lambda: caller.log.failures)
         await caller.barrier()
         ((token, reason),) = caller.log.failures
@@ -622,7 +622,7 @@ async def test_a_message_that_redis_refuses_is_told_to_the_log(
     )
     async with end(f"redis://ann:secret@{HOST}:{server.port}", "ann") as ann, end(server.url, "bob") as bob:
         with caplog.at_level(logging.WARNING, "opwire.transports"):
-            ann.medium.tell("bob", "t", b"{}", control=False)
+            ann.medium.send("bob", "t", b"{}", control=False)
             await ann.barrier()
         assert "a message was not sent: Redis at" in caplog.text
         assert bob.log.messages == []
@@ -648,7 +648,7 @@ async def test_goodbye_to_a_frozen_server_takes_no_longer_than_a_second_or_two(o
 async def test_connecting_can_be_given_up(own_redis: Redis) -> None:
     server, log = own_redis(), Log()
     server.freeze()
-    medium = RedisMedium(parse_url(server.url), prefix="opwire", heartbeat=BEAT)
+    medium = RedisBrokerConnection(parse_url(server.url), prefix="opwire", heartbeat=BEAT)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await medium.connect("one", log)

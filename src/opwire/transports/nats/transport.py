@@ -22,7 +22,7 @@ What NATS' own tools ask every service (`nats service ls`, `info`, `stats`), and
 The questions are `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`: to all services, to those of one name, or to one of them
 (NATS ADR-32). An operation is an endpoint of the service.
 
-NATS as a `Medium`: how requests, answers and what steers them become messages on subjects.
+NATS as a `BrokerConnection`: how requests, answers and what steers them become messages on subjects.
 """
 
 import logging
@@ -292,8 +292,8 @@ _NO_RESPONDERS = 503
 _OWN_INBOX, _ALL, _SERVICE = "in", "all", "srv"  # what we call our subscriptions; those of operations have numbers
 
 
-class NatsMedium:
-    """One end of a NATS server or cluster: a `Medium`.
+class NatsBrokerConnection:
+    """One end of a NATS server or cluster: a `BrokerConnection`.
 
     `describe` tells NATS' own tools what this end serves; without it, or while it returns None, they get no answer.
     """
@@ -393,7 +393,7 @@ class NatsMedium:
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Publish a request. The server says where answers would go if nobody has subscribed.
 
         It picks one of those who have by itself, and knows no keys.
@@ -403,7 +403,7 @@ class NatsMedium:
         """
         self._publish(self._subjects.call(operation_id), token, message, control=False)
 
-    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+    def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish to the inbox of one end.
 
         Raises:
@@ -412,7 +412,7 @@ class NatsMedium:
         # One subject for all that goes to an end: NATS remembers who listens where, and each new subject costs it 1 µs.
         self._publish(self._subjects.to(to), token + self._receipts.make(to), message, control=control)
 
-    def tell_all(self, token: str, message: bytes) -> None:
+    def broadcast(self, token: str, message: bytes) -> None:
         """Publish to every end.
 
         Raises:
@@ -516,7 +516,7 @@ class NatsMedium:
             self.ignored += 1
             return
         try:
-            self.tell(asker, "", text, control=False)
+            self.send(asker, "", text, control=False)
         except CallError as error:
             logger.debug("a question about this service was not answered: %s", error)
 
@@ -558,7 +558,7 @@ class NatsTransport(BrokerTransport):
     ) -> None:
         self._subjects = Subjects(prefix, queue)
         security = Security(Credentials(user, password, token, credentials), ssl, tls_first)
-        medium = NatsMedium(Servers(servers), self._subjects, security, describe=self._describe)
+        medium = NatsBrokerConnection(Servers(servers), self._subjects, security, describe=self._describe)
         super().__init__(medium, heartbeat=heartbeat, limit=limit, signed=signed)
 
     def _describe(self) -> ServiceInfo | None:

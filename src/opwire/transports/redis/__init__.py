@@ -12,7 +12,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.redis.connection import parse_url
 from opwire.transports.redis.journal import RedisJournal
-from opwire.transports.redis.transport import RedisMedium
+from opwire.transports.redis.transport import RedisBrokerConnection
 
 if TYPE_CHECKING:  # it needs PyJWT, which an end that signs nothing does without
     from opwire.auth import SignedRequests
@@ -47,5 +47,5 @@ class RedisTransport(BrokerTransport):
         target = parse_url(url)
         if ssl is not None and not target.tls:
             raise CallError(ErrorCode.VALIDATION_ERROR, "a TLS context is for the URL of a TLS server, rediss://…")
-        medium = RedisMedium(target, prefix=prefix, heartbeat=heartbeat, ssl=ssl)
+        medium = RedisBrokerConnection(target, prefix=prefix, heartbeat=heartbeat, ssl=ssl)
         super().__init__(medium, heartbeat=heartbeat, limit=limit, signed=signed)

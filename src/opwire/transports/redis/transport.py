@@ -264,8 +264,8 @@ class _Route(Struct):
     turn: int
 
 
-class RedisMedium:
-    """One end of a Redis server: a `Medium`."""
+class RedisBrokerConnection:
+    """One end of a Redis server: a `BrokerConnection`."""
 
     def __init__(self, target: Target, *, prefix: str, heartbeat: float, ssl: SSLContext | None = None) -> None:
         self.name = target.name
@@ -399,7 +399,7 @@ class RedisMedium:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Let Redis give a message to the next of those who serve an operation, or to the one for this key.
 
         Raises:
@@ -434,7 +434,7 @@ class RedisMedium:
         reason = refusal(self.name, reply).message if is_refusal(reply) else "nobody serves it"
         self._listener.undelivered(token, reason)
 
-    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+    def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish a message to one end.
 
         Raises:
@@ -449,7 +449,7 @@ class RedisMedium:
         elif is_refusal(reply):
             logger.warning("a message was not sent: %s", refusal(self.name, reply).message)
 
-    def tell_all(self, token: str, message: bytes) -> None:
+    def broadcast(self, token: str, message: bytes) -> None:
         """Publish a message to all ends.
 
         Raises:
