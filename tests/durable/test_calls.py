@@ -13,7 +13,7 @@ from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.call import CallRequested
 from opwire.durable import Books, DurableCalls, DurableWorker, MemoryJournal
 from opwire.durable.calls import MAX_NAME, _fingerprint
-from opwire.testing import run_virtually
+from tests.chaos.virtual_time import run_virtually
 from tests.durable.scenes import Shop
 from tests.requirements import requirement
 

@@ -6,7 +6,7 @@ import pytest
 
 from opwire import CallError
 from opwire.durable import Books, MemoryJournal
-from opwire.testing import run_virtually
+from tests.chaos.virtual_time import run_virtually
 from tests.durable.scenes import outcome, task
 from tests.requirements import requirement
 

@@ -10,7 +10,7 @@ import pytest
 
 from opwire import CallError, Identity, OperationRegistry
 from opwire.durable import Books, Claim, DurableCalls, DurableWorker, MemoryJournal, Outcome
-from opwire.testing import run_virtually
+from tests.chaos.virtual_time import run_virtually
 from tests.durable.scenes import PUBLIC, Shop
 from tests.requirements import requirement
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from opwire.call import MAX_MESSAGE
-from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_transport, run_virtually
+from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_transport
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 from tests.testing import broken
 from tests.testing.broker import BrokerLike

@@ -3,9 +3,9 @@
 import pytest
 
 from opwire.testing import contract_calls as calls
-from opwire.testing import run_virtually
 from opwire.testing.harness import Scene
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 from tests.testing import broken
 

@@ -3,10 +3,10 @@
 import pytest
 
 from opwire.testing import contract as events
-from opwire.testing import run_virtually
 from opwire.testing.harness import Scene
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.typed.plain import MAX_DEPTH, survey
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 from tests.testing import broken
 

@@ -5,8 +5,8 @@ import pytest
 from opwire import CallError
 from opwire.durable import Books, MemoryJournal
 from opwire.errors import ErrorCode
-from opwire.testing import run_virtually
 from opwire.testing.journal_tasks import Stage, refused
+from tests.chaos.virtual_time import run_virtually
 
 
 async def nothing() -> None:

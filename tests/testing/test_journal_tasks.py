@@ -4,8 +4,8 @@ import pytest
 
 from opwire.durable import Books, MemoryJournal
 from opwire.testing import journal_tasks as tasks
-from opwire.testing import run_virtually
 from opwire.testing.journal_tasks import Stage
+from tests.chaos.virtual_time import run_virtually
 from tests.durable import broken
 from tests.requirements import requirement
 

@@ -7,9 +7,9 @@ import pytest
 
 from opwire.call import CallRequested
 from opwire.operation import Context
-from opwire.testing import run_virtually
 from opwire.testing.harness import PATIENCE, Scene, expect, item, soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 

@@ -1,4 +1,4 @@
-"""A broker in memory: the simplest `BrokerConnection`, with the time that messages take, for tests of what brokers share.
+"""A broker in memory: the simplest `BrokerConnection`, with latency, for tests of what brokers share.
 
 Runs in virtual time. It can be stopped, and loses messages when told to.
 """

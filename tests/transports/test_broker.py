@@ -28,9 +28,9 @@ from opwire.call.events import Hello, Here, Left, Serving, Waiting, Who, encode_
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from opwire.registry import OperationRegistry
-from opwire.testing import run_virtually
 from opwire.testing.harness import Probe
 from opwire.transports.broker import BrokerTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 

@@ -9,8 +9,8 @@ import pytest
 from opwire.call import Address
 from opwire.call.events import Waiting, decode_message
 from opwire.errors import CallError, ErrorCode
-from opwire.testing import run_virtually
 from opwire.transports.leases import MOMENT, Leases, Probes
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.call.call_table import Arrival, Ledger
-from opwire.testing import Chaos, ChaosReport, run_chaos, run_virtually
-from opwire.testing.chaos import FAULTS
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.run import ChaosReport, run_chaos
+from tests.chaos.transport import FAULTS, Chaos
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 
