@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from opwire import CallError
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.broker_connection import Listener
+from opwire.transports.broker_connection import BrokerListener
 
 GONE = (OSError, asyncio.IncompleteReadError)
 
@@ -88,7 +88,7 @@ class PostBrokerConnection:
         self._reading: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def connect(self, address: str, listener: Listener) -> None:
+    async def connect(self, address: str, listener: BrokerListener) -> None:
         try:
             reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError as error:
@@ -122,7 +122,7 @@ class PostBrokerConnection:
             self._writer.close()  # what was written before is still sent
             self._writer = None
 
-    async def _read(self, reader: asyncio.StreamReader, listener: Listener) -> None:
+    async def _read(self, reader: asyncio.StreamReader, listener: BrokerListener) -> None:
         try:
             while True:
                 what, *words = await read(reader)

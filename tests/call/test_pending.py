@@ -29,7 +29,7 @@ from opwire.call import (
 from opwire.errors import UsageError
 from opwire.operation import Inbound
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.call.scenes import SHORT, Recorder, call_error, peer, scene, settled, until, within
+from tests.call.harness import SHORT, Recorder, call_error, connected_ends, peer, settled, until, within
 from tests.requirements import requirement
 
 REFUSALS = [ErrorCode.UNAVAILABLE, ErrorCode.ABORTED]
@@ -80,7 +80,7 @@ async def wire() -> AsyncIterator[Wire]:
     server, seen = await peer(bus, "a.b")
     async with PendingRequestMap(MemoryTransport(bus), window=4) as calls:
         yield Wire(bus, calls, server, seen)
-    assert len(calls._ledger) == 0
+    assert len(calls._table) == 0
     assert not calls._callers
 
 
@@ -100,7 +100,7 @@ def answer(request: CallRequested, data: Any = 3) -> CallResponded:
 async def test_a_call_gives_the_envelope_that_the_operation_answered_with(
     registry: OperationRegistry, codec: bool
 ) -> None:
-    async with scene(registry, bus=MemoryBus(codec=codec)) as here:
+    async with connected_ends(registry, bus=MemoryBus(codec=codec)) as here:
         envelope = await within(here.client.call("math.add", {"a": 1, "b": 2}))
         assert (envelope.data, envelope.meta.source, envelope.meta.operation_id) == (3, "local", "math.add")
         assert here.at_rest
@@ -111,7 +111,7 @@ async def test_a_call_gives_the_envelope_that_the_operation_answered_with(
 async def test_a_subscription_gives_one_envelope_an_item_in_order_and_ends(
     registry: OperationRegistry, codec: bool
 ) -> None:
-    async with scene(registry, bus=MemoryBus(codec=codec)) as here:
+    async with connected_ends(registry, bus=MemoryBus(codec=codec)) as here:
         assert await here.items("clock.ticks", {"n": 300}) == list(range(300))
         assert await here.items("clock.ticks", {"n": 0}) == []
         async with asyncio.timeout(10):
@@ -121,7 +121,7 @@ async def test_a_subscription_gives_one_envelope_an_item_in_order_and_ends(
 
 @requirement("call.concurrent")
 async def test_a_thousand_calls_at_once_get_each_its_own_answer(registry: OperationRegistry) -> None:
-    async with scene(registry, bus=MemoryBus(codec=True)) as here:
+    async with connected_ends(registry, bus=MemoryBus(codec=True)) as here:
         answers = await within(asyncio.gather(*(here.call("math.add", {"a": n, "b": n}) for n in range(1_000))))
         assert answers == [2 * n for n in range(1_000)]
         assert here.at_rest
@@ -148,7 +148,7 @@ async def test_no_request_id_is_used_twice_even_where_contexts_are(registry: Ope
         seen.append(context.request_id)
         return "you"
 
-    async with scene(registry) as here:
+    async with connected_ends(registry) as here:
         context = Context(request_id="same")
         for _ in range(3):
             assert await here.call("who.am_i", context=context) == "you"
@@ -187,7 +187,7 @@ async def test_the_first_answer_counts_and_all_later_ones_are_dropped(wire: Wire
     late = CallFailed(request_id=request.request_id, code="INTERNAL", message="too late")
     wire.says(answer(request, 1), answer(request, 2), late, CallAborted(request_id=request.request_id))
     assert (await within(call)).data == 1
-    assert wire.calls._ledger.dropped == {"unknown": 3}
+    assert wire.calls._table.dropped == {"unknown": 3}
 
 
 @requirement("call.foreign-answers")
@@ -199,7 +199,7 @@ async def test_an_answer_of_a_third_party_is_dropped_and_counted(wire: Wire) -> 
         stranger.send(forged, wire.seen.senders[0])
     await settled()
     assert not call.done()
-    assert wire.calls._ledger.dropped == {"foreign": 2}
+    assert wire.calls._table.dropped == {"foreign": 2}
     wire.says(answer(request, "true"))
     assert (await within(call)).data == "true"
 
@@ -211,7 +211,7 @@ async def test_a_call_without_an_answer_ends_at_its_deadline_and_its_server_is_t
     request = await wire.request()
     assert wire.told(CallAborted) == [CallAborted(request_id=request.request_id, reason="the deadline has passed")]
     wire.says(answer(request))
-    assert wire.calls._ledger.dropped == {"unknown": 1}
+    assert wire.calls._table.dropped == {"unknown": 1}
 
 
 @requirement("call.deadline.on-the-wire")
@@ -274,7 +274,7 @@ async def test_a_call_that_nobody_serves_fails_at_once(wire: Wire) -> None:
         assert error.code is ErrorCode.UNAVAILABLE
         assert error.retryable
         assert (await call_error(anext(lonely.subscribe("a.b")))).code is ErrorCode.UNAVAILABLE
-        assert len(lonely._ledger) == 0
+        assert len(lonely._table) == 0
 
 
 @requirement("call.unserved")
@@ -351,7 +351,7 @@ async def test_a_caller_that_is_cancelled_has_the_handler_on_the_other_side_stop
     with pytest.raises(asyncio.CancelledError):
         await within(call)
     assert wire.told(CallAborted) == [CallAborted(request_id=request.request_id, reason="the caller gave up")]
-    assert len(wire.calls._ledger) == 0
+    assert len(wire.calls._table) == 0
 
 
 @requirement("call.cancellation")
@@ -999,7 +999,7 @@ async def test_an_end_may_call_what_it_serves_itself(registry: OperationRegistry
         await within(handler.close())
         assert (await call_error(call)).code in REFUSALS
         assert not calls._callers
-        assert not len(calls._ledger)
+        assert not len(calls._table)
 
 
 # --- observers --------------------------------------------------------------------------------------------------------
@@ -1011,7 +1011,7 @@ def names(events: list[CallEvent]) -> list[str]:
 
 @requirement("call.observers")
 async def test_observers_at_both_ends_see_every_event_in_order(registry: OperationRegistry) -> None:
-    async with scene(registry, window=2) as here:
+    async with connected_ends(registry, window=2) as here:
         caller: list[CallEvent] = []
         server: list[CallEvent] = []
         here.client.observe(caller.append)
@@ -1038,7 +1038,7 @@ async def test_observers_at_both_ends_see_every_event_in_order(registry: Operati
 async def test_observers_see_a_cause_before_its_effect_and_nothing_that_did_not_leave(
     registry: OperationRegistry,
 ) -> None:
-    async with scene(registry, max_calls=0) as here:
+    async with connected_ends(registry, max_calls=0) as here:
         seen: list[CallEvent] = []
         here.client.observe(seen.append)
         assert (await call_error(here.client.call("math.add"))).code is ErrorCode.RATE_LIMITED
@@ -1054,7 +1054,7 @@ async def test_observers_see_a_cause_before_its_effect_and_nothing_that_did_not_
 async def test_a_failing_observer_harms_nobody_and_one_that_has_left_sees_nothing(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scene(registry) as here:
+    async with connected_ends(registry) as here:
         seen: list[CallEvent] = []
 
         def broken(event: CallEvent) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from opwire.testing import contract_calls as calls
-from opwire.testing.harness import Scene
+from opwire.testing.harness import TransportHarness
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
@@ -14,8 +14,8 @@ def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
     bus = MemoryBus(codec=True, limit=broken.LIMIT)
 
     async def run() -> None:
-        async with Scene(lambda: kind(bus)) as scene:
-            await check(scene, *limit)  # pyright: ignore
+        async with TransportHarness(lambda: kind(bus)) as harness:
+            await check(harness, *limit)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:
         run_virtually(run())

@@ -3,7 +3,7 @@
 import pytest
 
 from opwire.testing import contract as events
-from opwire.testing.harness import Scene
+from opwire.testing.harness import TransportHarness
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.typed.plain import MAX_DEPTH, survey
 from tests.chaos.virtual_time import run_virtually
@@ -15,8 +15,8 @@ def complaint(check: object, kind: type[MemoryTransport]) -> str:
     bus = MemoryBus(codec=True)
 
     async def run() -> None:
-        async with Scene(lambda: kind(bus)) as scene:
-            await check(scene)  # pyright: ignore
+        async with TransportHarness(lambda: kind(bus)) as harness:
+            await check(harness)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:
         run_virtually(run())

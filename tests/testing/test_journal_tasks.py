@@ -4,7 +4,7 @@ import pytest
 
 from opwire.durable import Books, MemoryJournal
 from opwire.testing import journal_tasks as tasks
-from opwire.testing.journal_tasks import Stage
+from opwire.testing.journal_tasks import JournalHarness
 from tests.chaos.virtual_time import run_virtually
 from tests.durable import broken
 from tests.requirements import requirement
@@ -14,8 +14,8 @@ def complaint(check: object, kind: type[MemoryJournal]) -> str:
     books = Books()
 
     async def run() -> None:
-        async with Stage(lambda: kind(books)) as stage:
-            await check(stage)  # pyright: ignore
+        async with JournalHarness(lambda: kind(books)) as harness:
+            await check(harness)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:
         run_virtually(run())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker_connection import Listener
+from opwire.transports.broker_connection import BrokerListener
 
 
 class MemoryBroker:
@@ -50,9 +50,9 @@ class MemoryBrokerConnection:
         self.connections = 0
         self._broker = broker
         self._address: Address | None = None
-        self._listener: Listener | None = None
+        self._listener: BrokerListener | None = None
 
-    async def connect(self, address: Address, listener: Listener) -> None:
+    async def connect(self, address: Address, listener: BrokerListener) -> None:
         await self._round_trip()
         self._address, self._listener = address, listener
         self._broker.ends[address] = self

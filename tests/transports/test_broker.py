@@ -672,7 +672,7 @@ async def test_who_asks_under_the_id_of_a_call_of_ours_does_not_learn_its_token(
     await stage.server()
     call = asyncio.ensure_future(outcome(server.call("work.hang", timeout=50)))
     await asyncio.sleep(0.1)
-    (request_id,) = server._ledger._open
+    (request_id,) = server._table._open
     learned: list[str] = []
 
     class Thief(Probe):
@@ -757,7 +757,7 @@ async def test_an_abort_whose_reason_is_too_large_to_be_sent_stops_the_handler_a
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
     await stage.began.wait()
-    (request_id,) = caller._ledger._open
+    (request_id,) = caller._table._open
     began = now()
     assert caller.abort(request_id, "x" * MAX_MESSAGE)
     assert await call is ErrorCode.ABORTED

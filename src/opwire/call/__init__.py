@@ -2,7 +2,7 @@
 
 from opwire.call.call_table import Overflow
 from opwire.call.description import Describing, Description, OperationInfo, ServerInfo, Statistics
-from opwire.call.discovery import Found, discover
+from opwire.call.discovery import FoundServer, discover
 from opwire.call.events import (
     CALL_EVENT_SCHEMA,
     CALL_EVENT_SCHEMAS,
@@ -38,7 +38,7 @@ __all__ = [
     "CallResponded",
     "Describing",
     "Description",
-    "Found",
+    "FoundServer",
     "OperationInfo",
     "Overflow",
     "PendingRequestMap",

@@ -60,7 +60,7 @@ class Arrival(Struct, Generic[S], frozen=True):
     move: int = 0
 
 
-class _Entry(Struct, Generic[S]):
+class _OpenCall(Struct, Generic[S]):
     request: CallRequested
     sink: S
     streams: bool
@@ -70,11 +70,11 @@ class _Entry(Struct, Generic[S]):
     last_seq: int = 0
 
 
-class Ledger(Generic[S]):
+class CallTable(Generic[S]):
     """Open calls by request id. A `sink` is whatever the owner wants to be told through."""
 
     def __init__(self) -> None:
-        self._open: dict[str, _Entry[S]] = {}
+        self._open: dict[str, _OpenCall[S]] = {}
         self.dropped: Counter[Dropped] = Counter()
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Ledger(Generic[S]):
         """
         if request.request_id in self._open:
             raise ValueError(f"the request id {request.request_id!r} is in use")
-        self._open[request.request_id] = _Entry(request, sink, streams, _MOVES if movable else 0)
+        self._open[request.request_id] = _OpenCall(request, sink, streams, _MOVES if movable else 0)
 
     def routed(self, request_id: str, peer: Address | None, move: int = 0) -> None:
         """The request went to this peer, or to one that its first event will name.
@@ -152,7 +152,7 @@ class Ledger(Generic[S]):
                 del self._open[request_id]
                 yield entry.sink
 
-    def _item(self, event: CallResponded, entry: _Entry[S]) -> Arrival[S] | None:
+    def _item(self, event: CallResponded, entry: _OpenCall[S]) -> Arrival[S] | None:
         seq = entry.last_seq + 1 if event.seq is None else event.seq
         if seq <= entry.last_seq:
             return self._drop("duplicate")
@@ -161,7 +161,7 @@ class Ledger(Generic[S]):
         entry.last_seq = seq
         return Arrival(entry.sink, event.output, False)
 
-    def _completed(self, event: CallCompleted, entry: _Entry[S]) -> Arrival[S] | None:
+    def _completed(self, event: CallCompleted, entry: _OpenCall[S]) -> Arrival[S] | None:
         if not entry.streams:
             reason = "the call was completed without an answer"
             return self._settle(event.request_id, CallError(ErrorCode.PROTOCOL_ERROR, reason))
@@ -169,7 +169,7 @@ class Ledger(Generic[S]):
             return self._gap(event.request_id, entry.last_seq + 1)
         return self._settle(event.request_id, None)
 
-    def _failed(self, event: CallFailed, entry: _Entry[S]) -> Arrival[S]:
+    def _failed(self, event: CallFailed, entry: _OpenCall[S]) -> Arrival[S]:
         if event.not_started and entry.moves and not entry.last_seq:
             entry.moves -= 1
             entry.move += 1
@@ -388,7 +388,7 @@ class Observers:
                 logger.exception("an observer failed on %s", type(event).__name__)
 
 
-class CallOptions(TypedDict, total=False):
+class RemoteCallOptions(TypedDict, total=False):
     """What `call` takes beside the call itself."""
 
     timeout: float | None
@@ -396,7 +396,7 @@ class CallOptions(TypedDict, total=False):
     sticky_key: str | None
 
 
-class StreamOptions(CallOptions, total=False):
+class RemoteStreamOptions(RemoteCallOptions, total=False):
     """What `subscribe` takes beside the call itself."""
 
     idle_timeout: float | None

@@ -31,7 +31,7 @@ _NONE = Statistics()
 _BREATH = 8  # operations that are described in one turn of the event loop
 
 
-class Found(Struct, frozen=True):
+class FoundServer(Struct, frozen=True):
     """A server that `discover` found: where it is, who it is, and what it serves."""
 
     address: Address
@@ -144,7 +144,7 @@ def _anything(_: OperationSpec) -> bool:
     return True
 
 
-async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: float = 5.0) -> list[Found]:
+async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: float = 5.0) -> list[FoundServer]:
     """Everybody who serves on the transport, with what they serve. One that does not answer in time is left out.
 
         for found in await discover(calls):
@@ -158,11 +158,11 @@ async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: floa
     return [found for found in answers if found is not None]
 
 
-async def _ask(calls: PendingRequestMap, address: Address, timeout: float) -> Found | None:
+async def _ask(calls: PendingRequestMap, address: Address, timeout: float) -> FoundServer | None:
     try:
         server = await calls.call(ABOUT, to=address, output_type=ServerInfo, timeout=timeout)
         stream = calls.subscribe(OPERATIONS, to=address, output_type=OperationInfo, timeout=timeout)
-        return Found(address, server.data, [each.data async for each in stream])
+        return FoundServer(address, server.data, [each.data async for each in stream])
     except CallError as error:
         logger.warning("the server at %s did not say what it serves: %s", address, error)
         return None

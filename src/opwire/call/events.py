@@ -368,11 +368,11 @@ _NAMED = 5  # operations that an error names
 _MARK = b'{"type":"session.'  # how every session event begins that is written here
 
 
-class Session(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
+class SessionMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
     """What the events of a session have in common."""
 
 
-class Hello(Session, frozen=True, tag="session.hello"):
+class Hello(SessionMessage, frozen=True, tag="session.hello"):
     """The first event of a connection: who speaks, and what it can take. `token` says what it is allowed to do."""
 
     version: Natural
@@ -380,7 +380,7 @@ class Hello(Session, frozen=True, tag="session.hello"):
     token: str | None = None
 
 
-class Welcome(Session, frozen=True, tag="session.welcome"):
+class Welcome(SessionMessage, frozen=True, tag="session.welcome"):
     """The answer: `peer` is the name that others know this end by, `heartbeat_ms` how often it has to be heard of."""
 
     version: Natural
@@ -389,7 +389,7 @@ class Welcome(Session, frozen=True, tag="session.welcome"):
     heartbeat_ms: Positive
 
 
-class Announce(Session, frozen=True, tag="session.announce"):
+class Announce(SessionMessage, frozen=True, tag="session.announce"):
     """This end serves these operations, too: at least one.
 
     All of them or none, unless it is `partial`: `session.done` then names those that were refused.
@@ -400,14 +400,14 @@ class Announce(Session, frozen=True, tag="session.announce"):
     partial: bool = False
 
 
-class Withdraw(Session, frozen=True, tag="session.withdraw"):
+class Withdraw(SessionMessage, frozen=True, tag="session.withdraw"):
     """This end serves these operations no longer."""
 
     id: Natural
     operations: list[str]
 
 
-class Refusal(Struct, frozen=True):
+class RefusedOperation(Struct, frozen=True):
     """An operation that is not taken, and why."""
 
     operation: str
@@ -415,25 +415,25 @@ class Refusal(Struct, frozen=True):
     message: str
 
     @classmethod
-    def of(cls, operation_id: str, error: CallError) -> "Refusal":
+    def of(cls, operation_id: str, error: CallError) -> "RefusedOperation":
         """Return the refusal of an operation; its message is shortened."""
         return cls(operation_id, error.code.value, error.message[:_SHOWN])
 
 
-class Done(Session, frozen=True, tag="session.done"):
+class Done(SessionMessage, frozen=True, tag="session.done"):
     """What was asked for with this id has happened, except for what was refused of a partial announcement."""
 
     id: Natural
-    refused: list[Refusal] = []
+    refused: list[RefusedOperation] = []
 
 
-class Pending(Session, frozen=True, tag="session.pending"):
+class Pending(SessionMessage, frozen=True, tag="session.pending"):
     """The questions with these ids are still being decided; sent about once a second until they are."""
 
     ids: list[Natural]
 
 
-class Refused(Session, frozen=True, tag="session.refused"):
+class Refused(SessionMessage, frozen=True, tag="session.refused"):
     """What was asked for with this id will not happen; 0 is the hello."""
 
     code: str
@@ -445,7 +445,7 @@ class Refused(Session, frozen=True, tag="session.refused"):
         return CallError(_code(self.code), self.message)
 
 
-def refusal_error(refused: Sequence[Refusal]) -> CallError:
+def refusal_error(refused: Sequence[RefusedOperation]) -> CallError:
     """Return the error that says which operations were refused, and why the first of them was."""
     names = ", ".join(each.operation for each in refused[:_NAMED])
     more = len(refused) - _NAMED
@@ -458,26 +458,26 @@ def _code(code: str) -> ErrorCode:
     return ErrorCode(code) if code in ErrorCode.__members__ else ErrorCode.UNAVAILABLE
 
 
-class Who(Session, frozen=True, tag="session.who"):
+class Who(SessionMessage, frozen=True, tag="session.who"):
     """Who serves anything?"""
 
     id: Natural
 
 
-class Here(Session, frozen=True, tag="session.here"):
+class Here(SessionMessage, frozen=True, tag="session.here"):
     """These do."""
 
     id: Natural
     peers: list[str]
 
 
-class GoAway(Session, frozen=True, tag="session.goaway"):
+class GoAway(SessionMessage, frozen=True, tag="session.goaway"):
     """Send no new requests here: this end is about to leave."""
 
     reason: str = ""
 
 
-class Left(Session, frozen=True, tag="session.left"):
+class Left(SessionMessage, frozen=True, tag="session.left"):
     """A peer is gone: over a connection the one that is named, over a broker whoever shares these calls with us."""
 
     peer: str | None = None
@@ -485,13 +485,13 @@ class Left(Session, frozen=True, tag="session.left"):
     reason: str = "the peer left"
 
 
-class Serving(Session, frozen=True, tag="session.serving"):
+class Serving(SessionMessage, frozen=True, tag="session.serving"):
     """The sender has these calls in hand."""
 
     tokens: list[str]
 
 
-class Waiting(Session, frozen=True, tag="session.waiting"):
+class Waiting(SessionMessage, frozen=True, tag="session.waiting"):
     """The sender is still there, and waits for what the receiver has in hand, except these."""
 
     gone: list[str] = []

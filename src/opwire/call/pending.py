@@ -1,6 +1,6 @@
 """`PendingRequestMap`: the calls that this end has made and waits for, and those that it was asked to answer.
 
-The books are kept by `Ledger`, which does no I/O; this file puts futures, timers and a transport around them.
+The books are kept by `CallTable`, which does no I/O; this file puts futures, timers and a transport around them.
 """
 
 import asyncio
@@ -13,7 +13,16 @@ from typing import Any, Protocol, Self, TypeVar, Unpack, cast, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.call.call_table import MAX_EXCESS, CallOptions, Inbox, Ledger, Observers, Overflow, StreamOptions, Window
+from opwire.call.call_table import (
+    MAX_EXCESS,
+    CallTable,
+    Inbox,
+    Observers,
+    Overflow,
+    RemoteCallOptions,
+    RemoteStreamOptions,
+    Window,
+)
 from opwire.call.description import Description
 from opwire.call.events import (
     CallAborted,
@@ -63,7 +72,7 @@ class _Stall(Struct, eq=False):
     tick: int = 0
 
 
-class Server(Protocol):
+class RequestHandler(Protocol):
     """Whoever answers requests that arrive here: the `CallHandler`."""
 
     def requested(self, event: CallRequested, caller: Address) -> None: ...
@@ -92,10 +101,10 @@ class PendingRequestMap:
         self.transport = transport
         self._timeout = timeout
         self._window = window
-        self._ledger: Ledger[_Sink] = Ledger()
+        self._table: CallTable[_Sink] = CallTable()
         self._deadlines = Deadlines()
         self._callers: dict[str, Address] = {}  # who is to be answered, by request id
-        self._server: Server | None = None
+        self._server: RequestHandler | None = None
         self._observers = Observers()
         self._ids = random_ids(12)
         self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids that contexts brought
@@ -132,7 +141,7 @@ class PendingRequestMap:
     @property
     def open_calls(self) -> int:
         """How many calls are in the books: made from here and not settled, or asked of here and not answered."""
-        return len(self._ledger) + len(self._callers)
+        return len(self._table) + len(self._callers)
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +153,7 @@ class PendingRequestMap:
         context: Context | None = None,
         *,
         output_type: type[T],
-        **options: Unpack[CallOptions],
+        **options: Unpack[RemoteCallOptions],
     ) -> ResponseEnvelope[T]: ...
     @overload
     async def call(
@@ -153,7 +162,7 @@ class PendingRequestMap:
         input: Any = None,
         context: Context | None = None,
         output_type: Any = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[RemoteCallOptions],
     ) -> ResponseEnvelope[Any]: ...
     async def call(
         self,
@@ -203,7 +212,7 @@ class PendingRequestMap:
         context: Context | None = None,
         *,
         output_type: type[T],
-        **options: Unpack[StreamOptions],
+        **options: Unpack[RemoteStreamOptions],
     ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
     @overload
     def subscribe(
@@ -212,7 +221,7 @@ class PendingRequestMap:
         input: Any = None,
         context: Context | None = None,
         output_type: Any = None,
-        **options: Unpack[StreamOptions],
+        **options: Unpack[RemoteStreamOptions],
     ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
     async def subscribe(
         self,
@@ -263,11 +272,11 @@ class PendingRequestMap:
 
     def _grant(self, stall: "_Stall", n: int) -> None:
         """Grant more items, or repeat what was granted (`n` 0)."""
-        if stall.request_id not in self._ledger:
+        if stall.request_id not in self._table:
             return
-        window, received = stall.window, self._ledger.received(stall.request_id)
+        window, received = stall.window, self._table.received(stall.request_id)
         event = CallCredit(request_id=stall.request_id, n=n, total=window.granted, received=received)
-        window.unsent = not self._send(event, self._ledger.peer(stall.request_id))
+        window.unsent = not self._send(event, self._table.peer(stall.request_id))
         if window.unsent and not stall.tick:
             self._watch(stall)
 
@@ -277,13 +286,13 @@ class PendingRequestMap:
 
     def _stalled(self, stall: "_Stall") -> None:
         """Repeat a grant while no item arrives: the last one may be lost, or never have left."""
-        received = self._ledger.received(stall.request_id)
+        received = self._table.received(stall.request_id)
         if received != stall.received or not stall.inbox.waiting:
             stall.received, stall.pause = received, _STALL
         elif self.transport.lossy or stall.window.unsent:
             self._grant(stall, 0)
             stall.pause = min(2 * stall.pause, _MAX_STALL)
-        if stall.request_id in self._ledger:
+        if stall.request_id in self._table:
             self._watch(stall)
 
     async def _next(
@@ -296,8 +305,8 @@ class PendingRequestMap:
 
         Whoever waits for it gets `CallError(ABORTED)`.
         """
-        peer = self._ledger.peer(request_id)
-        sink = self._ledger.settle(request_id)
+        peer = self._table.peer(request_id)
+        sink = self._table.settle(request_id)
         if sink is None:
             return False
         self._send(CallAborted(request_id=request_id, reason=reason), peer)
@@ -338,16 +347,16 @@ class PendingRequestMap:
             event = replace(event, **trace_of(context.metadata))
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
-        self._ledger.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None)
+        self._table.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None)
         shown = self._observers.show(event) if self._observers else None
         try:
             if to is None:
                 to = self.transport.request(event)
             else:
                 self.transport.send(event, to)
-            self._ledger.routed(request_id, to)
+            self._table.routed(request_id, to)
         except BaseException:
-            self._ledger.settle(request_id)
+            self._table.settle(request_id)
             if shown is not None:
                 shown.cancel()
             raise
@@ -375,7 +384,7 @@ class PendingRequestMap:
 
     def _fresh_id(self, wanted: str | None) -> str:
         """The id of the context, unless it was used before: to a server that would be the same request again."""
-        if wanted is None or wanted in self._used or wanted in self._ledger:
+        if wanted is None or wanted in self._used or wanted in self._table:
             return next(self._ids)
         self._used[wanted] = None
         if len(self._used) > _REMEMBERED:
@@ -383,15 +392,15 @@ class PendingRequestMap:
         return wanted
 
     def _time_is_up(self, request_id: str) -> None:
-        peer = self._ledger.peer(request_id)
-        sink = self._ledger.settle(request_id)
+        peer = self._table.peer(request_id)
+        sink = self._table.settle(request_id)
         if sink is not None:
             _fail(sink, CallError(ErrorCode.TIMEOUT, "no answer came before the deadline"))
             self._send(CallAborted(request_id=request_id, reason="the deadline has passed"), peer)
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
-    def serve_with(self, server: Server | None) -> None:
+    def serve_with(self, server: RequestHandler | None) -> None:
         """Hand requests that arrive to this server."""
         self._server = server
 
@@ -488,7 +497,7 @@ class PendingRequestMap:
 
     def lost(self, peer: Address | None, reason: str) -> None:
         """A peer, or every peer, is gone; called by the transport."""
-        for sink in self._ledger.lost(peer):
+        for sink in self._table.lost(peer):
             _fail(sink, CallError(ErrorCode.UNAVAILABLE, f"{reason} before the call was answered"))
         for request_id, caller in list(self._callers.items()):
             if peer is None or caller == peer:
@@ -511,9 +520,9 @@ class PendingRequestMap:
             self._server.requested(event, caller)
 
     def _arrived(self, event: CallEvent, sender: Address) -> None:
-        arrival = self._ledger.arrived(event, sender)
+        arrival = self._table.arrived(event, sender)
         if arrival is None:
-            if isinstance(event, CallResponded) and event.seq is not None and event.request_id not in self._ledger:
+            if isinstance(event, CallResponded) and event.seq is not None and event.request_id not in self._table:
                 # An item that nobody waits for: its producer has missed that the consumer left.
                 self._send(CallAborted(request_id=event.request_id, reason="nobody waits for it"), sender)
             return
@@ -527,7 +536,7 @@ class PendingRequestMap:
             if arrival.final:
                 sink.end(cast("CallError | None", value))
             elif not sink.put(cast("ResponseEnvelope[Any]", value)):
-                self._ledger.settle(event.request_id)
+                self._table.settle(event.request_id)
                 sink.end(sink.overflowed())
                 self._send(CallAborted(request_id=event.request_id, reason="the consumer did not keep up"), sender)
         elif isinstance(value, CallError):
@@ -541,11 +550,11 @@ class PendingRequestMap:
             event = replace(event, timeout_ms=event.deadline - time.time() * 1000)
         shown = self._observers.show(event) if self._observers else None
         try:
-            self._ledger.routed(event.request_id, self.transport.request(event), move)
+            self._table.routed(event.request_id, self.transport.request(event), move)
         except CallError as error:
             if shown is not None:
                 shown.cancel()
-            self._ledger.settle(event.request_id)
+            self._table.settle(event.request_id)
             _fail(sink, error)
 
     def _send(self, event: CallEvent, to: Address | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from opwire.call import Address, Found, OperationInfo, PendingRequestMap, discover
+from opwire.call import Address, FoundServer, OperationInfo, PendingRequestMap, discover
 from opwire.call.discovery import ABOUT, OPERATIONS
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
@@ -262,7 +262,7 @@ class Lookout:
             except CallError as error:
                 logger.info("the hub could not look around: %s", error)
 
-    def _show(self, found: Found) -> set[str]:
+    def _show(self, found: FoundServer) -> set[str]:
         shown: set[str] = set()
         for info in found.operations:
             if info.id in self._own and info.id not in self._mirror:

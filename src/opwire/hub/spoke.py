@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from opwire.call import CallHandler, Found, PendingRequestMap, Transport, discover
-from opwire.call.call_table import CallOptions, StreamOptions
+from opwire.call import CallHandler, FoundServer, PendingRequestMap, Transport, discover
+from opwire.call.call_table import RemoteCallOptions, RemoteStreamOptions
 from opwire.envelope import ResponseEnvelope
 from opwire.hub.connect import connect
 from opwire.operation import Context, Identity
@@ -97,7 +97,7 @@ class Spoke:
         context: Context | None = None,
         *,
         output_type: type[T],
-        **options: Unpack[CallOptions],
+        **options: Unpack[RemoteCallOptions],
     ) -> ResponseEnvelope[T]: ...
     @overload
     async def call(
@@ -106,7 +106,7 @@ class Spoke:
         input: Any = None,
         context: Context | None = None,
         output_type: Any = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[RemoteCallOptions],
     ) -> ResponseEnvelope[Any]: ...
     async def call(
         self,
@@ -114,7 +114,7 @@ class Spoke:
         input: Any = None,
         context: Context | None = None,
         output_type: Any = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[RemoteCallOptions],
     ) -> ResponseEnvelope[Any]:
         """Call a query or mutation that somebody serves: see `PendingRequestMap.call`.
 
@@ -131,7 +131,7 @@ class Spoke:
         context: Context | None = None,
         *,
         output_type: type[T],
-        **options: Unpack[StreamOptions],
+        **options: Unpack[RemoteStreamOptions],
     ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
     @overload
     def subscribe(
@@ -140,7 +140,7 @@ class Spoke:
         input: Any = None,
         context: Context | None = None,
         output_type: Any = None,
-        **options: Unpack[StreamOptions],
+        **options: Unpack[RemoteStreamOptions],
     ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
     def subscribe(
         self,
@@ -148,12 +148,12 @@ class Spoke:
         input: Any = None,
         context: Context | None = None,
         output_type: Any = None,
-        **options: Unpack[StreamOptions],
+        **options: Unpack[RemoteStreamOptions],
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """The items of a subscription that somebody serves: see `PendingRequestMap.subscribe`."""
         return self.calls.subscribe(operation_id, input, context, output_type, **options)
 
-    async def discover(self, *, wait: float = 0.5) -> list[Found]:
+    async def discover(self, *, wait: float = 0.5) -> list[FoundServer]:
         """Everybody who serves here, with what they serve.
 
         Raises:

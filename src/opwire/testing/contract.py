@@ -18,7 +18,7 @@ from typing import Any
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.errors import CallError, ErrorCode
 from opwire.testing import contract_calls as calls
-from opwire.testing.harness import Connect, Probe, Scene, expect, item
+from opwire.testing.harness import Connect, Probe, TransportHarness, expect, item
 from opwire.typed.plain import MAX_DEPTH
 
 _MANY = 300
@@ -50,9 +50,9 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-async def events_arrive_once_and_in_order(scene: Scene) -> None:
+async def events_arrive_once_and_in_order(harness: TransportHarness) -> None:
     """Both ways at the same time."""
-    caller, server, to_caller, to_server, request_id = await scene.conversation()
+    caller, server, to_caller, to_server, request_id = await harness.conversation()
     for number in range(1, _MANY + 1):
         server.transport.send(item(request_id, number, number + 1), to_caller)
         caller.transport.send(CallCredit(request_id=request_id, n=number), to_server)
@@ -73,12 +73,12 @@ def _shown(numbers: list[Any]) -> str:
     return f"{len(numbers)} events, and not in order from place {wrong}: {numbers[wrong : wrong + 5]}"
 
 
-async def same_request_ids_do_not_meet(scene: Scene) -> None:
+async def same_request_ids_do_not_meet(harness: TransportHarness) -> None:
     """Two callers use the same request id at the same server, and each sees the answer to its own question."""
-    server = await scene.probe("talk")
-    callers = [await scene.probe(), await scene.probe()]
+    server = await harness.probe("talk")
+    callers = [await harness.probe(), await harness.probe()]
     for number, caller in enumerate(callers):
-        caller.transport.request(CallRequested(request_id="same", operation_id=scene.id("talk"), input=number))
+        caller.transport.request(CallRequested(request_id="same", operation_id=harness.id("talk"), input=number))
     await server.count(2)
     for event, sender in zip(server.events, server.senders, strict=True):
         expect(isinstance(event, CallRequested), f"a request arrived as {event}")
@@ -91,10 +91,10 @@ async def same_request_ids_do_not_meet(scene: Scene) -> None:
         expect(data == [number, number], f"caller {number} got {data}")
 
 
-async def data_arrives_as_it_was_sent(scene: Scene) -> None:
+async def data_arrives_as_it_was_sent(harness: TransportHarness) -> None:
     """As input, as answer, and as the details of an error."""
-    caller, server, to_caller, _, request_id = await scene.conversation()
-    operation_id = scene.id("talk")
+    caller, server, to_caller, _, request_id = await harness.conversation()
+    operation_id = harness.id("talk")
     for number, value in enumerate(VALUES):
         caller.transport.request(CallRequested(request_id=f"{number}", operation_id=operation_id, input=value))
         server.transport.send(item(request_id, value), to_caller)
@@ -121,12 +121,12 @@ def _same(sent: list[Any], arrived: list[Any], where: str) -> None:
         expect(repr(before) == repr(after), f"{where} {before!r:.80} arrived as {after!r:.80}")
 
 
-async def fields_arrive_as_they_were_sent(scene: Scene) -> None:
+async def fields_arrive_as_they_were_sent(harness: TransportHarness) -> None:
     """Every field of every event."""
-    caller, server, to_caller, to_server, request_id = await scene.conversation()
+    caller, server, to_caller, to_server, request_id = await harness.conversation()
     request = CallRequested(
         request_id="full",
-        operation_id=scene.id("talk"),
+        operation_id=harness.id("talk"),
         input={"a": 1},
         parent_request_id="parent",
         deadline=1_700_000_000_000,
@@ -158,41 +158,41 @@ async def fields_arrive_as_they_were_sent(scene: Scene) -> None:
     expect(caller.events[1:] == to_caller_events, f"sent {to_caller_events}, arrived {caller.events[1:]}")
 
 
-async def announced_operations_are_reachable_at_once(scene: Scene) -> None:
+async def announced_operations_are_reachable_at_once(harness: TransportHarness) -> None:
     """A request that leaves right after `announce` has returned arrives, of each of many operations."""
-    server, caller = await scene.probe(), await scene.probe()
+    server, caller = await harness.probe(), await harness.probe()
     for number in range(20):
-        await server.transport.announce([scene.id(f"late-{number}")])
-        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=scene.id(f"late-{number}")))
+        await server.transport.announce([harness.id(f"late-{number}")])
+        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=harness.id(f"late-{number}")))
     await server.count(20)
 
 
-async def withdrawn_operations_are_not_routed_here(scene: Scene) -> None:
+async def withdrawn_operations_are_not_routed_here(harness: TransportHarness) -> None:
     """Once `withdraw` has returned, requests go to the other server, and other operations still arrive."""
-    leaving, staying, caller = await scene.probe("talk", "stay"), await scene.probe("talk"), await scene.probe()
-    await leaving.transport.withdraw([scene.id("talk")])
+    leaving, staying, caller = await harness.probe("talk", "stay"), await harness.probe("talk"), await harness.probe()
+    await leaving.transport.withdraw([harness.id("talk")])
     for number in range(20):
-        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=scene.id("talk")))
-    caller.transport.request(CallRequested(request_id="stay", operation_id=scene.id("stay")))
+        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=harness.id("talk")))
+    caller.transport.request(CallRequested(request_id="stay", operation_id=harness.id("stay")))
     await staying.count(20)
     await leaving.count(1)
     expect([event.request_id for event in leaving.events] == ["stay"], f"{len(leaving.events)} requests went astray")
 
 
-async def a_closed_end_refuses(scene: Scene) -> None:
+async def a_closed_end_refuses(harness: TransportHarness) -> None:
     """Closing twice is closing once; afterwards everything that would send raises UNAVAILABLE."""
-    caller, server, to_caller, to_server, request_id = await scene.conversation()
+    caller, server, to_caller, to_server, request_id = await harness.conversation()
     arrived = len(server.events)
     for _ in range(2):
         await caller.transport.close()
-    request = CallRequested(request_id="late", operation_id=scene.id("talk"))
+    request = CallRequested(request_id="late", operation_id=harness.id("talk"))
     _unavailable("request", lambda: caller.transport.request(request))
     _unavailable("send", lambda: caller.transport.send(CallCredit(request_id=request_id, n=1), to_server))
     await server.transport.close()
     _unavailable("send", lambda: server.transport.send(item(request_id, 1), to_caller))
     expect(len(server.events) == arrived, "a closed end still sends")
     try:
-        await server.transport.announce([scene.id("talk")])
+        await server.transport.announce([harness.id("talk")])
     except CallError as error:
         expect(error.code is ErrorCode.UNAVAILABLE, f"announce on a closed end raised {error}")
     else:
@@ -215,8 +215,8 @@ LimitCheck = Callable[[Connect, int], Awaitable[None]]
 async def _keep(promise: str, check: Callable[..., Awaitable[None]], connect: Connect, *limit: int) -> None:
     """Run one check; whatever it raises is a broken promise."""
     try:
-        async with Scene(connect) as scene:
-            await check(scene, *limit)
+        async with TransportHarness(connect) as harness:
+            await check(harness, *limit)
     except Exception as error:
         raise AssertionError(f"broken promise: {promise}: {error!r}") from error
 

@@ -108,7 +108,7 @@ async def _end(task: asyncio.Task[Any]) -> None:
         task.exception()  # seen: whoever waited for it has dealt with it
 
 
-class Scene:
+class TransportHarness:
     """The ends that one check needs. All are closed when it is over."""
 
     def __init__(self, connect: Connect) -> None:
@@ -123,7 +123,7 @@ class Scene:
         await self._stack.aclose()
 
     def id(self, name: str) -> str:
-        """The id of an operation of this scene."""
+        """The id of an operation of this harness."""
         return f"{self._namespace}.{name}"
 
     def begin(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -24,7 +24,17 @@ from opwire.call import (
     Receiver,
     encode_event,
 )
-from opwire.call.events import Here, Left, Serving, Session, SessionEvent, Waiting, Who, decode_message, encode_session
+from opwire.call.events import (
+    Here,
+    Left,
+    Serving,
+    SessionEvent,
+    SessionMessage,
+    Waiting,
+    Who,
+    decode_message,
+    encode_session,
+)
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_connection import BrokerConnection
 from opwire.transports.leases import Asked, Leases, Probes, is_final
@@ -270,7 +280,7 @@ class BrokerTransport:
     def _tell(self, to: Address, event: SessionEvent | CallFailed, token: str = "") -> None:
         """Tell a peer, or all (""), something that they can do without."""
         try:
-            session = isinstance(event, Session)
+            session = isinstance(event, SessionMessage)
             message = encode_session(event) if session else encode_event(event, limit=self._most())
             if to:
                 self._connection.send(to, token, message, control=True)
@@ -301,7 +311,7 @@ class BrokerTransport:
         except CallError as error:
             self._unreadable(sender, token, error)
             return
-        if isinstance(event, Session):
+        if isinstance(event, SessionMessage):
             self._session(event, sender, token)
         elif isinstance(event, CallRequested):
             self._requested(event, sender, token)

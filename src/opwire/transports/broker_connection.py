@@ -11,7 +11,7 @@ from typing import Protocol
 from opwire.call import Address
 
 
-class Listener(Protocol):
+class BrokerListener(Protocol):
     """Whoever uses a medium. Its methods return at once and raise nothing."""
 
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
@@ -52,7 +52,7 @@ class BrokerConnection(Protocol):
     max_message: int
     """Bytes of a message that the broker lets through; may be learned by connecting."""
 
-    async def connect(self, address: Address, listener: Listener) -> None:
+    async def connect(self, address: Address, listener: BrokerListener) -> None:
         """Connect, and receive from now on what is sent to `address` or to all.
 
         Raises:

@@ -359,7 +359,7 @@ class Probes:
     def _probe(self, asked: Asked) -> None:
         """Send something to the server of a call, or to one that serves its operation.
 
-        If there is none the broker says so, and `Listener.unreachable` or `undelivered` is called.
+        If there is none the broker says so, and `BrokerListener.unreachable` or `undelivered` is called.
         """
         try:
             if asked.server:

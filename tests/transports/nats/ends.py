@@ -12,7 +12,7 @@ from opwire.call import Address
 from opwire.testing.harness import soon
 from opwire.transports.nats.connection import Credentials, Security, Servers
 from opwire.transports.nats.transport import NatsBrokerConnection, ServiceInfo, Subjects
-from tests.transports.mediums import Log, connected
+from tests.transports.recording import Log, connected
 
 ANYONE = Security(Credentials())
 

@@ -22,8 +22,8 @@ from opwire.transports.nats.protocol import Info
 from opwire.transports.nats.transport import Endpoint, NatsBrokerConnection, ServiceInfo, Subjects
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
-from tests.transports.mediums import Log
 from tests.transports.nats.ends import ANYONE, end, flushed, plain_client
+from tests.transports.recording import Log
 
 StartNats = Callable[..., NatsServer]
 

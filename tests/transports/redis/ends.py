@@ -11,7 +11,7 @@ from opwire.call import Address
 from opwire.transports.redis.connection import command, parse_url
 from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.servers.brokers import HOST, RedisServer
-from tests.transports.mediums import Log, connected
+from tests.transports.recording import Log, connected
 
 BEAT = 60.0
 """Seconds between two beats: nobody beats unless a test does, so a lease lasts as long as the test."""

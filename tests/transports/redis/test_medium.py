@@ -17,7 +17,7 @@ from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
-from tests.transports.mediums import Log
+from tests.transports.recording import Log
 from tests.transports.redis.ends import BEAT, End, ask, end, exhaust
 
 Redis = Callable[..., RedisServer]

@@ -46,7 +46,7 @@ from msgspec import Struct
 from opwire.call import MAX_MESSAGE, Address, Describing, Description
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.broker_connection import Listener
+from opwire.transports.broker_connection import BrokerListener
 from opwire.transports.nats.connection import Connection, Credentials, Security, Servers, open_any
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, publish, subscribe, unsubscribe
 
@@ -314,7 +314,7 @@ class NatsBrokerConnection:
         self._receipts = Receipts()
         self._security = security
         self._describe = describe
-        self._listener: Listener | None = None
+        self._listener: BrokerListener | None = None
         self._connection: Connection | None = None
         self._mine = ""  # what the subjects of our inbox begin with
         self._sids = count(1)
@@ -324,7 +324,7 @@ class NatsBrokerConnection:
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    async def connect(self, address: Address, listener: Listener) -> None:
+    async def connect(self, address: Address, listener: BrokerListener) -> None:
         """Connect to the first server that lets us.
 
         Raises:

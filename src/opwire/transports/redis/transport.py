@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker_connection import Listener
+from opwire.transports.broker_connection import BrokerListener
 from opwire.transports.redis.connection import (
     SETTINGS,
     Connection,
@@ -275,7 +275,7 @@ class RedisBrokerConnection:
         self._ssl = create_default_context() if ssl is None and target.tls else ssl
         self._names = Names(prefix, target.db)
         self._presence = Presence(self._names, heartbeat)
-        self._listener: Listener | None = None
+        self._listener: BrokerListener | None = None
         self._connection: Connection | None = None
         self._address = b""
         self._silent = 0  # beats without a word from the server
@@ -283,7 +283,7 @@ class RedisBrokerConnection:
 
     # --- connecting ---------------------------------------------------------------------------------------------------
 
-    async def connect(self, address: Address, listener: Listener) -> None:
+    async def connect(self, address: Address, listener: BrokerListener) -> None:
         """Connect, and listen to our own channel and to the one for all.
 
         Raises:

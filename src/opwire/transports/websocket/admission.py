@@ -29,10 +29,10 @@ from opwire.call.events import (
     Hello,
     Left,
     Pending,
-    Refusal,
     Refused,
-    Session,
+    RefusedOperation,
     SessionEvent,
+    SessionMessage,
     Withdraw,
     encode_session,
     refusal_error,
@@ -104,7 +104,7 @@ class Peer:
 
     def tell(self, event: CallEvent | SessionEvent, sender: Address = SERVER) -> None:
         """Tell it something that it can do without if it is gone; of a call, in the name of the call's other side."""
-        if isinstance(event, Session):
+        if isinstance(event, SessionMessage):
             message = encode_session(event)
         else:
             message = encode_event(event)
@@ -482,7 +482,7 @@ class Door:
         if peer.connection.over:
             gate.lost(peer.address)  # it went while the gate decided
             return
-        refusals = [Refusal.of(each, error) for each, error in refused.items()]
+        refusals = [RefusedOperation.of(each, error) for each, error in refused.items()]
         if refusals and not wish.partial:
             gate.accepted(peer.address, [])
             error = refusal_error(refusals)
@@ -496,7 +496,7 @@ class Door:
         peer: Peer,
         wish: Announce | Withdraw,
         operation_ids: list[str],
-        refused: Sequence[Refusal] = (),
+        refused: Sequence[RefusedOperation] = (),
         streams: Iterable[str] = (),
     ) -> None:
         if isinstance(wish, Withdraw):

@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
 from opwire.call import MAX_MESSAGE, Address, CallEvent, CallRequested, CallResponded, Receiver
-from opwire.call.events import Here, Refusal, Who, Withdraw, refusal_error
+from opwire.call.events import Here, RefusedOperation, Who, Withdraw, refusal_error
 from opwire.errors import CallError, ErrorCode
 from opwire.transports import link
 from opwire.transports.link import MAX_BACKLOG, check_numbers
@@ -118,7 +118,7 @@ class WebSocketTransport:
             await self.withdraw([each.operation for each in refused])  # an earlier version may have been taken
             raise refusal_error(refused)
 
-    async def _announce(self, visit: Visit, operation_ids: list[str]) -> list[Refusal]:
+    async def _announce(self, visit: Visit, operation_ids: list[str]) -> list[RefusedOperation]:
         try:
             return await visit.announce(operation_ids)
         except CallError as error:

@@ -26,10 +26,10 @@ from opwire.call.events import (
     Here,
     Left,
     Pending,
-    Refusal,
     Refused,
-    Session,
+    RefusedOperation,
     SessionEvent,
+    SessionMessage,
     Welcome,
     decode_message,
     encode_session,
@@ -195,7 +195,7 @@ class Visit:
             self._questions.pop(number, None)
             self._limits.pop(number, None)
 
-    async def announce(self, operation_ids: Sequence[str]) -> list[Refusal]:
+    async def announce(self, operation_ids: Sequence[str]) -> list[RefusedOperation]:
         """Serve these operations; return those that the server refuses.
 
         All of them are named at once, in as many messages as it takes, so that the server knows what will come.
@@ -210,7 +210,7 @@ class Visit:
             for task in tasks:
                 task.cancel()
 
-    async def _announce(self, operation_ids: list[str]) -> list[Refusal]:
+    async def _announce(self, operation_ids: list[str]) -> list[RefusedOperation]:
         try:
             done = await self.ask(Announce, operations=operation_ids, partial=True)
         except CallError as error:
@@ -218,7 +218,7 @@ class Visit:
                 ErrorCode.ACCESS_DENIED,
                 ErrorCode.VALIDATION_ERROR,
             ):  # of a server that takes all or none
-                return [Refusal.of(each, error) for each in operation_ids]
+                return [RefusedOperation.of(each, error) for each in operation_ids]
             raise
         return done.refused if isinstance(done, Done) else []
 
@@ -243,7 +243,7 @@ class Visit:
     def _arrived(self, message: bytes) -> None:
         try:
             event = decode_message(message, limit=self._limit + MARGIN)
-            if isinstance(event, Session):
+            if isinstance(event, SessionMessage):
                 self._session(event)
                 return
             sender, stray = origin(message)

@@ -3,7 +3,7 @@
 import inspect
 
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.broker_connection import BrokerConnection, Listener
+from opwire.transports.broker_connection import BrokerConnection, BrokerListener
 from opwire.transports.nats.transport import NatsBrokerConnection
 from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.requirements import requirement
@@ -26,7 +26,7 @@ def test_what_sends_never_waits_and_what_changes_who_serves_does() -> None:
         "beat": False,
         "close": True,
     }
-    assert not any(methods(Listener).values())
+    assert not any(methods(BrokerListener).values())
 
 
 @requirement("transport.medium")
@@ -35,4 +35,4 @@ def test_every_medium_has_the_methods_of_the_interface_and_the_transport_listens
         for name in methods(BrokerConnection):
             wanted, given = inspect.signature(getattr(BrokerConnection, name)), inspect.signature(getattr(medium, name))
             assert list(given.parameters) == list(wanted.parameters), f"{medium.__name__}.{name}"
-    assert methods(Listener).keys() <= {name for name in dir(BrokerTransport) if name[0] != "_"}
+    assert methods(BrokerListener).keys() <= {name for name in dir(BrokerTransport) if name[0] != "_"}
