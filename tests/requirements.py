@@ -12,6 +12,7 @@ import pytest
 F = TypeVar("F", bound=Callable[..., object])
 
 ERRORS: dict[str, str] = {
+    "errors.extras": "A missing optional dependency is an error that names the extra which installs it.",
     "errors.one-root": "`except OpwireError` catches everything that opwire itself raises.",
     "errors.tree-is-drawn": "The tree of errors drawn in the docstring of the errors module is the real one.",
     "errors.codes": "The error codes are exactly the twelve of the specification, spelled on the wire as named.",
@@ -232,6 +233,8 @@ OPERATIONS: dict[str, str] = {
     "registry.listeners": "Listeners are told of every addition, replacement and removal; a failing one harms nobody.",
     "registry.duplicate-id": "A second operation of the same id is refused unless it is to replace the first.",
     "registry.no-handler": "A spec without a handler is known, but calling it is OPERATION_NOT_FOUND, and says why.",
+    "registry.interceptors": "An interceptor wraps every call and each item of a subscription; the first is outermost.",
+    "registry.dispatch": "One dispatcher finds an operation, checks access and calls it, for every surface.",
     "registry.not-found": "Calling an unknown id is OPERATION_NOT_FOUND, with the ids that look alike.",
     "decorators.types": "The decorators register functions as queries, mutations and subscriptions.",
     "decorators.schemas": "Input and output schemas are taken from a function's signature, or given in their place.",

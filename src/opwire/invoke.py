@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
 from functools import partial
 from typing import Any, cast
 from uuid import uuid4
@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Struct
 
 from opwire.deadlines import Deadlines
+from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, SchemaError
-from opwire.operation import Context, Handler, OperationSpec
+from opwire.operation import Context, Handler, Interceptor, OperationSpec
 from opwire.pipeline import ResultPipeline
 from opwire.schema import Problem
 from opwire.typed.plain import MAX_DEPTH, SCALARS, survey, to_plain
@@ -229,6 +230,55 @@ def failure(error: BaseException, label: str) -> CallError:
     return CallError(ErrorCode.EXECUTION_ERROR, message, {"errorId": error_id})
 
 
+class InterceptedCall:
+    """An operation with interceptors around it; the first one installed is the outermost."""
+
+    def __init__(self, spec: OperationSpec, handler: Handler, interceptors: Iterable[Interceptor]) -> None:
+        self.spec = spec
+        self._pipeline = ResultPipeline(spec, normalize="off", strip=False)  # for results that are not envelopes yet
+        for interceptor in reversed(tuple(interceptors)):
+            handler = interceptor(spec, handler)
+        self._handler = handler
+
+    async def execute(self, input: Any, context: Context) -> ResponseEnvelope[Any]:
+        """Call a query or mutation.
+
+        Raises:
+            CallError: the call failed, or an interceptor rejected it.
+        """
+        try:
+            result = self._handler(input, context)
+            return self._envelope(await result if inspect.isawaitable(result) else result)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, self.spec.id) from error
+
+    async def subscribe(self, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """Return the envelopes of a subscription, one per item.
+
+        Raises:
+            CallError: the call failed, or an interceptor rejected it.
+        """
+        items: Any = None
+        try:
+            items = self._handler(input, context)
+            if inspect.isawaitable(items):
+                items = await items
+            async for item in items:
+                yield self._envelope(item)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, self.spec.id) from error
+        finally:
+            await close_stream(items, self.spec.id)
+
+    def _envelope(self, result: Any) -> ResponseEnvelope[Any]:
+        is_envelope = type(result) is ResponseEnvelope
+        return cast("ResponseEnvelope[Any]", result) if is_envelope else self._pipeline.envelope(result)
+
+
 _SHOWN = 3  # problems in the message; all of them are in the details
 _UNUSABLE = (
     "{}: its input schema cannot be used, so that no input can be validated: {}; correct the schema, or allow the call "
@@ -245,6 +295,7 @@ class BoundOperation:
         "exact",
         "flat",
         "handler",
+        "intercepted",
         "open",
         "pipeline",
         "prepare",
@@ -260,6 +311,7 @@ class BoundOperation:
         self.timeout = spec.timeout
         self.run: Run | None = None  # of a query or mutation that has a handler
         self.open: Open | None = None  # of a subscription that has a handler
+        self.intercepted: InterceptedCall | None = None  # where the registry has interceptors
         self.prepare: Callable[[Any], Any] | None = None  # objects that are not plain -> plain input
         self.convert: Callable[[Any], Any] | None = None  # valid input -> arguments, where a function has types
         self.exact: frozenset[type] = SCALARS  # valid flat input of these types is passed on as it is

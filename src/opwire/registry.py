@@ -4,9 +4,10 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from heapq import nlargest
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import structs
 
@@ -18,6 +19,8 @@ from opwire.invoke import (
     END,
     FAILURES,
     BoundOperation,
+    InterceptedCall,
+    Open,
     Run,
     close_stream,
     failure,
@@ -32,6 +35,7 @@ from opwire.operation import (
     AccessControl,
     Context,
     Handler,
+    Interceptor,
     NormalizeMode,
     Operation,
     OperationSpec,
@@ -116,6 +120,7 @@ class OperationRegistry:
         self._deadlines = Deadlines()
         self._operations: dict[str, BoundOperation] = {}
         self._listeners: list[Callable[[Change], None]] = []
+        self._interceptors: list[Interceptor] = []
         self._context = Context(bind_env=self.bind_env)  # of calls that come without one
 
     # --- registering ------------------------------------------------------------------------------------------------
@@ -272,10 +277,36 @@ class OperationRegistry:
     def _add(self, bound: BoundOperation, *, replace: bool) -> None:
         spec = bound.spec
         known = spec.id in self._operations
+        if self._interceptors:
+            self._intercept(bound)
         if known and not replace:
             raise RegistrationError(f"{spec.id} is already registered; replace=True puts the new one in its place")
         self._operations[spec.id] = bound
         self._tell(Change("replaced" if known else "added", spec))
+
+    def use(self, interceptor: Interceptor) -> Interceptor:
+        """Install an interceptor around every call, inside those that are already installed.
+
+            @registry.use
+            def audit(spec: OperationSpec, handler: Handler) -> Handler:
+                async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
+                    log.info("%s by %s", spec.id, context.identity)
+                    return await handler(input, context)
+
+                return call if spec.type is not OperationType.SUBSCRIPTION else handler
+
+        It is asked once for each operation, not for each call. The handler that it wraps validates the input, runs
+        the operation and returns its envelope; that of a subscription returns an async iterator of envelopes.
+        """
+        self._interceptors.append(interceptor)
+        for bound in self._operations.values():
+            self._intercept(bound)
+        return interceptor
+
+    def _intercept(self, bound: BoundOperation) -> None:
+        if bound.handler is not None:
+            call = self._stream if bound.open is not None else self._call
+            bound.intercepted = InterceptedCall(bound.spec, partial(call, bound), self._interceptors)
 
     # --- looking up -------------------------------------------------------------------------------------------------
 
@@ -350,18 +381,25 @@ class OperationRegistry:
         bound = self._operations.get(operation_id)
         if bound is None or bound.run is None:
             raise self._uncallable(operation_id, bound, "execute")
+        if bound.intercepted is None:
+            envelope = await self._call(bound, input, context)
+        else:
+            envelope = await bound.intercepted.execute(input, self._context if context is None else context)
+        return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
+
+    async def _call(self, bound: BoundOperation, input: Any, context: Context | None) -> ResponseEnvelope[Any]:
+        run = cast("Run", bound.run)
         try:
             arguments = bound.arguments(input)
             if bound.timeout is None and (context is None or context.watched):
-                result = await bound.run(arguments, self._context if context is None else context)
+                result = await run(arguments, self._context if context is None else context)
             else:
-                result = await self._run(bound.run, arguments, self._inside(bound, context), operation_id)
-            envelope = bound.pipeline.envelope(result)
+                result = await self._run(run, arguments, self._inside(bound, context), bound.spec.id)
+            return bound.pipeline.envelope(result)
         except CallError:
             raise
         except FAILURES as error:
-            raise failure(error, operation_id) from error
-        return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
+            raise failure(error, bound.spec.id) from error
 
     @overload
     def subscribe(
@@ -382,18 +420,31 @@ class OperationRegistry:
         bound = self._operations.get(operation_id)
         if bound is None or bound.open is None:
             raise self._uncallable(operation_id, bound, "subscribe")
+        if bound.intercepted is None:
+            envelopes = self._stream(bound, input, context)
+        else:
+            envelopes = bound.intercepted.subscribe(input, self._context if context is None else context)
+        try:
+            async for envelope in envelopes:
+                yield envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
+        finally:
+            await envelopes.aclose()
+
+    async def _stream(
+        self, bound: BoundOperation, input: Any, context: Context | None
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         inside = self._inside(bound, context)
         try:
-            stream = bound.open(bound.arguments(input), inside)
+            stream = cast("Open", bound.open)(bound.arguments(input), inside)
         except CallError:
             raise
         except FAILURES as error:
-            raise failure(error, operation_id) from error
+            raise failure(error, bound.spec.id) from error
         try:
             while (envelope := await self._next(bound, stream, inside)) is not None:
-                yield envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
+                yield envelope
         finally:
-            await close_stream(stream, operation_id)
+            await close_stream(stream, bound.spec.id)
 
     async def _run(self, run: Run, arguments: Any, context: Context, operation_id: str) -> Any:
         deadline = context.deadline

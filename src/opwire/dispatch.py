@@ -1,0 +1,90 @@
+"""The checked way into a registry, for every surface that accepts calls from outside.
+
+    dispatcher = Dispatcher(registry)
+    spec = dispatcher.find("math.add", identity)
+    envelope = await dispatcher.execute(spec, {"a": 1, "b": 2}, context)
+
+`OperationRegistry.execute` is the trusted way: it checks no access. A surface looks an operation up for its caller
+here, and calls it here, so that lookup, access control and the interceptors of the surface exist once.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import Any
+
+from opwire.envelope import ResponseEnvelope
+from opwire.errors import CallError, ErrorCode
+from opwire.invoke import InterceptedCall
+from opwire.operation import Context, Identity, Interceptor, OperationSpec, check_access, may_access
+from opwire.registry import OperationRegistry
+
+
+class Dispatcher:
+    """Finds and calls operations on behalf of callers from outside.
+
+    `serves` selects the operations that exist for this surface; by default all of them.
+    """
+
+    def __init__(self, registry: OperationRegistry, *, serves: Callable[[OperationSpec], bool] | None = None) -> None:
+        self.registry = registry
+        self._serves = serves
+        self._interceptors: list[Interceptor] = []
+        self._intercepted: dict[str, InterceptedCall] = {}
+
+    def use(self, interceptor: Interceptor) -> Interceptor:
+        """Install an interceptor around every call of this surface, inside those that are already installed."""
+        self._interceptors.append(interceptor)
+        self._intercepted.clear()
+        return interceptor
+
+    def is_served(self, spec: OperationSpec) -> bool:
+        """Return whether an operation exists for this surface: it has a handler, and `serves` selects it."""
+        return self.registry.get_handler(spec.id) is not None and (self._serves is None or self._serves(spec))
+
+    def is_visible(self, spec: OperationSpec, identity: Identity | None) -> bool:
+        """Return whether a caller may know of an operation."""
+        return self.is_served(spec) and may_access(spec, identity)
+
+    def visible(self, identity: Identity | None) -> list[OperationSpec]:
+        """Return the operations that a caller may call, in the order of registration."""
+        return [spec for spec in self.registry.list() if self.is_visible(spec, identity)]
+
+    def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:
+        """Return the operation that a caller wants to call.
+
+        Raises:
+            CallError: OPERATION_NOT_FOUND, which suggests only what the caller may see; UNAUTHENTICATED; ACCESS_DENIED.
+        """
+        spec = self.registry.get_spec(operation_id)
+        if spec is None or (self._serves is not None and not self._serves(spec)):
+            raise self.registry.not_found(operation_id, visible=partial(self.is_visible, identity=identity))
+        if self.registry.get_handler(operation_id) is None:
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
+        check_access(spec, identity)
+        return spec
+
+    async def execute(self, spec: OperationSpec, input: Any, context: Context) -> ResponseEnvelope[Any]:
+        """Call a query or mutation that `find` returned.
+
+        Raises:
+            CallError: the call failed.
+        """
+        if not self._interceptors:
+            return await self.registry.execute(spec.id, input, context)
+        return await self._through(spec, self.registry.execute).execute(input, context)
+
+    def subscribe(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """Return the envelopes of a subscription that `find` returned, one per item.
+
+        Raises:
+            CallError: the call failed.
+        """
+        if not self._interceptors:
+            return self.registry.subscribe(spec.id, input, context)
+        return self._through(spec, self.registry.subscribe).subscribe(input, context)
+
+    def _through(self, spec: OperationSpec, call: Callable[..., Any]) -> InterceptedCall:
+        known = self._intercepted.get(spec.id)
+        if known is None or known.spec is not spec:
+            known = self._intercepted[spec.id] = InterceptedCall(spec, partial(call, spec.id), self._interceptors)
+        return known
