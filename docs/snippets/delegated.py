@@ -18,8 +18,8 @@ async def take(item: str, context: Context) -> str:
 
 @shop.mutation("shop.order")
 async def order(item: str, context: Context) -> list[str]:
-    own = await spokes["shop"].call("stock.take", {"item": item}, context.detached())  # as the shop itself
-    passed_on = await spokes["shop"].call("stock.take", {"item": item}, context)  # as the caller of shop.order
+    own = await spokes["shop"].call("stock.take", {"item": item}, context=context.detached())  # as the shop itself
+    passed_on = await spokes["shop"].call("stock.take", {"item": item}, context=context)  # as the caller of shop.order
     return [own.data, passed_on.data]
 
 

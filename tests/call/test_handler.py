@@ -249,9 +249,9 @@ def test_nothing_but_the_call_handler_publishes_answers() -> None:
                 case ast.Call(func=ast.Name(id="CallResponded")):
                     makers.add(path.relative_to(package).as_posix())
     assert {each for each in callers if not each.startswith("testing/")} == {"call/handler.py"}
-    # A durable attempt writes the answer into a journal, and publishes nothing.
+    # A durable attempt writes its response into a journal, and the call table measures one: neither publishes.
     shipped = {each for each in makers if not each.startswith(("testing/", "durable/"))}
-    assert shipped == {"call/pending.py", "call/events.py"}
+    assert shipped == {"call/pending.py", "call/events.py", "call/call_table.py"}
 
 
 @requirement("handler.pipeline")
@@ -1231,7 +1231,7 @@ async def test_what_is_not_served_cannot_be_called_by_addressing_the_server(hand
 async def test_a_call_on_behalf_of_an_anonymous_caller_is_not_one_of_the_program(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         anonymous = Context(request_id="r", inbound=Inbound("r"))
-        error = await call_error(here.client.call("math.add", {"a": 1, "b": 2}, anonymous))
+        error = await call_error(here.client.call("math.add", {"a": 1, "b": 2}, context=anonymous))
         assert error.code is ErrorCode.UNAUTHENTICATED
         assert await here.call("math.add", {"a": 1, "b": 2}) == 3
 
@@ -1243,7 +1243,7 @@ async def test_a_handler_that_passes_its_context_on_calls_as_its_caller() -> Non
     @registry.query("outer.ask")
     async def outer(context: Context) -> None:
         seen["outer"] = context
-        await other[0].call("inner.ask", None, context)
+        await other[0].call("inner.ask", None, context=context)
 
     @registry.query("inner.ask")
     async def inner(context: Context) -> None:

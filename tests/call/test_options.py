@@ -3,9 +3,9 @@
 import inspect
 
 from opwire.call import PendingRequestMap
-from opwire.call.call_table import RemoteCallOptions, RemoteStreamOptions
+from opwire.call.pending import RemoteCallOptions, RemoteStreamOptions
 
-THE_CALL = {"self", "operation_id", "input", "context", "output_type"}
+THE_CALL = {"self", "operation_id", "input", "output_type"}
 
 
 def test_the_options_are_the_parameters_of_the_methods() -> None:

@@ -130,7 +130,7 @@ async def test_a_thousand_calls_at_once_get_each_its_own_answer(registry: Operat
 @requirement("call.request-fields")
 async def test_a_request_carries_what_its_context_knows(wire: Wire) -> None:
     context = Context(request_id="mine", parent_request_id="parent", identity=Identity(id="ann", scopes=("read",)))
-    call = asyncio.ensure_future(wire.calls.call("a.b", [1], context))
+    call = asyncio.ensure_future(wire.calls.call("a.b", [1], context=context))
     request = await wire.request()
     assert (request.request_id, request.parent_request_id, request.input) == ("mine", "parent", [1])
     assert request.identity == Identity(id="ann", scopes=("read",))
@@ -299,7 +299,7 @@ async def test_calls_to_a_peer_that_is_lost_end_at_once_and_what_arrived_is_stil
     await wire._server.close()
     error = await call_error(call)
     assert error.code is ErrorCode.UNAVAILABLE
-    assert error.message == "the peer left the bus before the call was answered"
+    assert error.message == "the peer left the bus before the call ended"
     assert (await within(anext(stream))).data == 2
     assert (await call_error(anext(stream))).code is ErrorCode.UNAVAILABLE
 
@@ -492,10 +492,10 @@ async def test_a_producer_that_ignores_its_credits_is_stopped_when_too_many_byte
         output = local_envelope("x" * 500_000, "a.b")
         wire.says(CallResponded(request_id=request.request_id, output=output, seq=n))
     await within(consumer)
-    with pytest.raises(CallError, match="did not keep up") as caught:
+    with pytest.raises(CallError, match="is too slow") as caught:
         _ = [item async for item in stream]
     assert caught.value.code is ErrorCode.ABORTED
-    assert wire.told(CallAborted)[0].reason == "the consumer did not keep up"
+    assert wire.told(CallAborted)[0].reason == "the consumer is too slow"
 
 
 class Lossy(MemoryTransport):
@@ -580,7 +580,7 @@ class Remote(MemoryTransport):
 
 
 async def sent(calls: PendingRequestMap, seen: Recorder, context: Context | None) -> CallRequested:
-    call = asyncio.ensure_future(calls.call("a.b", None, context))
+    call = asyncio.ensure_future(calls.call("a.b", None, context=context))
     await until(lambda: bool(seen.events) or call.done())
     call.cancel()
     await asyncio.wait([call])
@@ -618,11 +618,11 @@ async def test_a_connection_that_cannot_carry_the_callers_identity_refuses(ident
     async with PendingRequestMap(Remote(bus)) as calls:
         served = Context(request_id="r1", identity=identity, inbound=Inbound("r1", connection))
         for context in (served, served.child()):
-            error = await call_error(calls.call("a.b", None, context))
+            error = await call_error(calls.call("a.b", None, context=context))
             assert error.code is ErrorCode.ACCESS_DENIED
             assert "detached()" in error.message
             with pytest.raises(CallError, match="detached"):
-                await within(anext(calls.subscribe("a.b", None, context)))
+                await within(anext(calls.subscribe("a.b", None, context=context)))
         await settled()
         assert seen.events == []
         event = await sent(calls, seen, served.within(5).detached())
@@ -636,7 +636,9 @@ async def test_a_stated_identity_is_refused_where_peers_would_not_believe_it() -
     bus = MemoryBus()
     _, seen = await peer(bus, "a.b")
     async with PendingRequestMap(Remote(bus)) as calls:
-        assert (await call_error(calls.call("a.b", None, Context(identity=ANN)))).code is ErrorCode.ACCESS_DENIED
+        assert (
+            await call_error(calls.call("a.b", None, context=Context(identity=ANN)))
+        ).code is ErrorCode.ACCESS_DENIED
         for own in (None, Context(), Context(identity=LOCAL_IDENTITY), Context(request_id="mine")):
             event = await sent(calls, seen, own)
             assert (event.parent_request_id, event.identity) == (None, None)

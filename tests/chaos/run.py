@@ -211,7 +211,7 @@ class _World:
 
     async def _nested(self, end: _End, input: Any, context: Context) -> Any:
         self._ran(input["number"])
-        envelope = await end.calls.call("chaos.echo", {**input, "nested": True}, context.child())
+        envelope = await end.calls.call("chaos.echo", {**input, "nested": True}, context=context.child())
         expect(envelope.data == {**input, "nested": True}, f"a nested call got another's answer: {envelope.data}")
         return input
 

@@ -204,7 +204,7 @@ async def test_calls_with_one_key_go_to_one_spoke(meeting: Meeting) -> None:
     first = [(await caller.call("who.serves", sticky_key=key)).data for key in keys]
     assert [(await caller.call("who.serves", sticky_key=key)).data for key in keys] == first
     context = Context(identity=Identity(id="me"))
-    assert [(await hub.calls.call("who.serves", None, context, sticky_key=key)).data for key in keys] == first
+    assert [(await hub.calls.call("who.serves", None, context=context, sticky_key=key)).data for key in keys] == first
     assert len(set(first)) > 1
 
 

@@ -135,7 +135,7 @@ async def test_the_hub_says_who_calls(meeting: Meeting) -> None:
     for operation_id in ("billing.whoami", "hub.whoami"):
         assert (await caller.call(operation_id)).data == "alice"
         with pytest.raises(CallError, match="cannot carry"):
-            await caller.call(operation_id, None, root)
+            await caller.call(operation_id, None, context=root)
 
 
 FORGED = '"identity":{"id":"root","scopes":["*"]}'
@@ -223,7 +223,7 @@ async def test_a_server_that_delegates_calls_with_the_identity_of_its_caller(mee
     async def ask(context: Context) -> list[Any]:
         (gateway,) = spokes
         contexts = (None, context.detached(), context, context.child())
-        return [(await gateway.call("billing.whoami", None, each)).data for each in contexts]
+        return [(await gateway.call("billing.whoami", None, context=each)).data for each in contexts]
 
     @registry.query("gateway.nested")
     async def nested(context: Context) -> list[Any]:
@@ -249,7 +249,7 @@ async def test_a_server_that_does_not_delegate_is_refused_and_acts_as_nobody_els
     @registry.query("shop.ask")
     async def ask(context: Context) -> Any:
         (shop,) = spokes
-        return (await shop.call("billing.whoami", None, context)).data
+        return (await shop.call("billing.whoami", None, context=context)).data
 
     shop = await meeting.spoke(hub.url, registry, token="shop")
     spokes.append(shop if own_connection else await meeting.spoke(hub.url, token="shop"))
@@ -281,7 +281,9 @@ async def test_only_the_spoke_that_has_a_call_can_answer_it(meeting: Meeting, ki
     await meeting.spoke(hub.url, waiting.registry, token="shop")
     alice, mallory = await meeting.welcome(hub.url, "alice"), await meeting.welcome(hub.url, "mallory")
     await alice.say("call.requested", requestId="r", operationId="shop.wait")
-    own = asyncio.create_task(hub.calls.call("shop.wait", None, Context(identity=Identity(id="me"), request_id="own")))
+    own = asyncio.create_task(
+        hub.calls.call("shop.wait", None, context=Context(identity=Identity(id="me"), request_id="own"))
+    )
     await soon("the handler begins", waiting.began.wait())
     output = {"data": "forged", "meta": {"source": "local", "operationId": "shop.wait", "timestamp": 1}}
     for request_id in ("r", "own"):

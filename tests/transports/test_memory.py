@@ -246,5 +246,5 @@ async def test_the_identity_that_a_caller_states_is_believed(stated: Identity | 
 
     server, caller = PendingRequestMap(MemoryTransport(bus)), PendingRequestMap(MemoryTransport(bus))
     async with server, CallHandler(registry, server), caller:
-        envelope = await caller.call("who.asks", {}, Context(identity=stated))
+        envelope = await caller.call("who.asks", {}, context=Context(identity=stated))
     assert envelope.data == seen

@@ -145,11 +145,11 @@ class CallsBackEnd:
 
     async def call(self, operation_id: str, input: Any, context: Context) -> ResponseEnvelope[Any]:
         """Call a query or mutation."""
-        return await self._calls.call(operation_id, input, context, timeout=context.remaining)
+        return await self._calls.call(operation_id, input, context=context, timeout=context.remaining)
 
     def subscribe(self, operation_id: str, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """The items of a subscription."""
-        return self._calls.subscribe(operation_id, input, context)
+        return self._calls.subscribe(operation_id, input, context=context)
 
     async def operations(self) -> Sequence[OperationSpec]:
         """What anybody serves; of several who serve the same, the first one says what it is."""

@@ -186,14 +186,14 @@ class Mirror:
     def _call(self, operation_id: str) -> Handler:
         async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
             self._check_served(operation_id)
-            return await self._calls.call(operation_id, input, self._passed_on(context))
+            return await self._calls.call(operation_id, input, context=self._passed_on(context))
 
         return call
 
     def _stream(self, operation_id: str) -> Handler:
         async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
             self._check_served(operation_id)
-            items = self._calls.subscribe(operation_id, input, self._passed_on(context))
+            items = self._calls.subscribe(operation_id, input, context=self._passed_on(context))
             try:
                 async for item in items:
                     yield item

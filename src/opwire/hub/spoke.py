@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from opwire.call import CallHandler, FoundServer, PendingRequestMap, Transport, discover
-from opwire.call.call_table import RemoteCallOptions, RemoteStreamOptions
+from opwire.call.pending import RemoteCallOptions, RemoteStreamOptions
 from opwire.envelope import ResponseEnvelope
 from opwire.hub.connect import connect
-from opwire.operation import Context, Identity
+from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 from opwire.transports.link import check_numbers
 
@@ -91,67 +91,35 @@ class Spoke:
 
     @overload
     async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        *,
-        output_type: type[T],
-        **options: Unpack[RemoteCallOptions],
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[RemoteCallOptions]
     ) -> ResponseEnvelope[T]: ...
     @overload
     async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[RemoteCallOptions],
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RemoteCallOptions]
     ) -> ResponseEnvelope[Any]: ...
     async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[RemoteCallOptions],
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RemoteCallOptions]
     ) -> ResponseEnvelope[Any]:
-        """Call a query or mutation that somebody serves: see `PendingRequestMap.call`.
+        """Call a query or mutation at a peer: see `PendingRequestMap.call`.
 
         Raises:
-            CallError: whatever went wrong there or on the way.
+            CallError: the call failed, there or in transit.
         """
-        return await self.calls.call(operation_id, input, context, output_type, **options)
+        return await self.calls.call(operation_id, input, output_type=output_type, **options)
 
     @overload
     def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        *,
-        output_type: type[T],
-        **options: Unpack[RemoteStreamOptions],
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[RemoteStreamOptions]
     ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
     @overload
     def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[RemoteStreamOptions],
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RemoteStreamOptions]
     ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
     def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[RemoteStreamOptions],
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RemoteStreamOptions]
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The items of a subscription that somebody serves: see `PendingRequestMap.subscribe`."""
-        return self.calls.subscribe(operation_id, input, context, output_type, **options)
+        """Return the items of a subscription at a peer: see `PendingRequestMap.subscribe`."""
+        return self.calls.subscribe(operation_id, input, output_type=output_type, **options)
 
     async def discover(self, *, wait: float = 0.5) -> list[FoundServer]:
         """Everybody who serves here, with what they serve.

@@ -216,8 +216,8 @@ async def an_end_may_call_while_it_serves(harness: TransportHarness) -> None:
     ends: dict[str, PendingRequestMap] = {}
 
     async def nested(input: Any, context: Context) -> Any:
-        inner = await ends["server"].call(harness.id("echo"), input, context.child())
-        outer = await ends["server"].call(harness.id("back"), input, context.child())
+        inner = await ends["server"].call(harness.id("echo"), input, context=context.child())
+        outer = await ends["server"].call(harness.id("back"), input, context=context.child())
         return [inner.data, outer.data]
 
     ends["server"], _ = await harness.server(nested=nested, echo=_echo)

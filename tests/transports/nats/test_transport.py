@@ -85,14 +85,14 @@ async def test_a_handler_may_call_back_the_end_that_called_it(nats_server: NatsS
 
     @one.query("trap.count")
     async def count_down(number: int, context: Context) -> list[int]:
-        rest = await ends["one"].call("trap.pass_on", {"number": number}, context.child())
+        rest = await ends["one"].call("trap.pass_on", {"number": number}, context=context.child())
         return [number, *rest.data]
 
     @other.query("trap.pass_on")
     async def pass_on(number: int, context: Context) -> list[int]:
         if number == 0:
             return []
-        return (await ends["other"].call("trap.count", {"number": number - 1}, context.child())).data
+        return (await ends["other"].call("trap.count", {"number": number - 1}, context=context.child())).data
 
     async with served(nats_server.url, one) as ends["one"], served(nats_server.url, other) as ends["other"]:
         answer = await soon("the calls come back", ends["other"].call("trap.count", {"number": 5}))
