@@ -70,6 +70,17 @@ async def test_the_first_interceptor_is_the_outermost() -> None:
 
 
 @requirement("registry.interceptors")
+async def test_an_interceptor_that_is_removed_is_not_called_again() -> None:
+    registry, log = shop(), list[str]()
+    remove = registry.use(recorder(log, "a"))
+    registry.use(recorder(log, "b"))
+    remove()
+    remove()
+    await registry.execute("shop.price", {"article": "tea"})
+    assert log == ["b > price", "b < 4.5"]
+
+
+@requirement("registry.interceptors")
 async def test_operations_that_are_registered_later_are_intercepted_too() -> None:
     registry, log = shop(), list[str]()
     registry.use(recorder(log, "a"))
@@ -104,7 +115,6 @@ async def test_an_interceptor_sees_invalid_input_and_failures_as_call_errors() -
 async def test_an_interceptor_may_answer_itself_reject_and_change_the_input() -> None:
     registry = shop()
 
-    @registry.use
     def decide(spec: OperationSpec, handler: Handler) -> Handler:
         async def call(input: Any, context: Context) -> Any:
             match input:
@@ -119,6 +129,7 @@ async def test_an_interceptor_may_answer_itself_reject_and_change_the_input() ->
 
         return call
 
+    registry.use(decide)
     envelope = await registry.execute("shop.price", {"article": "cached"})
     assert isinstance(envelope, ResponseEnvelope)
     assert (envelope.data, envelope.meta.source) == (9.0, "local")
@@ -142,7 +153,6 @@ async def test_a_subscription_that_is_left_closes_interceptor_and_handler() -> N
         finally:
             closed.append("handler")
 
-    @registry.use
     def watch(spec: OperationSpec, handler: Handler) -> Handler:
         async def stream(input: Any, context: Context) -> AsyncIterator[Any]:
             items = handler(input, context)
@@ -155,6 +165,7 @@ async def test_a_subscription_that_is_left_closes_interceptor_and_handler() -> N
 
         return stream
 
+    registry.use(watch)
     items = registry.subscribe("shop.endless")
     await anext(items)
     await items.aclose()
@@ -215,3 +226,26 @@ async def test_the_interceptors_of_a_surface_are_outside_those_of_the_registry()
     log.clear()
     assert [each.data async for each in dispatcher.subscribe(dispatcher.find("shop.prices", None), None, Context())]
     assert log == ["registry < 1.0", "surface < 1.0", "registry < 2.0", "surface < 2.0"]
+
+
+@requirement("registry.dispatch")
+async def test_an_interceptor_keeps_its_state_from_call_to_call() -> None:
+    registry, asked = shop(), list[Any]()
+    dispatcher = Dispatcher(registry)
+
+    def cache(spec: OperationSpec, handler: Handler) -> Handler:
+        known: dict[str, Any] = {}
+
+        async def call(input: Any, context: Context) -> Any:
+            if input["article"] not in known:
+                asked.append(input["article"])
+                known[input["article"]] = await handler(input, context)
+            return known[input["article"]]
+
+        return call
+
+    dispatcher.use(cache)
+    for article in ("tea", "tea", "salt"):
+        spec = dispatcher.find("shop.price", READER)
+        await dispatcher.execute(spec, {"article": article}, Context(identity=READER))
+    assert asked == ["tea", "salt"]

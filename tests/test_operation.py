@@ -69,7 +69,7 @@ def test_a_type_may_be_given_by_its_word_and_is_one_of_three() -> None:
     assert [each.value for each in OperationType] == ["query", "mutation", "subscription"]
     spec = OperationSpec(namespace="a", name="b", type="subscription")  # pyright: ignore[reportArgumentType]
     assert spec.type is OperationType.SUBSCRIPTION
-    with pytest.raises(RegistrationError, match=r"a\.b: type is one of query, mutation, subscription"):
+    with pytest.raises(RegistrationError, match=r"a\.b: type must be one of query, mutation, subscription"):
         OperationSpec(namespace="a", name="b", type="command")  # pyright: ignore[reportArgumentType]
 
 

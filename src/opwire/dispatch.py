@@ -14,7 +14,7 @@ from typing import Any
 
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import InterceptedCall
+from opwire.invoke import Interceptors
 from opwire.operation import Context, Identity, Interceptor, OperationSpec, check_access, may_access
 from opwire.registry import OperationRegistry
 
@@ -28,14 +28,11 @@ class Dispatcher:
     def __init__(self, registry: OperationRegistry, *, serves: Callable[[OperationSpec], bool] | None = None) -> None:
         self.registry = registry
         self._serves = serves
-        self._interceptors: list[Interceptor] = []
-        self._intercepted: dict[str, InterceptedCall] = {}
+        self._interceptors = Interceptors()
 
-    def use(self, interceptor: Interceptor) -> Interceptor:
-        """Install an interceptor around every call of this surface, inside those that are already installed."""
-        self._interceptors.append(interceptor)
-        self._intercepted.clear()
-        return interceptor
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call of this surface; the returned function removes it."""
+        return self._interceptors.use(interceptor)
 
     def is_served(self, spec: OperationSpec) -> bool:
         """Return whether an operation exists for this surface: it has a handler, and `serves` selects it."""
@@ -69,9 +66,8 @@ class Dispatcher:
         Raises:
             CallError: the call failed.
         """
-        if not self._interceptors:
-            return await self.registry.execute(spec.id, input, context)
-        return await self._through(spec, self.registry.execute).execute(input, context)
+        call = self._interceptors.cached(spec, partial(self.registry.execute, spec.id))
+        return await (self.registry.execute(spec.id, input, context) if call is None else call.execute(input, context))
 
     def subscribe(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Return the envelopes of a subscription that `find` returned, one per item.
@@ -79,12 +75,5 @@ class Dispatcher:
         Raises:
             CallError: the call failed.
         """
-        if not self._interceptors:
-            return self.registry.subscribe(spec.id, input, context)
-        return self._through(spec, self.registry.subscribe).subscribe(input, context)
-
-    def _through(self, spec: OperationSpec, call: Callable[..., Any]) -> InterceptedCall:
-        known = self._intercepted.get(spec.id)
-        if known is None or known.spec is not spec:
-            known = self._intercepted[spec.id] = InterceptedCall(spec, partial(call, spec.id), self._interceptors)
-        return known
+        call = self._interceptors.cached(spec, partial(self.registry.subscribe, spec.id))
+        return self.registry.subscribe(spec.id, input, context) if call is None else call.subscribe(input, context)

@@ -41,7 +41,7 @@ def test_a_public_operation_needs_no_identity_even_if_it_has_other_rules() -> No
     ids=["no rules", "scopes", "no access control"],
 )
 def test_without_an_identity_a_call_is_unauthenticated(operation: OperationSpec) -> None:
-    assert refusal(operation, None) == (ErrorCode.UNAUTHENTICATED, "files.delete needs an authenticated caller")
+    assert refusal(operation, None) == (ErrorCode.UNAUTHENTICATED, "files.delete requires an authenticated caller")
 
 
 @requirement("access.unauthenticated")
