@@ -55,7 +55,7 @@ async def test_who_serves_is_found_with_schemas_health_and_version() -> None:
         found = await only(here.client)
         assert isinstance(found.server, ServerInfo)
         assert (found.server.name, found.server.version, found.server.status) == ("shop", "1.2.3", "serving")
-        assert found.server.in_hand == 1  # the very call that asks
+        assert found.server.in_flight == 1  # the very call that asks
         price, close, orders = found.operations
         assert (price.id, price.type, price.title, price.version) == ("shop.price", "query", "Price", "2")
         assert (price.description, price.tags) == ("What it costs.", ("money",))
@@ -92,9 +92,9 @@ async def test_ids_that_are_not_served_do_not_grow_the_statistics() -> None:
 
 @requirement("call.discovery.access")
 async def test_a_caller_sees_what_it_may_call() -> None:
-    async with connected_ends(shop(), identity=Identity(id="guest")) as here:
+    async with connected_ends(shop(), anonymous=Identity(id="guest")) as here:
         assert [each.id for each in (await only(here.client)).operations] == ["shop.price", "shop.orders"]
-    async with connected_ends(shop(), identity=Identity(id="boss", scopes=("shop:admin",))) as here:
+    async with connected_ends(shop(), anonymous=Identity(id="boss", scopes=("shop:admin",))) as here:
         assert len((await only(here.client)).operations) == 3
 
 
@@ -124,7 +124,7 @@ async def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptu
             with caplog.at_level(logging.WARNING, "opwire.call"):
                 found = await within(discover(here.client, wait=0, timeout=0.05))
         assert [each.server.id for each in found] == [here.handler.about().id]
-        assert "did not say what it serves" in caplog.text
+        assert "did not describe itself" in caplog.text
 
 
 @requirement("call.discovery")
@@ -175,7 +175,7 @@ class Slow:
 
 async def serving(slow: Slow, bus: MemoryBus) -> tuple[PendingRequestMap, CallHandler]:
     calls = await PendingRequestMap(MemoryTransport(bus)).start()
-    return calls, await CallHandler(slow.registry, calls, identity=LOCAL_IDENTITY).start()
+    return calls, await CallHandler(slow.registry, calls, anonymous=LOCAL_IDENTITY).start()
 
 
 @requirement("call.drain")
@@ -203,7 +203,7 @@ async def test_draining_ends_in_time_and_says_that_something_is_left(caplog: pyt
         await within(slow.began.wait())
         with caplog.at_level(logging.WARNING, "opwire.call"):
             assert not await within(here.handler.drain(0.02))
-        assert "1 calls were not finished after 0.02 s of draining" in caplog.text
+        assert "1 calls did not end within 0.02 s of draining" in caplog.text
         await here.handler.close()
         assert (await call_error(call)).code == "ABORTED"
 
@@ -257,7 +257,7 @@ async def test_an_answer_that_the_transport_has_no_room_for_is_an_error_that_is_
 
 @requirement("call.discovery")
 async def test_some_operations_can_be_asked_for_and_those_that_are_known_are_not_described() -> None:
-    async with connected_ends(shop(), identity=Identity(id="boss", scopes=("shop:admin",))) as here:
+    async with connected_ends(shop(), anonymous=Identity(id="boss", scopes=("shop:admin",))) as here:
 
         async def ask(**input: Any) -> list[Any]:
             return [item.data async for item in here.client.subscribe("opwire.operations", input)]

@@ -159,7 +159,7 @@ async def test_an_operation_without_a_handler_is_not_found_and_the_error_says_wh
 async def test_access_is_checked_where_a_call_arrives(
     handlers: Handlers, operation: str, identity: Identity | None, outcome: Any
 ) -> None:
-    async with connected_ends(handlers.registry, transport=Untrusted, identity=identity) as here:
+    async with connected_ends(handlers.registry, transport=Untrusted, anonymous=identity) as here:
         if isinstance(outcome, ErrorCode):
             assert (await call_error(here.client.call(operation))).code is outcome
             assert handlers.contexts == []
@@ -202,7 +202,7 @@ async def test_on_a_trusted_transport_a_caller_is_whom_it_says_and_else_the_loca
 
 @requirement("handler.identity")
 async def test_callers_without_an_identity_count_as_the_one_that_was_configured(handlers: Handlers) -> None:
-    async with connected_ends(handlers.registry, identity=BOB) as here:
+    async with connected_ends(handlers.registry, anonymous=BOB) as here:
         await here.call("is.guarded")
         await here.call("is.guarded", context=Context(identity=Identity(id="eve", scopes=("write",))))
         assert [each.identity and each.identity.id for each in handlers.contexts] == ["bob", "eve"]
@@ -214,7 +214,7 @@ async def test_an_identity_that_an_untrusted_peer_states_is_ignored(handlers: Ha
     async with connected_ends(handlers.registry, transport=Untrusted) as here:
         assert (await call_error(here.client.call("is.guarded", context=root))).code is ErrorCode.UNAUTHENTICATED
         assert await here.call("is.open", context=root) == "yes"
-    async with connected_ends(handlers.registry, transport=Untrusted, identity=ANN) as here:
+    async with connected_ends(handlers.registry, transport=Untrusted, anonymous=ANN) as here:
         assert (await call_error(here.client.call("is.guarded", context=root))).code is ErrorCode.ACCESS_DENIED
         assert await here.call("is.anybody", context=root) == "yes"
     assert [each.identity for each in handlers.contexts] == [None, ANN]
@@ -843,7 +843,7 @@ async def test_a_draining_server_still_says_who_it_is(handlers: Handlers) -> Non
         draining = asyncio.ensure_future(here.handler.drain())
         await settled()
         about = await within(here.client.call("opwire.about", to=address))
-        assert (about.data["status"], about.data["inHand"]) == ("draining", 2)
+        assert (about.data["status"], about.data["inFlight"]) == ("draining", 2)
         handlers.release.set()
         assert await within(draining)
         await call
@@ -1111,7 +1111,7 @@ async def test_the_memory_for_answered_requests_is_bounded(handlers: Handlers, m
     async with connected_ends(handlers.registry) as here:
         for _ in range(30):
             await here.call("math.add", {"a": 1, "b": 2})
-        assert len(here.handler._answered) == 10
+        assert len(here.handler._ended) == 10
 
 
 # --- whatever arrives -------------------------------------------------------------------------------------------------
@@ -1291,7 +1291,7 @@ async def test_a_stream_whose_consumer_keeps_missing_an_item_ends_on_both_sides(
 async def test_a_request_that_waited_while_the_loop_was_held_up_is_not_started(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with connected_ends(handlers.registry, transport=Untrusted, identity=ANN) as here:
+    async with connected_ends(handlers.registry, transport=Untrusted, anonymous=ANN) as here:
         monkeypatch.setattr(HoldUps, "recent", lambda self, now: 7.0)
         caller, seen = await peer(here.bus)
         sent = time.time() - 6

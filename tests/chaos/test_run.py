@@ -91,7 +91,7 @@ def test_a_handler_that_runs_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     def forgetful(self: CallHandler, *args: Any) -> None:
         done(self, *args)
-        self._answered.clear()
+        self._ended.clear()
 
     monkeypatch.setattr(CallHandler, "_done", forgetful)
     assert "handlers ran twice" in complaint()

@@ -102,7 +102,7 @@ class Stage:
 
     async def server(self) -> tuple[PendingRequestMap, CallHandler]:
         calls = await PendingRequestMap(self.transport()).start()
-        return calls, await CallHandler(self.registry, calls, identity=LOCAL_IDENTITY).start()
+        return calls, await CallHandler(self.registry, calls, anonymous=LOCAL_IDENTITY).start()
 
     async def caller(self) -> PendingRequestMap:
         return await PendingRequestMap(self.transport()).start()
@@ -961,7 +961,7 @@ async def test_servers_with_different_operations_are_found_each_with_its_own(sta
     shop = OperationRegistry()
     shop.query("shop.price")(stage.echo)
     second = await PendingRequestMap(stage.transport()).start()
-    handler = await CallHandler(shop, second, identity=LOCAL_IDENTITY, name="shop").start()
+    handler = await CallHandler(shop, second, anonymous=LOCAL_IDENTITY, name="shop").start()
     caller = await stage.caller()
     found = {each.server.id: each for each in await discover(caller)}
     assert found.keys() == {first_handler.about().id, handler.about().id}

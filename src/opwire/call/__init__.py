@@ -1,4 +1,4 @@
-"""The call protocol: events, their wire form, pending calls, the handler that answers, and the transport interface."""
+"""The call protocol: events and their encoding, pending calls, the request handler, and the transport interface."""
 
 from opwire.call.call_table import Overflow
 from opwire.call.description import Describing, Description, OperationInfo, ServerInfo, Statistics

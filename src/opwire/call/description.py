@@ -30,7 +30,7 @@ class ServerInfo(Struct, rename="camel", kw_only=True):
     version: str
     started: int
     status: Literal["serving", "draining"]
-    in_hand: int
+    in_flight: int
     """Calls in flight."""
 
 

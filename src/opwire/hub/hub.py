@@ -309,7 +309,7 @@ class Hub:
         self.handler = CallHandler(
             self.registry,
             self.calls,
-            identity=identity,
+            anonymous=identity,
             name=name,
             version=version,
             announces=lambda spec: spec.id not in self._mirror,

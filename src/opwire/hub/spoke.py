@@ -52,7 +52,7 @@ class Spoke:
             self.calls,
             name=name,
             version=version,
-            identity=identity,
+            anonymous=identity,
             max_calls=max_calls,
             max_per_identity=max_per_identity,
         )

@@ -152,7 +152,7 @@ class TransportHarness:
             type = OperationType.SUBSCRIPTION if isasyncgenfunction(handler) else OperationType.QUERY
             registry.register(OperationSpec(namespace=self._namespace, name=name, type=type), handler)
         calls = await self.caller()
-        answers = CallHandler(registry, calls, identity=LOCAL_IDENTITY)
+        answers = CallHandler(registry, calls, anonymous=LOCAL_IDENTITY)
         return calls, await self._stack.enter_async_context(answers)
 
     async def conversation(self) -> Conversation:

@@ -51,7 +51,7 @@ async def test_the_servers_limit_counts_where_it_is_smaller(promise: str, own_na
 @asynccontextmanager
 async def served(url: str, registry: OperationRegistry, **options: Any) -> AsyncIterator[PendingRequestMap]:
     calls = PendingRequestMap(NatsTransport(url, **options))
-    async with calls, CallHandler(registry, calls, identity=LOCAL_IDENTITY):
+    async with calls, CallHandler(registry, calls, anonymous=LOCAL_IDENTITY):
         yield calls
 
 
