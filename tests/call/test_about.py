@@ -104,7 +104,7 @@ async def test_thousands_of_operations_with_large_schemas_are_found_within_the_l
     for number in range(300):
         spec = OperationSpec(namespace="many", name=f"op{number}", input_schema=Schema({"description": text}))
         registry.register(spec, lambda input, context: None)
-    bus = MemoryBus(codec=True, limit=MAX_MESSAGE // 20)
+    bus = MemoryBus(codec=True, max_message=MAX_MESSAGE // 20)
     async with connected_ends(registry, bus=bus) as here:
         operations = (await only(here.client)).operations
     assert [each.id for each in operations] == [f"many.op{number}" for number in range(300)]

@@ -988,7 +988,7 @@ async def test_a_message_above_the_limit_fails_its_own_call_in_either_direction(
         yield "x" * 10_000
         yield "never"
 
-    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True, limit=5_000)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True, max_message=5_000)) as here:
         waiting = asyncio.ensure_future(here.client.call("is.hanging"))
         out = await call_error(here.client.call("echo.text", {"text": "x" * 6_000, "times": 1}))
         back = await call_error(here.client.call("echo.text", {"text": "x" * 3_000, "times": 2}))
@@ -1009,7 +1009,7 @@ async def test_an_error_with_huge_details_still_reaches_its_caller(handlers: Han
     async def fail() -> None:
         raise CallError("UNAVAILABLE", "gone", ["x" * 10_000])
 
-    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True, limit=5_000)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True, max_message=5_000)) as here:
         error = await call_error(here.client.call("will.fail"))
         assert (error.code, error.message, error.details) == (ErrorCode.UNAVAILABLE, "gone", None)
 

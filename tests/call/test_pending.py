@@ -819,7 +819,7 @@ class Asked:
 
 @pytest.fixture
 async def asked() -> AsyncIterator[tuple[PendingRequestMap, Asked, MemoryTransport, Recorder]]:
-    bus = MemoryBus(codec=True, limit=2_000)
+    bus = MemoryBus(codec=True, max_message=2_000)
     transport = MemoryTransport(bus)
     async with PendingRequestMap(transport) as calls:
         server = Asked()

@@ -70,7 +70,7 @@ def broken_promises(kind: type[MemoryTransport]) -> dict[str, str]:
     """What the contract says of a broken transport, in virtual time, so that waiting in vain costs none."""
     complaints: dict[str, str] = {}
     for promise in PROMISES:
-        bus = MemoryBus(codec=True, limit=broken.LIMIT)
+        bus = MemoryBus(codec=True, max_message=broken.LIMIT)
         connect: Connect = lambda bus=bus: kind(bus)  # noqa: E731
         try:
             if promise in TRANSPORT_CONTRACT:

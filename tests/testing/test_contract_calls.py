@@ -11,7 +11,7 @@ from tests.testing import broken
 
 
 def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
-    bus = MemoryBus(codec=True, limit=broken.LIMIT)
+    bus = MemoryBus(codec=True, max_message=broken.LIMIT)
 
     async def run() -> None:
         async with TransportHarness(lambda: kind(bus)) as harness:

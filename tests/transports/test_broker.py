@@ -169,7 +169,7 @@ async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats
     stage.vanish(0)
     began = now()
     assert await call is ErrorCode.UNAVAILABLE
-    with pytest.raises(CallError, match="nothing was heard of it for 3 s"):
+    with pytest.raises(CallError, match="no message from it for 3 s"):
         await anext(items)
     assert 2 * BEAT < now() - began <= 4.1 * BEAT
     assert caller.open_calls == 0
@@ -188,7 +188,7 @@ async def test_where_the_broker_knows_that_a_server_is_gone_its_calls_fail_in_a_
         stage.vanish(2 * round)
         began = now()
         assert set(await asyncio.gather(*calls)) == {ErrorCode.UNAVAILABLE}
-        with pytest.raises(CallError, match=r"the peer is gone before work\.items was answered"):
+        with pytest.raises(CallError, match=r"the peer is gone before work\.items ended"):
             await anext(items)
         assert now() - began <= 0.05
         assert caller.open_calls == 0
@@ -777,7 +777,7 @@ async def test_a_call_whose_last_word_found_no_room_fails_within_four_beats(stag
     began = now()
     (request_id,) = server._callers
     assert not server.fail(request_id, CallError(ErrorCode.EXECUTION_ERROR, "no"))
-    with pytest.raises(CallError, match="nothing was heard of it"):
+    with pytest.raises(CallError, match="no message from it"):
         await anext(items)
     assert now() - began <= 4.1 * BEAT
     transports: list[Any] = [server.transport, caller.transport]
@@ -945,7 +945,7 @@ async def test_what_two_lost_connections_leave_unsaid_is_said_after_the_third(st
         transport._address = "here"
         transport.disconnected("again")
     stage.mediums[0].send = lambda to, _, message, **__: said.extend(json.loads(message).get("tokens", ()))
-    transport._say_farewell()
+    transport._report_ended()
     assert said == ["1" * 16, "2" * 16]
     await caller.close()
     await server.close()

@@ -25,13 +25,12 @@ from opwire.auth import Authenticator, Grant
 from opwire.call import Address, CallHandler, OperationInfo, PendingRequestMap
 from opwire.call.discovery import OPERATIONS
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.hub.connect import connect
 from opwire.hub.remote_operations import HUB, Checked, Lookout, Mirror
 from opwire.operation import Identity
 from opwire.pipeline import typed_envelope
 from opwire.registry import OperationRegistry
-from opwire.transports.link import check_numbers
 
 if TYPE_CHECKING:
     from opwire.transports.websocket import WebSocketServer
@@ -294,9 +293,9 @@ class Hub:
         max_described: int = MAX_DESCRIBED,
         **options: Any,
     ) -> None:
-        check_numbers(refresh=refresh, max_described=max_described)
+        check_above_zero(refresh=refresh, max_described=max_described)
         if linger:  # 0: operations of a lost spoke are gone with it
-            check_numbers(linger=linger)
+            check_above_zero(linger=linger)
         self.registry = OperationRegistry() if registry is None else registry
         self._url = url
         self._server = _listening(url, options) if url.startswith(("ws://", "wss://")) else None

@@ -6,10 +6,10 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from opwire.call import CallHandler, FoundServer, PendingRequestMap, Transport, discover
 from opwire.call.pending import RemoteCallOptions, RemoteStreamOptions
 from opwire.envelope import ResponseEnvelope
+from opwire.errors import check_above_zero
 from opwire.hub.connect import connect
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
-from opwire.transports.link import check_numbers
 
 T = TypeVar("T")
 
@@ -42,9 +42,9 @@ class Spoke:
         max_per_identity: int | None = None,
         **options: Any,
     ) -> None:
-        check_numbers(max_calls=max_calls)
+        check_above_zero(max_calls=max_calls)
         if max_per_identity is not None:
-            check_numbers(max_per_identity=max_per_identity)
+            check_above_zero(max_per_identity=max_per_identity)
         self.transport = connect(url, **options) if isinstance(url, str | Sequence) else url
         self.calls = PendingRequestMap(self.transport)
         self.handler = CallHandler(

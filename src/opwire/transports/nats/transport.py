@@ -559,7 +559,7 @@ class NatsTransport(BrokerTransport):
         self._subjects = Subjects(prefix, queue)
         security = Security(Credentials(user, password, token, credentials), ssl, tls_first)
         medium = NatsBrokerConnection(Servers(servers), self._subjects, security, describe=self._describe)
-        super().__init__(medium, heartbeat=heartbeat, limit=limit, signed=signed)
+        super().__init__(medium, heartbeat=heartbeat, max_message=limit, signed=signed)
 
     def _describe(self) -> ServiceInfo | None:
         """What is served here, for NATS' own tools."""

@@ -48,4 +48,4 @@ class RedisTransport(BrokerTransport):
         if ssl is not None and not target.tls:
             raise CallError(ErrorCode.VALIDATION_ERROR, "a TLS context is for the URL of a TLS server, rediss://…")
         medium = RedisBrokerConnection(target, prefix=prefix, heartbeat=heartbeat, ssl=ssl)
-        super().__init__(medium, heartbeat=heartbeat, limit=limit, signed=signed)
+        super().__init__(medium, heartbeat=heartbeat, max_message=limit, signed=signed)

@@ -5,7 +5,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from ssl import SSLContext
 
 from websockets.exceptions import InvalidURI
@@ -13,9 +12,9 @@ from websockets.uri import WebSocketURI, parse_uri
 
 from opwire.call import MAX_MESSAGE, Address, CallEvent, CallRequested, CallResponded, Receiver
 from opwire.call.events import Here, RefusedOperation, Who, Withdraw, refusal_error
-from opwire.errors import CallError, ErrorCode
-from opwire.transports import link
-from opwire.transports.link import MAX_BACKLOG, check_numbers
+from opwire.deadlines import back_off
+from opwire.errors import CallError, ErrorCode, check_above_zero
+from opwire.transports.link import MAX_BACKLOG
 from opwire.transports.websocket.routes import SERVER
 from opwire.transports.websocket.session import Dropped, Visit
 
@@ -24,7 +23,7 @@ logger = logging.getLogger("opwire.transports")
 _STEADY = 5.0  # seconds: a connection that lasted longer was not refused
 
 # At most 2 s between two attempts, so that a hub that was restarted soon has all its spokes again.
-back_off = partial(link.back_off, most=2.0)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 class WebSocketTransport:
@@ -60,9 +59,9 @@ class WebSocketTransport:
         connect_timeout: float = 10.0,
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
-        check_numbers(limit=limit, connect_timeout=connect_timeout, max_backlog=max_backlog)
+        check_above_zero(limit=limit, connect_timeout=connect_timeout, max_backlog=max_backlog)
         if heartbeat is not None:
-            check_numbers(heartbeat=heartbeat)
+            check_above_zero(heartbeat=heartbeat)
         self._uris = [_parsed(each) for each in ([url] if isinstance(url, str) else url)]
         if not self._uris:
             raise CallError(ErrorCode.VALIDATION_ERROR, "at least one URL is needed: ws://host:port or wss://host:port")
@@ -294,7 +293,7 @@ class WebSocketTransport:
             await self._broken.wait()
             if time.monotonic() - tried_at > _STEADY:  # else it was refused or dropped at once, and would be again
                 attempt = 0
-            await asyncio.sleep(back_off(attempt))
+            await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE) if attempt else 0)
             attempt += 1
             self._uris.append(self._uris.pop(0))
             try:

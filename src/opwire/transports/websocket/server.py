@@ -34,7 +34,7 @@ from opwire.call import (
 from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Welcome, Who, Withdraw, decode_message
 from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.operation import Identity
-from opwire.transports.link import MAX_BACKLOG, Backlogs, Link, check_numbers
+from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
 from opwire.transports.websocket.admission import TOO_MUCH, Door, Gate, Peer, Relay
 from opwire.transports.websocket.connection import SUBPROTOCOL, Connection
 from opwire.transports.websocket.routes import (
@@ -116,7 +116,7 @@ class WebSocketServer:
         rate: float | None = None,
         burst: int = 1_000,
     ) -> None:
-        check_numbers(
+        check_above_zero(
             heartbeat=heartbeat,
             limit=limit,
             max_connections=max_connections,
