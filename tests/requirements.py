@@ -1079,9 +1079,8 @@ CONFIG: dict[str, str] = {
     "config.concurrent": "Sources are loaded at the same time.",
     "config.failing-source": "A source that fails or hangs is reported with its reason; the others are there.",
     "config.required": "A required source that fails stops the start, and the others are closed.",
-    "config.reload": "Of a changed configuration only what is different is closed and opened; the registry stays.",
-    "config.hot-reload": "An edited configuration file, Python module or OpenAPI document is taken over.",
-    "config.broken-reload": "A file or source that cannot be loaded anew is reported, and what ran runs on.",
+    "config.hot-reload": "`serve --reload` restarts after edits of the configuration, Python modules or documents.",
+    "config.broken-reload": "An invalid configuration file is reported, and the running process goes on.",
     "config.identities": "Who shows an identity's token has its name, scopes, resources and namespaces.",
     "config.surfaces": "Surfaces, hub and spoke are made as the file says, and let in whom it names.",
 }

@@ -5,9 +5,9 @@ Access is checked by the dispatcher of every surface, never by `OperationRegistr
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeGuard
 from uuid import uuid4
 
 from msgspec import Struct
@@ -94,6 +94,29 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
     unchecked_input: bool = False  # allow calls although the input schema is invalid
     examples: tuple[Any, ...] = ()
     id: str = ""  # always namespace.name; stored because every call needs it
+
+    if TYPE_CHECKING:  # a schema may be given as a dict, although the attribute is always a `Schema`
+
+        def __init__(
+            self,
+            *,
+            namespace: str,
+            name: str,
+            type: OperationType | str = OperationType.QUERY,
+            title: str = "",
+            description: str = "",
+            tags: Iterable[str] = (),
+            version: str = "",
+            input_schema: Schema | Mapping[str, Any] | bool = UNKNOWN,
+            output_schema: Schema | Mapping[str, Any] | bool = UNKNOWN,
+            access: AccessControl | None = None,
+            normalize: NormalizeMode | None = None,
+            strip: bool | None = None,
+            timeout: float | None = None,
+            idle_timeout: float | None = None,
+            unchecked_input: bool = False,
+            examples: Iterable[Any] = (),
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _check_names(self.namespace, self.name)

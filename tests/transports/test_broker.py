@@ -70,7 +70,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.broker: MemoryBroker = Orderly()
-        self.medium = MemoryBrokerConnection
+        self.connection = MemoryBrokerConnection
         self.mediums: list[Any] = []  # `MemoryBrokerConnection`, which some tests break
         self.runs: Counter[Any] = Counter()
         self.stopped = asyncio.Event()
@@ -97,7 +97,7 @@ class Stage:
         await self.hang()
 
     def transport(self, **options: Any) -> BrokerTransport:
-        self.mediums.append(self.medium(self.broker, **options))
+        self.mediums.append(self.connection(self.broker, **options))
         return BrokerTransport(self.mediums[-1], heartbeat=BEAT)
 
     async def server(self) -> tuple[PendingRequestMap, CallHandler]:
@@ -159,7 +159,7 @@ async def outcome(call: Coroutine[Any, Any, Any]) -> Any:
 @virtual
 @requirement("transport.leases.expiry")
 async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats(stage: Stage) -> None:
-    stage.medium = Discreet
+    stage.connection = Discreet
     await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
@@ -238,7 +238,7 @@ async def test_probes_cost_nothing_where_calls_are_quick_and_little_where_they_a
 @virtual
 @requirement("transport.leases.token")
 async def test_a_stranger_cannot_keep_a_caller_alive_that_is_gone(stage: Stage) -> None:
-    stage.medium = Discreet
+    stage.connection = Discreet
     _, handler = await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
@@ -804,7 +804,7 @@ async def test_a_bad_message_whose_sender_cannot_be_told_ends_nothing(stage: Sta
 @virtual
 @requirement("transport.reconnect")
 async def test_the_handlers_of_a_caller_that_was_away_are_stopped_when_it_is_back(stage: Stage) -> None:
-    stage.medium = Discreet
+    stage.connection = Discreet
     await stage.server()
     caller = await stage.caller()
     for beats in (0.5, 1.5):  # before its server is heard of, and after
@@ -825,7 +825,7 @@ async def test_the_handlers_of_a_caller_that_was_away_are_stopped_when_it_is_bac
 async def test_a_caller_that_leaves_before_its_server_is_heard_of_has_its_handlers_stopped_at_once(
     stage: Stage,
 ) -> None:
-    stage.medium = Discreet
+    stage.connection = Discreet
     _, handler = await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))

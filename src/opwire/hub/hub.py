@@ -314,7 +314,7 @@ class Hub:
             announces=lambda spec: spec.id not in self._mirror,
         )
         if self._server is not None:
-            self._server.gate = Keeper(auth, self.calls, self._mirror, max_described=max_described)
+            self._server.admission = Keeper(auth, self.calls, self._mirror, max_described=max_described)
             self._server.own = HUB
         self._refresh = refresh
         self._looking: asyncio.Task[None] | None = None

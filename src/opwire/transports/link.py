@@ -133,7 +133,7 @@ class Link(asyncio.Protocol):
 
     def _put(self, data: bytes, limit: int) -> None:
         if self._transport is None or self._reason is not None:
-            raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
+            raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
         if self._paused and self.backlog + len(data) > limit:
             full = f"the peer does not keep up: {self.backlog:,} bytes are buffered for it"
             raise CallError(ErrorCode.RATE_LIMITED, full)
