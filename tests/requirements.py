@@ -623,7 +623,7 @@ HUB: dict[str, str] = {
     "hub.restart": "When a hub goes, every call has one outcome, and its spokes come back to the next one.",
     "hub.failover": "A spoke with several URLs goes to the next hub.",
     "hub.tls": "A hub may be encrypted.",
-    "hub.broker": "Over a broker a hub shows what others serve there, and looks again.",
+    "hub.broker": "Over a broker a node shows what others serve there, and polls for changes.",
     "hub.same-api": "A spoke is used in the same way over a hub and over a broker.",
     "hub.connect": "The scheme of a URL tells the engine; a missing package is named.",
     "hub.token": "A spoke without a good token is refused with UNAUTHENTICATED, and does not hammer.",
@@ -745,7 +745,7 @@ AUTH: dict[str, str] = {
     "auth.static": "Static tokens give their own grants, and nothing else passes.",
     "auth.static.constant-time": "A static token is compared by digest with every known one, in constant time.",
     "auth.static.weak": "A short, empty or padded static token is refused when it is configured.",
-    "auth.anybody": "A door is open only where `anybody` says so.",
+    "auth.anonymous": "Connections are anonymous only where `allow_anonymous` says so.",
     "auth.callback": "A user's function, sync or async, can say what a token gives; a sync one does not block the "
     "loop.",
     "auth.callback.fails-closed": "A user's function that fails or answers with something else lets nobody in.",
@@ -758,18 +758,18 @@ AUTH: dict[str, str] = {
     "auth.jwt.published": "Published keys are fetched when needed, renewed hourly, and never more often than once a "
     "minute.",
     "auth.keys": "Signing keys survive as PEM; what is not such a key is refused.",
-    "auth.passport": "An authority's passport says who holds which key, until when, and what it grants.",
-    "auth.passport.strict": "What is not quite a passport is refused; only `true` lets a holder delegate.",
-    "auth.passport.cached": "A verified passport is not verified again, and the cache is bounded.",
+    "auth.certificate": "An authority's certificate says who holds which key, until when, and what it grants.",
+    "auth.certificate.strict": "What is not quite a certificate is refused; only `true` lets a holder delegate.",
+    "auth.certificate.cached": "A verified certificate is not verified again, and the cache is bounded.",
     "auth.credential": "A signed request is its holder's; without a credential one is asked for.",
     "auth.credential.bound": "A credential is good for the request id, operation and body that were signed, and no "
     "other.",
     "auth.credential.forged": "A credential that is altered, mixed or signed by another key or authority is refused.",
-    "auth.credential.expiry": "A credential ends with its call, its lifetime or its passport, whichever is first.",
+    "auth.credential.expiry": "A credential ends with its call, its lifetime or its certificate, whichever is first.",
     "auth.replay": "The same request of the same holder passes once within its credential's time.",
     "auth.replay.bounded": "The memory for replays is bounded: what does not fit is refused, none is forgotten early.",
-    "auth.delegation": "A server whose passport delegates calls on as its caller, for children of that request alone; "
-    "any other is refused.",
+    "auth.delegation": "A server whose certificate delegates calls on as its caller, for children of that request "
+    "alone; any other is refused.",
     "auth.signed-requests": "Over a broker a request carries a credential and no identity; the server gives it the "
     "identity that the credential proves, or none.",
     "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",
@@ -974,6 +974,8 @@ SERVE: dict[str, str] = {
     "serve.connections": "Connections without a request give way to new ones; slow readers are disconnected.",
     "serve.limits": "Bodies, headers, open requests and the time for a body are bounded.",
     "serve.drain": "A server that stops lets what runs end, for so long.",
+    "serve.filter": "Patterns of ids and tags select the operations that a surface serves; others are unknown to it.",
+    "serve.interceptors": "Interceptors of a surface run around each of its calls, after access was checked.",
     "serve.address": "An address that cannot be listened on is named.",
     "serve.smuggling": "A request with two lengths for its body is refused, and nothing after it is read.",
 }
@@ -1095,14 +1097,15 @@ CLIENT: dict[str, str] = {
     "client.is-error": "A tool's isError raises or is returned, by policy; an envelope is always given as it is.",
     "client.retries": "Only QUERYs are repeated, after retryable errors, with jitter and one budget, before the "
     "deadline, honouring retry_after.",
-    "client.pages": "Pages are found by Link header, cursor field or number, and end by themselves; endless and "
-    "repeated ones are errors.",
+    "client.pages": "Pages are found by Link header or by a named cursor, and end by themselves; endless and repeated "
+    "ones are errors.",
     "client.operations": "`operations` shows what the caller can call, whatever answers.",
     "client.identity": "Over a registry the caller is trusted unless an identity is given; then access is checked.",
     "client.targets": "A target that cannot be used, or whose package is missing, is told with what to do.",
     "client.closed": "A client that is not open refuses; closing ends what is under way on its own connection.",
     "client.http": "Over HTTP, envelopes and problems are read back whole; foreign answers are errors by status.",
     "client.sync": "SyncClient works in scripts, threads and beside a running loop, and leaves no thread.",
+    "client.interceptors": "An interceptor of a client is around every call with its retries, and around each item.",
     "client.codegen": "`generate_client` writes a deterministic typed module that pyright strict accepts and that "
     "runs.",
 }

@@ -62,7 +62,7 @@ async def composed(namespace: dict[str, Any], folder: Path) -> None:
     served.register_all(
         Operation(spec, namespace["registry"].get_handler(spec.id)) for spec in namespace["registry"].list()
     )
-    async with serve_http(served, identity=Identity(id="me", scopes=("*",))).listening() as url:
+    async with serve_http(served, anonymous=Identity(id="me", scopes=("*",))).listening() as url:
         clock = {"command": sys.executable, "args": ["-m", "mcp_server_time"]}
         document = folder / "store.json"
         document.write_text(json.dumps(store(url)))

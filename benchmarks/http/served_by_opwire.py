@@ -23,4 +23,4 @@ async def add(a: int, b: int, note: str) -> Sum:
 
 
 if __name__ == "__main__":
-    run(serve_http(registry, identity=LOCAL_IDENTITY))
+    run(serve_http(registry, anonymous=LOCAL_IDENTITY))

@@ -14,4 +14,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         asyncio.run(surface.run_stdio())
     else:
-        run(surface.asgi(identity=LOCAL_IDENTITY))
+        run(surface.asgi(anonymous=LOCAL_IDENTITY))

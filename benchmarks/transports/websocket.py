@@ -10,7 +10,7 @@ from benchmarks.transports.messages import Calls, answer
 from benchmarks.transports.scenario import Call, Scenario
 from benchmarks.transports.websocket_libraries import HOST, LIBRARIES, Library, Send
 from opwire import Identity
-from opwire.auth import Grant, anybody
+from opwire.auth import Grant, allow_anonymous
 from opwire.call import PendingRequestMap
 from opwire.hub import Hub
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
@@ -115,8 +115,8 @@ async def _relaying(_: str) -> AsyncGenerator[str]:
 @asynccontextmanager
 async def _hub(_: str) -> AsyncGenerator[str]:
     """A relay that asks who comes, writes on each request whose it is, and shows what is served in its registry."""
-    everybody = anybody(Grant(Identity(id="everybody", scopes=("*",)), announces=("*",)))
-    async with Hub(None, f"ws://{HOST}:0", auth=everybody) as hub:
+    everybody = allow_anonymous(Grant(Identity(id="everybody", scopes=("*",)), announces=("*",)))
+    async with Hub(None, f"ws://{HOST}:0", authenticate=everybody) as hub:
         yield hub.url
 
 

@@ -9,7 +9,7 @@ from shop import registry
 anybody = Identity(id="anybody")
 app = Starlette(
     routes=[
-        Mount("/api", serve_http(registry, title="Shop", identity=anybody)),
-        Mount("/", serve_mcp(registry, name="shop").asgi(identity=anybody)),  # at /mcp
+        Mount("/api", serve_http(registry, title="Shop", anonymous=anybody)),
+        Mount("/", serve_mcp(registry, name="shop").asgi(anonymous=anybody)),  # at /mcp
     ]
 )

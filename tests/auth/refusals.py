@@ -1,13 +1,16 @@
-"""What every test of a refusal looks at: the code, the message, and that nothing secret is in it."""
+"""Helpers for tests of rejections: the code, the message, and that nothing secret is in it."""
 
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from opwire import CallError, ErrorCode
+from opwire.errors import UsageError
+
+E = TypeVar("E", bound=Exception)
 
 
 async def refusal(attempt: Awaitable[Any], *secrets: str) -> CallError:
@@ -24,7 +27,14 @@ def refusal_of(attempt: Callable[..., Any], *arguments: Any, **options: Any) -> 
     return caught.value
 
 
-def clean(error: CallError, *secrets: str) -> CallError:
+def wrong_use(attempt: Callable[..., Any], *arguments: Any, **options: Any) -> UsageError:
+    """The error of invalid arguments."""
+    with pytest.raises(UsageError) as caught:
+        attempt(*arguments, **options)
+    return caught.value
+
+
+def clean(error: E, *secrets: str) -> E:
     """The error, if nothing that is shown of it, or of what it is chained to, holds a secret."""
     shown = "".join(traceback.format_exception(error)) + repr(error.args)
     cause: BaseException | None = error

@@ -180,10 +180,10 @@ async def test_made_up_tokens_do_not_hold_up_those_that_were_good_before() -> No
     authenticator = callback(database.look_up)
     assert await authenticator.authenticate("good" * 8) == Grant(ANN)
     flood = [asyncio.create_task(refusal(authenticator.authenticate(f"bogus-{n}"))) for n in range(100)]
-    await database.wait_for(1 + tokens.ROOM)
+    await database.wait_for(1 + tokens.MAX_LOOKUPS)
     async with asyncio.timeout(20):
         assert await authenticator.authenticate("good" * 8) == Grant(ANN)
-    assert len(database.asked) == 2 + tokens.ROOM
+    assert len(database.asked) == 2 + tokens.MAX_LOOKUPS
     database.answering.set()
     await asyncio.gather(*flood)
 
@@ -193,18 +193,18 @@ async def test_of_the_tokens_that_are_new_the_newest_is_next() -> None:
     database = Database()
     authenticator = callback(database.look_up)
     flood = [asyncio.create_task(refusal(authenticator.authenticate(f"bogus-{n}"))) for n in range(100)]
-    await database.wait_for(tokens.ROOM)
+    await database.wait_for(tokens.MAX_LOOKUPS)
     good = asyncio.create_task(authenticator.authenticate("good-and-new" * 8))
     while len(flood) > 50:  # waiters that give up take nothing with them
-        flood.pop(tokens.ROOM).cancel()
+        flood.pop(tokens.MAX_LOOKUPS).cancel()
     await asyncio.sleep(0)
     database.answering.set()
     assert await asyncio.wait_for(good, 20) == Grant(ANN)
-    assert database.asked[tokens.ROOM].startswith("good")
+    assert database.asked[tokens.MAX_LOOKUPS].startswith("good")
     await asyncio.gather(*flood)
     async with asyncio.timeout(20):
-        again = [authenticator.authenticate(f"good-{n}" * 8) for n in range(2 * tokens.ROOM)]
-        assert len(await asyncio.gather(*again)) == 2 * tokens.ROOM
+        again = [authenticator.authenticate(f"good-{n}" * 8) for n in range(2 * tokens.MAX_LOOKUPS)]
+        assert len(await asyncio.gather(*again)) == 2 * tokens.MAX_LOOKUPS
 
 
 async def test_when_too_many_tokens_wait_the_oldest_is_refused_as_one_that_cannot_be_checked_now(
@@ -213,24 +213,26 @@ async def test_when_too_many_tokens_wait_the_oldest_is_refused_as_one_that_canno
     monkeypatch.setattr(tokens, "MAX_WAITING", 3)
     database = Database()
     authenticator = callback(database.look_up)
-    flood = [asyncio.create_task(refusal(authenticator.authenticate(f"bogus-{n}"))) for n in range(tokens.ROOM + 5)]
-    await database.wait_for(tokens.ROOM)
+    flood = [
+        asyncio.create_task(refusal(authenticator.authenticate(f"bogus-{n}"))) for n in range(tokens.MAX_LOOKUPS + 5)
+    ]
+    await database.wait_for(tokens.MAX_LOOKUPS)
     async with asyncio.timeout(20):
-        for early in flood[tokens.ROOM : tokens.ROOM + 2]:
+        for early in flood[tokens.MAX_LOOKUPS : tokens.MAX_LOOKUPS + 2]:
             error = await early
             assert (error.code, error.retry_after) == (ErrorCode.UNAVAILABLE, 1)
     database.answering.set()
-    assert {each.code for each in await asyncio.gather(*flood[: tokens.ROOM])} == {ErrorCode.UNAUTHENTICATED}
+    assert {each.code for each in await asyncio.gather(*flood[: tokens.MAX_LOOKUPS])} == {ErrorCode.UNAUTHENTICATED}
     await asyncio.gather(*flood)
 
 
 async def test_a_function_that_does_not_answer_is_not_waited_for_forever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tokens, "PATIENCE", 0.05)
+    monkeypatch.setattr(tokens, "LOOKUP_TIMEOUT", 0.05)
     error = await refusal(callback(Database().look_up).authenticate("bogus"))
     assert error.code is ErrorCode.UNAVAILABLE
-    assert "did not answer" in caplog.text
+    assert "did not return" in caplog.text
 
 
 async def test_a_token_that_was_good_can_be_withdrawn() -> None:

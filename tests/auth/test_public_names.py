@@ -39,19 +39,20 @@ def test_where_the_extra_is_not_installed_the_error_names_it(name: str, missing:
     code = f"""
 import sys
 sys.modules[{missing!r}] = None
-from opwire.auth import StaticTokens, anybody, callback
+from opwire.auth import StaticTokens, allow_anonymous, callback
+from opwire.errors import MissingExtraError
 try:
     from opwire.auth import {name}
-except ModuleNotFoundError as error:
+except MissingExtraError as error:
     print(error)
 """
-    assert python(code) == f"{name} needs PyJWT and cryptography: pip install 'opwire[auth]'\n"
+    assert python(code) == f"the package {missing} is not installed; run: pip install 'opwire[auth]'\n"
 
 
 def test_a_signed_request_goes_as_the_documentation_says() -> None:
     event = CallRequested(request_id="r1", operation_id="shop.order")
     authority = Authority.generate()
     key = SigningKey.generate()
-    passport = authority.issue(Grant(Identity(id="shop")), key.public_pem, lifetime=86_400)
-    credential = Signer(passport, key).sign(event)
+    certificate = authority.issue(Grant(Identity(id="shop")), key.public_pem, lifetime=86_400)
+    credential = Signer(certificate, key).sign(event)
     assert Verifier(authority.public_pem).verify(credential, event) == Identity(id="shop")

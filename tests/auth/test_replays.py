@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import ErrorCode
-from opwire.auth.signed import Replays
+from opwire.auth.signed import SeenRequests
 from tests.auth.refusals import refusal_of
 from tests.requirements import requirement
 
 
 @requirement("auth.replay")
 def test_a_request_is_new_once_while_its_credential_is_good() -> None:
-    replays = Replays(10)
+    replays = SeenRequests(10)
     assert replays.is_new("ann", "r1", until=160, now=100)
     assert not replays.is_new("ann", "r1", until=160, now=100)
     assert not replays.is_new("ann", "r1", until=190, now=159.9)
@@ -24,7 +24,7 @@ def test_a_request_is_new_once_while_its_credential_is_good() -> None:
 
 @requirement("auth.replay")
 def test_holders_and_their_requests_are_told_apart() -> None:
-    replays = Replays(10)
+    replays = SeenRequests(10)
     assert replays.is_new("ann", "r1", 160, 100)
     assert replays.is_new("bob", "r1", 160, 100)
     assert replays.is_new("ann", "r2", 160, 100)
@@ -33,7 +33,7 @@ def test_holders_and_their_requests_are_told_apart() -> None:
 
 @requirement("auth.replay.bounded")
 def test_what_has_expired_is_forgotten() -> None:
-    replays = Replays(1_000)
+    replays = SeenRequests(1_000)
     for number in range(10_000):
         assert replays.is_new("ann", str(number), until=number + 60, now=number)
         assert len(replays) <= 60
@@ -43,7 +43,7 @@ def test_what_has_expired_is_forgotten() -> None:
 
 @requirement("auth.replay.bounded")
 def test_what_does_not_fit_is_refused_and_nothing_is_forgotten_early() -> None:
-    replays = Replays(3)
+    replays = SeenRequests(3)
     assert all(replays.is_new("ann", str(number), until=160, now=100) for number in range(3))
     error = refusal_of(replays.is_new, "ann", "4", 160, 100)
     assert (error.code, error.retryable, error.retry_after) == (ErrorCode.RATE_LIMITED, True, 1)
@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_forgotten_early() -> None:
 
 @requirement("auth.replay.bounded")
 def test_a_long_request_id_takes_no_more_memory_than_a_short_one() -> None:
-    replays = Replays(10)
+    replays = SeenRequests(10)
     assert replays.is_new("ann", "x" * 1_000_000, 160, 100)
     assert not replays.is_new("ann", "x" * 1_000_000, 160, 100)
     assert [len(key) for key in replays._until] == [16]
@@ -71,7 +71,7 @@ def test_a_long_request_id_takes_no_more_memory_than_a_short_one() -> None:
     )
 )
 def test_a_request_passes_exactly_when_it_has_not_within_its_time(seen: list[tuple[str, str, float, float]]) -> None:
-    replays, now = Replays(100), 0.0
+    replays, now = SeenRequests(100), 0.0
     until: dict[tuple[str, str], float] = {}
     for holder, request_id, lifetime, step in seen:
         now += step
@@ -83,7 +83,7 @@ def test_a_request_passes_exactly_when_it_has_not_within_its_time(seen: list[tup
 
 @requirement("auth.concurrent")
 def test_of_many_threads_with_the_same_request_one_is_first() -> None:
-    replays, start = Replays(10_000), threading.Barrier(8)
+    replays, start = SeenRequests(10_000), threading.Barrier(8)
 
     def race(_: int) -> int:
         start.wait(5)

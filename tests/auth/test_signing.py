@@ -24,8 +24,8 @@ ANN, EVE, SHOP = Identity(id="ann", scopes=("orders",)), Identity(id="eve"), Ide
 
 def holder(identity: Identity, *, delegates: bool = False) -> SignedRequests:
     key = SigningKey.generate()
-    passport = AUTHORITY.issue(Grant(identity, delegates=delegates), key.public_pem, lifetime=600)
-    return SignedRequests(Signer(passport, key), Verifier(AUTHORITY.public_pem))
+    certificate = AUTHORITY.issue(Grant(identity, delegates=delegates), key.public_pem, lifetime=600)
+    return SignedRequests(Signer(certificate, key), Verifier(AUTHORITY.public_pem))
 
 
 def request(id: str = "r", input: Any = None, *, operation_id: str = "math.add", **fields: Any) -> CallRequested:
@@ -135,9 +135,9 @@ def test_a_credential_is_kept_only_by_a_server_that_delegates_and_only_while_it_
     now = time.time()
     key = SigningKey.generate()
     for delegates, kept in ((True, 1), (False, 0)):
-        passport = AUTHORITY.issue(Grant(SHOP, delegates=delegates), key.public_pem, lifetime=600)
+        certificate = AUTHORITY.issue(Grant(SHOP, delegates=delegates), key.public_pem, lifetime=600)
         verifier = Verifier(AUTHORITY.public_pem)
-        shop = SignedRequests(Signer(passport, key), verifier, clock=lambda: now)
+        shop = SignedRequests(Signer(certificate, key), verifier, clock=lambda: now)
         shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
         assert len(shop._held) == kept
     shop = SignedRequests(None, Verifier(AUTHORITY.public_pem))

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from opwire import ERROR_TABLE, CallError, ErrorCode
-from opwire.serve.guard import MAX_DETAILS, Refusal, encode_problem, problem_of, send_problem
+from opwire.serve.guard import MAX_DETAILS, HTTPStatusError, encode_problem, problem_details, send_problem
 from tests.requirements import requirement
 
 
 def shown(error: CallError, **options: Any) -> dict[str, Any]:
-    return msgspec.json.decode(encode_problem(problem_of(error, **options)))
+    return msgspec.json.decode(encode_problem(problem_details(error, **options)))
 
 
-async def sent(error: CallError | Refusal, **options: Any) -> tuple[int, dict[bytes, bytes], bytes]:
+async def sent(error: CallError | HTTPStatusError, **options: Any) -> tuple[int, dict[bytes, bytes], bytes]:
     messages: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -77,6 +77,6 @@ async def test_an_answer_to_head_has_the_length_but_not_the_body() -> None:
 async def test_401_asks_for_a_token_and_a_refusal_brings_its_own_headers() -> None:
     _, headers, _ = await sent(CallError("UNAUTHENTICATED"))
     assert headers[b"www-authenticate"] == b"Bearer"
-    own = Refusal(HTTPStatus.UNAUTHORIZED, CallError("UNAUTHENTICATED"), (b"www-authenticate", b"Bearer realm=x"))
+    own = HTTPStatusError(HTTPStatus.UNAUTHORIZED, CallError("UNAUTHENTICATED"), (b"www-authenticate", b"Bearer x=y"))
     _, headers, _ = await sent(own)
-    assert headers[b"www-authenticate"] == b"Bearer realm=x"
+    assert headers[b"www-authenticate"] == b"Bearer x=y"

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.trace import get_current_span
 
 from opwire import CallError, Context, OperationRegistry, build_env
-from opwire.auth import Grant, anybody
+from opwire.auth import Grant, allow_anonymous
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.client import Client, SyncClient
 from opwire.hub import Hub, Spoke
@@ -113,8 +113,8 @@ async def test_a_stream_over_anything_is_one_trace_too(way: Way, tape: Tape) -> 
 @requirement("telemetry.across")
 async def test_from_spoke_to_hub_to_spoke(tape: Tape) -> None:
     hub_registry = OperationRegistry()
-    auth = anybody(Grant(ME, announces=("*",)))
-    async with Hub(hub_registry, "ws://127.0.0.1:0", auth=auth) as hub, Spoke(shop(tape), hub.url) as spoke:
+    auth = allow_anonymous(Grant(ME, announces=("*",)))
+    async with Hub(hub_registry, "ws://127.0.0.1:0", authenticate=auth) as hub, Spoke(shop(tape), hub.url) as spoke:
         instrument(hub, spoke, **tape.providers)
         await hub_registry.execute("shop.price")
     served, passed_on, asked = tape.spans
@@ -170,8 +170,8 @@ async def test_a_trusted_call_stays_trusted(tape: Tape) -> None:
     async def ask(context: Context) -> float:
         return (await context.env.shop.price()).data  # of a spoke, which asks who calls
 
-    auth = anybody(Grant(ME, announces=("*",)))
-    async with Hub(hub_registry, "ws://127.0.0.1:0", auth=auth) as hub, Spoke(shop(tape), hub.url):
+    auth = allow_anonymous(Grant(ME, announces=("*",)))
+    async with Hub(hub_registry, "ws://127.0.0.1:0", authenticate=auth) as hub, Spoke(shop(tape), hub.url):
         plain = await hub_registry.execute("hub.ask")
         instrument(hub, **tape.providers)
         assert (await hub_registry.execute("hub.ask")).data == plain.data == 3.5
@@ -190,7 +190,7 @@ async def client_over_memory(registry: OperationRegistry) -> AsyncGenerator[Clie
 
 @asynccontextmanager
 async def client_over_http(registry: OperationRegistry) -> AsyncGenerator[Client]:
-    async with serve_http(registry, identity=ME).listening(drain_timeout=1) as address, Client(address) as client:
+    async with serve_http(registry, anonymous=ME).listening(drain_timeout=1) as address, Client(address) as client:
         yield client
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from opwire import Identity, OperationRegistry
 from opwire.adapters.mcp import from_mcp
 from opwire.adapters.openapi import from_openapi
-from opwire.auth import Grant, anybody
+from opwire.auth import Grant, allow_anonymous
 from opwire.call import PendingRequestMap
 from opwire.hub import Hub, Spoke
 from opwire.serve.http import serve_http
@@ -34,7 +34,7 @@ async def over_memory(registry: OperationRegistry) -> AsyncGenerator[Caller]:
 async def over_websocket(registry: OperationRegistry) -> AsyncGenerator[Caller]:
     """From spoke to spoke: the hub passes it on."""
     async with (
-        Hub(None, "ws://127.0.0.1:0", auth=anybody(Grant(ME, announces=("*",)))) as hub,
+        Hub(None, "ws://127.0.0.1:0", authenticate=allow_anonymous(Grant(ME, announces=("*",)))) as hub,
         Spoke(registry, hub.url),
         Spoke(None, hub.url) as caller,
     ):
@@ -44,7 +44,7 @@ async def over_websocket(registry: OperationRegistry) -> AsyncGenerator[Caller]:
 def over_broker(url: str) -> Way:
     @asynccontextmanager
     async def over(registry: OperationRegistry) -> AsyncGenerator[Caller]:
-        async with Spoke(registry, url, identity=ME), Spoke(None, url) as caller:
+        async with Spoke(registry, url, anonymous=ME), Spoke(None, url) as caller:
             yield caller.calls
 
     return over
@@ -52,7 +52,7 @@ def over_broker(url: str) -> Way:
 
 @asynccontextmanager
 async def over_mcp(registry: OperationRegistry) -> AsyncGenerator[Caller]:
-    app = serve_mcp(registry, name="served").asgi(identity=ME)
+    app = serve_mcp(registry, name="served").asgi(anonymous=ME)
     async with (
         listening(app, on_drain=app.drain, drain_timeout=1) as address,
         from_mcp(f"{address}/mcp", trust_annotations=True) as tools,
@@ -63,7 +63,7 @@ async def over_mcp(registry: OperationRegistry) -> AsyncGenerator[Caller]:
 @asynccontextmanager
 async def over_http(registry: OperationRegistry) -> AsyncGenerator[Caller]:
     async with (
-        serve_http(registry, identity=ME).listening(drain_timeout=1) as address,
+        serve_http(registry, anonymous=ME).listening(drain_timeout=1) as address,
         from_openapi(f"{address}/openapi.json", trust_annotations=True) as api,
     ):
         yield _registry_of(api)

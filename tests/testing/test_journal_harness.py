@@ -3,7 +3,7 @@
 import pytest
 
 from opwire import CallError
-from opwire.durable import Books, MemoryJournal
+from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.errors import ErrorCode
 from opwire.testing.journal_tasks import JournalHarness, refused
 from tests.chaos.virtual_time import run_virtually
@@ -30,12 +30,12 @@ def test_refused_says_what_was_wrong() -> None:
 
 
 async def test_a_stage_closes_its_ends() -> None:
-    books = Books()
+    books = MemoryJournalState()
     async with JournalHarness(lambda: MemoryJournal(books)) as harness:
         await harness.end()
         await harness.end()
-        assert len(books.watchers) == 2
-    assert not books.watchers
+        assert len(books.listeners) == 2
+    assert not books.listeners
 
 
 def test_stages_on_the_same_engine_do_not_meet() -> None:
@@ -56,5 +56,5 @@ def test_a_claim_in_vain_and_a_claim_that_should_be_in_vain_are_noticed() -> Non
             await journal.submit(harness.task("k"))
             await harness.nothing(journal)
 
-    assert "in vain for a task to claim" in complaint(in_vain())
+    assert "no task could be claimed within" in complaint(in_vain())
     assert "could be claimed, and should not" in complaint(not_in_vain())

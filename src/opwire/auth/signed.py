@@ -1,26 +1,18 @@
-"""Signed requests: who calls, proven anew for each call, where nobody stands at the door.
+"""Signed requests: prove the caller of each request where the server sees no connection to authenticate.
 
-    credential = link [~ link …]        a link for the caller, one more for each server that calls on in its name
-    link       = passport ~ statement ~ signature
+    credential = link [~ link …]        one link for the caller, one more for each server that calls on its behalf
+    link       = certificate ~ statement ~ signature
     statement  = base64url(JSON [requestId, operationId, expiry in epoch ms, digest of the body or ""])
 
-A signature covers everything to its left, so that no link can be taken out of its chain, and a name of this protocol,
-so that it cannot be one of another. A credential that was captured is good for the same request alone, until it
+A key certificate is a JSON Web Token, signed by an authority, that names its holder's public Ed25519 key (`cnf`, RFC
+7800). It is not secret: without the private key it is worthless.
+
+A signature covers everything to its left, so that a link cannot be taken out of its chain, and the name of this
+protocol, so that it is not valid for another. A captured credential is valid for the same request only, until it
 expires, at a server that has not seen it yet.
 
-Ed25519 keys as PEM and back. A private key is shown nowhere but in `to_pem`.
-
-Passports: an authority says who holds which key.
-
-A passport is a JSON Web Token, signed by the authority, that names its holder's public key (`cnf`, RFC 7800). It is no
-secret: it is worth nothing without the private key.
-
-Which requests were seen before. No I/O, no clock: the time is given.
-
-Identities over a broker: every request that leaves is signed, and every one that arrives is verified.
-
-signed = SignedRequests(Signer(passport, key), Verifier(authority.public_pem))
-RedisTransport(url, signed=signed)
+    signed = SignedRequests(Signer(certificate, key), Verifier(authority.public_pem))
+    RedisTransport(url, signed=signed)
 """
 
 import time
@@ -47,27 +39,43 @@ from cryptography.hazmat.primitives.serialization import (
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from opwire.auth.tokens import Grant, as_grant, grant_of, is_own, not_delegated, refused
+from opwire.auth.tokens import Grant, as_grant, grant_of, is_own, not_delegated, rejected
 from opwire.call import CallRequested
-from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Identity
 from opwire.typed.plain import json_form, write_json
 
+LIFETIME = 60.0
+"""Default lifetime of a credential in seconds; it also ends with the deadline of its call."""
+
+MAX_LINKS = 8
+MAX_CREDENTIAL = 32 * 1024
+
+_CERTIFICATE_TYPE = "opwire-key-certificate+jwt"  # other tokens of the same authority are not certificates
+_ALGORITHM = "EdDSA"
+_PROTOCOL = b"opwire-call-1~"
+_NEEDED = "a signed request is needed"
+_NOT_VALID = "the credential is not valid"
+_EXPIRED = "the credential has expired"
+_USED = "the credential was used before"
+_OVERHEAD = 512  # bytes of a cached credential besides its text
+
+
+# --- keys and certificates --------------------------------------------------------------------------------------------
+
 
 class SigningKey:
-    """What its holder signs with.
+    """An Ed25519 key to sign with.
 
-        key = SigningKey.generate()
-        key.public_pem  # for everybody
-        key.to_pem()  # for nobody but its holder
-
-    `to_pem` is to be kept like a password: whoever has it is the holder.
+    key = SigningKey.generate()
+    key.public_pem  # may be published
+    key.to_pem()  # the private key: store it like a password
     """
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
         public = key.public_key()
-        self.name = name_of(public)
+        self.name = key_name(public)
         self.public_pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
     def __repr__(self) -> str:
@@ -75,91 +83,106 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> Self:
-        """A new key."""
+        """Return a new key."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_pem(cls, pem: str | bytes) -> Self:
-        """The key that `to_pem` wrote.
+        """Load a key that `to_pem` returned.
 
         Raises:
-            CallError: VALIDATION_ERROR. The message does not show it.
+            UsageError: the PEM is invalid. The message does not show it.
         """
         try:
-            key = load_pem_private_key(_bytes(pem), password=None)
+            key = load_pem_private_key(_as_bytes(pem), password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
             key = None
         if not isinstance(key, Ed25519PrivateKey):
-            wrong = "not an Ed25519 key in PEM without a password, which begins with -----BEGIN PRIVATE KEY-----"
-            raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+            raise UsageError(
+                "not an Ed25519 key in PEM without a password, which begins with -----BEGIN PRIVATE KEY-----"
+            )
         return cls(key)
 
     def to_pem(self) -> str:
-        """The private key as PEM."""
+        """Return the private key as PEM."""
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of a message."""
+        """Return the signature of a message."""
         return self._key.sign(message)
 
 
 def public_key(pem: str | bytes) -> Ed25519PublicKey:
-    """The key that `SigningKey.public_pem` shows.
+    """Load the key of `SigningKey.public_pem`.
 
     Raises:
-        CallError: VALIDATION_ERROR.
+        UsageError: the PEM is invalid.
     """
     try:
-        key = load_pem_public_key(_bytes(pem))
+        key = load_pem_public_key(_as_bytes(pem))
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PublicKey):
-        wrong = "not an Ed25519 public key in PEM, which begins with -----BEGIN PUBLIC KEY-----"
-        raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+        raise UsageError("not an Ed25519 public key in PEM, which begins with -----BEGIN PUBLIC KEY-----")
     return key
 
 
-def name_of(key: Ed25519PublicKey) -> str:
-    """The key itself, in the 43 characters that a JSON Web Key writes it with."""
-    return urlsafe_b64encode(key.public_bytes_raw()).rstrip(b"=").decode()
+def key_name(key: Ed25519PublicKey) -> str:
+    """Return the public key in the 43 characters of a JSON Web Key."""
+    return _b64(key.public_bytes_raw())
 
 
-def _bytes(pem: str | bytes) -> bytes:
+def _as_bytes(pem: str | bytes) -> bytes:
     return pem.encode("utf-8", "surrogatepass") if isinstance(pem, str) else pem
 
 
-_TYPE = "opwire-passport+jwt"  # so that no other token of the same authority can be taken for one
-_ALGORITHM = "EdDSA"
-
-
-class Passport(Struct, frozen=True):
-    """What a passport says."""
+class KeyCertificate(Struct, frozen=True):
+    """A decoded certificate."""
 
     grant: Grant
     key: Ed25519PublicKey
     holder: str  # the key's name
     expires: float
 
+    @classmethod
+    def of(cls, token: dict[str, Any]) -> "KeyCertificate":
+        """Return the certificate of a decoded JSON Web Token.
+
+        Raises:
+            ValueError: it is another kind of token, or a claim is invalid.
+        """
+        if token["header"].get("typ") != _CERTIFICATE_TYPE:
+            raise ValueError("this token is not a key certificate")
+        claims = token["payload"]
+        grant = grant_of(claims, {})
+        try:
+            key: Any = jwt.PyJWK(claims["cnf"]["jwk"], _ALGORITHM).key
+        except (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeError):
+            key = None
+        if not isinstance(key, Ed25519PublicKey) or grant.expires is None:
+            raise ValueError("the certificate names no key")
+        return cls(grant, key, key_name(key), grant.expires)
+
 
 class Authority(SigningKey):
-    """A key that issues passports.
+    """A key that issues certificates.
 
         authority = Authority.generate()
-        passport = authority.issue(Grant(Identity(id="shop")), key.public_pem, lifetime=86_400)
+        certificate = authority.issue(Grant(Identity(id="shop")), key.public_pem, lifetime=86_400)
 
-    Verifiers are given its `public_pem`. A passport cannot be taken back, so that it should not live for long.
+    Verifiers get its `public_pem`. A certificate cannot be revoked, so keep its lifetime short.
     """
 
     def issue(self, grant: Grant | Identity, key: str | bytes, *, lifetime: float) -> str:
-        """A passport for the holder of a key (its public half, as PEM), good for so many seconds.
+        """Return a certificate for the holder of a key (its public PEM) that is valid for `lifetime` seconds.
 
         Raises:
-            CallError: VALIDATION_ERROR, if that is not a public key, or the lifetime not a number above zero.
+            UsageError: the key is not a public key, or the lifetime is not above zero.
         """
         check_above_zero(lifetime=lifetime)
         grant, now = as_grant(grant), time.time()
         until = now + lifetime if grant.expires is None else min(now + lifetime, grant.expires)
-        holder = {"kty": "OKP", "crv": "Ed25519", "x": name_of(public_key(key))}
+        holder = {"kty": "OKP", "crv": "Ed25519", "x": key_name(public_key(key))}
         claims: dict[str, Any] = {
             "sub": grant.identity.id,
             "scopes": list(grant.identity.scopes),
@@ -170,14 +193,14 @@ class Authority(SigningKey):
             "exp": int(until),
             "cnf": {"jwk": holder},
         }
-        return jwt.encode(claims, self._key, _ALGORITHM, headers={"typ": _TYPE})
+        return jwt.encode(claims, self._key, _ALGORITHM, headers={"typ": _CERTIFICATE_TYPE})
 
 
-def read_passport(text: str, authorities: Sequence[Ed25519PublicKey], leeway: float) -> Passport:
-    """What a passport says, if one of these authorities has signed it. It may have expired.
+def read_certificate(text: str, authorities: Sequence[Ed25519PublicKey], leeway: float) -> KeyCertificate:
+    """Decode a certificate that one of these authorities has signed. Expiry is not checked.
 
     Raises:
-        ValueError: none has, or it is not a passport. The message does not show it.
+        ValueError: it is invalid, or its authority is unknown. The message does not show it.
     """
     for authority in authorities:
         try:
@@ -186,91 +209,30 @@ def read_passport(text: str, authorities: Sequence[Ed25519PublicKey], leeway: fl
             continue
         except (jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(type(error).__name__) from None
-        return _passport(token)
-    raise ValueError("no authority that is known has signed the passport")
+        return KeyCertificate.of(token)
+    raise ValueError("unknown authority: the certificate is not signed by a trusted one")
 
 
-def own_passport(text: str, key: SigningKey) -> Passport:
-    """What the passport of this very process says. Whether it is genuine is for others to judge.
+def own_certificate(text: str, key: SigningKey) -> KeyCertificate:
+    """Decode the certificate of this process's own key; its peers verify the authority's signature.
 
     Raises:
-        CallError: VALIDATION_ERROR, if it is none, or that of another key.
+        UsageError: it is not a certificate, or was issued for another key.
     """
     try:
-        passport = _passport(jwt.decode_complete(text, options={"verify_signature": False}))
+        certificate = KeyCertificate.of(jwt.decode_complete(text, options={"verify_signature": False}))
     except (jwt.PyJWTError, ValueError):
-        raise CallError(ErrorCode.VALIDATION_ERROR, "this is not a passport: Authority.issue() makes one") from None
-    if passport.holder != key.name:
-        raise CallError(ErrorCode.VALIDATION_ERROR, "this passport was issued for another key")
-    return passport
+        raise UsageError("this is not a key certificate: Authority.issue() returns one") from None
+    if certificate.holder != key.name:
+        raise UsageError("this certificate was issued for another key")
+    return certificate
 
 
-def _passport(token: dict[str, Any]) -> Passport:
-    claims = token["payload"]
-    if token["header"].get("typ") != _TYPE:
-        raise ValueError("it is a token, and not a passport")
-    grant = grant_of(claims, {})
-    try:
-        key: Any = jwt.PyJWK(claims["cnf"]["jwk"], _ALGORITHM).key
-    except (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeError):
-        key = None
-    if not isinstance(key, Ed25519PublicKey) or grant.expires is None:
-        raise ValueError("the passport names no key")
-    return Passport(grant, key, name_of(key), grant.expires)
-
-
-class Replays:
-    """Remembers each request for as long as its credential is good, and `limit` of them at most.
-
-    What does not fit is refused: to forget one early would let it pass a second time.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._until: OrderedDict[bytes, float] = OrderedDict()
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def is_new(self, holder: str, request_id: str, until: float, now: float) -> bool:
-        """Whether this holder's request is the first of its id; from then on it is not.
-
-        Raises:
-            CallError: RATE_LIMITED, if there are too many to remember.
-        """
-        # A digest, because a peer decides how long its request ids are.
-        key = blake2b(f"{len(holder)} {holder}{request_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        with self._lock:
-            self._forget(now)
-            if self._until.get(key, now) > now:
-                return False
-            if len(self._until) >= self._limit:
-                raise CallError(ErrorCode.RATE_LIMITED, f"{self._limit:,} calls are remembered already", retry_after=1)
-            self._until[key] = until
-            return True
-
-    def _forget(self, now: float) -> None:
-        """Drop what has expired. Lifetimes are alike, so that the oldest entries are nearly always the next to go."""
-        while self._until and next(iter(self._until.values())) <= now:
-            self._until.popitem(last=False)
-
-
-LIFETIME = 60.0
-"""Seconds that a credential is good for, unless its call ends earlier."""
-
-MAX_LINKS = 8
-MAX_CREDENTIAL = 32 * 1024
-
-_NAME = b"opwire-call-1~"
-_NEEDED = "a signed request is needed"
-_NOT_VALID = "the credential is not valid"
-_EXPIRED = "the credential has expired"
-_USED = "the credential was used before"
+# --- credentials ------------------------------------------------------------------------------------------------------
 
 
 class _Statement(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a holder signs."""
+    """The signed part of a link."""
 
     request_id: str
     operation_id: str
@@ -279,87 +241,88 @@ class _Statement(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class _Link(Struct, frozen=True):
-    passport: str
+    certificate: str
     statement: _Statement
     signed: bytes
     signature: bytes
 
 
 _encoder = msgspec.json.Encoder()
+_body_encoder = msgspec.json.Encoder(enc_hook=json_form)
 _decoder = msgspec.json.Decoder(_Statement)
 
 
 class Signer:
-    """Signs requests as the holder of a passport.
+    """Sign requests with a certified key.
 
-        signer = Signer(passport, key)
+        signer = Signer(certificate, key)
         credential = signer.sign(event)
 
-    A credential is good until its call's deadline, and for `lifetime` seconds at most.
+    A credential is valid until its call's deadline, and for `lifetime` seconds at most.
 
     Raises:
-        CallError: VALIDATION_ERROR, if the passport is none, or that of another key, or `lifetime` is not above zero.
+        UsageError: the certificate is invalid or for another key, or `lifetime` is not above zero.
     """
 
     def __init__(
-        self, passport: str, key: SigningKey, *, lifetime: float = LIFETIME, clock: Callable[[], float] = time.time
+        self, certificate: str, key: SigningKey, *, lifetime: float = LIFETIME, clock: Callable[[], float] = time.time
     ) -> None:
         check_above_zero(lifetime=lifetime)
-        self._text = passport
-        self._passport = own_passport(passport, key)
+        self._text = certificate
+        self._certificate = own_certificate(certificate, key)
         self._key = key
         self._lifetime = lifetime
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"Signer({self._passport.grant.identity.id!r})"
+        return f"Signer({self._certificate.grant.identity.id!r})"
 
     @property
     def delegates(self) -> bool:
-        """Whether this passport allows calls on behalf of others."""
-        return self._passport.grant.delegates
+        """Whether the certificate allows calls on behalf of others."""
+        return self._certificate.grant.delegates
 
     def sign(self, event: CallRequested, *, body: bytes = b"", on_behalf_of: str | None = None) -> str:
-        """The credential of a request.
+        """Return the credential of a request.
 
-        `body` is the request's input as it travels, for a verifier that is given the same bytes: without it, whoever
-        reads the message on its way could send another input in its place. `on_behalf_of` is the credential of the
-        request that is being served (the event's parent): the call is then made as whoever had made that one.
+        `body` is the encoded input; the verifier needs the same bytes. Without it, a peer that reads the message in
+        transit could replace the input. `on_behalf_of` is the credential of the request that is being served (the
+        event's parent): the call is then made with the identity of its caller.
 
         Raises:
-            CallError: UNAUTHENTICATED, if this passport has expired; ACCESS_DENIED, if it does not allow calls on
-                behalf of others; VALIDATION_ERROR, if the event's ids are not text.
+            CallError: UNAUTHENTICATED, if the certificate has expired; ACCESS_DENIED, if it does not allow calls on
+                behalf of others; VALIDATION_ERROR, if the event's ids cannot be encoded.
         """
         now = self._clock()
-        if now >= self._passport.expires:
-            raise CallError(ErrorCode.UNAUTHENTICATED, "this passport has expired: have the authority issue a new one")
+        if now >= self._certificate.expires:
+            expired = "this key certificate has expired: have the authority issue a new one"
+            raise CallError(ErrorCode.UNAUTHENTICATED, expired)
         if on_behalf_of is not None and not self.delegates:
-            raise CallError(ErrorCode.ACCESS_DENIED, "this passport does not allow calls on behalf of others")
+            raise CallError(ErrorCode.ACCESS_DENIED, "this key certificate does not allow calls on behalf of others")
         left = event.seconds_left(None)
         until = now + (self._lifetime if left is None else min(left, self._lifetime))
         statement = _Statement(event.request_id, event.operation_id, int(until * 1000), _digest(body))
         try:
             text = f"{self._text}~{_b64(_encoder.encode(statement))}"
         except ValueError as error:
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"the ids of a request are text: {error}") from error
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"invalid request id or operation id: {error}") from error
         if on_behalf_of is not None:
             text = f"{on_behalf_of}~{text}"
-        return f"{text}~{_b64(self._key.sign(_NAME + text.encode()))}"
+        return f"{text}~{_b64(self._key.sign(_PROTOCOL + text.encode()))}"
 
 
 class Verifier:
-    """Says whose requests these are.
+    """Verify credentials and return the identity of their callers.
 
         verifier = Verifier(authority.public_pem)
         identity = verifier.verify(credential, event)
 
-    Several authorities may be given: the old and the new one, while passports are replaced. `leeway` is by how many
-    seconds clocks may differ. A request is remembered as long as its credential is good, so that it passes once:
-    `max_lifetime` bounds how long that is, and `remember` how many they are. Verified passports are cached.
+    Pass several authorities while certificates are being replaced: the old one and the new one. `leeway` is the
+    tolerated clock skew in seconds. A request is remembered until its credential expires, so that it is accepted once:
+    `max_lifetime` bounds for how long, and `remember` how many. `max_certificates` verified certificates are cached.
 
     Raises:
-        CallError: VALIDATION_ERROR, if there is no authority, one is not a public key in PEM, or a number is not above
-            zero.
+        UsageError: no authority is given, one is not a public key in PEM, or a number is not above zero.
     """
 
     def __init__(
@@ -368,92 +331,88 @@ class Verifier:
         leeway: float = 5.0,
         max_lifetime: float = LIFETIME,
         remember: int = 200_000,
-        passports: int = 1_000,
+        max_certificates: int = 1_000,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not authorities:
-            raise CallError(ErrorCode.VALIDATION_ERROR, "a verifier trusts at least one authority: give its public key")
+            raise UsageError("a verifier needs at least one authority: give its public key")
         check_not_below_zero(leeway=leeway)
         check_above_zero(max_lifetime=max_lifetime)
-        check_counts(remember=remember, passports=passports)
+        check_counts(remember=remember, max_certificates=max_certificates)
         keys = [public_key(pem) for pem in authorities]
-        self._passport = lru_cache(maxsize=passports)(partial(read_passport, authorities=keys, leeway=leeway))
-        self._replays = Replays(remember)
+        self._read_certificate = lru_cache(maxsize=max_certificates)(
+            partial(read_certificate, authorities=keys, leeway=leeway)
+        )
+        self._seen = SeenRequests(remember)
         self._leeway = leeway
         self._max_lifetime = max_lifetime
         self._clock = clock
 
     @property
     def longest(self) -> float:
-        """Seconds after which every credential that is good now has expired."""
+        """Seconds after which every credential that is valid now has expired."""
         return self._max_lifetime + self._leeway
 
     def verify(self, credential: str | None, event: CallRequested, *, body: bytes = b"") -> Identity:
-        """Who makes this request. `body` is what the signer was given.
+        """Return the identity of the caller. `body` is the encoded input, as the signer got it.
 
         Raises:
-            CallError: UNAUTHENTICATED; RATE_LIMITED, if more requests came than can be remembered.
+            CallError: UNAUTHENTICATED; RATE_LIMITED, if there are more requests than can be remembered.
         """
         now = self._clock()
-        links = _links(credential)
-        _check_bound(links, event, body)
-        holders = [self._holder(link, now) for link in links]
+        links = _parse(credential)
+        last = links[-1].statement
+        if (last.request_id, last.operation_id, last.body) != (event.request_id, event.operation_id, _digest(body)):
+            raise rejected(_NOT_VALID, "signed for another request")
+        if len(links) > 1 and links[-2].statement.request_id != event.parent_request_id:
+            raise rejected(_NOT_VALID, "signed on behalf of another request than the parent")
+        holders = [self._verified(link, now) for link in links]
         if not all(holder.grant.delegates for holder in holders[1:]):
-            raise refused(_NOT_VALID, "a holder may not make calls on behalf of others")
+            raise rejected(_NOT_VALID, "a holder may not make calls on behalf of others")
         if len(links) > 1 and any(is_own(link.statement.operation_id) for link in links):
-            raise refused(_NOT_VALID, "the authority of an operation of opwire itself is not passed on")
-        until = links[-1].statement.expires / 1000 + self._leeway
-        if not self._replays.is_new(holders[-1].holder, event.request_id, until, now):
-            raise refused(_USED, "the same request came twice")
+            raise rejected(_NOT_VALID, "calls of opwire's own operations are not delegated")
+        until = last.expires / 1000 + self._leeway
+        if not self._seen.is_new(holders[-1].holder, event.request_id, until, now):
+            raise rejected(_USED, "replayed request")
         return holders[0].grant.identity
 
-    def _holder(self, link: _Link, now: float) -> Passport:
-        """Who has signed a link, if it is good now."""
+    def _verified(self, link: _Link, now: float) -> KeyCertificate:
+        """Verify the signature and the lifetime of a link, and return its certificate."""
         expires = link.statement.expires / 1000
         if expires + self._leeway <= now:
-            raise refused(_EXPIRED, "its time has passed")
+            raise rejected(_EXPIRED, "the statement has expired")
         if expires > now + self._max_lifetime + self._leeway:
-            raise refused(_NOT_VALID, f"it is good for longer than {self._max_lifetime:g} s")
+            raise rejected(_NOT_VALID, f"valid for longer than {self._max_lifetime:g} s")
         try:
-            passport = self._passport(link.passport)
+            certificate = self._read_certificate(link.certificate)
         except ValueError as error:
-            raise refused(_NOT_VALID, str(error)) from None
-        if passport.expires + self._leeway <= now:
-            raise refused(_EXPIRED, "the time of its passport has passed")
+            raise rejected(_NOT_VALID, str(error)) from None
+        if certificate.expires + self._leeway <= now:
+            raise rejected(_EXPIRED, "the certificate has expired")
         try:
-            passport.key.verify(link.signature, link.signed)
+            certificate.key.verify(link.signature, link.signed)
         except InvalidSignature:
-            raise refused(_NOT_VALID, "the signature is not that of the holder") from None
-        return passport
+            raise rejected(_NOT_VALID, "the signature is not that of the holder") from None
+        return certificate
 
 
-def _links(credential: str | None) -> list[_Link]:
+def _parse(credential: str | None) -> list[_Link]:
     if not credential:
-        raise refused(_NEEDED, "there is no credential")
+        raise rejected(_NEEDED, "missing credential")
     if len(credential) > MAX_CREDENTIAL:
-        raise refused(_NOT_VALID, f"it has more than {MAX_CREDENTIAL:,} characters")
+        raise rejected(_NOT_VALID, f"longer than {MAX_CREDENTIAL:,} characters")
     parts = credential.split("~")
     if len(parts) % 3 or len(parts) > 3 * MAX_LINKS:
-        raise refused(_NOT_VALID, f"it is not made of one to {MAX_LINKS} links")
+        raise rejected(_NOT_VALID, f"not made of one to {MAX_LINKS} links")
+    links: list[_Link] = []
     try:
-        return [_link(parts[:end]) for end in range(3, len(parts) + 1, 3)]
+        for end in range(3, len(parts) + 1, 3):
+            certificate, statement, signature = parts[end - 3 : end]
+            signed = _PROTOCOL + "~".join(parts[: end - 1]).encode("ascii")
+            links.append(_Link(certificate, _decoder.decode(_unb64(statement)), signed, _unb64(signature)))
     except ValueError:
-        raise refused(_NOT_VALID, "a link cannot be read") from None
-
-
-def _link(parts: list[str]) -> _Link:
-    passport, statement, signature = parts[-3:]
-    signed = "~".join(parts[:-1]).encode("ascii")
-    return _Link(passport, _decoder.decode(_unb64(statement)), _NAME + signed, _unb64(signature))
-
-
-def _check_bound(links: list[_Link], event: CallRequested, body: bytes) -> None:
-    """Whether a credential was made for this very request."""
-    said = links[-1].statement
-    if (said.request_id, said.operation_id, said.body) != (event.request_id, event.operation_id, _digest(body)):
-        raise refused(_NOT_VALID, "it was made for another request")
-    if len(links) > 1 and links[-2].statement.request_id != event.parent_request_id:
-        raise refused(_NOT_VALID, "it was made on behalf of another request than the parent")
+        raise rejected(_NOT_VALID, "invalid link") from None
+    return links
 
 
 def _digest(body: bytes) -> str:
@@ -466,15 +425,48 @@ def _b64(raw: bytes) -> str:
 
 def _unb64(text: str) -> bytes:
     raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if _b64(raw) != text:  # the decoder skips what it does not know: several texts would mean the same
+    if _b64(raw) != text:  # the decoder skips unknown characters: several texts would mean the same
         raise ValueError
     return raw
 
 
-_statement_encoder = msgspec.json.Encoder(enc_hook=json_form)
+class SeenRequests:
+    """Remember up to `limit` requests, each until its credential expires. No I/O, no clock: the time is an argument.
+
+    When it is full, new requests are rejected: to forget one early would accept it a second time.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def is_new(self, holder: str, request_id: str, until: float, now: float) -> bool:
+        """Remember a request; return whether its holder has used its id for the first time.
+
+        Raises:
+            CallError: RATE_LIMITED, if there are too many requests to remember.
+        """
+        # A digest, because a peer decides how long its request ids are.
+        key = blake2b(f"{len(holder)} {holder}{request_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        with self._lock:
+            while self._until and next(iter(self._until.values())) <= now:  # lifetimes are alike: the oldest go first
+                self._until.popitem(last=False)
+            if self._until.get(key, now) > now:
+                return False
+            if len(self._until) >= self._limit:
+                raise CallError(ErrorCode.RATE_LIMITED, f"{self._limit:,} calls are remembered already", retry_after=1)
+            self._until[key] = until
+            return True
 
 
-class _Held(NamedTuple):
+# --- both ends of a transport -----------------------------------------------------------------------------------------
+
+
+class _HeldCredential(NamedTuple):
     credential: str
     identity: Identity
     size: int
@@ -482,15 +474,15 @@ class _Held(NamedTuple):
 
 
 class HeldCredentials:
-    """The credentials of requests that a server may act on behalf of, each for as long as it is good.
+    """The credentials of the requests that a server may call on behalf of, each until it expires.
 
-    `max_bytes` of them are kept, and a quarter of that of one identity. What does not fit is refused: to forget one
-    early would change as whom a call is made.
+    At most `max_bytes` are kept, and a quarter of that per identity. When it is full, requests are rejected: to forget
+    a credential early would change the identity of a nested call.
     """
 
     def __init__(self, max_bytes: int = 32 * 1024 * 1024) -> None:
         self._max_bytes = max_bytes
-        self._held: dict[str, _Held] = {}  # by request id, the oldest first
+        self._held: dict[str, _HeldCredential] = {}  # by request id, the oldest first
         self._bytes = 0
         self._by_identity: Counter[str] = Counter()
 
@@ -498,9 +490,9 @@ class HeldCredentials:
         return len(self._held)
 
     def get(self, request_id: str, identity: Identity | None) -> str | None:
-        """Return the credential of a request, if that identity has made it.
+        """Return the credential of a request that this identity has made, or None.
 
-        A request id is the caller's choice, and another caller may choose the same while the first call is in hand.
+        Callers choose request ids, and another caller may choose the same one while the first call is in flight.
         """
         held = self._held.get(request_id)
         return held.credential if held is not None and held.identity == identity else None
@@ -509,7 +501,7 @@ class HeldCredentials:
         """Keep a credential.
 
         Raises:
-            CallError: RATE_LIMITED, if there is no room for it.
+            CallError: RATE_LIMITED, if it does not fit.
         """
         while self._held and next(iter(self._held.values())).until <= now:  # lifetimes are alike: the oldest go first
             self._drop(next(iter(self._held)))
@@ -517,8 +509,8 @@ class HeldCredentials:
             self._drop(request_id)
         size = len(credential) + 4 * len(request_id) + _OVERHEAD
         if self._bytes + size > self._max_bytes or 4 * (self._by_identity[identity.id] + size) > self._max_bytes:
-            raise CallError(ErrorCode.RATE_LIMITED, "too many signed requests are in hand already", retry_after=1)
-        self._held[request_id] = _Held(credential, identity, size, until)
+            raise CallError(ErrorCode.RATE_LIMITED, "too many signed requests are in flight already", retry_after=1)
+        self._held[request_id] = _HeldCredential(credential, identity, size, until)
         self._bytes += size
         self._by_identity[identity.id] += size
 
@@ -530,14 +522,12 @@ class HeldCredentials:
             del self._by_identity[held.identity.id]
 
 
-_OVERHEAD = 512  # bytes of an entry beside its text
-
-
 class SignedRequests:
-    """What one end does to requests. One that only calls needs no verifier, one that only serves needs no signer.
+    """Sign outgoing requests and verify incoming ones, for one end of a broker transport.
 
-    A call that is made with the context of a served call has the identity of that call's caller if this end's passport
-    delegates (`Grant.delegates`), and is refused otherwise.
+    An end that only calls needs no verifier, an end that only serves needs no signer. A call with the context of a
+    served call gets the identity of that call's caller if this end's certificate delegates (`Grant.delegates`), and is
+    rejected otherwise.
     """
 
     def __init__(
@@ -550,51 +540,45 @@ class SignedRequests:
 
     @property
     def verifies(self) -> bool:
-        """Whether the identity on a request that has arrived can be believed."""
+        """Whether the identity of an incoming request is verified."""
         return self._verifier is not None
 
     def leaving(self, event: CallRequested) -> CallRequested:
-        """A request as it is sent: with a credential, and without an identity that nobody would believe.
+        """Return the outgoing form of a request: with a credential, and without its unproven identity.
 
         Raises:
-            CallError: UNAUTHENTICATED, if our passport has expired; VALIDATION_ERROR, if the input has no JSON form;
-                ACCESS_DENIED, if it is made on behalf of a caller whose identity this end may not pass on.
+            CallError: UNAUTHENTICATED, if the certificate has expired; VALIDATION_ERROR, if the input has no JSON form;
+                ACCESS_DENIED, if this end may not pass on the identity of the caller.
         """
         if self._signer is None:
             return replace(event, identity=None)
-        parent = None if event.parent_request_id is None else self._parent(event, event.parent_request_id)
-        credential = self._signer.sign(event, body=_body(event), on_behalf_of=parent)
-        return replace(event, identity=None, credential=credential)
-
-    def _parent(self, event: CallRequested, parent: str) -> str:
-        """Return the credential of the request that this one is part of, if its caller's identity may be passed on."""
-        if self._signer is None or not self._signer.delegates:
-            raise not_delegated(event.operation_id, "the passport of this server does not delegate")
-        if is_own(event.operation_id):
-            raise not_delegated(event.operation_id, "operations of opwire itself are never delegated")
-        credential = self._held.get(parent, event.identity)
-        if credential is None:
-            raise not_delegated(event.operation_id, "the request that it is part of is not being served here")
-        return credential
+        parent = None
+        if event.parent_request_id is not None:
+            if not self._signer.delegates:
+                raise not_delegated(event.operation_id, "the key certificate of this server does not delegate")
+            if is_own(event.operation_id):
+                raise not_delegated(event.operation_id, "calls of opwire's own operations are never delegated")
+            parent = self._held.get(event.parent_request_id, event.identity)
+            if parent is None:
+                raise not_delegated(event.operation_id, "its parent request is not being served here")
+        body = write_json(_body_encoder, event.input)
+        return replace(event, identity=None, credential=self._signer.sign(event, body=body, on_behalf_of=parent))
 
     def arriving(self, event: CallRequested) -> CallRequested:
-        """A request as it is served: with the identity that its credential proves.
+        """Return the incoming form of a request: with the identity that its credential proves.
 
         Raises:
-            CallError: UNAUTHENTICATED; RATE_LIMITED, if more are in hand than can be remembered.
+            CallError: UNAUTHENTICATED; RATE_LIMITED, if there are more in flight than can be remembered.
         """
         if self._verifier is None:
             return event
-        if event.credential is None:  # anonymous: what is public is still there for it
+        if event.credential is None:  # anonymous: may call public operations
             return replace(event, identity=None)
-        identity = self._verifier.verify(event.credential, event, body=_body(event))
+        # The input encodes to the same JSON before and after its transport.
+        body = write_json(_body_encoder, event.input)
+        identity = self._verifier.verify(event.credential, event, body=body)
         delegates = self._signer is not None and self._signer.delegates
-        if delegates and not is_own(event.operation_id):  # what asks a server about itself gives it no authority
+        if delegates and not is_own(event.operation_id):  # a request for the server's description delegates nothing
             now = self._clock()
             self._held.add(event.request_id, event.credential, identity, now + self._verifier.longest, now)
         return replace(event, identity=identity, credential=None)
-
-
-def _body(event: CallRequested) -> bytes:
-    """The input as JSON, which is the same before and after its journey."""
-    return write_json(_statement_encoder, event.input)

@@ -1,19 +1,10 @@
-"""Tokens that are known beforehand, and doors that are open.
+"""Authenticators: from a token to the identity of its caller and what the caller may do.
 
-How much one connection may ask for, and how much of it is logged. No I/O, no clock: the time is given.
+`StaticTokens` looks tokens up in a table, `callback` in a function of the application, `allow_anonymous` asks for none.
+Signed tokens are in `opwire.auth.jwt`.
 
-What a token is worth, and who decides that. No I/O.
-
-Rules: a peer learns that its token is missing, not valid or expired, and nothing more. What was wrong with it goes to
-the log, and never the token itself.
-
-The claims of a signed token as a grant. No I/O.
-
-A user's own function as an authenticator.
-
-Such a function may take its time, and anybody can make up tokens for it to look at. So tokens that were good lately are
-looked up apart from the others, and of the others the newest comes first: those that wait longest in a flood are most
-likely part of it.
+Rules: a peer learns that its token is missing, invalid or expired, and nothing else. The reason goes to the log, and
+the token itself never does. `RateLimit` and `LogLimit` read no clock: the time is an argument.
 """
 
 import asyncio
@@ -30,19 +21,46 @@ from typing import Any, Protocol, TypedDict, cast
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Identity
 from opwire.workers import WorkerPool
 
+MAX_TOKEN = 16 * 1024
+"""Longest token, in characters; longer ones are rejected without being parsed."""
+
+MIN_TOKEN = 16
+"""Shortest static token, in characters; a shorter one could be guessed. `secrets.token_urlsafe()` returns 43."""
+
+MAX_LOOKUPS = 8
+"""Concurrent callbacks for tokens that were not valid before."""
+
+MAX_WAITING = 1_000
+"""Further tokens in the queue for a callback."""
+
+MAX_KNOWN = 10_000
+"""Hashes of valid tokens in the cache."""
+
+LOOKUP_TIMEOUT = 30.0
+"""Seconds for a callback, including the time in the queue."""
+
+NEEDED = "a token is needed"
+NOT_VALID = "the token is not valid"
+EXPIRED = "the token has expired"
+
+_MAX_TIME = 2**53  # seconds: excludes NaN, infinities and an integer of 400 digits
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
 
 class RateLimit:
-    """A bucket of `burst` calls that fills up again at `per_second`. One for each connection.
+    """A token bucket: up to `burst` calls at once, refilled at `per_second`. Use one per connection.
 
         if wait := limit.take(time.monotonic()):
             raise CallError(ErrorCode.RATE_LIMITED, retry_after=wait)
 
     Raises:
-        CallError: VALIDATION_ERROR, if one of the numbers is not above zero.
+        UsageError: a number is not above zero.
     """
 
     __slots__ = ("_burst", "_left", "_per_second", "_time")
@@ -53,10 +71,10 @@ class RateLimit:
         self._per_second = per_second
         self._burst = burst
         self._left = float(burst)
-        self._time = -inf  # of the last call: long ago
+        self._time = -inf  # of the last call
 
     def take(self, now: float) -> float:
-        """Take one call out: 0 if it may pass, else the seconds after which to try again."""
+        """Consume one call: return 0 if it may pass, else the seconds after which to retry."""
         if now > self._time:
             self._left = min(self._burst, self._left + (now - self._time) * self._per_second)
             self._time = now
@@ -67,11 +85,11 @@ class RateLimit:
 
 
 class LogLimit(logging.Filter):
-    """Lets a logger write so many lines that a stranger can cause, and says how many it left out.
+    """Limit the log lines that a remote peer can cause, and log how many were dropped.
 
         logging.getLogger("uvicorn.error").addFilter(LogLimit())
 
-    Lines above the level `most`, and those that do not begin with `start`, are not counted.
+    Lines above the level `most`, and lines that do not begin with `start`, always pass.
     """
 
     def __init__(
@@ -81,40 +99,39 @@ class LogLimit(logging.Filter):
         self._most = most
         self._start = start
         self._limit = RateLimit(per_second, burst)
-        self._left_out = 0
+        self._dropped = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Decide whether a line is written."""
+        """Return whether the line is written."""
         if record.levelno > self._most or not str(record.msg).startswith(self._start):
             return True
         if self._limit.take(record.created):
-            self._left_out += 1
+            self._dropped += 1
             return False
-        if self._left_out:
-            record.msg = f"{record.getMessage()} ({self._left_out:,} lines before this one were left out)"
+        if self._dropped:
+            record.msg = f"{record.getMessage()} ({self._dropped:,} lines before this one were dropped)"
             record.args = ()
-            self._left_out = 0
+            self._dropped = 0
         return True
 
 
 logger = logging.getLogger("opwire.auth")
-log_limit = LogLimit(most=logging.INFO)  # anybody can have a token refused
+log_limit = LogLimit(most=logging.INFO)  # any peer can send invalid tokens
 logger.addFilter(log_limit)
 
-MAX_TOKEN = 16 * 1024
-"""Characters of a token: what is longer is refused unread."""
 
-NEEDED = "a token is needed"
-NOT_VALID = "the token is not valid"
-EXPIRED = "the token has expired"
+# --- grants -----------------------------------------------------------------------------------------------------------
 
 
 class Grant(Struct, frozen=True):
-    """What a token gives: who calls, and the namespaces in which it may announce operations ("*": in all).
+    """What a token grants: an identity, and the namespaces in which it may announce operations ("*": all).
 
-    `expires` is the time (Unix epoch, in seconds) after which it gives nothing more; None: it is good for ever.
-    `delegates`: its holder may make calls with the identity of a caller while it serves that caller's call. Give it to
-    servers that may be trusted with everything that any of their callers may do.
+    `expires` is the end of the grant (Unix epoch, in seconds), None if it does not expire. With `delegates` the holder
+    may make calls with the identity of a caller while it serves that caller's call: grant it only to servers that are
+    trusted with everything that any of their callers may do.
+
+    Raises:
+        UsageError: `announces` is a single string, or `expires` is not a time.
     """
 
     identity: Identity
@@ -123,140 +140,36 @@ class Grant(Struct, frozen=True):
     delegates: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.announces, str):  # `("shop")` is a string, of which "sh" is a part
-            wrong = f"announces is a tuple of namespaces: write ({self.announces!r},)"
-            raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+        if isinstance(self.announces, str):  # `("shop")` is a string, and "sh" would be in it
+            raise UsageError(f"announces is a tuple of namespaces: write ({self.announces!r},)")
         force_setattr(self, "announces", tuple(self.announces))
-        check_not_below_zero(expires=self.expires)  # NaN is never over
+        check_not_below_zero(expires=self.expires)  # NaN would never expire
 
     def may_announce(self, operation_id: str) -> bool:
-        """Whether an operation of this id may be announced."""
+        """Return whether an operation of this id may be announced."""
         return "*" in self.announces or operation_id.partition(".")[0] in self.announces
 
 
+def as_grant(given: Grant | Identity) -> Grant:
+    """Return the grant; an identity alone may call, and announce nothing."""
+    return given if isinstance(given, Grant) else Grant(given)
+
+
 def is_own(operation_id: str) -> bool:
-    """Whether an operation is one of those with which a server describes itself."""
+    """Return whether this is one of the operations by which a server describes itself (`opwire.*`)."""
     return operation_id.startswith("opwire.")
 
 
 def not_delegated(operation_id: str, reason: str) -> CallError:
-    """Return the error of a call that would be made with the identity of another caller, and may not be."""
+    """Return the error for a call on behalf of another caller that is not allowed."""
     instead = "Grant(…, delegates=True) allows it; context.detached() calls with the server's own identity"
     return CallError(
         ErrorCode.ACCESS_DENIED, f"{operation_id} is called on behalf of a caller, but {reason}. {instead}"
     )
 
 
-class Authenticator(Protocol):
-    """Decides what a token is worth."""
-
-    async def authenticate(self, token: str | None) -> Grant:
-        """What this token gives; None: the peer showed none.
-
-        Raises:
-            CallError: UNAUTHENTICATED; UNAVAILABLE, if it cannot be decided at the moment.
-        """
-        ...
-
-
-def as_grant(given: Grant | Identity) -> Grant:
-    """An identity alone may call, and announces nothing."""
-    return given if isinstance(given, Grant) else Grant(given)
-
-
-def presented(token: str | None) -> str:
-    """The token, if there is one that is worth reading.
-
-    Raises:
-        CallError: UNAUTHENTICATED.
-    """
-    if not token:
-        raise refused(NEEDED, "none was shown")
-    if len(token) > MAX_TOKEN:
-        raise refused(NOT_VALID, f"it has more than {MAX_TOKEN:,} characters")
-    return token
-
-
-def refused(message: str, reason: str) -> CallError:
-    """Return the error for the peer. The reason is for our own log: it must not hold anything of the token."""
-    logger.info("%s: %s", message, reason)
-    return CallError(ErrorCode.UNAUTHENTICATED, message)
-
-
-MIN_LENGTH = 16
-"""Characters of a token: a shorter one could be guessed. `secrets.token_urlsafe()` makes one of 43."""
-
-
-class StaticTokens:
-    """Takes these tokens and no others.
-
-        StaticTokens({os.environ["SHOP_TOKEN"]: Grant(Identity(id="shop"), announces=("shop",))})
-
-    Only digests are kept. A token is compared with every one of them, in a time that does not depend on how much of
-    it is right.
-
-    Raises:
-        CallError: VALIDATION_ERROR, if one of the tokens is no good. The message does not show it.
-    """
-
-    def __init__(self, grants: Mapping[str, Grant | Identity]) -> None:
-        for number, token in enumerate(grants, 1):
-            _check(number, token)
-        self._grants = [(_digest(token), as_grant(grant)) for token, grant in grants.items()]
-
-    def __repr__(self) -> str:
-        return f"StaticTokens(of {', '.join(grant.identity.id for _, grant in self._grants)})"
-
-    async def authenticate(self, token: str | None) -> Grant:
-        """What this token gives.
-
-        Raises:
-            CallError: UNAUTHENTICATED.
-        """
-        digest, found = _digest(presented(token)), None
-        for known, grant in self._grants:  # to the end, whichever it is
-            if compare_digest(known, digest):
-                found = grant
-        if found is None:
-            raise refused(NOT_VALID, "it is none of the static tokens")
-        return found
-
-
-class _Open:
-    def __init__(self, grant: Grant) -> None:
-        self._grant = grant
-
-    def __repr__(self) -> str:
-        return f"anybody({self._grant.identity!r})"
-
-    async def authenticate(self, token: str | None) -> Grant:
-        return self._grant
-
-
-def anybody(identity: Identity | Grant) -> Authenticator:
-    """An authenticator that asks for no token: whoever comes is this one."""
-    return _Open(as_grant(identity))
-
-
-def _check(number: int, token: str) -> None:
-    problem = None
-    if len(token) < MIN_LENGTH:
-        problem = f"has {len(token)} characters, and needs at least {MIN_LENGTH}: make one with secrets.token_urlsafe()"
-    elif token != token.strip():
-        problem = "begins or ends with white space, which headers and files do not keep: strip it"
-    if problem is not None:
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"token number {number} {problem}")
-
-
-def _digest(token: str) -> bytes:
-    return sha256(token.encode("utf-8", "surrogatepass")).digest()
-
-
-_MAX_TIME = 2**53  # seconds: NaN, an infinity and an integer of 400 digits are not times
-
-
 class ClaimNames(TypedDict, total=False):
-    """Which claims hold what, where they are not `sub`, `scope` or `scopes`, `resources`, `announce`, `delegates`."""
+    """Override the names of claims: by default `sub`, `scope` and `scopes`, `resources`, `announce`, `delegates`."""
 
     id: str
     scopes: str
@@ -266,10 +179,10 @@ class ClaimNames(TypedDict, total=False):
 
 
 def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
-    """What these claims give. Several words are a list, or one string with spaces between them.
+    """Return the grant that these claims describe. A list may also be one string of words separated by spaces.
 
     Raises:
-        ValueError: a claim is not what it should be. The message names it, and does not show its value.
+        ValueError: a claim is missing or invalid. The message names the claim without its value.
     """
     name = names.get("id", "sub")
     id = claims.get(name)
@@ -279,10 +192,15 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
     if not isinstance(expires, int | float) or isinstance(expires, bool) or not 0 <= expires <= _MAX_TIME:
         raise ValueError("the claim exp is not a number")
     scopes = (names["scopes"],) if "scopes" in names else ("scope", "scopes")
+    name = names.get("resources", "resources")
+    resources = claims.get(name)
+    if not isinstance(resources, dict | None):
+        raise ValueError(f"the claim {name} is not an object")
+    types = cast("dict[str, object]", resources or {})
     identity = Identity(
         id=id,
         scopes=tuple(dict.fromkeys(word for each in scopes for word in _words(claims, each))),
-        resources=_resources(claims, names.get("resources", "resources")),
+        resources={type: _words(types, type) for type in types},
     )
     delegates = claims.get(names.get("delegates", "delegates")) is True
     return Grant(identity, _words(claims, names.get("announces", "announce")), float(expires), delegates)
@@ -290,44 +208,128 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames) -> Grant:
 
 def _words(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = claims.get(name)
-    if value is None:
-        return ()
-    words = value.split() if isinstance(value, str) else value
+    words = [] if value is None else value.split() if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in cast("list[object]", words)):
         raise ValueError(f"the claim {name} is neither a string nor a list of strings")
     return tuple(cast("list[str]", words))
 
 
-def _resources(claims: Mapping[str, Any], name: str) -> dict[str, tuple[str, ...]]:
-    value = claims.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ValueError(f"the claim {name} is not an object")
-    resources = cast("dict[str, object]", value)
-    return {type: _words(resources, type) for type in resources}
+# --- authenticators ---------------------------------------------------------------------------------------------------
 
 
-Answer = Grant | Identity | None
+class Authenticator(Protocol):
+    """The interface of an authenticator."""
 
-ROOM = 8
-"""Tokens that were not good before are looked up so many at a time."""
+    async def authenticate(self, token: str | None) -> Grant:
+        """Return the grant of a token; None if the peer sent none.
 
-MAX_WAITING = 1_000
-"""So many more of them wait."""
+        Raises:
+            CallError: UNAUTHENTICATED; UNAVAILABLE, if the token cannot be checked at the moment.
+        """
+        ...
 
-MAX_PROVEN = 10_000
-"""Tokens that are remembered as good, by their hashes."""
 
-PATIENCE = 30.0
-"""Seconds that a function may take, the time that its token waits included."""
+def presented(token: str | None) -> str:
+    """Return the token if it can be checked at all.
+
+    Raises:
+        CallError: UNAUTHENTICATED, if it is missing or too long.
+    """
+    if not token:
+        raise rejected(NEEDED, "missing")
+    if len(token) > MAX_TOKEN:
+        raise rejected(NOT_VALID, f"longer than {MAX_TOKEN:,} characters")
+    return token
+
+
+def rejected(message: str, reason: str) -> CallError:
+    """Log the reason, which must not contain any part of the token, and return the error for the peer."""
+    logger.info("%s: %s", message, reason)
+    return CallError(ErrorCode.UNAUTHENTICATED, message)
+
+
+class StaticTokens:
+    """Accept a fixed set of tokens.
+
+        StaticTokens({os.environ["SHOP_TOKEN"]: Grant(Identity(id="shop"), announces=("shop",))})
+
+    Only digests are kept. A token is compared with each of them in constant time.
+
+    Raises:
+        UsageError: a token is too short, or begins or ends with white space. The message does not show it.
+    """
+
+    def __init__(self, grants: Mapping[str, Grant | Identity]) -> None:
+        for number, token in enumerate(grants, 1):
+            if len(token) < MIN_TOKEN:
+                advice = "generate one with secrets.token_urlsafe()"
+                raise UsageError(
+                    f"token number {number} has {len(token)} characters, and needs at least {MIN_TOKEN}: {advice}"
+                )
+            if token != token.strip():
+                problem = "begins or ends with white space, which headers and files do not preserve: strip it"
+                raise UsageError(f"token number {number} {problem}")
+        self._grants = [(_digest(token), as_grant(grant)) for token, grant in grants.items()]
+
+    def __repr__(self) -> str:
+        return f"StaticTokens(of {', '.join(grant.identity.id for _, grant in self._grants)})"
+
+    async def authenticate(self, token: str | None) -> Grant:
+        """Return the grant of a token.
+
+        Raises:
+            CallError: UNAUTHENTICATED.
+        """
+        digest, found = _digest(presented(token)), None
+        for known, grant in self._grants:  # no early exit: the time must not depend on which one matches
+            if compare_digest(known, digest):
+                found = grant
+        if found is None:
+            raise rejected(NOT_VALID, "not one of the static tokens")
+        return found
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+class _AllowAnonymous:
+    def __init__(self, grant: Grant) -> None:
+        self._grant = grant
+
+    def __repr__(self) -> str:
+        return f"allow_anonymous({self._grant.identity!r})"
+
+    async def authenticate(self, token: str | None) -> Grant:
+        return self._grant
+
+
+def allow_anonymous(identity: Identity | Grant) -> Authenticator:
+    """Return an authenticator that ignores tokens and gives every connection this identity."""
+    return _AllowAnonymous(as_grant(identity))
+
+
+# --- callbacks --------------------------------------------------------------------------------------------------------
+
+LookupResult = Grant | Identity | None
+
+
+def callback(function: Callable[[str], LookupResult | Awaitable[LookupResult]]) -> Authenticator:
+    """Return an authenticator that calls a function: token -> Grant, Identity, or None if the token is invalid.
+
+        callback(lambda token: users.get(token))
+
+    A sync function runs on a worker thread, so that it may wait for a database. Every request calls it again, so that
+    a token can be revoked; tokens that were valid before do not wait in the queue of unknown ones.
+    """
+    return _CallbackAuthenticator(function)
 
 
 class UserFunction:
-    """Calls a function that is not ours: an async one on the event loop, any other on a worker thread.
+    """Call a function of the application: an async one on the event loop, a sync one on a worker thread.
 
-    A `CallError` that it raises is passed on. Whatever else it raises is UNAVAILABLE for the peer, and in the log
-    without its text: `users[token]` raises a KeyError that shows the token.
+    A `CallError` is raised unchanged. Any other error becomes UNAVAILABLE, and is logged without its text:
+    `users[token]` raises a KeyError that shows the token.
     """
 
     def __init__(self, function: Callable[..., Any], purpose: str) -> None:
@@ -336,111 +338,101 @@ class UserFunction:
         self._threads = None if iscoroutinefunction(function) else WorkerPool(8)
 
     async def __call__(self, *arguments: str) -> Any:
-        """What the function returns.
+        """Return the result of the function.
 
         Raises:
-            CallError: what the function raised, or UNAVAILABLE.
+            CallError: raised by the function, or UNAVAILABLE.
         """
         try:
             if self._threads is None:
                 return await self._function(*arguments)
-            answer = await self._threads.run(partial(self._function, *arguments), self._purpose)
-            return await answer if isawaitable(answer) else answer
+            result = await self._threads.run(partial(self._function, *arguments), self._purpose)
+            return await result if isawaitable(result) else result
         except CallError:
             raise
         except Exception as error:
             where = "".join(traceback.format_tb(error.__traceback__))
             logger.error("%s raised %s:\n%s", self._purpose, type(error).__name__, where)
-        # Not within `except`: the error would be chained to this one, and shown with it.
+        # Outside `except`: otherwise the error would be chained to this one, and shown with it.
         raise self.failed()
 
     def failed(self) -> CallError:
-        """The error for the peer when the function did not do its work."""
+        """Return the error for the peer of a function that failed."""
         return CallError(ErrorCode.UNAVAILABLE, "the token cannot be checked at the moment")
 
 
 class _NewestFirst:
-    """A semaphore whose newest waiter is next. When too many wait, the oldest is refused."""
+    """A semaphore that wakes its newest waiter. When the queue is full, the oldest waiter is rejected.
 
-    def __init__(self, room: int, max_waiting: int) -> None:
-        self._room = room
+    The tokens that wait longest in a flood are most likely part of it.
+    """
+
+    def __init__(self, limit: int, max_waiting: int) -> None:
+        self._free = limit
         self._max_waiting = max_waiting
         self._waiting: dict[asyncio.Future[None], None] = {}  # the newest last
 
     async def __aenter__(self) -> None:
-        if self._room > 0:
-            self._room -= 1
+        if self._free > 0:
+            self._free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = None
         if len(self._waiting) > self._max_waiting:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
-            wrong = "too many tokens are being checked: try again"
-            oldest.set_exception(CallError(ErrorCode.UNAVAILABLE, wrong, retry_after=1))
+            full = CallError(ErrorCode.UNAVAILABLE, "too many tokens are being checked: try again", retry_after=1)
+            oldest.set_exception(full)
         try:
             await turn
         except BaseException:
             if self._waiting.pop(turn, turn) is turn and not turn.cancelled() and turn.exception() is None:
-                self._leave()  # it had its turn, and was cancelled in the same moment
+                await self.__aexit__()  # woken and cancelled in the same iteration of the loop
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
         if self._waiting:
-            turn, _ = self._waiting.popitem()
-            turn.set_result(None)
+            self._waiting.popitem()[0].set_result(None)
         else:
-            self._room += 1
+            self._free += 1
 
 
-class _Callback:
+class _CallbackAuthenticator:
+    """Anyone can invent tokens, and a lookup may be slow: unknown tokens use threads and a queue of their own."""
+
     def __init__(self, function: Callable[..., Any]) -> None:
         purpose = "the function of callback()"
-        self._known, self._new = UserFunction(function, purpose), UserFunction(function, purpose)
-        self._line = _NewestFirst(ROOM, MAX_WAITING)
-        self._proven: dict[int, None] = {}  # hashes of tokens that were good, the last one last
+        self._check_known, self._check_new = UserFunction(function, purpose), UserFunction(function, purpose)
+        self._queue = _NewestFirst(MAX_LOOKUPS, MAX_WAITING)
+        self._known: dict[int, None] = {}  # hashes of tokens that were valid, the latest last
 
     async def authenticate(self, token: str | None) -> Grant:
         token = presented(token)
         try:
-            async with asyncio.timeout(PATIENCE):
-                answer = await self._look_up(token)
+            async with asyncio.timeout(LOOKUP_TIMEOUT):
+                result = await self._look_up(token)
         except TimeoutError:
-            logger.error("the function of callback() did not answer within %g s", PATIENCE)
-            raise self._new.failed() from None
-        if answer is None:
-            raise refused(NOT_VALID, "the function does not know it")
-        if not isinstance(answer, Grant | Identity):
-            kind = type(answer).__name__
+            logger.error("the function of callback() did not return within %g s", LOOKUP_TIMEOUT)
+            raise self._check_new.failed() from None
+        if result is None:
+            raise rejected(NOT_VALID, "the function of callback() returned None")
+        if not isinstance(result, Grant | Identity):
+            kind = type(result).__name__
             logger.error("the function of callback() returns a Grant, an Identity or None, and not %s", kind)
-            raise self._new.failed()
-        return as_grant(answer)
+            raise self._check_new.failed()
+        return as_grant(result)
 
     async def _look_up(self, token: str) -> Any:
         key = hash(token)
-        if key in self._proven:
-            answer = await self._known(token)
-            if answer is None:
-                self._proven.pop(key, None)
-            return answer
-        async with self._line:
-            answer = await self._new(token)
-        if answer is not None:
-            self._proven[key] = None
-            if len(self._proven) > MAX_PROVEN:
-                del self._proven[next(iter(self._proven))]
-        return answer
-
-
-def callback(function: Callable[[str], Answer | Awaitable[Answer]]) -> Authenticator:
-    """An authenticator that asks a function: the token's Grant or Identity, or None if it is not good.
-
-        callback(lambda token: users.get(token))
-
-    A plain function runs on a worker thread, so that it may wait for a database. Tokens that were good before are not
-    held up by those that were not; they are looked up each time, so that one can be withdrawn.
-    """
-    return _Callback(function)
+        if key in self._known:
+            result = await self._check_known(token)
+            if result is None:
+                self._known.pop(key, None)
+            return result
+        async with self._queue:
+            result = await self._check_new(token)
+        if result is not None:
+            self._known[key] = None
+            if len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+        return result

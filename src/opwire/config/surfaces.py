@@ -23,16 +23,16 @@ from opwire.config.settings import (
     MCPSurfaceSettings,
     SurfaceSettings,
 )
-from opwire.errors import CallError, ConfigError, UsageError, needs_extra
-from opwire.hub import Hub, Spoke
+from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
+from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:
-    from opwire.serve.guard import DoorOptions
+    from opwire.serve.guard import GuardOptions
     from opwire.serve.http import HTTPApp
     from opwire.serve.mcp import MCPSurface
-    from opwire.serve.mcp.app import HTTPOptions
+    from opwire.serve.mcp.app import MCPHTTPOptions
 
 
 _MAX_KEYS = 1024 * 1024  # bytes of a published key set
@@ -53,7 +53,7 @@ def build_authenticator(config: Config) -> Authenticator | None:
         token = settings.token.resolve(at)
         try:
             StaticTokens({token: _grant(config, name)})
-        except (CallError, UsageError) as error:
+        except (CallError, UsageError, MissingExtraError) as error:
             message = error.message if isinstance(error, CallError) else str(error)
             raise ConfigError(f"{at}: {message.replace('token number 1', 'it')}") from error
         if token in grants:
@@ -165,7 +165,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         version=settings.version,
         title=settings.title,
         instructions=settings.instructions,
-        identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
+        stdio_identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
         timeout=config.limits.call_timeout,
         max_items=settings.max_items,
         max_seconds=settings.max_seconds,
@@ -173,7 +173,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
     )
 
 
-def mcp_http_options(config: Config) -> "HTTPOptions":
+def mcp_http_options(config: Config) -> "MCPHTTPOptions":
     """Return the options of `run_http` and `asgi` for the MCP server.
 
     Raises:
@@ -206,30 +206,36 @@ def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
     )
 
 
-def hub_of(config: Config, registry: OperationRegistry) -> Hub:
-    """Return the hub of `[hub]`.
+def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
+    """Return the hub that `[hub]` describes; with the URL of a broker, a node on that broker.
 
     Raises:
         ConfigError: a setting is invalid.
     """
     settings = config.hub or HubSettings()
     url = settings.url.resolve("hub.url")
-    options: dict[str, Any] = {}
-    if url.startswith(("ws://", "wss://")):
-        limits = config.limits
-        options = {"balance": settings.balance, "max_calls": limits.max_calls, "rate": limits.rate}
-        options |= {"burst": limits.burst, "ssl": _tls(settings, config.folder)}
-        authenticator, anonymous = build_authenticator(config), settings.anonymous
-        options["auth"] = AnonymousGrant(authenticator, _grant(config, anonymous)) if anonymous else authenticator
+    options: dict[str, Any] = {
+        "name": settings.name,
+        "version": settings.version,
+        "anonymous": identity_of(config, settings.anonymous),
+        "linger": settings.linger,
+    }
+    authenticator = build_authenticator(config)
+    if settings.anonymous:
+        authenticator = AnonymousGrant(authenticator, _grant(config, settings.anonymous))
     with _config_errors("hub"):
+        if not url.startswith(("ws://", "wss://")):
+            return BrokerNode(registry, url, refresh=settings.refresh, **options)
+        limits = config.limits
         return Hub(
             registry,
             url,
-            name=settings.name,
-            version=settings.version,
-            identity=identity_of(config, settings.anonymous),
-            linger=settings.linger,
-            refresh=settings.refresh,
+            authenticate=authenticator,
+            balance=settings.balance,
+            max_calls=limits.max_calls,
+            rate=limits.rate,
+            burst=limits.burst,
+            ssl=_tls(settings, config.folder),
             **options,
         )
 
@@ -253,16 +259,16 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
             [each.resolve("spoke.url") for each in urls],
             name=settings.name,
             version=settings.version,
-            identity=identity_of(config, settings.anonymous),
+            anonymous=identity_of(config, settings.anonymous),
             max_calls=config.limits.max_calls,
             **options,
         )
 
 
-def _guard_options(config: Config, settings: SurfaceSettings) -> "DoorOptions":
+def _guard_options(config: Config, settings: SurfaceSettings) -> "GuardOptions":
     return {
         "authenticate": build_authenticator(config),
-        "identity": identity_of(config, settings.anonymous),
+        "anonymous": identity_of(config, settings.anonymous),
         "hosts": settings.hosts,
         "origins": settings.origins,
         "max_body": config.limits.max_body,
@@ -286,7 +292,7 @@ def _config_errors(key: str) -> Generator[None]:
     """Raise ConfigError for settings that a hub, a spoke or `JWTs` rejects."""
     try:
         yield
-    except (CallError, UsageError) as error:
+    except (CallError, UsageError, MissingExtraError) as error:
         raise ConfigError(f"{key}: {error.message if isinstance(error, CallError) else error}") from error
     except TypeError as error:  # an option that this transport does not have
         raise ConfigError(f"{key}: a setting is not supported for this kind of URL: {error}") from error

@@ -1,1 +1,1 @@
-"""The registry seen from outside. Each surface needs an extra of its own: `opwire[mcp]`, `opwire[http]`."""
+"""Serve a registry: over HTTP with an OpenAPI document (`opwire[http]`), and as an MCP server (`opwire[mcp]`)."""

@@ -1,4 +1,9 @@
-"""Runs a surface under uvicorn: listens, waits for a signal, and lets what runs end before it stops."""
+"""Run an ASGI app under uvicorn: listen, wait for a signal, drain, stop.
+
+uvicorn waits without a limit for headers, for clients that do not read, and for connections that send nothing. The
+limits are added around it: every connection is an asyncio protocol that forwards to uvicorn's, and the app is wrapped
+to tell the connection when a request begins and ends.
+"""
 
 import asyncio
 import contextlib
@@ -7,185 +12,68 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, ExitStack
+from contextvars import ContextVar
 from math import ceil, inf
-from typing import Any, NamedTuple, cast
+from ssl import SSLContext
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from opwire.auth.tokens import LogLimit
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero
-from opwire.serve.guard import App, has_no_token
+from opwire.serve.guard import App, Receive, Scope, Send, has_no_token
 
 _MAX_PORT = 65_535
-_QUEUED = 2_048  # connections that the system keeps for us
-_ACCEPTED = 16  # that asyncio accepts before it looks at any of them: 2,048 are more than there may be files
+_BACKLOG = 2_048  # connections in the queue of the kernel
+_ACCEPTED = 16  # connections that asyncio accepts per iteration: 2,048 may be more than the limit of open files
 _SPARE_FILES = 64
-_READ = 32 * 1024  # bytes at a time: 256 kB of chunks that have one byte each take 0.4 s to parse
-_MAX_HEAD = 256 * 1024  # bytes without a request in them; uvicorn's own limit is lower, but only with h11
+_READ = 32 * 1024  # bytes per read: 256 kB of chunks of one byte each take 0.4 s to parse
+_MAX_HEAD = 256 * 1024  # bytes without a complete request; uvicorn's own limit is lower, but exists only with h11
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Limits(NamedTuple):
-    """How long a client may take, in seconds, and how many connections there are."""
+class ListenOptions(TypedDict, total=False):
+    """The options of `listening`."""
 
+    ssl: SSLContext | None
+    drain_delay: float
+    drain_timeout: float
     header_timeout: float
+    keep_alive: float
     write_timeout: float
     max_connections: int
+    lifespan: Literal["auto", "on", "off"]
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which end the process, and with an event when it listens."""
+class ListeningApp:
+    """Base of ASGI apps that can listen without a server of the application."""
 
-    def __init__(self, config: uvicorn.Config, limits: _Limits) -> None:
-        super().__init__(config)
-        self.listens = asyncio.Event()
-        self._limits = limits
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or follow the server's lifespan."""
+        raise NotImplementedError
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
+    def drain(self) -> None:
+        """Prepare for shutdown: end streams, and let calls in flight complete."""
+        raise NotImplementedError
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if not self.config.http2:  # whose connections do not have one request at a time
-            own = {"crowd": _Crowd(self._limits)}
-            self.config.http_protocol_class = type("Limited", (_Limited, self.config.http_protocol_class), own)
-        try:
-            await super().startup(sockets)
-        except SystemExit:  # it would end the whole loop
-            raise CallError(ErrorCode.UNAVAILABLE, "the application could not start: the log says why") from None
-        for each in sockets or ():  # asyncio has set it to the number that it accepts at a time
-            each.listen(_QUEUED)
-        self.listens.set()
+    async def run(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[ListenOptions]) -> None:
+        """Listen until SIGINT or SIGTERM, or until the task is cancelled, then drain; see `listening` for the options.
 
+        Raises:
+            CallError: UNAVAILABLE, if the address cannot be used.
+        """
+        await run_until_signalled(self, host, port, on_drain=self.drain, **options)
 
-class _Crowd:
-    """The connections of a listener: when there are too many, those that have no request give way to new ones.
+    def listening(
+        self, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ListenOptions]
+    ) -> AbstractAsyncContextManager[str]:
+        """Listen for the duration of the block, and yield the address. Port 0 selects a free port.
 
-    Else a client could keep all others out by connections on which it says nothing.
-    """
-
-    def __init__(self, limits: _Limits) -> None:
-        self.limits = limits
-        self.all: dict[Any, None] = {}
-        self.waiting: dict[Any, None] = {}  # without a request, the oldest first
-        self._room = limits.max_connections
-        self._max_file = _max_file()
-
-    def enter(self, connection: Any) -> None:
-        """Count a new connection, and close another one if there is no room for it; or itself if all are in use."""
-        self.all[connection] = self.waiting[connection] = None
-        if _file_of(connection) >= self._max_file:
-            self._room = min(self._room, len(self.all) - 1)
-        elif 2 * len(self.all) < self._room:
-            self._room = self.limits.max_connections  # what used up the files may be gone
-        while len(self.all) > max(self._room, 1):
-            victim = self._victim(connection)
-            self.leave(victim)
-            victim.transport.abort()
-
-    def _victim(self, new: Any) -> Any:
-        oldest = next(iter(self.waiting), new)
-        if oldest is not new:
-            return oldest
-        return next((each for each in self.all if has_no_token(each.scope or {})), new)
-
-    def leave(self, connection: Any) -> None:
-        """Forget a connection."""
-        self.all.pop(connection, None)
-        self.waiting.pop(connection, None)
-
-
-class _Limited(asyncio.Protocol):
-    """What is added to uvicorn's protocol: it waits for ever for headers, and for clients that do not read."""
-
-    crowd: _Crowd
-    cycle: Any
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-    _silence: asyncio.TimerHandle | None = None
-    _stall: asyncio.TimerHandle | None = None
-    _unread = 0  # bytes of headers that are not complete
-
-    def connection_made(self, transport: Any) -> None:
-        with contextlib.suppress(AttributeError):  # asyncio's own transport has it
-            transport.max_size = _READ
-        super().connection_made(transport)
-        self._watch()
-        self.crowd.enter(self)
-
-    def data_received(self, data: bytes) -> None:
-        if self in self.crowd.waiting:
-            self._unread += len(data)
-        super().data_received(data)
-        self._watch()
-        if self._unread > _MAX_HEAD:
-            self.transport.abort()
-
-    def on_response_complete(self) -> None:
-        cast("Any", super()).on_response_complete()
-        if self in self.crowd.all and self.cycle.response_complete:  # else the next request was there already
-            self.crowd.waiting[self] = None  # uvicorn itself closes it if nothing more comes
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.crowd.leave(self)
-        self._silence, self._stall = _stopped(self._silence), _stopped(self._stall)
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stall = self.loop.call_later(self.crowd.limits.write_timeout, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stall = _stopped(self._stall)
-
-    def _watch(self) -> None:
-        """Begin or end the time that the client has for its headers."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._silence, self._unread = _stopped(self._silence), 0
-            self.crowd.waiting.pop(self, None)
-        elif self._silence is None:
-            self._silence = self.loop.call_later(self.crowd.limits.header_timeout, self.transport.close)
-
-
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
-
-
-def _file_of(connection: Any) -> int:
-    """Return the number of a connection's socket. A process is given the lowest that is free."""
-    found = connection.transport.get_extra_info("socket")
-    return -1 if found is None else found.fileno()
-
-
-def _max_file() -> float:
-    """Return the number from which on files are left to the rest of the process, and to a burst of connections."""
-    try:
-        import resource
-    except ImportError:  # Windows, where a socket is not a file
-        return inf
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return inf if most == resource.RLIM_INFINITY else most - max(_SPARE_FILES, most // 8)
-
-
-@contextlib.contextmanager
-def _limited_log() -> Generator[None]:
-    """Keep strangers from filling the log: each broken request and each connection too many writes a line."""
-    filters = {
-        "uvicorn.error": LogLimit(),
-        "asyncio": LogLimit(
-            most=logging.ERROR, start="socket.accept() out of system resource", per_second=0.1, burst=5
-        ),
-        "mcp.server.streamable_http_manager": LogLimit(),
-    }
-    for name, each in filters.items():
-        logging.getLogger(name).addFilter(each)
-    try:
-        yield
-    finally:
-        for name, each in filters.items():
-            logging.getLogger(name).removeFilter(each)
+        async with app.listening() as address: ...
+        """
+        return listening(self, host, port, on_drain=self.drain, **options)
 
 
 @contextlib.asynccontextmanager
@@ -195,44 +83,56 @@ async def listening(
     port: int = 0,
     *,
     on_drain: Callable[[], object] | None = None,
+    ssl: SSLContext | None = None,
     drain_delay: float = 0,
     drain_timeout: float = 30,
     header_timeout: float = 30,
+    keep_alive: float = 5,
     write_timeout: float = 60,
     max_connections: int = 4_000,
-    **options: Any,
+    lifespan: Literal["auto", "on", "off"] = "auto",
 ) -> AsyncGenerator[str]:
-    """Listen as long as the block lasts; gives the address, `http://127.0.0.1:8000`. Port 0 is a free one.
+    """Listen for the duration of the block, and yield the address: `http://127.0.0.1:8000`. Port 0 selects a free port.
 
-    At the end `on_drain` is called first. Then, `drain_delay` seconds later, so that a load balancer can notice,
-    nothing new is accepted, and what runs has `drain_timeout` seconds to end.
+    At the end `on_drain` is called. After `drain_delay` seconds, in which a load balancer can notice, new connections
+    are no longer accepted, and requests in flight have `drain_timeout` seconds to complete.
 
-    A client whose headers take longer than `header_timeout` seconds is disconnected, and so is one that does not read
-    an answer for `write_timeout` seconds. When there are `max_connections`, or the process is about to run out of files
-    (`ulimit -n`), the connection that has waited longest without a request gives way to a new one; if all have
-    requests, one without a token does. `options` are those of `uvicorn.Config`.
+    A client is disconnected if its headers take longer than `header_timeout` seconds, if it sends no further request
+    for `keep_alive` seconds, or if it does not read a response for `write_timeout` seconds. With `max_connections`
+    open, or when the process is about to run out of files (`ulimit -n`), a new connection replaces the one that has
+    been without a request for longest; if all have requests, one without a token.
 
     Raises:
-        CallError: UNAVAILABLE, if the address cannot be listened on, or the application does not start;
-            VALIDATION_ERROR, if one of the numbers cannot be used.
+        CallError: UNAVAILABLE, if the address cannot be used, or the app fails to start.
+        UsageError: an option is invalid.
     """
     check_not_below_zero(drain_delay=drain_delay, drain_timeout=drain_timeout)
-    check_above_zero(header_timeout=header_timeout, write_timeout=write_timeout)
+    check_above_zero(header_timeout=header_timeout, keep_alive=keep_alive, write_timeout=write_timeout)
     check_counts(max_connections=max_connections)
     listener = _bind(host, port)
-    settings: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False, "ws": "none"}
-    settings["timeout_graceful_shutdown"] = ceil(drain_timeout)
-    settings["backlog"] = _ACCEPTED
-    settings.update(options)
-    limits = _Limits(header_timeout, write_timeout, max_connections)
-    server = _Server(uvicorn.Config(cast("Any", app), **settings), limits)
-    running = asyncio.create_task(_served(server, listener))
-    ready = asyncio.create_task(server.listens.wait())
+    connections = _Connections(header_timeout, write_timeout, max_connections)
+    config = uvicorn.Config(
+        cast("Any", _tracked(app)),
+        http=cast("Any", connections.create),
+        ws="none",
+        lifespan=lifespan,
+        ssl_context_factory=None if ssl is None else lambda config, default: ssl,
+        backlog=_ACCEPTED,
+        timeout_keep_alive=cast("int", keep_alive),
+        timeout_graceful_shutdown=ceil(drain_timeout),
+        access_log=False,
+        log_config=None,
+        server_header=False,
+    )
+    server = _Server(config)
+    running = asyncio.create_task(server.serve_limited(listener))
+    ready = asyncio.create_task(server.listening.wait())
     try:
         await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
-            await running  # it could not start, and says why
-        yield _address(listener, tls=server.config.is_ssl)
+            await running  # raises why it could not start
+        name, number = listener.getsockname()[:2]
+        yield f"http{'' if ssl is None else 's'}://{f'[{name}]' if ':' in name else name}:{number}"
     finally:
         ready.cancel()
         if on_drain is not None:
@@ -244,20 +144,27 @@ async def listening(
         listener.close()
 
 
-async def _served(server: _Server, listener: socket.socket) -> None:
-    with _limited_log():
-        await server.serve(sockets=[listener])
-
-
-async def run_until_signalled(app: App, host: str, port: int, **options: Any) -> None:
-    """Listen until SIGINT or SIGTERM, or until the task is cancelled; see `listening`. A second signal does not wait.
+async def run_until_signalled(
+    app: App,
+    host: str,
+    port: int,
+    *,
+    on_drain: Callable[[], object] | None = None,
+    **options: Unpack[ListenOptions],
+) -> None:
+    """Listen until SIGINT or SIGTERM, or until the task is cancelled; see `listening`. A second signal does not drain.
 
     Raises:
-        CallError: UNAVAILABLE, if the address cannot be listened on.
+        CallError: UNAVAILABLE, if the address cannot be used.
     """
     stop = asyncio.Event()
-    async with listening(app, host, port, **options):
-        with _signals(stop.set):
+    async with listening(app, host, port, on_drain=on_drain, **options):
+        with ExitStack() as handlers:
+            if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
+                loop = asyncio.get_running_loop()
+                for each in _SIGNALS:
+                    loop.add_signal_handler(each, stop.set)
+                    handlers.callback(loop.remove_signal_handler, each)
             await stop.wait()
 
 
@@ -266,28 +173,188 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         if not 0 <= port <= _MAX_PORT:
             raise OSError(f"a port is a number up to {_MAX_PORT}")
-        bound = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+        bound = socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise CallError(ErrorCode.UNAVAILABLE, f"cannot listen on {host}:{port}: {error}") from error
-    # asyncio sends without delay only over sockets that say that they are TCP's. Else each answer takes 40 ms more.
+    # asyncio sets TCP_NODELAY only on sockets with an explicit protocol. Without it each response takes 40 ms more.
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=bound.detach())
 
 
-def _address(listener: socket.socket, *, tls: bool) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which end the process, and with an event for its start."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
 
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Generator[None]:
-    if threading.current_thread() is not threading.main_thread():  # there, nobody may listen to signals
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
         yield
-        return
-    loop = asyncio.get_running_loop()
-    for each in _SIGNALS:
-        loop.add_signal_handler(each, stop)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():  # asyncio has set the backlog to `_ACCEPTED`
+            each.listen(_BACKLOG)
+        self.listening.set()
+
+    async def serve_limited(self, listener: socket.socket) -> None:
+        """Serve, and limit the log: every invalid request and every connection too many writes a line."""
+        with ExitStack() as filters:
+            accepting = "socket.accept() out of system resource"
+            for name, limit in (
+                ("uvicorn.error", LogLimit()),
+                ("mcp.server.streamable_http_manager", LogLimit()),
+                ("asyncio", LogLimit(most=logging.ERROR, start=accepting, per_second=0.1, burst=5)),
+            ):
+                logger = logging.getLogger(name)
+                logger.addFilter(limit)
+                filters.callback(logger.removeFilter, limit)
+            try:
+                await self.serve(sockets=[listener])
+            except SystemExit:  # would end the event loop
+                raise CallError(ErrorCode.UNAVAILABLE, "the app failed to start: see the log") from None
+
+
+# --- limits of connections --------------------------------------------------------------------------------------------
+
+_current: ContextVar["_Connection | None"] = ContextVar("opwire_connection", default=None)
+
+
+def _tracked(app: App) -> App:
+    """Wrap an app to tell the connection of each request when it begins and ends."""
+
+    async def tracked(scope: Scope, receive: Receive, send: Send) -> None:
+        connection = _current.get() if scope["type"] == "http" else None
+        if connection is None:
+            await app(scope, receive, send)
+            return
+        connection.begin(scope)
+        try:
+            await app(scope, receive, send)
+        finally:
+            connection.end(scope)
+
+    return tracked
+
+
+class _Connections:
+    """The open connections. When there are too many, those without a request are closed in favour of new ones.
+
+    Otherwise a client could lock all others out with connections on which it sends nothing.
+    """
+
+    def __init__(self, header_timeout: float, write_timeout: float, max_connections: int) -> None:
+        self.header_timeout = header_timeout
+        self.write_timeout = write_timeout
+        self.all: dict[_Connection, None] = {}
+        self.idle: dict[_Connection, None] = {}  # without a request, the oldest first
+        self._max = self._limit = max_connections
+        self._max_file = _max_file()
+
+    def create(self, **options: Any) -> "_Connection":
+        """Create the protocol of a connection from the arguments of uvicorn's."""
+        return _Connection(self, AutoHTTPProtocol(**options))
+
+    def add(self, new: "_Connection", file: int) -> None:
+        """Count a connection, and close another one, or itself if all others are in use, to stay within the limit."""
+        self.all[new] = self.idle[new] = None
+        if file >= self._max_file:
+            self._limit = min(self._limit, len(self.all) - 1)
+        elif 2 * len(self.all) < self._limit:
+            self._limit = self._max  # the files may be free again
+        while len(self.all) > max(self._limit, 1):
+            victim = next(iter(self.idle), new)
+            if victim is new:
+                victim = next((each for each in self.all if any(map(has_no_token, each.requests))), new)
+            self.discard(victim)
+            victim.transport.abort()
+
+    def discard(self, connection: "_Connection") -> None:
+        """Forget a connection."""
+        self.all.pop(connection, None)
+        self.idle.pop(connection, None)
+
+
+class _Connection(asyncio.Protocol):
+    """A connection that forwards to uvicorn's protocol, with timeouts for headers and for writes."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, connections: _Connections, inner: asyncio.Protocol) -> None:
+        self.requests: list[Scope] = []  # in flight
+        self._connections = connections
+        self._inner = inner
+        self._loop = asyncio.get_running_loop()
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._unparsed = 0  # bytes of incomplete headers
+
+    def begin(self, request: Scope) -> None:
+        """Note that a request is complete as far as its headers."""
+        self.requests.append(request)
+        self._connections.idle.pop(self, None)
+        self._unparsed = 0
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def end(self, request: Scope) -> None:
+        """Note the end of a request. uvicorn closes the connection if no other follows."""
+        self.requests = [each for each in self.requests if each is not request]
+        if not self.requests and self in self._connections.all:
+            self._connections.idle[self] = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        with contextlib.suppress(AttributeError):  # exists on asyncio's own transports
+            cast("Any", transport).max_size = _READ
+        self._inner.connection_made(transport)
+        self._start_header_timer()
+        found = transport.get_extra_info("socket")
+        self._connections.add(self, -1 if found is None else found.fileno())
+
+    def data_received(self, data: bytes) -> None:
+        if not self.requests:
+            if self._unparsed > _MAX_HEAD:
+                self.transport.abort()
+                return
+            self._unparsed += len(data)
+            self._start_header_timer()
+        _current.set(self)  # inherited by the task of a request that begins here
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        for timer in (self._header_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+        self._write_timer = self._loop.call_later(self._connections.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _start_header_timer(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self._loop.call_later(self._connections.header_timeout, self.transport.close)
+
+
+def _max_file() -> float:
+    """Return the first file descriptor that is left to the rest of the process, and to a burst of connections.
+
+    A process gets the lowest free descriptor, so that the highest one tells how many are in use.
+    """
     try:
-        yield
-    finally:
-        for each in _SIGNALS:
-            loop.remove_signal_handler(each)
+        import resource
+    except ImportError:  # Windows, where sockets are not files
+        return inf
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return inf if most == resource.RLIM_INFINITY else most - max(_SPARE_FILES, most // 8)

@@ -1,13 +1,12 @@
-"""The contract of transports: every one that is shipped passes it, and yours can be tested with it too.
+"""The contract suite of transports.
 
     @pytest.mark.parametrize("promise", TRANSPORT_CONTRACT)
     async def test_my_transport(promise: str) -> None:
         await TRANSPORT_CONTRACT[promise](lambda: MyTransport(url))
 
-A check makes ends of the medium, lets them talk, and closes them. It waits a few seconds for what has to happen, and
-never for what must not.
-
-The part of the contract that looks at bare events: what one end sends, and what arrives at the other.
+Each check connects ends of the transport, exchanges events, and closes them. It waits for expected events with a
+timeout of a few seconds, and never for absent ones. The checks here look at bare events; `contract_calls` has those
+that make calls.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -51,14 +50,14 @@ VALUES: tuple[Any, ...] = (
 
 
 async def events_arrive_once_and_in_order(harness: TransportHarness) -> None:
-    """Both ways at the same time."""
+    """Send many events in both directions at the same time."""
     caller, server, to_caller, to_server, request_id = await harness.conversation()
     for number in range(1, _MANY + 1):
         server.transport.send(item(request_id, number, number + 1), to_caller)
         caller.transport.send(CallCredit(request_id=request_id, n=number), to_server)
     await caller.count(_MANY + 1)
     await server.count(_MANY + 1)
-    server.transport.send(CallCompleted(request_id=request_id), to_caller)  # behind it, nothing is left on its way
+    server.transport.send(CallCompleted(request_id=request_id), to_caller)  # the last event of the stream
     await caller.until("the end arrives", lambda: isinstance(caller.events[-1], CallCompleted))
     caller.transport.send(CallAborted(request_id=request_id), to_server)
     await server.until("the end arrives", lambda: isinstance(server.events[-1], CallAborted))
@@ -74,7 +73,7 @@ def _shown(numbers: list[Any]) -> str:
 
 
 async def same_request_ids_do_not_meet(harness: TransportHarness) -> None:
-    """Two callers use the same request id at the same server, and each sees the answer to its own question."""
+    """Use the same request id from two callers at one server; each receives its own response."""
     server = await harness.probe("talk")
     callers = [await harness.probe(), await harness.probe()]
     for number, caller in enumerate(callers):
@@ -92,7 +91,7 @@ async def same_request_ids_do_not_meet(harness: TransportHarness) -> None:
 
 
 async def data_arrives_as_it_was_sent(harness: TransportHarness) -> None:
-    """As input, as answer, and as the details of an error."""
+    """Send values as input, as response, and as the details of an error; they decode to the same values."""
     caller, server, to_caller, _, request_id = await harness.conversation()
     operation_id = harness.id("talk")
     for number, value in enumerate(VALUES):
@@ -117,12 +116,12 @@ def _each(probe: Probe, kind: type[Any], read: Callable[[Any], Any]) -> list[Any
 def _same(sent: list[Any], arrived: list[Any], where: str) -> None:
     expect(len(sent) == len(arrived), f"{len(sent)} values of {where} arrived as {len(arrived)}")
     for before, after in zip(sent, arrived, strict=True):
-        # By its text, since 1, 1.0 and True are equal.
+        # By `repr`, since 1, 1.0 and True are equal.
         expect(repr(before) == repr(after), f"{where} {before!r:.80} arrived as {after!r:.80}")
 
 
 async def fields_arrive_as_they_were_sent(harness: TransportHarness) -> None:
-    """Every field of every event."""
+    """Encode and decode every field of every event."""
     caller, server, to_caller, to_server, request_id = await harness.conversation()
     request = CallRequested(
         request_id="full",
@@ -159,7 +158,7 @@ async def fields_arrive_as_they_were_sent(harness: TransportHarness) -> None:
 
 
 async def announced_operations_are_reachable_at_once(harness: TransportHarness) -> None:
-    """A request that leaves right after `announce` has returned arrives, of each of many operations."""
+    """Send a request right after `announce` returns, for each of many operations."""
     server, caller = await harness.probe(), await harness.probe()
     for number in range(20):
         await server.transport.announce([harness.id(f"late-{number}")])
@@ -168,7 +167,7 @@ async def announced_operations_are_reachable_at_once(harness: TransportHarness) 
 
 
 async def withdrawn_operations_are_not_routed_here(harness: TransportHarness) -> None:
-    """Once `withdraw` has returned, requests go to the other server, and other operations still arrive."""
+    """Withdraw an operation; requests go to the other server, and other operations still arrive."""
     leaving, staying, caller = await harness.probe("talk", "stay"), await harness.probe("talk"), await harness.probe()
     await leaving.transport.withdraw([harness.id("talk")])
     for number in range(20):
@@ -180,7 +179,7 @@ async def withdrawn_operations_are_not_routed_here(harness: TransportHarness) ->
 
 
 async def a_closed_end_refuses(harness: TransportHarness) -> None:
-    """Closing twice is closing once; afterwards everything that would send raises UNAVAILABLE."""
+    """Close an end twice; afterwards `request`, `send` and `announce` raise UNAVAILABLE."""
     caller, server, to_caller, to_server, request_id = await harness.conversation()
     arrived = len(server.events)
     for _ in range(2):
@@ -213,7 +212,7 @@ LimitCheck = Callable[[Connect, int], Awaitable[None]]
 
 
 async def _keep(promise: str, check: Callable[..., Awaitable[None]], connect: Connect, *limit: int) -> None:
-    """Run one check; whatever it raises is a broken promise."""
+    """Run one check; any exception that it raises is a broken promise."""
     try:
         async with TransportHarness(connect) as harness:
             await check(harness, *limit)
@@ -254,7 +253,7 @@ TRANSPORT_CONTRACT: Mapping[str, Check] = _named(
         "no task is left behind": calls.no_task_is_left_behind,
     }
 )
-"""What every transport promises: a sentence, and the check that raises AssertionError if it is not kept."""
+"""The promises of every transport, each with a check that raises AssertionError if it is broken."""
 
 LIMIT_CONTRACT: Mapping[str, LimitCheck] = _named(
     {
@@ -262,20 +261,20 @@ LIMIT_CONTRACT: Mapping[str, LimitCheck] = _named(
         "a message just below the limit passes": calls.large_messages_below_the_limit_pass,
     }
 )
-"""What a transport promises that has a limit on the size of a message, in bytes."""
+"""The promises of a transport that limits the size of a message, in bytes."""
 
 
-async def check_transport(connect: Connect, *, limit: int | None = None) -> None:
-    """Check every promise of the contract, one after the other.
+async def check_transport(connect: Connect, *, max_message: int | None = None) -> None:
+    """Check every promise of the contract in turn.
 
-    `connect` makes a fresh end, not started, of always the same medium. `limit` is the size in bytes above which the
-    transport refuses a message, if it has one.
+    `connect` returns a fresh end of the same bus, server or broker, not started. `max_message` is the size in bytes
+    above which the transport rejects a message, if it has a limit.
 
     Raises:
-        AssertionError: names the first promise that is broken.
+        AssertionError: names the first broken promise.
     """
     for check in TRANSPORT_CONTRACT.values():
         await check(connect)
-    if limit is not None:
+    if max_message is not None:
         for sized in LIMIT_CONTRACT.values():
-            await sized(connect, limit)
+            await sized(connect, max_message)

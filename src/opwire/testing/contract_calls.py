@@ -1,4 +1,4 @@
-"""The part of the contract that looks at calls: what the call protocol promises has to come true on the transport."""
+"""The contract checks that make calls: the promises of the call protocol hold on the transport."""
 
 import asyncio
 from collections import Counter
@@ -25,7 +25,7 @@ async def _numbers(input: Any, _: Context) -> AsyncGenerator[Any]:
 
 
 class _BlockingHandlers:
-    """Handlers that never end by themselves, and tell when they begin and when they are stopped."""
+    """Handlers that block until they are cancelled, and signal when they begin and when they are stopped."""
 
     def __init__(self) -> None:
         self.began = asyncio.Event()
@@ -46,7 +46,7 @@ class _BlockingHandlers:
 
 
 async def _error(what: str, call: Any) -> CallError:
-    """The error that a call ends with.
+    """Return the error that a call raises.
 
     Raises:
         AssertionError: it is answered, or does not end.
@@ -59,7 +59,7 @@ async def _error(what: str, call: Any) -> CallError:
 
 
 async def a_call_is_answered(harness: TransportHarness) -> None:
-    """With the data of its handler and the envelope of its operation."""
+    """Call an operation; the response is the envelope with the data that its handler returns."""
     await harness.server(echo=_echo)
     caller = await harness.caller()
     envelope = await soon("the call is answered", caller.call(harness.id("echo"), {"a": 1}))
@@ -68,7 +68,7 @@ async def a_call_is_answered(harness: TransportHarness) -> None:
 
 
 async def an_error_arrives_whole(harness: TransportHarness) -> None:
-    """Code, message, details, whether and when to try again."""
+    """Raise an error with every field; the caller decodes the same code, message, details and retry hints."""
     sent = CallError("RATE_LIMITED", "slow down", {"limit": [1, None]}, retryable=False, retry_after=1.5)
 
     async def fail(*_: Any) -> Any:
@@ -85,7 +85,7 @@ def _fields(error: CallError) -> tuple[Any, ...]:
 
 
 async def many_calls_at_once_are_not_mixed_up(harness: TransportHarness) -> None:
-    """All are in hand before the first is answered, and each gets its own answer."""
+    """Keep many calls in flight before the first returns; each gets its own response."""
     number, began, all_began = 200, 0, asyncio.Event()
 
     async def meet(input: Any, _: Context) -> Any:
@@ -104,7 +104,7 @@ async def many_calls_at_once_are_not_mixed_up(harness: TransportHarness) -> None
 
 
 async def items_arrive_in_order(harness: TransportHarness) -> None:
-    """Of many subscriptions at once, each its own, all of them, and the end."""
+    """Stream many subscriptions at once; each receives all of its own items in order, and the end."""
     await harness.server(numbers=_numbers)
     caller = await harness.caller()
     await soon("the subscriptions end", asyncio.gather(*(_follow(harness, caller, name) for name in range(20))))
@@ -118,7 +118,7 @@ async def _follow(harness: TransportHarness, caller: PendingRequestMap, name: in
 
 
 async def a_slow_consumer_slows_its_producer(harness: TransportHarness) -> None:
-    """The producer is never further ahead than the window, while other calls are answered."""
+    """Consume slowly; the producer never buffers more than the window, and other calls still return."""
     window, produced = 8, 0
 
     async def produce(*_: Any) -> AsyncGenerator[Any]:
@@ -139,7 +139,7 @@ async def a_slow_consumer_slows_its_producer(harness: TransportHarness) -> None:
 
 
 async def leaving_a_subscription_stops_its_producer(harness: TransportHarness) -> None:
-    """The consumer leaves after the first item."""
+    """Leave the stream after the first item."""
     waiting = _BlockingHandlers()
     await harness.server(wait=_streaming(waiting))
     caller = await harness.caller()
@@ -158,7 +158,7 @@ def _streaming(waiting: _BlockingHandlers) -> Handler:
 
 
 async def cancelling_a_caller_stops_its_handler(harness: TransportHarness) -> None:
-    """The task that waits for the answer is cancelled."""
+    """Cancel the task that awaits the response."""
     waiting = _BlockingHandlers()
     await harness.server(wait=waiting.call)
     caller = await harness.caller()
@@ -171,7 +171,7 @@ async def cancelling_a_caller_stops_its_handler(harness: TransportHarness) -> No
 
 
 async def deadlines_travel(harness: TransportHarness) -> None:
-    """The handler knows how much time is left, and is stopped when there is none; the caller gets TIMEOUT."""
+    """Call with a timeout; the handler sees the time left and is stopped at the deadline; the caller gets TIMEOUT."""
     waiting, seconds = _BlockingHandlers(), 0.5
     await harness.server(wait=waiting.call)
     caller = await harness.caller()
@@ -183,7 +183,7 @@ async def deadlines_travel(harness: TransportHarness) -> None:
 
 
 async def servers_share_the_calls(harness: TransportHarness) -> None:
-    """Each call is served once, all servers get some; one that withdraws or closes gets no more."""
+    """Call several servers; each call runs once, every server gets some, and one that withdraws or closes no more."""
     served: Counter[int] = Counter()
 
     def numbered(number: int) -> Handler:
@@ -212,7 +212,7 @@ async def _calls(harness: TransportHarness, caller: PendingRequestMap, number: i
 
 
 async def an_end_may_call_while_it_serves(harness: TransportHarness) -> None:
-    """A handler calls the end that called it, and its own end."""
+    """Dispatch nested calls from a handler to the end that called it, and to its own end."""
     ends: dict[str, PendingRequestMap] = {}
 
     async def nested(input: Any, context: Context) -> Any:
@@ -227,21 +227,21 @@ async def an_end_may_call_while_it_serves(harness: TransportHarness) -> None:
 
 
 async def all_who_serve_are_found(harness: TransportHarness) -> None:
-    """With what they serve, and each answers a request that is directed at it; ends that only call are not found."""
+    """Discover all servers with their operations; ends that only call are ignored."""
     ends = [await harness.server(echo=_echo), await harness.server(echo=_echo, numbers=_numbers)]
     caller = await harness.caller()
     await soon("a call is answered", caller.call(harness.id("echo")))
     found = await soon("the servers are found", discover(caller))
     here = {handler.about().id for _, handler in ends}
     shown = {each.server.id: sorted(operation.id for operation in each.operations) for each in found}
-    shown = {id: operations for id, operations in shown.items() if id in here}  # others may use the same broker
+    shown = {id: operations for id, operations in shown.items() if id in here}  # other runs may use the same broker
     expect(set(shown) == here, f"of {len(here)} servers {len(shown)} were found")
     wanted = [[harness.id("echo")], [harness.id("echo"), harness.id("numbers")]]
     expect(sorted(shown.values()) == wanted, f"they serve {shown}")
 
 
 async def draining_loses_no_call(harness: TransportHarness) -> None:
-    """Calls go on while one of two servers drains: those in hand finish, the others are answered elsewhere."""
+    """Drain one of two servers during calls; those in flight finish, and the other server handles the rest."""
     waiting, began = asyncio.Event(), asyncio.Event()
 
     async def slow(*_: Any) -> str:
@@ -252,7 +252,7 @@ async def draining_loses_no_call(harness: TransportHarness) -> None:
     _, leaving = await harness.server(slow=slow, echo=_echo)
     await harness.server(echo=_echo)
     caller = await harness.caller()
-    in_hand = harness.begin(caller.call(harness.id("slow")))
+    in_flight = harness.begin(caller.call(harness.id("slow")))
     await soon("the handler begins", began.wait())
     calls = [harness.begin(caller.call(harness.id("echo"), number)) for number in range(100)]
     draining = harness.begin(leaving.drain(PATIENCE))
@@ -261,13 +261,13 @@ async def draining_loses_no_call(harness: TransportHarness) -> None:
     answers = await soon("every call is answered", asyncio.gather(*calls))
     expect([answer.data for answer in answers] == list(range(200)), "calls were lost while a server was draining")
     waiting.set()
-    answer = await soon("the call in hand is finished", in_hand)
+    answer = await soon("the call in flight is finished", in_flight)
     expect(answer.data == "finished", f"the answer was {answer.data}")
     expect(await soon("the server has drained", draining), "the server did not finish what it had")
 
 
 async def a_call_that_nobody_serves_fails_in_time(harness: TransportHarness) -> None:
-    """At once where that can be known, and no later than its deadline otherwise; also next to others who serve."""
+    """Call a missing operation; it fails at once if the transport can know, otherwise at its deadline."""
     caller = await harness.caller()
     for _ in range(2):
         error = await _error("the call fails", caller.call(harness.id("absent"), timeout=1.0))
@@ -276,7 +276,7 @@ async def a_call_that_nobody_serves_fails_in_time(harness: TransportHarness) -> 
 
 
 async def closing_a_server_ends_its_calls(harness: TransportHarness) -> None:
-    """Calls and subscriptions that it has in hand end at once, and the next server is found."""
+    """Close a server with calls and streams in flight; they fail at once, and the next server is found."""
     waiting, streaming = _BlockingHandlers(), _BlockingHandlers()
     server, _ = await harness.server(wait=waiting.call, stream=_streaming(streaming))
     caller = await harness.caller()
@@ -293,7 +293,7 @@ async def closing_a_server_ends_its_calls(harness: TransportHarness) -> None:
 
 
 async def closing_a_caller_stops_its_handlers(harness: TransportHarness) -> None:
-    """Whatever they do, and those of no other caller."""
+    """Close a caller; its handlers are stopped, and those of other callers are not."""
     waiting, streaming = _BlockingHandlers(), _BlockingHandlers()
     other = asyncio.Event()
 
@@ -318,7 +318,7 @@ async def closing_a_caller_stops_its_handlers(harness: TransportHarness) -> None
 
 
 async def unknown_request_ids_are_ignored(harness: TransportHarness) -> None:
-    """Events that belong to no call disturb none."""
+    """Send events with unknown request ids; calls in flight are not affected."""
     await harness.server(echo=_echo, numbers=_numbers)
     talk = await harness.conversation()
     strays = (
@@ -339,7 +339,7 @@ async def unknown_request_ids_are_ignored(harness: TransportHarness) -> None:
 
 
 async def a_stranger_cannot_answer(harness: TransportHarness) -> None:
-    """Only the server that a call was routed to answers it, though another knows its id and the caller's address."""
+    """Forge a response with a known request id and address; only the server of the call can reply."""
     server, stranger = await harness.probe("talk"), await harness.probe()
     caller = await harness.caller()
     call = harness.begin(caller.call(harness.id("talk")))
@@ -355,7 +355,7 @@ async def a_stranger_cannot_answer(harness: TransportHarness) -> None:
 
 
 async def no_task_is_left_behind(harness: TransportHarness) -> None:
-    """After calls that were answered, cancelled and left, and when every end is closed."""
+    """Close every end after calls that returned, were cancelled or left; no task remains."""
     before = asyncio.all_tasks()
     waiting = _BlockingHandlers()
     server, handler = await harness.server(echo=_echo, numbers=_numbers, wait=waiting.call)
@@ -377,7 +377,7 @@ async def no_task_is_left_behind(harness: TransportHarness) -> None:
 
 
 async def too_large_messages_fail_alone(harness: TransportHarness, limit: int) -> None:
-    """An input, an answer and an item above the limit each fail their own call; others go on, and so does the end."""
+    """Encode an input, a response and an item above the limit; each fails only its own call."""
     waiting = asyncio.Event()
 
     async def finish(*_: Any) -> str:
@@ -411,7 +411,7 @@ async def too_large_messages_fail_alone(harness: TransportHarness, limit: int) -
 
 
 async def large_messages_below_the_limit_pass(harness: TransportHarness, limit: int) -> None:
-    """With a kilobyte left for the rest of the event, there and back."""
+    """Send and return a value that leaves one kilobyte for the rest of the event."""
     await harness.server(echo=_echo)
     caller = await harness.caller()
     sent = "x" * (limit - 1024)

@@ -1,13 +1,12 @@
-"""The contract of journals: every one that is shipped passes it, and yours can be tested with it too.
+"""The contract suite of journals.
 
     @pytest.mark.parametrize("promise", JOURNAL_CONTRACT)
     async def test_my_journal(promise: str) -> None:
         await JOURNAL_CONTRACT[promise](lambda: MyJournal(url))
 
-A check makes ends of the journal, lets them work, and closes them. It leaves a few tasks behind, of operations that
-nobody else serves. Leases have to run out in it, so that the whole contract takes some seconds.
-
-The part of the contract that looks at outcomes: how they are recorded, waited for, buried, replayed and purged.
+Each check connects ends of the journal, submits and claims tasks, and closes the ends. It leaves a few tasks behind,
+with unique operation ids. Leases have to expire in it, so the whole contract takes some seconds. The checks here look
+at outcomes: how they are recorded, awaited, buried, replayed and purged; `journal_tasks` has those of tasks.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ async def _buried(harness: JournalHarness, journal: Journal, key: str, operation
 
 
 async def an_outcome_is_kept_as_it_was_recorded(harness: JournalHarness) -> None:
-    """Every field, whatever is in it; and whoever submits the same task again is given it."""
+    """Record an outcome; every field decodes to the same value, and submitting the task again returns it."""
     journal, other = await harness.end(), await harness.end()
     claim = await _submitted(harness, journal, "ended")
     expect(await other.outcome(claim.task.key) is None, "there is an outcome before one was recorded")
@@ -49,7 +48,7 @@ async def an_outcome_is_kept_as_it_was_recorded(harness: JournalHarness) -> None
 
 
 async def the_first_outcome_stands(harness: JournalHarness) -> None:
-    """Recorded by a worker that had lost its lease, or by the one that has it: the second is told the first."""
+    """Record two outcomes, the first after its lease was lost; the second `record` returns the first outcome."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("twice"))
     slow = await harness.claim(one, lease=SHORT)
@@ -62,7 +61,7 @@ async def the_first_outcome_stands(harness: JournalHarness) -> None:
 
 
 async def an_ended_task_stays_ended(harness: JournalHarness) -> None:
-    """It is not claimed again, and the lease of whoever still had it is lost."""
+    """End a task; it is not claimed again, and any other lease of it is lost."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("ended"))
     slow = await harness.claim(one, lease=SHORT)
@@ -73,7 +72,7 @@ async def an_ended_task_stays_ended(harness: JournalHarness) -> None:
 
 
 async def a_released_task_can_still_end(harness: JournalHarness) -> None:
-    """By a worker that lost it and finished nonetheless: it does not come back then."""
+    """Record the outcome of a released task, from a worker that had lost it; the task is not claimed again."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("ended"))
     slow = await harness.claim(one, lease=SHORT)
@@ -84,7 +83,7 @@ async def a_released_task_can_still_end(harness: JournalHarness) -> None:
 
 
 async def everybody_who_waits_is_told(harness: JournalHarness) -> None:
-    """At several ends, several times at one, before and after it is there."""
+    """Wait for an outcome at several ends, several times at one, before and after it is recorded."""
     worker, one, other = [await harness.end() for _ in range(3)]
     claim = await _submitted(harness, worker, "awaited")
     key = claim.task.key
@@ -98,7 +97,7 @@ async def everybody_who_waits_is_told(harness: JournalHarness) -> None:
 
 
 async def waiting_ends_in_time(harness: JournalHarness) -> None:
-    """With nothing, if there is nothing yet, or no such task. What ends afterwards is told to who asks again."""
+    """Wait for a missing outcome or an unknown task; `wait` returns None at its timeout, and the outcome later."""
     journal, other = await harness.end(), await harness.end()
     claim = await _submitted(harness, journal, "slow")
     for key in (claim.task.key, harness.task("unknown").key):
@@ -110,7 +109,7 @@ async def waiting_ends_in_time(harness: JournalHarness) -> None:
 
 
 async def buried_tasks_are_listed(harness: JournalHarness) -> None:
-    """The oldest first, of one operation or of all, and only those."""
+    """List buried tasks, of one operation or of all, the oldest first."""
     journal = await harness.end()
     second = await _buried(harness, journal, "2", "a", age=60_000)
     first = await _buried(harness, journal, "1", "b", age=120_000)
@@ -126,7 +125,7 @@ async def buried_tasks_are_listed(harness: JournalHarness) -> None:
 
 
 async def a_buried_task_can_be_replayed(harness: JournalHarness) -> None:
-    """It is then as new: claimed with attempts from 1, without its outcome, and no longer buried."""
+    """Replay a buried task; it is not buried any more, has no outcome, and counts attempts from 1."""
     journal, other = await harness.end(), await harness.end()
     buried = await _buried(harness, journal, "again")
     expect(await other.replay(buried.key), "a buried task was not replayed")
@@ -144,7 +143,7 @@ async def a_buried_task_can_be_replayed(harness: JournalHarness) -> None:
 
 
 async def who_worked_before_a_replay_ends_nothing(harness: JournalHarness) -> None:
-    """A worker that comes back from long ago neither renews, nor releases, nor ends the task of today."""
+    """Use a claim from before a replay; it can neither renew, nor release, nor end the replayed task."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("again"))
     old = await harness.claim(one, lease=SHORT)
@@ -160,7 +159,7 @@ async def who_worked_before_a_replay_ends_nothing(harness: JournalHarness) -> No
 
 
 async def a_purged_key_can_be_used_anew(harness: JournalHarness) -> None:
-    """What has ended can be purged, buried or not; what has not, cannot."""
+    """Purge tasks; ended ones are removed, buried or not, and open ones are not."""
     journal, other = await harness.end(), await harness.end()
     buried = await _buried(harness, journal, "buried")
     claim = await _submitted(harness, journal, "ended")
@@ -177,7 +176,7 @@ async def a_purged_key_can_be_used_anew(harness: JournalHarness) -> None:
 
 
 async def everything_is_counted(harness: JournalHarness) -> None:
-    """What waits, what is claimed, what is buried; what has ended is not."""
+    """Count the tasks that are queued, claimed and buried; ended ones are ignored."""
     journal = await harness.end()
     await _buried(harness, journal, "buried")
     ended, released = [await _submitted(harness, journal, key) for key in ("ended", "released")]
@@ -196,7 +195,7 @@ async def everything_is_counted(harness: JournalHarness) -> None:
 
 
 async def a_closed_end_cannot_be_looked_at(harness: JournalHarness) -> None:
-    """Everything raises UNAVAILABLE, and nothing is made up."""
+    """Query a closed end; every method raises UNAVAILABLE."""
     journal = await harness.end()
     key = (await _buried(harness, journal, "buried")).key
     await journal.close()
@@ -216,7 +215,7 @@ Check = Callable[[Connect], Awaitable[None]]
 
 
 async def _keep(promise: str, check: Callable[[JournalHarness], Awaitable[None]], connect: Connect) -> None:
-    """Run one check; whatever it raises is a broken promise."""
+    """Run one check; any exception that it raises is a broken promise."""
     try:
         async with JournalHarness(connect) as harness:
             await check(harness)
@@ -263,16 +262,16 @@ _CHECKS: dict[str, Callable[[JournalHarness], Awaitable[None]]] = {
 JOURNAL_CONTRACT: Mapping[str, Check] = MappingProxyType(
     {promise: partial(_keep, promise, check) for promise, check in _CHECKS.items()}
 )
-"""What every journal promises: a sentence, and the check that raises AssertionError if it is not kept."""
+"""The promises of every journal, each with a check that raises AssertionError if it is broken."""
 
 
 async def check_journal(connect: Connect) -> None:
-    """Check every promise of the contract, one after the other.
+    """Check every promise of the contract in turn.
 
-    `connect` makes a fresh end, not started, of always the same journal.
+    `connect` returns a fresh end of the same journal, not started.
 
     Raises:
-        AssertionError: names the first promise that is broken.
+        AssertionError: names the first broken promise.
     """
     for check in JOURNAL_CONTRACT.values():
         await check(connect)

@@ -1,8 +1,7 @@
-"""The part of the contract that looks at tasks: how they are submitted, claimed, renewed and released.
+"""The journal contract of tasks: how they are submitted, claimed, renewed and released.
 
-What the checks of the contract are made with: ends of one journal, tasks of their own, and waiting that ends.
-
-The part of the contract that looks at losses: what is counted, who is blamed, and how suspects are handed out.
+A task whose worker died is a suspect. Only a task that was alone with its worker is blamed for the loss, so suspects
+are claimed one at a time.
 """
 
 import asyncio
@@ -17,16 +16,16 @@ from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import PATIENCE, expect, soon
 
 Connect = Callable[[], Journal]
-"""Makes a fresh end of always the same journal, not started yet."""
+"""Returns a fresh end of the same journal, not started."""
 
 LONG = 60.0
-"""A lease that lasts longer than any check."""
+"""A lease that outlasts every check, in seconds."""
 SHORT = 0.3
-"""A lease that is over soon."""
+"""A lease that expires soon, in seconds."""
 
 
 async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> None:
-    """Something has to raise a `CallError` with this code.
+    """Check that an awaitable raises a `CallError` with this code.
 
     Raises:
         AssertionError: it does not.
@@ -40,12 +39,12 @@ async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> N
 
 
 class JournalHarness:
-    """The ends that one check needs. All are closed when it is over."""
+    """Connects the ends of one check, and closes them afterwards."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._stack = AsyncExitStack()
-        self._name = f"contract{token_hex(4)}"  # so that runs on the same engine do not meet
+        self._name = f"contract{token_hex(4)}"  # unique, so that runs on the same engine are isolated
 
     async def __aenter__(self) -> Self:
         return self
@@ -54,20 +53,20 @@ class JournalHarness:
         await self._stack.aclose()
 
     async def end(self) -> Journal:
-        """A fresh end of the journal."""
+        """Connect an end of the journal."""
         journal = self._connect()
         self._stack.push_async_callback(journal.close)
         await journal.start()
         return journal
 
     def id(self, name: str = "do") -> str:
-        """The id of an operation of this harness."""
+        """Return the id of an operation of this check."""
         return f"{self._name}.{name}"
 
     def task(
         self, key: str, operation: str = "do", *, request: bytes = b'{"no": "matter"}', fingerprint: str = "f1"
     ) -> Task:
-        """A task of this harness."""
+        """Return a task of this check."""
         return Task(
             key=f"{self._name} {key}",
             operation_id=self.id(operation),
@@ -77,7 +76,7 @@ class JournalHarness:
         )
 
     def outcome(self, claim: Claim, event: bytes = b'{"done": true}', *, buried: bool = False, age: int = 0) -> Outcome:
-        """What came of a task of this harness, `age` milliseconds ago."""
+        """Return an outcome, recorded `age` milliseconds ago."""
         return Outcome(
             key=claim.task.key,
             operation_id=claim.task.operation_id,
@@ -88,16 +87,16 @@ class JournalHarness:
         )
 
     async def claim(self, journal: Journal, operation: str = "do", *, lease: float = LONG) -> Claim:
-        """The next task, which has to be there soon."""
+        """Claim the next task, with a timeout."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             claims = await soon("claim returns", journal.claim([self.id(operation)], lease=lease, wait=0.2))
             if claims:
                 return claims[0]
-        raise AssertionError(f"waited {PATIENCE:g} s in vain for a task to claim")
+        raise AssertionError(f"no task could be claimed within {PATIENCE:g} s")
 
     async def nothing(self, journal: Journal, operation: str = "do", *, wait: float = 0.0) -> None:
-        """There is no task to claim."""
+        """Check that no task can be claimed."""
         end = time.monotonic() + wait
         while True:
             left = max(0.0, end - time.monotonic())
@@ -109,11 +108,11 @@ class JournalHarness:
 
 _MANY = 60
 ODD = ('línea\u2028 " \\ 🜚', "a:b.c*>", " ", "x" * 256)
-"""Keys and names as people choose them."""
+"""Keys and names with unusual characters."""
 
 
 async def tasks_are_claimed_as_they_were_submitted(harness: JournalHarness) -> None:
-    """Every field, whatever is in it, by another end than the one that submitted it."""
+    """Submit and claim at different ends; every field decodes to the same value."""
     submitter, worker = await harness.end(), await harness.end()
     for number, odd in enumerate(ODD):
         request = bytes(range(256)) * number
@@ -125,7 +124,7 @@ async def tasks_are_claimed_as_they_were_submitted(harness: JournalHarness) -> N
 
 
 async def a_known_key_is_the_same_task(harness: JournalHarness) -> None:
-    """Submitted by two ends, before and after it is claimed: there is one task."""
+    """Submit a key at two ends, before and after it is claimed; there is one task."""
     one, other = await harness.end(), await harness.end()
     task = harness.task("same")
     await asyncio.gather(*(end.submit(task) for end in (one, other) * 5))
@@ -136,7 +135,7 @@ async def a_known_key_is_the_same_task(harness: JournalHarness) -> None:
 
 
 async def a_known_key_stands_for_one_call(harness: JournalHarness) -> None:
-    """With another fingerprint it is refused: while the task waits, and after it has ended."""
+    """Submit a key with another fingerprint; it is rejected while the task is queued, and after it has ended."""
     journal = await harness.end()
     task, other = harness.task("same"), harness.task("same", fingerprint="f2")
     await journal.submit(task)
@@ -148,7 +147,7 @@ async def a_known_key_stands_for_one_call(harness: JournalHarness) -> None:
 
 
 async def one_worker_has_a_task(harness: JournalHarness) -> None:
-    """Three ends claim many tasks at the same time: each is claimed once, and none is forgotten."""
+    """Claim many tasks at three ends at once; each is claimed exactly once."""
     submitter = await harness.end()
     workers = [await harness.end() for _ in range(3)]
     tasks = [harness.task(f"{number}") for number in range(_MANY)]
@@ -169,7 +168,7 @@ async def one_worker_has_a_task(harness: JournalHarness) -> None:
 
 
 async def the_oldest_goes_first(harness: JournalHarness) -> None:
-    """Of one operation, as far as one worker sees it."""
+    """Claim tasks of one operation at one worker; they are returned in the order of submission."""
     journal = await harness.end()
     tasks = [harness.task(f"{number}") for number in range(20)]
     for task in tasks:
@@ -179,7 +178,7 @@ async def the_oldest_goes_first(harness: JournalHarness) -> None:
 
 
 async def only_the_named_operations_are_claimed(harness: JournalHarness) -> None:
-    """Several at once, and no other."""
+    """Claim several operations at once; tasks of other operations stay in the queue."""
     journal = await harness.end()
     for operation in ("a", "b", "c", "a"):
         await journal.submit(harness.task(f"{operation} {time.monotonic_ns()}", operation))
@@ -194,7 +193,7 @@ async def only_the_named_operations_are_claimed(harness: JournalHarness) -> None
 
 
 async def a_claim_waits_for_a_task(harness: JournalHarness) -> None:
-    """What is submitted while a worker waits is claimed at once; a wait in vain ends in time."""
+    """Submit while a worker waits; it is claimed at once, and a `claim` without tasks returns at its timeout."""
     submitter, worker = await harness.end(), await harness.end()
     await harness.nothing(worker, wait=0.2)
     for number in range(5):
@@ -208,7 +207,7 @@ async def a_claim_waits_for_a_task(harness: JournalHarness) -> None:
 
 
 async def a_lost_worker_loses_its_tasks(harness: JournalHarness) -> None:
-    """A task whose lease has run out is claimed again, and its attempts are counted."""
+    """Let a lease expire; the task is claimed again, and its attempts are counted."""
     journal, dying = await harness.end(), await harness.end()
     await journal.submit(harness.task("orphan"))
     first = await harness.claim(dying, lease=SHORT)
@@ -221,7 +220,7 @@ async def a_lost_worker_loses_its_tasks(harness: JournalHarness) -> None:
 
 
 async def a_lease_is_as_long_as_its_claim_says(harness: JournalHarness) -> None:
-    """A worker with short leases does not take what another one has for longer."""
+    """Claim with short and long leases; a worker with short leases does not take a task with a long one."""
     patient, hasty = await harness.end(), await harness.end()
     await patient.submit(harness.task("long"))
     await harness.claim(patient, lease=LONG)
@@ -236,7 +235,7 @@ async def a_lease_is_as_long_as_its_claim_says(harness: JournalHarness) -> None:
 
 
 async def a_renewed_lease_is_kept(harness: JournalHarness) -> None:
-    """For several times as long as it would have lasted."""
+    """Renew a lease beyond its original expiry."""
     worker, other = await harness.end(), await harness.end()
     await worker.submit(harness.task("long"))
     lease = 3 * SHORT
@@ -256,7 +255,7 @@ async def a_renewed_lease_is_kept(harness: JournalHarness) -> None:
 
 
 async def a_lost_lease_cannot_be_renewed(harness: JournalHarness) -> None:
-    """Neither after another end has claimed the task, nor after the same end has."""
+    """Renew an expired lease after the task was claimed again, by another end and by the same."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("lost"))
     first = await harness.claim(one, lease=SHORT)
@@ -268,7 +267,7 @@ async def a_lost_lease_cannot_be_renewed(harness: JournalHarness) -> None:
 
 
 async def a_released_task_comes_back_after_its_delay(harness: JournalHarness) -> None:
-    """Not before, counted, and not renewable meanwhile. Without a delay it comes back at once."""
+    """Release a task with a delay; the claim ends, and the task is queued again after the delay, or at once without."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("later"))
     claim = await harness.claim(one)
@@ -286,7 +285,7 @@ async def a_released_task_comes_back_after_its_delay(harness: JournalHarness) ->
 
 
 async def who_lost_the_lease_cannot_release(harness: JournalHarness) -> None:
-    """The task stays where it is: with another worker, with another claim of the same one, or ended."""
+    """Release a task without its lease; it stays with the current claim, or ended."""
     one, other = await harness.end(), await harness.end()
     await one.submit(harness.task("lost"))
     first = await harness.claim(one, lease=SHORT)
@@ -302,7 +301,7 @@ async def who_lost_the_lease_cannot_release(harness: JournalHarness) -> None:
 
 
 async def tasks_outlive_those_who_submitted_them(harness: JournalHarness) -> None:
-    """Closing an end forgets nothing."""
+    """Close the end that submitted a task; another end claims it."""
     submitter = await harness.end()
     await submitter.submit(harness.task("left"))
     await submitter.close()
@@ -310,7 +309,7 @@ async def tasks_outlive_those_who_submitted_them(harness: JournalHarness) -> Non
 
 
 async def a_closed_end_refuses(harness: JournalHarness) -> None:
-    """Closing twice is closing once. Afterwards everything raises UNAVAILABLE, also for those who were waiting."""
+    """Close an end twice; every method raises UNAVAILABLE, also one that was waiting."""
     journal = await harness.end()
     await journal.submit(harness.task("one"))
     claim = await harness.claim(journal)
@@ -336,7 +335,7 @@ async def _past(
 
 
 async def losses_are_counted_apart_from_failures(harness: JournalHarness) -> None:
-    """A lease that runs out is a loss, a release says whether it is a failure."""
+    """Count an expired lease as a loss, and a release as a failure only if it is flagged."""
     journal = await harness.end()
     await journal.submit(harness.task("unlucky"))
     claim, past = await _past(harness, journal, lease=SHORT)
@@ -353,7 +352,7 @@ async def losses_are_counted_apart_from_failures(harness: JournalHarness) -> Non
 
 
 async def only_a_lone_task_is_blamed(harness: JournalHarness) -> None:
-    """A loss counts as a lone one if the last renewal said that the worker has nothing else in hand."""
+    """Count a loss as a lone one if the last renewal stated that the worker had no other task."""
     journal = await harness.end()
     await journal.submit(harness.task("unlucky"))
     claim = await harness.claim(journal, lease=2 * SHORT)
@@ -372,14 +371,14 @@ async def only_a_lone_task_is_blamed(harness: JournalHarness) -> None:
 
 
 async def _lost(harness: JournalHarness, journal: Journal, *keys: str) -> set[str]:
-    """Have tasks submitted and claimed, and lost soon. Return their keys."""
+    """Submit and claim tasks with short leases that are not renewed. Return their keys."""
     for key in keys:
         await journal.submit(harness.task(key))
     return {(await harness.claim(journal, lease=4 * SHORT)).task.key for _ in keys}
 
 
 async def _claim_all(harness: JournalHarness, journal: Journal, number: int, *, suspects: bool = True) -> list[Claim]:
-    """Claim so many tasks, in portions."""
+    """Claim this many tasks, in batches."""
     claimed: list[Claim] = []
     end = time.monotonic() + PATIENCE
     while len(claimed) < number:
@@ -394,7 +393,7 @@ async def _claim_all(harness: JournalHarness, journal: Journal, number: int, *, 
 
 
 async def suspects_come_one_at_a_time(harness: JournalHarness) -> None:
-    """However many were lost with their worker, and whatever else there is to claim."""
+    """Lose several tasks with their worker; `claim` returns at most one of them, beside other tasks."""
     journal, other = await harness.end(), await harness.end()
     lost = await _lost(harness, journal, "a", "b", "c", "d")
     for number in range(3):
@@ -405,7 +404,7 @@ async def suspects_come_one_at_a_time(harness: JournalHarness) -> None:
 
 
 async def suspects_can_be_left_out(harness: JournalHarness) -> None:
-    """Not for ever: they are there for the next worker that wants one."""
+    """Claim without suspects; they stay in the queue for the next worker that accepts one."""
     journal, other = await harness.end(), await harness.end()
     lost = await _lost(harness, journal, "a", "b", "c")
     await journal.release(await harness.claim(journal), 0)
@@ -417,7 +416,7 @@ async def suspects_can_be_left_out(harness: JournalHarness) -> None:
 
 
 async def a_suspect_is_cleared_by_a_failure(harness: JournalHarness) -> None:
-    """But not by being given back: it may not even have begun."""
+    """Release a suspect; only a failure clears it, since a released task may not have started."""
     journal = await harness.end()
     await _lost(harness, journal, "unlucky")
     for _ in range(2):
@@ -431,7 +430,7 @@ async def a_suspect_is_cleared_by_a_failure(harness: JournalHarness) -> None:
 
 
 async def innocents_are_run_beside_poison(harness: JournalHarness) -> None:
-    """Workers die of some tasks, and of all that they have in hand only those are given up. All others are done."""
+    """Claim with workers that die of some tasks; only those are buried, and all others are done."""
     journal = await harness.end()
     tasks = [harness.task(name) for name in ("a", "b", "poison c", "d", "poison e", "f")]
     poison = {task.key for task in tasks if "poison" in task.key}
@@ -448,7 +447,7 @@ async def innocents_are_run_beside_poison(harness: JournalHarness) -> None:
 
 
 async def _work_until_death(harness: JournalHarness, end: Journal, number: int, given_up: dict[str, bool]) -> None:
-    """Be a worker that dies of poison, and gives up a task of which a worker has died that had nothing else."""
+    """Work until a poisoned task; bury a suspect that was alone with a worker that died."""
     patience = time.monotonic() + PATIENCE
     while len(given_up) < number and time.monotonic() < patience:
         claims = await soon("claim returns", end.claim([harness.id()], lease=SHORT, wait=SHORT, limit=3))

@@ -17,7 +17,7 @@ def serve(registry: OperationRegistry, transport: str, port: str = "0") -> None:
     if transport == "stdio":
         asyncio.run(surface.run_stdio())
     else:
-        asyncio.run(surface.run_http(port=int(port), identity=Identity(id="judge", scopes=("*",))))
+        asyncio.run(surface.run_http(port=int(port), anonymous=Identity(id="judge", scopes=("*",))))
 
 
 def over_stdio(registry: str) -> list[str]:

@@ -86,7 +86,7 @@ async def client_of(app: HTTPApp) -> AsyncGenerator[Client]:
 @asynccontextmanager
 async def served(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
     """A client of a registry that is served; everybody is `ME` unless something else is said."""
-    given = {"identity": ME, **options}
+    given = {"anonymous": ME, **options}
     async with client_of(serve_http(registry, **given)) as client:
         yield client
 

@@ -11,8 +11,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, OperationSpec, decode_envelope
+from opwire import AccessControl, Context, Identity, OperationRegistry, OperationSpec, decode_envelope
 from opwire.auth import StaticTokens
+from opwire.errors import UsageError
 from opwire.serve.http import serve_http
 from opwire.serve.listener import listening
 from tests.requirements import requirement
@@ -190,7 +191,7 @@ async def test_no_redirect_leaves_the_server_wherever_it_is_mounted() -> None:
 
     for root in ("//evil.example", "/api\r\nx: y", "/é"):
         scope = {"type": "http", "method": "GET", "path": f"{root}/math/add/", "root_path": root, "query_string": b""}
-        await serve_http(registry, identity=ME)({**scope, "headers": [(b"host", b"localhost")]}, _nothing, send)
+        await serve_http(registry, anonymous=ME)({**scope, "headers": [(b"host", b"localhost")]}, _nothing, send)
         location = dict(sent[-2]["headers"])[b"location"]
         assert re.fullmatch(rb"/[a-z%A-Z0-9.]+/math/add", location)
 
@@ -317,7 +318,7 @@ async def test_the_document_is_at_its_place_and_need_not_be_fetched_twice(client
 async def test_access_is_checked_on_calls_and_on_the_document() -> None:
     token, admin = "a-token-0123456789", "admin-token-0123456789"
     grants = {token: Identity(id="me"), admin: Identity(id="root", scopes=("*",))}
-    async with served(make_registry(), identity=None, authenticate=StaticTokens(grants)) as client:
+    async with served(make_registry(), anonymous=None, authenticate=StaticTokens(grants)) as client:
         assert (await client.get("/math/add?a=1")).status == 200
         nobody = await client.get("/shop/me")
         refused(nobody, 401, "UNAUTHENTICATED")
@@ -335,7 +336,7 @@ async def test_access_is_checked_on_calls_and_on_the_document() -> None:
 
 @requirement("http.access")
 async def test_without_tokens_and_identity_only_public_operations_can_be_called() -> None:
-    async with served(make_registry(), identity=None) as client:
+    async with served(make_registry(), anonymous=None) as client:
         assert (await client.get("/math/add?a=1")).status == 200
         refused(await client.get("/shop/me"), 401, "UNAUTHENTICATED")
 
@@ -377,7 +378,7 @@ async def test_draining_ends_readiness_and_lets_calls_finish() -> None:
         await go_on.wait()
         return "done"
 
-    app = serve_http(registry, identity=ME)
+    app = serve_http(registry, anonymous=ME)
     async with asyncio.timeout(5):
         async with client_of(app) as client:
             assert (await client.get("/readyz")).json == {"status": "ok"}
@@ -437,7 +438,7 @@ async def test_changes_of_the_registry_are_served_at_once() -> None:
 
 @requirement("http.mounted")
 async def test_it_can_be_mounted_into_another_application() -> None:
-    app = Starlette(routes=[Mount("/api", serve_http(make_registry(), identity=ME))])
+    app = Starlette(routes=[Mount("/api", serve_http(make_registry(), anonymous=ME))])
     async with listening(app, drain_timeout=1) as address, aiohttp.ClientSession() as session:
         client = Client(session, f"{address}/api")
         assert (await client.get("/math/add?a=1")).json == 3
@@ -456,7 +457,7 @@ async def test_the_lifespan_of_a_server_begins_and_ends_with_it() -> None:
 
 @requirement("http.run")
 async def test_it_runs_until_it_is_told_to_stop(unused_tcp_port: int) -> None:
-    app = serve_http(make_registry(), identity=ME)
+    app = serve_http(make_registry(), anonymous=ME)
     async with asyncio.timeout(5), aiohttp.ClientSession() as session:
         running = asyncio.create_task(app.run(port=unused_tcp_port))
         client = Client(session, f"http://localhost:{unused_tcp_port}")
@@ -497,7 +498,7 @@ async def test_a_fault_of_the_surface_itself_is_logged_and_not_shown(
         raise KeyError("a secret")
 
     caplog.set_level(logging.ERROR)
-    monkeypatch.setattr("opwire.serve.http.app.answer", fail)
+    monkeypatch.setattr("opwire.serve.http.app.encode_response", fail)
     async with served(make_registry()) as client:
         reply = await client.get("/math/add?a=1", x_request_id="r-9")
         assert "r-9" in refused(reply, 500, "INTERNAL")
@@ -509,7 +510,7 @@ async def test_a_context_has_an_id_even_if_the_request_has_none() -> None:
     registry = OperationRegistry()
     seen: list[Context] = []
     registry.register(OperationSpec(namespace="a", name="b"), lambda input, context: seen.append(context), inline=True)
-    async with served(registry, identity=None, authenticate=None) as client:
+    async with served(registry, anonymous=None, authenticate=None) as client:
         assert (await client.post("/a/b")).status == 401
     async with served(registry) as client:
         assert (await client.post("/a/b")).status == 200
@@ -520,7 +521,7 @@ async def test_a_context_has_an_id_even_if_the_request_has_none() -> None:
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "5"])
 def test_an_option_that_is_not_a_number_above_zero_is_refused_by_its_name(option: str, wrong: Any) -> None:
     options: dict[str, Any] = {option: wrong}
-    with pytest.raises(CallError, match=option):
+    with pytest.raises(UsageError, match=option):
         serve_http(OperationRegistry(), **options)
 
 

@@ -22,16 +22,16 @@ from opwire import (
 )
 from opwire.origin import read_origin
 from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
-from opwire.serve.guard import encode_problem, problem_of
-from opwire.serve.http.app import Route
-from opwire.serve.http.document import About, build_document, operation_names, takes_get
+from opwire.serve.guard import encode_problem, problem_details
+from opwire.serve.http.document import DocumentInfo, build_document, operation_names
+from opwire.serve.http.request import Route
 from tests.requirements import requirement
 from tests.serve.http.conftest import make_registry
 
-ABOUT = About(title="Shop", version="2.1")
+ABOUT = DocumentInfo(title="Shop", version="2.1")
 
 
-def document_of(*specs: OperationSpec, about: About = ABOUT, **options: Any) -> dict[str, Any]:
+def document_of(*specs: OperationSpec, about: DocumentInfo = ABOUT, **options: Any) -> dict[str, Any]:
     return build_document(specs, about, **options)
 
 
@@ -159,17 +159,17 @@ def test_a_subscription_is_a_stream_of_events_described_as_the_version_can() -> 
 def test_where_tokens_are_taken_the_document_says_so() -> None:
     specs = spec("open", access=AccessControl(public=True)), spec("closed")
     assert "security" not in document_of(*specs)
-    found = document_of(*specs, about=About(title="", version="", takes_tokens=True))
+    found = document_of(*specs, about=DocumentInfo(title="", version="", takes_tokens=True))
     assert found["security"] == [{"bearer": []}, {"apiKey": []}]
     assert sorted(found["components"]["securitySchemes"]) == ["apiKey", "bearer"]
     assert operation(found, "/a/open")["security"] == []
     assert "security" not in operation(found, "/a/closed")
-    optional = document_of(*specs, about=About(title="", version="", takes_tokens=True, needs_none=True))
+    optional = document_of(*specs, about=DocumentInfo(title="", version="", takes_tokens=True, allows_anonymous=True))
     assert {} in optional["security"]
 
 
 def test_the_document_is_about_this_server() -> None:
-    about = About(title="Shop", version="2.1", description="Sells tea.", server="/api")
+    about = DocumentInfo(title="Shop", version="2.1", description="Sells tea.", server="/api")
     found = document_of(about=about)
     assert found["info"] == {"title": "Shop", "version": "2.1", "description": "Sells tea."}
     assert found["servers"] == [{"url": "/api"}]
@@ -204,16 +204,16 @@ def test_every_problem_is_as_the_document_says() -> None:
     ]
     described = validator(document_of(spec()), "Problem")
     for error in errors:
-        assert described.is_valid(json.loads(encode_problem(problem_of(error, request_id="é"))))
+        assert described.is_valid(json.loads(encode_problem(problem_details(error, request_id="é"))))
     assert not described.is_valid({"title": "x"})
 
 
 def test_only_what_writes_nothing_can_be_got() -> None:
     flat = {"type": "object", "properties": {}}
-    assert takes_get(spec(input_schema=flat))
-    assert takes_get(spec(input_schema=flat, type=OperationType.SUBSCRIPTION))
-    assert not takes_get(spec(input_schema=flat, type=OperationType.MUTATION))
-    assert not takes_get(spec())
+    assert "GET" in Route.of(spec(input_schema=flat)).methods
+    assert "GET" in Route.of(spec(input_schema=flat, type=OperationType.SUBSCRIPTION)).methods
+    assert "GET" not in Route.of(spec(input_schema=flat, type=OperationType.MUTATION)).methods
+    assert "GET" not in Route.of(spec()).methods
 
 
 garbage = st.recursive(

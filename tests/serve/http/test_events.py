@@ -168,7 +168,7 @@ async def opened_when_it_runs(client: Client, tap: Tap, **headers: str) -> Async
 @requirement("http.drain")
 async def test_a_server_that_goes_away_tells_its_streams_and_takes_no_new_ones() -> None:
     tap = Tap()
-    app = serve_http(tap.registry, identity=Identity(id="me"))
+    app = serve_http(tap.registry, anonymous=Identity(id="me"))
     async with client_of(app) as client, opened_when_it_runs(client, tap) as reply:
         app.drain()
         event = parsed(await reply.content.read())[-1]

@@ -107,7 +107,7 @@ async def _items(input: Any, context: Any) -> AsyncGenerator[Any]:
 async def read_back(registry: OperationRegistry) -> AsyncGenerator[OperationRegistry]:
     """The registry as somebody else sees it over HTTP."""
     async with (
-        serve_http(registry, identity=ME).listening(drain_timeout=1) as address,
+        serve_http(registry, anonymous=ME).listening(drain_timeout=1) as address,
         from_openapi(f"{address}/openapi.json", trust_annotations=True) as api,
     ):
         assert not api.report.skipped
@@ -118,7 +118,7 @@ async def read_back(registry: OperationRegistry) -> AsyncGenerator[OperationRegi
 
 @asynccontextmanager
 async def read_back_over_mcp(registry: OperationRegistry) -> AsyncGenerator[OperationRegistry]:
-    app = serve_mcp(registry, name="served").asgi(identity=ME)
+    app = serve_mcp(registry, name="served").asgi(anonymous=ME)
     async with (
         listening(app, on_drain=app.drain, drain_timeout=1) as address,
         from_mcp(f"{address}/mcp", trust_annotations=True) as tools,

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
-from opwire.serve.http.app import Route
-from opwire.serve.http.request import Request
+from opwire.serve.http.request import Request, Route
 from tests.requirements import requirement
 
 FLAT = Schema({"type": "object", "properties": {"a": {"type": "integer"}, "last_event_id": {"type": "integer"}}})
@@ -50,7 +49,7 @@ async def test_null_is_no_object_and_else_a_value_like_any_other() -> None:
 async def test_no_body_is_no_null() -> None:
     maybe = route(Schema({"type": ["integer", "null"]}))
     assert await input_of(maybe, "POST", body=b"null") is None
-    with pytest.raises(CallError, match="there is no body") as raised:
+    with pytest.raises(CallError, match="the body is missing") as raised:
         await input_of(maybe, "POST")
     assert raised.value.code is ErrorCode.VALIDATION_ERROR
     assert await input_of(route(Schema(True)), "POST") is None

@@ -10,7 +10,6 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 from opwire import AccessControl, Context, OperationRegistry
-from opwire.serve.listener import listening
 from opwire.serve.mcp import MCPSurface
 
 OLDER, NEWEST = "legacy", "2026-07-28"
@@ -78,8 +77,7 @@ async def connected(surface: MCPSurface, era: str = NEWEST, **options: Any) -> A
 @asynccontextmanager
 async def served(surface: MCPSurface, **options: Any) -> AsyncGenerator[str]:
     """The address at which the surface listens."""
-    app = surface.asgi(**options)
-    async with listening(app, on_drain=app.drain) as address:
+    async with surface.asgi(**options).listening() as address:
         yield f"{address}/mcp"
 
 

@@ -111,7 +111,7 @@ async def test_a_bad_token_and_none_where_nothing_is_public_are_refused() -> Non
 
 
 async def test_a_surface_can_be_opened() -> None:
-    async with browsing(identity=GUEST) as browser:
+    async with browsing(anonymous=GUEST) as browser:
         assert await _adds(browser)
 
 
@@ -119,7 +119,7 @@ async def test_a_surface_can_be_opened() -> None:
 @pytest.mark.parametrize("era", ERAS)
 async def test_pages_of_other_hosts_are_kept_out(era: str) -> None:
     message = HANDSHAKE[0] if era == OLDER else request("tools/list", era=NEWEST)
-    async with browsing(identity=GUEST) as browser:
+    async with browsing(anonymous=GUEST) as browser:
         async with browser.post(message, era=era, Host="evil.example") as response:
             assert response.status == 421
         async with browser.post(message, era=era, Origin="http://evil.example") as response:
@@ -131,12 +131,12 @@ async def test_pages_of_other_hosts_are_kept_out(era: str) -> None:
 @requirement("serve-mcp.http-limits")
 async def test_a_body_that_is_too_large_is_refused() -> None:
     large = call("math_add", {"a": "x" * 2_000})
-    async with browsing(identity=GUEST, max_body=1_000) as browser, browser.post(large) as response:
+    async with browsing(anonymous=GUEST, max_body=1_000) as browser, browser.post(large) as response:
         assert response.status == 413
 
 
 async def test_elsewhere_there_is_nothing() -> None:
-    async with browsing(identity=GUEST) as browser:
+    async with browsing(anonymous=GUEST) as browser:
         browser.url += "/other"
         async with browser.post(HANDSHAKE[0]) as response:
             assert response.status == 404
@@ -157,7 +157,7 @@ async def test_a_session_is_open_only_to_who_opened_it() -> None:
 
 @requirement("serve-mcp.http-limits")
 async def test_a_session_that_is_in_use_does_not_give_way_and_an_idle_one_does() -> None:
-    async with browsing(identity=GUEST, max_sessions=1) as browser:
+    async with browsing(anonymous=GUEST, max_sessions=1) as browser:
         session = await browser.session()
         async with browser.get(Mcp_Session_Id=session) as stream:
             assert stream.status == 200
@@ -170,7 +170,7 @@ async def test_a_session_that_is_in_use_does_not_give_way_and_an_idle_one_does()
 
 @requirement("serve-mcp.http-limits")
 async def test_a_session_ends_when_it_is_not_used() -> None:
-    async with browsing(identity=GUEST, session_idle=0.05) as browser:
+    async with browsing(anonymous=GUEST, session_idle=0.05) as browser:
         session = await browser.session()
         async with asyncio.timeout(PATIENCE):
             while await _statuses(browser, session) != [404]:
@@ -229,7 +229,7 @@ async def _statuses(browser: Browser, *sessions: str, token: str | None = None) 
 
 @requirement("serve-mcp.one-path")
 async def test_there_is_one_path_and_other_spellings_are_redirected_or_not_found() -> None:
-    async with browsing(identity=GUEST) as browser:
+    async with browsing(anonymous=GUEST) as browser:
         place = browser.url.removesuffix("/mcp")
         for path, status in (("/mcp/", 308), ("/mcp//", 308), ("/%6Dcp", 404), ("//mcp", 404), ("/MCP", 404)):
             browser.url = URL(place + path, encoded=True)  # pyright: ignore[reportAttributeAccessIssue]
@@ -240,7 +240,7 @@ async def test_there_is_one_path_and_other_spellings_are_redirected_or_not_found
 
 @requirement("serve-mcp.rebinding")
 async def test_a_link_or_an_image_on_a_page_of_another_site_opens_nothing() -> None:
-    async with browsing(identity=GUEST) as browser, browser.get(Sec_Fetch_Site="cross-site") as response:
+    async with browsing(anonymous=GUEST) as browser, browser.get(Sec_Fetch_Site="cross-site") as response:
         assert response.status == 403
 
 
@@ -253,7 +253,7 @@ async def test_a_link_or_an_image_on_a_page_of_another_site_opens_nothing() -> N
     ],
 )
 async def test_what_is_not_a_message_is_a_bad_request_and_never_a_fault_of_the_server(message: bytes) -> None:
-    async with browsing(identity=GUEST) as browser:
+    async with browsing(anonymous=GUEST) as browser:
         headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
         headers["Mcp-Session-Id"] = await browser.session()
         async with aiohttp.ClientSession() as http, http.post(browser.url, data=message, headers=headers) as response:
@@ -273,7 +273,7 @@ async def test_a_client_of_the_newest_revision_that_leaves_cancels_its_call() ->
         finally:
             steps.append("cancelled")
 
-    async with browsing(registry, identity=GUEST) as browser:
+    async with browsing(registry, anonymous=GUEST) as browser:
         calling = asyncio.create_task(browser.post(call("a_b", era=NEWEST), era=NEWEST).__aenter__())
         await until(lambda: steps == ["begun"])
         calling.cancel()
@@ -293,7 +293,7 @@ async def test_a_session_that_ends_cancels_its_calls() -> None:
         finally:
             steps.append("cancelled")
 
-    async with browsing(registry, identity=GUEST) as browser:
+    async with browsing(registry, anonymous=GUEST) as browser:
         session = await browser.session()
         async with browser.post(call("a_b"), Mcp_Session_Id=session):
             await until(lambda: steps == ["begun"])
@@ -306,7 +306,7 @@ async def test_a_session_that_ends_cancels_its_calls() -> None:
 @pytest.mark.parametrize("era", ERAS)
 async def test_changes_are_told_over_http(era: str) -> None:
     registry = shop()
-    async with browsing(registry, identity=GUEST) as browser, _listening(browser, era) as stream:
+    async with browsing(registry, anonymous=GUEST) as browser, _listening(browser, era) as stream:
         registry.query("new.one")(_nothing)
         async with asyncio.timeout(PATIENCE):
             while b"notifications/tools/list_changed" not in await stream.content.readline():
@@ -336,7 +336,7 @@ async def _listening(browser: Browser, era: str, token: str | None = None) -> As
 @requirement("serve-mcp.drains")
 @pytest.mark.parametrize("era", ERAS)
 async def test_streams_do_not_hold_up_the_end(era: str) -> None:
-    app = serve_mcp(shop()).asgi(identity=GUEST)
+    app = serve_mcp(shop()).asgi(anonymous=GUEST)
     async with aiohttp.ClientSession() as http:
         began = time.monotonic()
         async with listening(app, on_drain=app.drain) as address:
@@ -357,7 +357,7 @@ async def test_a_call_that_runs_is_answered_before_the_end() -> None:
         await go_on.wait()
         return 5
 
-    app = serve_mcp(registry).asgi(identity=GUEST)
+    app = serve_mcp(registry).asgi(anonymous=GUEST)
     async with aiohttp.ClientSession() as http:
         async with listening(app, on_drain=lambda: (app.drain(), go_on.set())) as address:
             browser = Browser(http, f"{address}/mcp")
@@ -388,7 +388,7 @@ async def _adds(browser: Browser) -> bool:
 
 @requirement("serve-mcp.mounted")
 async def test_it_runs_inside_another_app_from_its_first_request() -> None:
-    app = serve_mcp(shop()).asgi(identity=GUEST, path="/")
+    app = serve_mcp(shop()).asgi(anonymous=GUEST, path="/")
     outer = Starlette(routes=[Mount("/tools", app)])
     async with listening(outer) as address, aiohttp.ClientSession() as http:
         assert await _adds(Browser(http, f"{address}/tools/"))
@@ -398,7 +398,7 @@ async def test_it_runs_inside_another_app_from_its_first_request() -> None:
 
 @requirement("serve-mcp.mounted")
 async def test_it_runs_within_the_lifespan_of_another_app() -> None:
-    app = serve_mcp(shop()).asgi(identity=GUEST)
+    app = serve_mcp(shop()).asgi(anonymous=GUEST)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -413,7 +413,7 @@ async def test_it_runs_within_the_lifespan_of_another_app() -> None:
 
 
 async def test_many_first_requests_at_once_start_one_server() -> None:
-    app = serve_mcp(shop()).asgi(identity=GUEST)
+    app = serve_mcp(shop()).asgi(anonymous=GUEST)
     async with listening(Starlette(routes=[Mount("/", app)])) as address, aiohttp.ClientSession() as http:
         browser = Browser(http, f"{address}/mcp")
         assert all(await asyncio.gather(*(_adds(browser) for _ in range(5))))

@@ -1,4 +1,4 @@
-"""Changes of a registry as events."""
+"""ToolListBus of a registry as events."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 from mcp.server.subscriptions import ToolsListChanged
 
 from opwire import OperationRegistry, OperationSpec
-from opwire.serve.mcp.server import Changes
+from opwire.serve.mcp.server import ToolListBus
 from tests.requirements import requirement
 from tests.serve.mcp.shop import until
 
@@ -20,7 +20,7 @@ def _change(registry: OperationRegistry, *names: str) -> None:
 @requirement("serve-mcp.list-changed")
 async def test_changes_that_come_together_are_one_event_for_everybody() -> None:
     registry = OperationRegistry()
-    changes = Changes(registry, delay=0.01)
+    changes = ToolListBus(registry, delay=0.01)
     told: list[Any] = []
     other: list[Any] = []
     ends = [changes.subscribe(told.append), changes.subscribe(other.append)]
@@ -35,7 +35,7 @@ async def test_changes_that_come_together_are_one_event_for_everybody() -> None:
 
 async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> None:
     registry = OperationRegistry()
-    changes = Changes(registry, delay=0.01)
+    changes = ToolListBus(registry, delay=0.01)
     told: list[Any] = []
     end = changes.subscribe(told.append)
     _change(registry, "b")
@@ -50,7 +50,7 @@ async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> Non
 
 async def test_somebody_may_come_again() -> None:
     registry = OperationRegistry()
-    changes = Changes(registry, delay=0.01)
+    changes = ToolListBus(registry, delay=0.01)
     changes.subscribe(lambda _: None)()
     told: list[Any] = []
     end = changes.subscribe(told.append)
@@ -61,7 +61,7 @@ async def test_somebody_may_come_again() -> None:
 
 async def test_a_change_may_come_from_another_thread() -> None:
     registry = OperationRegistry()
-    changes = Changes(registry, delay=0.01)
+    changes = ToolListBus(registry, delay=0.01)
     told: list[Any] = []
     end = changes.subscribe(told.append)
     thread = threading.Thread(target=_change, args=(registry, "b"))
@@ -72,7 +72,7 @@ async def test_a_change_may_come_from_another_thread() -> None:
 
 
 async def test_an_event_can_be_published() -> None:
-    changes = Changes(OperationRegistry())
+    changes = ToolListBus(OperationRegistry())
     told: list[Any] = []
     changes.subscribe(told.append)
     await changes.publish(ToolsListChanged())

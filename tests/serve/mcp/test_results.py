@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mcp_types import methods
 
 from opwire import CallError, OperationRegistry, OperationSpec, http_envelope, local_envelope, mcp_envelope
+from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import ErrorCode
 from opwire.operation import Context
@@ -16,18 +17,18 @@ from opwire.origin import RESULT_META, read_result_origin
 from opwire.serve.mcp.results import (
     ERROR_META,
     MAX_DETAILS,
-    Answering,
-    Sendable,
+    EncodedData,
+    ResultFormat,
     collected_result,
+    encode_data,
     error_result,
     result_of,
-    sendable,
 )
-from opwire.serve.mcp.tools import Catalogue, Tool
+from opwire.serve.mcp.tools import Tool, ToolCatalogue
 from opwire.tool_envelope import McpErrorPayload, ToolEnvelope, parse_or_text, payload_as
 from tests.requirements import requirement
 
-OLDER, NEWEST = Answering(True), Answering(False)
+OLDER, NEWEST = ResultFormat(True), ResultFormat(False)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -42,7 +43,7 @@ async def _handler(input: Any, context: Context) -> Any:
 def _tool(**fields: Any) -> Tool:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="b", **fields), _handler)
-    tool = Catalogue(registry).find("a_b")
+    tool = ToolCatalogue(Dispatcher(registry)).find("a_b")
     assert tool is not None
     return tool
 
@@ -58,18 +59,18 @@ def _local(data: Any) -> ResponseEnvelope[Any]:
 
 
 @requirement("serve-mcp.unpromised")
-@pytest.mark.parametrize("answering", [OLDER, NEWEST])
+@pytest.mark.parametrize("format", [OLDER, NEWEST])
 def test_a_result_that_breaks_its_schema_is_content_marked_as_an_error_because_clients_would_throw_it_away(
-    answering: Answering,
+    format: ResultFormat,
 ) -> None:
     tool = _tool(output_schema={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
-    result = result_of(_local({"n": "x"}), tool, answering)
+    result = result_of(_local({"n": "x"}), tool, format)
     assert result["isError"] is True
     assert "structuredContent" not in result
     data, problems = (block["text"] for block in result["content"])
     assert data == '{"n":"x"}'
     assert '/n: "x" is not of type "integer"' in problems or '/n: the value is not of type "integer"' in problems
-    assert "isError" not in result_of(_local({"n": 1}), tool, answering)
+    assert "isError" not in result_of(_local({"n": 1}), tool, format)
 
 
 @requirement("serve-mcp.unpromised")
@@ -123,9 +124,9 @@ def test_none_is_there() -> None:
 
 def test_what_json_cannot_carry_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "opwire.serve"):
-        assert sendable([float("nan"), None], "a.b").data == [None, None]
+        assert encode_data([float("nan"), None], "a.b").data == [None, None]
     assert "NaN" in caplog.text
-    assert sendable({"\ud800": 2**70}, "a.b").data == {"\ufffd": 2**70}
+    assert encode_data({"\ud800": 2**70}, "a.b").data == {"\ufffd": 2**70}
 
 
 def test_data_that_is_nested_too_deeply_is_an_error_of_its_own() -> None:
@@ -263,7 +264,7 @@ def test_details_that_are_too_long_or_have_no_json_form_are_left_out(details: An
 @requirement("serve-mcp.tool-envelopes")
 @pytest.mark.parametrize(("data", "payload"), [({"a": 1}, {"a": 1}), ("hi", "hi"), (b"\x00", "AA=="), (None, None)])
 def test_a_result_can_be_a_tool_envelope(data: Any, payload: Any) -> None:
-    result = result_of(_local(data), TOOL, Answering(False, tool_envelopes=True))
+    result = result_of(_local(data), TOOL, ResultFormat(False, tool_envelopes=True))
     envelope = parse_or_text(result["content"])
     assert isinstance(envelope, ToolEnvelope)
     assert (envelope.payload, envelope.meta.tool) == (payload, "a_b")
@@ -272,7 +273,7 @@ def test_a_result_can_be_a_tool_envelope(data: Any, payload: Any) -> None:
 
 @requirement("serve-mcp.tool-envelopes")
 def test_an_error_can_be_a_tool_envelope() -> None:
-    result = error_result(CallError(ErrorCode.TIMEOUT, "late"), TOOL, Answering(False, tool_envelopes=True))
+    result = error_result(CallError(ErrorCode.TIMEOUT, "late"), TOOL, ResultFormat(False, tool_envelopes=True))
     envelope = parse_or_text(result["content"])
     assert isinstance(envelope, ToolEnvelope)
     payload = payload_as(envelope, McpErrorPayload)
@@ -282,7 +283,7 @@ def test_an_error_can_be_a_tool_envelope() -> None:
 def test_the_result_of_an_mcp_server_can_be_a_tool_envelope() -> None:
     content: Any = [{"type": "text", "text": "hi"}]
     envelope = mcp_envelope({"a": 1}, is_error=False, content=content, structured_content={"a": 1})
-    result = result_of(envelope, TOOL, Answering(True, tool_envelopes=True))
+    result = result_of(envelope, TOOL, ResultFormat(True, tool_envelopes=True))
     read = parse_or_text(result["content"])
     assert isinstance(read, ToolEnvelope)
     assert read.payload == {"a": 1}
@@ -292,7 +293,7 @@ def test_the_result_of_an_mcp_server_can_be_a_tool_envelope() -> None:
 
 
 def test_what_was_collected_says_which_items_were_bytes() -> None:
-    items = [sendable(data, "a.b") for data in (1, b"\x00", None)]
+    items = [encode_data(data, "a.b") for data in (1, b"\x00", None)]
     result = collected_result(items, TOOL, OLDER, complete=True)
     assert result["structuredContent"] == {"items": [1, "AA==", None], "complete": True}
     assert result["_meta"] == {RESULT_META: {"meta": {"encodings": {"1": "base64"}}}}
@@ -301,7 +302,7 @@ def test_what_was_collected_says_which_items_were_bytes() -> None:
 
 def test_an_error_after_the_first_item_loses_no_item() -> None:
     failed = CallError(ErrorCode.UNAVAILABLE, "gone")
-    result = collected_result([Sendable(1, b"1")], TOOL, OLDER, complete=False, error=failed)
+    result = collected_result([EncodedData(1, b"1")], TOOL, OLDER, complete=False, error=failed)
     assert result["isError"] is True
     assert result["structuredContent"] == {"items": [1], "complete": False}
     assert result["content"][0]["text"].startswith("UNAVAILABLE: gone")
@@ -310,7 +311,7 @@ def test_an_error_after_the_first_item_loses_no_item() -> None:
 
 @requirement("serve-mcp.tool-envelopes")
 def test_what_was_collected_can_be_a_tool_envelope() -> None:
-    result = collected_result([Sendable(1, b"1")], TOOL, Answering(False, tool_envelopes=True), complete=True)
+    result = collected_result([EncodedData(1, b"1")], TOOL, ResultFormat(False, tool_envelopes=True), complete=True)
     envelope = parse_or_text(result["content"])
     assert isinstance(envelope, ToolEnvelope)
     assert envelope.payload == {"items": [1], "complete": True}

@@ -127,7 +127,7 @@ def _as_older(app: App) -> App:
 @asynccontextmanager
 async def read_back(registry: OperationRegistry, era: str) -> AsyncGenerator[tuple[MCPSource, OperationRegistry]]:
     """What another opwire reads of a registry that is served over HTTP."""
-    app = serve_mcp(registry, name="served").asgi(identity=Identity(id="guest"))
+    app = serve_mcp(registry, name="served").asgi(anonymous=Identity(id="guest"))
     served = app if era == NEWEST else _as_older(app)
     async with (
         listening(served, on_drain=app.drain) as address,

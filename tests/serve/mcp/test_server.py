@@ -117,7 +117,7 @@ async def test_nothing_of_another_servers_result_is_lost_on_the_way(era: str) ->
 async def test_a_local_caller_is_trusted_with_everything_unless_somebody_says_otherwise() -> None:
     async with connected(serve_mcp(shop())) as client:
         assert (await client.call_tool("admin_secret")).structured_content == "secret"
-    async with connected(serve_mcp(shop(), identity=Identity(id="bob"))) as client:
+    async with connected(serve_mcp(shop(), stdio_identity=Identity(id="bob"))) as client:
         assert "admin_secret" not in {tool.name for tool in (await client.list_tools()).tools}
         assert (await client.call_tool("admin_secret")).is_error
 

@@ -109,9 +109,9 @@ async def test_a_server_that_is_told_to_stop_does_not_wait_for_its_client() -> N
 STUBBORN = """
 import asyncio
 from opwire import OperationRegistry, invoke
-from opwire.serve.mcp import calls, serve_mcp
+from opwire.serve.mcp import serve_mcp, server
 
-invoke.CLOSE_GRACE = calls.CLOSE_GRACE = 0.05
+invoke.CLOSE_GRACE = server.CLOSE_GRACE = 0.05
 registry = OperationRegistry()
 
 
@@ -236,7 +236,7 @@ async def test_a_client_that_has_gone_is_no_error() -> None:
         answers.close()
         for _ in range(3):
             async with asyncio.timeout(PATIENCE):
-                await write.send(stdio.SessionMessage(stdio._unreadable(None)))
+                await write.send(stdio.SessionMessage(stdio._parse(b"not JSON")))
 
 
 async def test_a_file_that_somebody_closed_has_ended() -> None:
@@ -253,6 +253,6 @@ async def test_what_comes_after_the_server_has_ended_is_read_by_nobody() -> None
         await read.aclose()
         for _ in range(3):
             out.write(b'{"jsonrpc": "2.0", "method": "ping"}\n')
-        reading = next(task for task in asyncio.all_tasks() if " _read " in repr(task.get_coro()))
+        reading = next(task for task in asyncio.all_tasks() if "line_streams.<locals>.read " in repr(task.get_coro()))
         async with asyncio.timeout(PATIENCE):
             await reading

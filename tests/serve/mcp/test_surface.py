@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from opwire import CallError, Identity, OperationRegistry
+from opwire.errors import UsageError
 from opwire.serve.mcp import MCPSurface, serve_mcp
 from opwire.tool_envelope import ToolEnvelope, parse_or_text
 from tests.requirements import requirement
@@ -22,7 +23,7 @@ def test_nothing_runs_until_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("option", ["timeout", "max_items", "max_seconds", "max_bytes", "page_size"])
 def test_limits_are_above_zero(option: str) -> None:
-    with pytest.raises(CallError, match=option):
+    with pytest.raises(UsageError, match=option):
         serve_mcp(OperationRegistry(), **cast("Any", {option: 0}))
 
 
@@ -39,7 +40,7 @@ async def test_results_can_be_tool_envelopes() -> None:
 
 
 async def test_some_operations_can_be_kept_to_oneself() -> None:
-    async with connected(serve_mcp(shop(), serves=lambda spec: spec.namespace == "data")) as client:
+    async with connected(serve_mcp(shop(), include=["data.*"])) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
         assert names == {"data_object", "data_list", "data_none", "data_bytes"}
         with pytest.raises(Exception, match="Unknown tool"):
@@ -64,7 +65,7 @@ async def _connect(port: int) -> Any:
 async def test_it_listens_until_it_is_told_to_stop() -> None:
     port = _free_port()
     surface = serve_mcp(shop())
-    running = asyncio.create_task(surface.run_http(port=port, identity=Identity(id="guest")))
+    running = asyncio.create_task(surface.run_http(port=port, anonymous=Identity(id="guest")))
     _, writer = await _connect(port)
     writer.close()
     async with http_client(f"http://127.0.0.1:{port}/mcp") as client:
@@ -93,5 +94,5 @@ def test_an_option_that_is_not_a_number_above_zero_is_refused_by_its_name(where:
     def make(options: dict[str, Any]) -> object:
         return serve_mcp(shop(), **options) if where == "surface" else serve_mcp(shop()).asgi(**options)
 
-    with pytest.raises(CallError, match=option):
+    with pytest.raises(UsageError, match=option):
         make({option: wrong})

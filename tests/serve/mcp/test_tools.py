@@ -8,10 +8,11 @@ from mcp_types import methods
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from opwire import AccessControl, CallError, Identity, OperationRegistry, OperationSpec
+from opwire.dispatch import Dispatcher
 from opwire.operation import Context
 from opwire.origin import ORIGIN_META, read_origin
 from opwire.schema import Schema
-from opwire.serve.mcp.tools import Catalogue, Tool
+from opwire.serve.mcp.tools import Tool, ToolCatalogue
 from tests.requirements import requirement
 from tests.serve.mcp.shop import shop
 
@@ -32,14 +33,14 @@ def _deep(levels: int) -> Schema:
 def _one(**fields: Any) -> Tool:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="b", **fields), _handler)
-    tool = Catalogue(registry).find("a_b")
+    tool = ToolCatalogue(Dispatcher(registry)).find("a_b")
     assert tool is not None
     return tool
 
 
 @requirement("serve-mcp.tools")
 def test_an_operation_is_a_tool_with_all_that_is_known_of_it() -> None:
-    tool = Catalogue(shop()).find("math_add")
+    tool = ToolCatalogue(Dispatcher(shop())).find("math_add")
     assert tool is not None
     assert tool.shape["title"] == "Add"
     assert tool.shape["description"] == "Add two numbers."
@@ -57,7 +58,7 @@ def test_an_operation_is_a_tool_with_all_that_is_known_of_it() -> None:
 
 @requirement("serve-mcp.tools")
 def test_the_sdk_reads_every_list_in_every_revision() -> None:
-    tools, _ = Catalogue(shop()).page(EVERYBODY, None, 100)
+    tools, _ = ToolCatalogue(Dispatcher(shop())).page(EVERYBODY, None, 100)
     for version in KNOWN_PROTOCOL_VERSIONS:
         newest = version == KNOWN_PROTOCOL_VERSIONS[-1]
         listed: dict[str, Any] = {"tools": [tool.shape if newest else tool.older for tool in tools]}
@@ -78,7 +79,7 @@ def test_a_subscription_gives_a_list_of_its_items() -> None:
 
 @requirement("serve-mcp.access")
 def test_only_what_somebody_may_call_is_listed() -> None:
-    catalogue = Catalogue(shop())
+    catalogue = ToolCatalogue(Dispatcher(shop()))
 
     def names(identity: Identity | None) -> set[str]:
         return {tool.name for tool in catalogue.page(identity, None, 100)[0]}
@@ -93,7 +94,7 @@ def test_pages_give_every_tool_once() -> None:
     registry = OperationRegistry()
     for number in range(25):
         registry.register(OperationSpec(namespace="n", name=f"{number:02}"), _handler)
-    catalogue = Catalogue(registry)
+    catalogue = ToolCatalogue(Dispatcher(registry))
     names, cursor, pages = [], None, 0
     while pages == 0 or cursor is not None:
         tools, cursor = catalogue.page(EVERYBODY, cursor, 10)
@@ -108,7 +109,7 @@ def test_a_tool_that_goes_between_two_pages_costs_no_other() -> None:
     registry = OperationRegistry()
     for name in "abcd":
         registry.register(OperationSpec(namespace="n", name=name), _handler)
-    catalogue = Catalogue(registry)
+    catalogue = ToolCatalogue(Dispatcher(registry))
     _, cursor = catalogue.page(EVERYBODY, None, 2)
     registry.unregister("n.a")
     registry.unregister("n.b")
@@ -119,12 +120,12 @@ def test_a_page_that_is_just_full_is_the_last() -> None:
     registry = OperationRegistry()
     for name in "ab":
         registry.register(OperationSpec(namespace="n", name=name), _handler)
-    assert Catalogue(registry).page(EVERYBODY, None, 2)[1] is None
+    assert ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, 2)[1] is None
 
 
 def test_a_cursor_that_nobody_gave_is_refused() -> None:
     with pytest.raises(CallError, match="cursor"):
-        Catalogue(shop()).page(EVERYBODY, "made up", 10)
+        ToolCatalogue(Dispatcher(shop())).page(EVERYBODY, "made up", 10)
 
 
 def test_what_has_no_handler_or_is_not_served_is_no_tool() -> None:
@@ -132,7 +133,7 @@ def test_what_has_no_handler_or_is_not_served_is_no_tool() -> None:
     registry.register(OperationSpec(namespace="a", name="known"))
     registry.register(OperationSpec(namespace="a", name="b"), _handler)
     registry.register(OperationSpec(namespace="c", name="d"), _handler)
-    catalogue = Catalogue(registry, lambda spec: spec.namespace == "c")
+    catalogue = ToolCatalogue(Dispatcher(registry, serves=lambda spec: spec.namespace == "c"))
     assert [tool.name for tool in catalogue.page(EVERYBODY, None, 10)[0]] == ["c_d"]
     assert catalogue.find("a_b") is catalogue.find("a_known") is catalogue.find("a_nothing") is None
 
@@ -140,7 +141,7 @@ def test_what_has_no_handler_or_is_not_served_is_no_tool() -> None:
 def test_a_long_name_is_found_again() -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="x" * 100), _handler)
-    catalogue = Catalogue(registry)
+    catalogue = ToolCatalogue(Dispatcher(registry))
     (tool,), _ = catalogue.page(EVERYBODY, None, 10)
     assert len(tool.name) == 64
     assert catalogue.find(tool.name) is tool
@@ -149,7 +150,7 @@ def test_a_long_name_is_found_again() -> None:
 def test_a_tool_is_made_once_and_again_when_its_operation_is_replaced() -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="b", title="old"), _handler)
-    catalogue = Catalogue(registry)
+    catalogue = ToolCatalogue(Dispatcher(registry))
     first = catalogue.find("a_b")
     assert catalogue.find("a_b") is first
     registry.register(OperationSpec(namespace="a", name="b", title="new"), _handler, replace=True)
@@ -160,7 +161,7 @@ def test_a_tool_is_made_once_and_again_when_its_operation_is_replaced() -> None:
 
 def test_tools_of_operations_that_are_gone_are_forgotten() -> None:
     registry = OperationRegistry()
-    catalogue = Catalogue(registry)
+    catalogue = ToolCatalogue(Dispatcher(registry))
     for number in range(10):
         registry.register(OperationSpec(namespace="a", name=str(number)), _handler)
     catalogue.page(EVERYBODY, None, 100)
@@ -189,7 +190,7 @@ def test_an_operation_that_has_no_json_form_is_not_shown(caplog: pytest.LogCaptu
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="bad", examples=(object(),)), _handler)
     registry.register(OperationSpec(namespace="a", name="good", title="\ud800", examples=(float("nan"),)), _handler)
-    (tool,), _ = Catalogue(registry).page(EVERYBODY, None, 10)
+    (tool,), _ = ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, 10)
     assert tool.name == "a_good"
     assert tool.shape["_meta"][ORIGIN_META]["examples"] == [None]
     assert tool.shape["title"] == "\ufffd"
@@ -200,13 +201,13 @@ def test_an_operation_that_has_no_json_form_is_not_shown(caplog: pytest.LogCaptu
 def test_a_schema_that_is_too_deep_to_be_sent_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="b", output_schema=_deep(300)), _handler)
-    assert Catalogue(registry).page(EVERYBODY, None, 10) == ([], None)
+    assert ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, 10) == ([], None)
     assert "nested deeper" in caplog.text
 
 
 def test_whether_anything_is_public() -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="b"), _handler)
-    assert not Catalogue(registry).has_public()
+    assert not ToolCatalogue(Dispatcher(registry)).has_public()
     registry.register(OperationSpec(namespace="a", name="c", access=AccessControl(public=True)), _handler)
-    assert Catalogue(registry).has_public()
+    assert ToolCatalogue(Dispatcher(registry)).has_public()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import CallError, UsageError
 from opwire.transports.nats.jetstream_api import EntryBody, JournalSubjects, TaskLog, decode_entry, token
-from tests.durable.scenes import claim, outcome, task
+from tests.durable.samples import claim, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
 from tests.transports.nats.ends import plain_client

@@ -16,7 +16,7 @@ from opwire.transports.nats import journal as nats_journal
 from opwire.transports.nats.jetstream_api import TaskLog
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.nats.journal_claims import JetStreamClaims
-from tests.durable.scenes import Shop, outcome, task
+from tests.durable.samples import Shop, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.nats.ends import flushed, plain_client

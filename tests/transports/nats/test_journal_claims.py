@@ -10,7 +10,7 @@ import pytest
 from opwire.durable import Claim
 from opwire.transports.nats.jetstream_api import EntryBody, TaskLog, token
 from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamReceipt
-from tests.durable.scenes import outcome, task
+from tests.durable.samples import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer
 from tests.transports.nats.ends import plain_client

@@ -14,7 +14,7 @@ from opwire.transports.nats import journal_claims
 from opwire.transports.nats.jetstream_api import JetStreamSession, TaskLog, token
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.nats.journal_claims import _ConsumerPage, parse_ack
-from tests.durable.scenes import outcome, task
+from tests.durable.samples import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy

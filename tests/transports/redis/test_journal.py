@@ -15,7 +15,7 @@ from opwire.testing.harness import soon
 from opwire.transports import broker_journal
 from opwire.transports.redis import journal as redis_journal
 from opwire.transports.redis.journal import RedisJournal
-from tests.durable.scenes import PUBLIC, outcome, task
+from tests.durable.samples import PUBLIC, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy

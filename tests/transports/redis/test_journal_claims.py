@@ -11,7 +11,7 @@ import pytest
 from opwire.durable import Claim
 from opwire.testing.harness import soon
 from opwire.transports.redis.journal import RedisJournal, StreamClaims, StreamReceipt
-from tests.durable.scenes import outcome, task
+from tests.durable.samples import outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy

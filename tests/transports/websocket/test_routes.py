@@ -15,10 +15,10 @@ from opwire.transports.websocket.routes import (
     CompletedHead,
     CreditHead,
     EventHead,
+    EventRoute,
     FailedHead,
     RequestedHead,
     RespondedHead,
-    Route,
     RoutedCall,
     Routes,
 )
@@ -241,7 +241,7 @@ def test_a_call_of_the_server_is_in_the_table_until_it_ends() -> None:
     table.give_up(SERVER, "r", "t")
     assert len(table) == 0
     call = table.open(RoutedCall("r", SERVER, "t", streams=False))
-    assert table.follow("t", RespondedHead(request_id="r", peer=SERVER)) == Route(SERVER, call)
+    assert table.follow("t", RespondedHead(request_id="r", peer=SERVER)) == EventRoute(SERVER, call)
     assert len(table) == 0
     table.open(RoutedCall("r", SERVER, "t", streams=True))
     assert [call.caller for call in table.leave("t")] == [SERVER]
@@ -275,7 +275,7 @@ def test_a_call_is_over_with_its_last_event(head: EventHead, streams: bool) -> N
     table = routes("s", "c")
     table.announce("s", ["a.b"])
     call = opened(table, "c", ask(credits=3 if streams else None))
-    assert table.follow("s", head) == Route("c", call)
+    assert table.follow("s", head) == EventRoute("c", call)
     assert (call.open, len(table)) == (False, 0)
     assert not table.end(call)
 
@@ -286,10 +286,10 @@ def test_an_item_is_not_the_end(seq: int | None, credits: int | None) -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"])
     call = opened(table, "c", ask(credits=credits))
-    assert table.follow("s", RespondedHead("r", seq=seq)) == Route("c", call)
-    assert table.follow("c", CreditHead("r")) == Route("s", call)
+    assert table.follow("s", RespondedHead("r", seq=seq)) == EventRoute("c", call)
+    assert table.follow("c", CreditHead("r")) == EventRoute("s", call)
     assert call.open
-    assert table.follow("c", AbortedHead("r", peer="s")) == Route("s", call)
+    assert table.follow("c", AbortedHead("r", peer="s")) == EventRoute("s", call)
     assert not call.open
 
 
@@ -298,8 +298,8 @@ def test_equal_ids_of_two_callers_do_not_meet() -> None:
     table = routes("s", "c", "d")
     table.announce("s", ["a.b"])
     calls = {caller: opened(table, caller, ask()) for caller in ("c", "d")}
-    assert table.follow("s", RespondedHead("r", peer="d")) == Route("d", calls["d"])
-    assert table.follow("s", RespondedHead("r", peer="c")) == Route("c", calls["c"])
+    assert table.follow("s", RespondedHead("r", peer="d")) == EventRoute("d", calls["d"])
+    assert table.follow("s", RespondedHead("r", peer="c")) == EventRoute("c", calls["c"])
     assert len(table) == 0
 
 
@@ -308,8 +308,8 @@ def test_a_server_that_names_nobody_answers_the_one_who_asked_first() -> None:
     table = routes("s", "c", "d")
     table.announce("s", ["a.b"])
     calls = [opened(table, caller, ask()) for caller in ("c", "d")]
-    assert table.follow("s", RespondedHead("r")) == Route("c", calls[0])
-    assert table.follow("s", RespondedHead("r")) == Route("d", calls[1])
+    assert table.follow("s", RespondedHead("r")) == EventRoute("c", calls[0])
+    assert table.follow("s", RespondedHead("r")) == EventRoute("d", calls[1])
 
 
 @requirement("transport.websocket.routes")
@@ -317,9 +317,9 @@ def test_a_peer_may_call_itself() -> None:
     table = routes("s")
     table.announce("s", ["a.b"])
     call = opened(table, "s", ask(credits=1))
-    assert table.follow("s", CreditHead("r", peer="s")) == Route("s", call)
-    assert table.follow("s", RespondedHead("r", peer="s", seq=1)) == Route("s", call)
-    assert table.follow("s", CompletedHead("r", peer="s")) == Route("s", call)
+    assert table.follow("s", CreditHead("r", peer="s")) == EventRoute("s", call)
+    assert table.follow("s", RespondedHead("r", peer="s", seq=1)) == EventRoute("s", call)
+    assert table.follow("s", CompletedHead("r", peer="s")) == EventRoute("s", call)
     assert len(table) == 0
     call = opened(table, "s", ask())
     assert table.leave("s") == [call]
@@ -337,9 +337,9 @@ def test_a_stranger_can_neither_answer_nor_steer_a_call(head: EventHead) -> None
     assert table.follow("x", head) is None
     assert table.dropped == {"foreign": 1}
     head.peer = "s"
-    assert table.follow("x", head) == Route("s", None)  # a stray, from a peer that the server does not work for
+    assert table.follow("x", head) == EventRoute("s", None)  # a stray, from a peer that the server does not work for
     head.peer = None
-    assert table.follow("x", head) == Route(SERVER, None)
+    assert table.follow("x", head) == EventRoute(SERVER, None)
     assert call.open
 
 
@@ -357,8 +357,8 @@ def test_a_caller_cannot_answer_nor_a_server_steer() -> None:
 @requirement("transport.websocket.routes")
 def test_what_belongs_to_no_call_goes_to_the_peer_that_it_names() -> None:
     table = routes("s", "c")
-    assert table.follow("s", RespondedHead("late", peer="c")) == Route("c", None)
-    assert table.follow("s", RespondedHead("late")) == Route(SERVER, None)
+    assert table.follow("s", RespondedHead("late", peer="c")) == EventRoute("c", None)
+    assert table.follow("s", RespondedHead("late")) == EventRoute(SERVER, None)
     assert table.follow("s", RespondedHead("late", peer="gone")) is None
     assert table.dropped == {"unknown": 1}
 
@@ -530,8 +530,8 @@ def test_credits_for_many_more_items_than_there_were_are_in_excess() -> None:
     table.announce("s", ["a.b"])
     opened(table, "c", ask("r", credits=1))
     ways = [table.follow("c", CreditHead("r")) for _ in range(100)]
-    assert [route == Route("s", None) for route in ways] == [False] * 64 + [True] * 36
+    assert [route == EventRoute("s", None) for route in ways] == [False] * 64 + [True] * 36
     for seq in range(10):
         table.follow("s", RespondedHead("r", seq=seq + 1))
     ways = [table.follow("c", CreditHead("r")) for _ in range(11)]
-    assert [route == Route("s", None) for route in ways] == [False] * 10 + [True]
+    assert [route == EventRoute("s", None) for route in ways] == [False] * 10 + [True]

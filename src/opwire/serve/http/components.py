@@ -1,13 +1,11 @@
-"""Schemas of operations as components of an OpenAPI document.
+"""Schemas of operations as `components.schemas` of an OpenAPI document.
 
-An operation's schema is a document of its own, with `$defs` and references inside. Generators want every named type in
-`components.schemas`, so definitions move there, and references follow. Two operations that define the same type share
-it; of two that mean different things by one name, the second is named after its operation too.
+The schema of an operation is self-contained, with `$defs` and references inside. Generators need every named type in
+`components.schemas`, so definitions move there, and references are rewritten. Two operations that define the same type
+share it; if two define different types by one name, the second is prefixed with the name of its operation.
 
-Schemas that are in every document: the problem, and the meta of envelopes, each part under its own name.
-
-The library writes a schema of the envelope in one piece. Generators make better types of named parts, and want to know
-the type of a constant.
+`NAMED_SCHEMAS` are in every document: the problem, and the meta of envelopes. The library exports the envelope as one
+schema; generators create better types from named parts, and need the type of a constant.
 """
 
 import re
@@ -27,32 +25,33 @@ from opwire.envelope import (
 )
 from opwire.errors import ErrorCode, SchemaError
 from opwire.schema import Schema
-from opwire.schema.dialect import JSONSchema, References, escaped, lower, map_subschemas
+from opwire.schema.dialect import JSONSchema, References, escaped, lower, map_subschemas, unescaped
+from opwire.typed.plain import as_dict
 
 PREFIX = "#/components/schemas/"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_OF_A_ROOT = frozenset("$schema $id $anchor $dynamicAnchor $recursiveAnchor $defs definitions components".split())
-_BOOLEANS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems")  # where a boolean is usual
+_ROOT_KEYWORDS = frozenset("$schema $id $anchor $dynamicAnchor $recursiveAnchor $defs definitions components".split())
+_BOOLEANS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems")  # where generators expect booleans
 _encoder = msgspec.json.Encoder(order="sorted")
 
 Pointer = tuple[str, ...]
 
 
 class Components:
-    """`components.schemas` of a document, as it grows."""
+    """The `components.schemas` of a document under construction."""
 
     def __init__(self, known: Mapping[str, JSONSchema]) -> None:
         self.schemas: dict[str, JSONSchema] = dict(known)
-        self._names: dict[bytes, str] = {}  # by what a component says
+        self._names: dict[bytes, str] = {}  # by the encoded schema
         self._references: dict[int, tuple[JSONSchema, tuple[str, ...]]] = {}
-        self._roots: dict[str, list[_Root]] = {}  # those whose definition of a name is a component, by that name
+        self._roots: dict[str, list[_Root]] = {}  # by the name of a definition that became a component
 
     def place(self, schema: Schema, label: str) -> JSONSchema:
-        """The schema as it stands in the document. `label` names what it is the schema of.
+        """Add the definitions of a schema, and return it with rewritten references; `label` names its purpose.
 
-        One that cannot be read as a whole, a reference that leads nowhere for example, is `{}`: anything.
+        An invalid schema, with an unresolvable reference for example, becomes `{}`: anything.
         """
         try:
             json = lower(schema.json, schema.dialect)
@@ -69,7 +68,7 @@ class Components:
             return {}
 
     def share(self, schema: JSONSchema, label: str) -> JSONSchema:
-        """The schema as a component of its own, for use in several places; one that says little stays as it is."""
+        """Make a schema that is used several times a component, and return a reference; trivial ones stay inline."""
         if not isinstance(schema, dict) or not schema or "$ref" in schema or schema.keys() <= {"type", "title"}:
             return schema
         name = self._names.get(_encoder.encode(schema))
@@ -79,47 +78,57 @@ class Components:
         return {"$ref": PREFIX + name}
 
     def reserve(self, *wishes: str) -> str:
-        """The first wish that is not taken, made a legal name; or the last one with a number."""
+        """Reserve the first free name, made valid; or the last one with a number."""
         names = [_UNSAFE.sub("_", wish).strip("_") or "schema" for wish in wishes]
         numbered = (f"{names[-1]}_{number}" for number in count(2))
         free = next(name for name in chain(names, numbered) if name not in self.schemas)
-        self.schemas[free] = {}  # until it is kept: it may refer to itself
+        self.schemas[free] = {}  # until `keep`: a schema may refer to itself
         return free
 
     def keep(self, name: str, schema: JSONSchema) -> None:
-        """Put a schema under its name."""
+        """Add a schema under a reserved name."""
         self.schemas[name] = schema
         self._names.setdefault(_encoder.encode(schema), name)
 
     def references(self, definition: JSONSchema) -> tuple[str, ...]:
-        """What a definition refers to. Many roots ask for the same one."""
+        """Return the references in a definition; cached, because many roots share definitions."""
         known = self._references.get(id(definition))
         if known is None:
-            known = self._references[id(definition)] = definition, tuple(_references_in(definition))
+            nodes = (as_dict(node) for _, node in _walk(definition))
+            found = tuple(node[key] for node in nodes for key in _REFERENCES if isinstance(node.get(key), str))
+            known = self._references[id(definition)] = definition, found
         return known[1]
 
     def defining(self, name: str) -> "list[_Root]":
-        """The root schemas whose definition of this name is a component."""
+        """Return the root schemas whose definition of this name is a component."""
         return self._roots.setdefault(name, [])
 
 
 class _Root:
-    """One root schema on its way into the components."""
+    """One root schema while its definitions are added to the components."""
 
     def __init__(self, components: Components, json: dict[str, Any], label: str) -> None:
         self.names: dict[Pointer, str] = {}  # of the definitions that are components
-        self.definitions = dict(_definitions(json))
-        self.added: list[str] = []  # names of components that are this root's own
+        self.definitions: dict[Pointer, JSONSchema] = {
+            (*place, name): schema
+            for place, named in (
+                (("$defs",), json.get("$defs")),
+                (("definitions",), json.get("definitions")),
+                (("components", "schemas"), as_dict(json.get("components")).get("schemas")),
+            )
+            for name, schema in as_dict(named).items()
+        }
+        self.added: list[str] = []  # components that this root alone defines
         self._components = components
         self._json = json
         self._label = label
         self._references = References(json)
-        self._waiting: list[Pointer] = []  # definitions that have a name, and are to be placed
-        self._own_name: str | None = None  # of the root itself, once something refers into it
+        self._waiting: list[Pointer] = []  # named definitions that are not added yet
+        self._own_name: str | None = None  # of the root itself, if a reference leads into it
 
     def placed(self) -> JSONSchema:
-        """The root as it stands in the document, its definitions placed."""
-        schema = self._rewritten({key: each for key, each in self._json.items() if key not in _OF_A_ROOT})
+        """Add the definitions, and return the root with rewritten references."""
+        schema = self._rewritten({key: each for key, each in self._json.items() if key not in _ROOT_KEYWORDS})
         while self._waiting:
             pointer = self._waiting.pop()
             self._components.keep(self.names[pointer], self._rewritten(self.definitions[pointer]))
@@ -133,39 +142,31 @@ class _Root:
 
     def _rewritten(self, schema: JSONSchema) -> JSONSchema:
         if not isinstance(schema, dict):
-            return {} if schema else {"not": {}}  # the same, in words that every generator knows
+            return {} if schema else {"not": {}}  # equivalent, and known to every generator
         copy = map_subschemas(schema, self._rewritten)
         copy.update({keyword: schema[keyword] for keyword in _BOOLEANS if isinstance(schema.get(keyword), bool)})
         for keyword in _REFERENCES:
             if isinstance(copy.get(keyword), str):
                 copy["$ref"] = self._target(copy.pop(keyword))
-        if "discriminator" in copy:
-            copy["discriminator"] = self._moved(copy["discriminator"])
+        mapping = as_dict(as_dict(copy.get("discriminator")).get("mapping"))
+        if mapping:
+            moved = {value: self._target(ref) if str(ref).startswith("#/") else ref for value, ref in mapping.items()}
+            copy["discriminator"] = {**copy["discriminator"], "mapping": moved}
         for keyword in ("$schema", "$id", "$anchor", "$dynamicAnchor"):
             copy.pop(keyword, None)
         if copy.get("contentEncoding") == "base64":
-            copy.setdefault("format", "byte")  # the name by which tools know that not every text will do
+            copy.setdefault("format", "byte")  # tells tools that not every text is valid
         return copy
 
-    def _moved(self, discriminator: Any) -> Any:
-        given = cast("dict[str, Any]", discriminator) if isinstance(discriminator, dict) else {}
-        mapping = given.get("mapping")
-        if not isinstance(mapping, dict):
-            return cast("Any", discriminator)
-        targets = cast("dict[str, Any]", mapping).items()
-        return {
-            **given,
-            "mapping": {value: self._target(ref) if str(ref).startswith("#/") else ref for value, ref in targets},
-        }
-
     def _target(self, reference: str) -> str:
-        self._references.resolve(reference)  # it has to be there
+        self._references.resolve(reference)  # raises SchemaError if it cannot be resolved
         pointer = self._pointer(reference)
         definition = self._definition_at(pointer)
         if definition is not None:
             return PREFIX + "/".join((self._name_of(definition), *map(escaped, pointer[len(definition) :])))
         if self._own_name is None:
-            self._own_name = self._reserve(self._label)
+            self._own_name = self._components.reserve(self._label)
+            self.added.append(self._own_name)
         return PREFIX + "/".join((self._own_name, *map(escaped, pointer)))
 
     def _pointer(self, reference: str) -> Pointer:
@@ -175,7 +176,7 @@ class _Root:
         return next(pointer for pointer, schema in _walk(self._json) if schema is target)
 
     def _definition_at(self, pointer: Pointer) -> Pointer | None:
-        """The definition that a pointer leads into."""
+        """Return the definition that a pointer leads into, or None."""
         return next((pointer[:depth] for depth in (2, 3) if pointer[:depth] in self.definitions), None)
 
     def _name_of(self, definition: Pointer) -> str:
@@ -185,17 +186,14 @@ class _Root:
                     self.names.update({each: other.names[each] for each in common})
                     break
             else:
-                self.names[definition] = self._reserve(definition[-1], f"{self._label}_{definition[-1]}")
+                name = self._components.reserve(definition[-1], f"{self._label}_{definition[-1]}")
+                self.names[definition] = name
+                self.added.append(name)
                 self._waiting.append(definition)
         return self.names[definition]
 
-    def _reserve(self, *wishes: str) -> str:
-        name = self._components.reserve(*wishes)
-        self.added.append(name)
-        return name
-
     def _common(self, other: "_Root", definition: Pointer) -> set[Pointer]:
-        """A definition and all that it refers to, if another root means the same by it; else nothing."""
+        """Return a definition and all that it refers to if they are the same in another root; else an empty set."""
         found: set[Pointer] = set()
         waiting = [definition]
         while waiting:
@@ -203,12 +201,12 @@ class _Root:
             if each in found:
                 continue
             own, others = self.definitions[each], other.definitions.get(each)
-            if each not in other.names or (own is not others and own != others):  # most roots of a source share theirs
+            if each not in other.names or (own is not others and own != others):  # roots of a source share objects
                 return set()
             found.add(each)
             for reference in self._components.references(own):
                 target = self._definition_at(self._pointer(reference))
-                if target is None:  # it leads into its root, which is another one
+                if target is None:  # it leads into its own root, which is not the other one
                     return set()
                 waiting.append(target)
         return found
@@ -216,23 +214,11 @@ class _Root:
 
 @lru_cache(4_096)
 def _steps(reference: str) -> Pointer:
-    """The steps of a reference that is a JSON Pointer."""
-    return tuple(step.replace("~1", "/").replace("~0", "~") for step in unquote(reference).split("/")[1:])
-
-
-def _definitions(root: dict[str, Any]) -> Iterator[tuple[Pointer, JSONSchema]]:
-    """What a root schema defines by name, each with its place."""
-    components = cast("Any", root.get("components"))
-    schemas = cast("dict[str, Any]", components).get("schemas") if isinstance(components, dict) else None
-    places = ((("$defs",), root.get("$defs")), (("definitions",), root.get("definitions")))
-    for place, named in (*places, (("components", "schemas"), schemas)):
-        if isinstance(named, dict):
-            for name, schema in cast("dict[str, JSONSchema]", named).items():
-                yield (*place, name), schema
+    return tuple(map(unescaped, unquote(reference).split("/")[1:]))
 
 
 def _walk(root: Any) -> Iterator[tuple[Pointer, Any]]:
-    """Every object in a document, with its place."""
+    """Yield every value in a document with its JSON Pointer."""
     stack: list[tuple[Pointer, Any]] = [((), root)]
     while stack:
         pointer, node = stack.pop()
@@ -243,19 +229,10 @@ def _walk(root: Any) -> Iterator[tuple[Pointer, Any]]:
             stack += [((*pointer, str(index)), each) for index, each in enumerate(cast("list[Any]", node))]
 
 
-def _references_in(schema: JSONSchema) -> Iterator[str]:
-    for _, node in _walk(schema):
-        if isinstance(node, dict):
-            for keyword in _REFERENCES:
-                reference = cast("dict[str, Any]", node).get(keyword)
-                if isinstance(reference, str):
-                    yield reference
-
-
 _STRING = {"type": "string"}
 _PROBLEM: dict[str, Any] = {
     "type": "object",
-    "description": "What went wrong (RFC 9457). `code` and `retryable` tell a program what to do.",
+    "description": "An error (RFC 9457). Programs decide by `code` and `retryable`.",
     "properties": {
         "type": {"type": "string", "format": "uri-reference"},
         "title": _STRING,
@@ -265,14 +242,14 @@ _PROBLEM: dict[str, Any] = {
         "retryable": {"type": "boolean"},
         "instance": {"type": "string", "format": "uri-reference"},
         "retryAfterMs": {"type": "integer", "minimum": 0},
-        "details": {"description": "More about it: the problems of an input, each with its place."},
+        "details": {"description": "More data: the problems of an input, each with its path."},
     },
     "required": ["type", "title", "status", "detail", "code", "retryable"],
 }
 
 
 def _with(schema: dict[str, Any], **properties: Any) -> dict[str, Any]:
-    """An object schema with some properties replaced, and the type of its constants said."""
+    """Return an object schema with some properties replaced, and with the type of its constants."""
     given: dict[str, Any] = {**schema["properties"], **properties}
     typed = {name: {"type": "string", **each} if "const" in each else each for name, each in given.items()}
     return {**schema, "properties": typed}
@@ -286,14 +263,12 @@ def _one_of(discriminator: str, **named: str) -> dict[str, Any]:
     }
 
 
-def _blocks() -> dict[str, dict[str, Any]]:
-    """The kinds of content block, each by the value of its `type`."""
-    kinds = cast("list[dict[str, Any]]", MCP_CONTENT_BLOCK_SCHEMA["oneOf"])
-    return {kind["properties"]["type"]["const"]: kind for kind in kinds}
-
-
-_BLOCK_NAMES = {kind: f"MCP{kind.title().replace('_', '')}Block" for kind in _blocks()}
-_ANNOTATIONS = next(iter(_blocks().values()))["properties"]["annotations"]
+_BLOCKS: dict[str, dict[str, Any]] = {  # by the value of `type`
+    block["properties"]["type"]["const"]: block
+    for block in cast("list[dict[str, Any]]", MCP_CONTENT_BLOCK_SCHEMA["oneOf"])
+}
+_BLOCK_NAMES = {kind: f"MCP{kind.title().replace('_', '')}Block" for kind in _BLOCKS}
+_ANNOTATIONS = next(iter(_BLOCKS.values()))["properties"]["annotations"]
 
 NAMED_SCHEMAS: dict[str, JSONSchema] = {
     "Problem": _PROBLEM,
@@ -307,6 +282,6 @@ NAMED_SCHEMAS: dict[str, JSONSchema] = {
     "MCPContentBlock": _one_of("type", **_BLOCK_NAMES),
     **{
         _BLOCK_NAMES[kind]: _with(schema, annotations={"$ref": f"{PREFIX}MCPAnnotations"})
-        for kind, schema in _blocks().items()
+        for kind, schema in _BLOCKS.items()
     },
 }

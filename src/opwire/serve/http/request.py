@@ -1,6 +1,8 @@
-"""What a request says: its path as it was written, its input, its id, its deadline, and what it wants back.
+"""Parse HTTP requests: headers, JSON bodies, query strings; and cancel calls of clients that disconnect.
 
-Ends what a request runs when nobody waits for it any more, or when it may not go on.
+A query string can express an object of scalars and of arrays of scalars: each property is a query parameter, and an
+array repeats it (`?tag=a&tag=b`). Its values are text, so the schema decides their types; an input whose schema allows
+text and something else for the same property cannot be sent as a query string.
 """
 
 import asyncio
@@ -9,26 +11,33 @@ import json
 import os
 import re
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from http import HTTPStatus
-from types import TracebackType
-from typing import Any, Self, cast
+from math import isfinite
+from types import NoneType, TracebackType
+from typing import Any, NamedTuple, Self, cast
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import UNSET
 
 from opwire.deadlines import Deadlines, bounded_seconds
-from opwire.errors import CallError, ErrorCode
-from opwire.operation import Identity, Trace, trace_of
+from opwire.errors import CallError, ErrorCode, SchemaError
+from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Trace, trace_of
 from opwire.origin import ENVELOPE_JSON
-from opwire.serve.guard import Receive, Refusal, Scope, expires_of, identity_of
+from opwire.schema import Schema
+from opwire.schema.dialect import References, lower
+from opwire.serve.guard import EXPIRES, IDENTITY, HTTPStatusError, Receive, Scope
+from opwire.typed.plain import as_dict, as_list
+
+MAX_PARAMETERS = 1_000
+READS = frozenset({"GET", "HEAD"})
 
 _ENVELOPE = ENVELOPE_JSON.encode()
 _JSON = re.compile(rb"application/(?:json|[\w.!#$&^-]+\+json)\s*(?:;\s*charset=\"?utf-?8\"?\s*)?;?", re.IGNORECASE)
-_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 _QUALITY = re.compile(rb"(?:^|;)\s*q=([01](?:\.[0-9]{0,3})?)\s*(?:;|$)")
-_EPOCH = 100_000_000_000  # milliseconds: no call takes three years, so more than that is a date
+_EPOCH = 100_000_000_000  # milliseconds: no call takes three years, so a larger number is a date
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -39,55 +48,61 @@ _encoder = msgspec.json.Encoder()
 
 
 class Request:
-    """One request, read as far as it is asked for."""
+    """A request whose parts are parsed lazily."""
 
     __slots__ = ("expires", "headers", "identity", "is_plain", "method", "path", "query", "request_id", "root_path")
 
     def __init__(self, scope: Scope) -> None:
         self.method: str = scope["method"]
         self.root_path: str = scope.get("root_path", "")
-        self.path = _below(self.root_path, scope["path"])
-        # Whether the path came as it is, and not percent-encoded: %61 is an `a` to us, and may not be to a proxy.
+        path: str = scope["path"]
+        is_mounted = self.root_path and path.startswith(f"{self.root_path}/")
+        self.path = path[len(self.root_path) :] if is_mounted else path  # within this app
+        # Whether the path came without percent-encoding: %61 is an `a` to us, and may not be to a proxy.
         raw: bytes = scope.get("raw_path") or b""
         self.is_plain = b"%" not in raw or raw.endswith(self.path.encode("utf-8", "replace"))
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.identity: Identity | None = identity_of(scope)
-        self.expires: float | None = expires_of(scope)
+        self.identity: Identity | None = scope.get(IDENTITY)
+        self.expires: float | None = scope.get(EXPIRES)
         given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if _SANE_ID.fullmatch(given) else os.urandom(16).hex()
+        self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
     @property
     def wants_envelope(self) -> bool:
-        """Whether the whole envelope is asked for, and liked better than plain JSON.
+        """Whether the client prefers the envelope to plain JSON.
 
-        Some clients name every type of the document: they take plain data, which is the default.
+        Some clients accept every type of the document alike: they get the default, plain data.
         """
-        accept = self.headers.get(b"accept", b"")
-        if _ENVELOPE not in accept.lower():
+        accept = self.headers.get(b"accept", b"").lower()
+        if _ENVELOPE not in accept:
             return False
-        liked = dict(map(_quality, accept.lower().split(b",")))
-        return liked.get(_ENVELOPE, 0.0) > liked.get(b"application/json", 0.0)
+        qualities: dict[bytes, float] = {}
+        for accepted in accept.split(b","):
+            kind, _, parameters = accepted.partition(b";")
+            quality = _QUALITY.search(parameters)
+            qualities[kind.strip()] = float(quality[1]) if quality else 1.0
+        return qualities.get(_ENVELOPE, 0.0) > qualities.get(b"application/json", 0.0)
 
     @property
     def last_event_id(self) -> str | None:
-        """The last event that a client has seen of a stream."""
+        """The last event of a stream that the client has received."""
         given = self.headers.get(b"last-event-id")
         return given.decode("utf-8", "replace") if given else None
 
     @property
     def metadata(self) -> Trace:
-        """The trace that this call is part of, for the context."""
+        """The trace context of the call."""
         parent, state = self.headers.get(b"traceparent"), self.headers.get(b"tracestate", b"")
         if parent is None:
             return {}
         return trace_of({"traceparent": parent.decode("latin-1"), "tracestate": state.decode("latin-1")})
 
     def deadline(self, default: float | None) -> float | None:
-        """Return the monotonic time until which the client waits.
+        """Return the call's deadline as monotonic time; `default` is a timeout in seconds.
 
-        `X-Deadline-Ms` holds the milliseconds that are left, or the time in milliseconds of the Unix epoch. More than
-        a day counts as a day.
+        `X-Deadline-Ms` is the number of milliseconds left, or a time in milliseconds of the Unix epoch. More than a
+        day counts as a day.
 
         Raises:
             CallError: PROTOCOL_ERROR, if it is not a number; TIMEOUT, if it has passed.
@@ -96,7 +111,7 @@ class Request:
         if given is None:
             return None if default is None else time.monotonic() + default
         if not given.isdigit() or len(given) > 18:
-            raise CallError(ErrorCode.PROTOCOL_ERROR, "the header x-deadline-ms is a number of milliseconds")
+            raise CallError(ErrorCode.PROTOCOL_ERROR, "the header x-deadline-ms is not a number of milliseconds")
         left = int(given)
         if left > _EPOCH:
             left -= time.time_ns() // 1_000_000
@@ -104,48 +119,59 @@ class Request:
             raise CallError(ErrorCode.TIMEOUT, "the deadline had passed before the call arrived")
         return time.monotonic() + bounded_seconds(left / 1000)
 
-    async def json(self, receive: Receive) -> Any:
-        """The body; UNSET if there is none.
+    def context(self, timeout: float | None) -> Context:
+        """Return the context of the call; `timeout` is the default in seconds.
 
         Raises:
-            Refusal: it is not said to be JSON.
-            CallError: PROTOCOL_ERROR, if it is not.
+            CallError: see `deadline`.
         """
-        body: bytes = (await receive()).get("body", b"")  # the door gives it whole
+        return Context(
+            request_id=self.request_id,
+            identity=self.identity,
+            deadline=self.deadline(timeout),
+            metadata=self.metadata,
+            inbound=Inbound(self.request_id),
+        )
+
+    async def json(self, receive: Receive) -> Any:
+        """Return the decoded body; UNSET if it is empty.
+
+        Raises:
+            HTTPStatusError: its content type is not JSON.
+            CallError: PROTOCOL_ERROR, if it is invalid.
+        """
+        body: bytes = (await receive()).get("body", b"")  # complete: the guard has buffered it
         if not body:
             return UNSET
         if not _JSON.fullmatch(self.headers.get(b"content-type", b"")):
-            wrong = CallError(
-                ErrorCode.PROTOCOL_ERROR, "the body is JSON in UTF-8, sent as content-type: application/json"
-            )
-            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, wrong, (b"accept", b"application/json"))
-        return read_body(body)
+            wrong = "the body must be JSON in UTF-8, sent as content-type: application/json"
+            error = CallError(ErrorCode.PROTOCOL_ERROR, wrong)
+            raise HTTPStatusError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error, (b"accept", b"application/json"))
+        return parse_body(body)
 
 
-def _quality(accepted: bytes) -> tuple[bytes, float]:
-    """One item of an Accept header: a media type, and how much it is liked."""
-    kind, _, parameters = accepted.partition(b";")
-    quality = _QUALITY.search(parameters)
-    return kind.strip(), float(quality[1]) if quality else 1.0
+# --- JSON bodies ------------------------------------------------------------------------------------------------------
 
 
-def _below(root_path: str, path: str) -> str:
-    """The path within this application, which may be mounted into another one."""
-    return path[len(root_path) :] if root_path and path.startswith(f"{root_path}/") else path
-
-
-def read_body(body: bytes) -> Any:
-    """Return the value that a JSON text holds. Lone surrogates, which JavaScript writes, are replaced.
+def parse_body(body: bytes) -> Any:
+    """Decode a JSON text. Lone surrogates, which JavaScript writes, are replaced.
 
     Raises:
-        CallError: PROTOCOL_ERROR, if it is not JSON, or holds what two readers would not understand alike.
+        CallError: PROTOCOL_ERROR, if it is not JSON, or ambiguous: two parsers could read different values.
     """
+    # The garbage collector would traverse the new value again and again: 4 MB of small lists take 380 ms, not 95.
+    pause_collector = len(body) > _SMALL and gc.isenabled()
+    if pause_collector:
+        gc.disable()
     try:
-        with _uncollected() if len(body) > _SMALL else nullcontext():
-            value = _decoded(body)
-        # A flat object of as many keys as there are colons has no key twice. Other values are checked in full.
+        try:
+            value: Any = _decode(body)
+        finally:
+            if pause_collector:
+                gc.enable()
+        # A flat object with as many keys as there are colons has no duplicate keys. Other values are checked in full.
         if b":" in body and not (isinstance(value, dict) and len(cast("dict[str, Any]", value)) == body.count(b":")):
-            _check_keys(body, value)
+            _reject_duplicate_keys(body, value)
     except RecursionError:
         raise CallError(ErrorCode.PROTOCOL_ERROR, "the body is nested too deeply") from None
     except ValueError as error:
@@ -153,37 +179,25 @@ def read_body(body: bytes) -> Any:
     return cast("Any", value)
 
 
-@contextmanager
-def _uncollected() -> Generator[None]:
-    """Keep the garbage collector from looking at a value while it is read: 4 MB of small lists take 380 ms, not 95."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _decoded(body: bytes) -> Any:
+def _decode(body: bytes) -> Any:
     try:
         return _decoder.decode(body)
     except msgspec.DecodeError:
         if b"\\ud" not in body and b"\\uD" not in body:
             raise
-    # On bytes, because Python's `json` holds up every thread for 0.9 s with 4 MB. Pairs of backslashes step aside, so
-    # that each backslash that is left begins an escape; a NUL is in no JSON text, and cannot stand for one of them.
+    # On bytes, because Python's `json` blocks every thread for 0.9 s with 4 MB. Escaped backslashes become NUL, so that
+    # each remaining backslash begins an escape; JSON text contains no NUL, so that none is ambiguous.
     if b"\0" in body:
-        raise ValueError("it holds a NUL")
+        raise ValueError("it contains a NUL")
     repaired = _LONE_SURROGATE.sub(rb"\\ufffd", body.replace(rb"\\", b"\0"))
     return _decoder.decode(repaired.replace(b"\0", rb"\\"))
 
 
-def _check_keys(body: bytes, value: Any) -> None:
-    """Refuse an object with a key that is there twice: two readers would take different values.
+def _reject_duplicate_keys(body: bytes, value: Any) -> None:
+    """Raise ValueError if an object has duplicate keys: two parsers would read different values.
 
-    A colon is either between a key and its value or part of a string, and a key that is there twice takes its colon
-    with it. So the value, written again, has as many as the text had. This takes 15 ms for 4 MB.
+    A colon either separates a key from its value or is part of a string, and a duplicate key disappears together with
+    its colon. So the value, encoded again, has as many colons as the text. This takes 15 ms for 4 MB.
     """
     escaped = 0
     if b"\\u003" in body:
@@ -191,33 +205,218 @@ def _check_keys(body: bytes, value: Any) -> None:
         escaped = plain.count(rb"\u003a") + plain.count(rb"\u003A")
     if _encoder.encode(value).count(b":") == body.count(b":") + escaped:
         return
-    if len(body) <= _SMALL:  # to find the key takes longer
-        json.loads(body, object_pairs_hook=_unique)
-    raise ValueError("a key is there more than once")
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"duplicate key {name[:100]!r}")
+            seen.add(name)
+
+    if len(body) <= _SMALL:  # finding the key takes longer
+        json.loads(body, object_pairs_hook=check)
+    raise ValueError("duplicate key")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) == len(pairs):
-        return
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise ValueError(f"the key {name[:100]!r} is there more than once")
-        seen.add(name)
+# --- query strings ----------------------------------------------------------------------------------------------------
+
+_FLAT_KEYWORDS = frozenset(
+    "$comment $defs $id $schema additionalProperties components definitions deprecated description examples "
+    "maxProperties minProperties properties required title type unevaluatedProperties".split()
+)
+_SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
+_TYPE_NAMES = {NoneType: "null", bool: "boolean", int: "number", float: "number", str: "string"}
+_MAX_HOPS = 8
+_MAX_DIGITS = 4_000  # Python refuses to parse a longer integer
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
-PATIENCE = 0.02
-"""Seconds after which somebody looks whether the client is still there. Most calls have ended by then, for free."""
+class QueryParameter(NamedTuple):
+    """The types of a query parameter."""
+
+    kinds: frozenset[str]  # names of JSON Schema types, of the value or of an array's items
+    is_array: bool
 
 
-class Guard:
-    """While the block runs, its task is cancelled if the client leaves, or by `interrupt`; the block ends there.
+_TEXT = QueryParameter(frozenset({"string"}), is_array=False)
 
-    with Guard(receive, deadlines) as guard:
+
+def query_parameters(schema: Schema) -> Mapping[str, QueryParameter] | None:
+    """Return the query parameters of an input schema by name; None if a query string cannot express the input."""
+    json = _lowered(schema)
+    if json.get("type") != "object" or not _FLAT_KEYWORDS.issuperset(json):
+        return None
+    if isinstance(json.get("additionalProperties"), dict) or isinstance(json.get("unevaluatedProperties"), dict):
+        return None
+    if not isinstance(json.get("properties", {}), dict) or not isinstance(json.get("required", []), list):
+        return None  # an invalid schema
+    references = References(json)
+    found: dict[str, QueryParameter] = {}
+    for name, each in as_dict(json.get("properties")).items():
+        parameter = _parameter(each, references)
+        if parameter is None:
+            return None
+        found[name] = parameter
+    return found
+
+
+def query_parameter(schema: Schema, name: str) -> QueryParameter | None:
+    """Return one property of an input schema as a query parameter; None if it is missing or cannot be one."""
+    json = _lowered(schema)
+    return _parameter(as_dict(json.get("properties")).get(name), References(json))
+
+
+def parse_query(parameters: Mapping[str, QueryParameter], query: bytes) -> dict[str, Any]:
+    """Return the input of a query string. A value of another type stays text, for the validation to report.
+
+    Raises:
+        CallError: PROTOCOL_ERROR, if it is invalid.
+    """
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(query.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
+    except ValueError as error:
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid query string: {error}") from error
+    input: dict[str, Any] = {}
+    for name, text in pairs:
+        parameter = parameters.get(name, _TEXT)
+        if parameter.is_array:
+            input.setdefault(name, []).append(parse_value(text, parameter.kinds))
+        elif name in input:
+            raise CallError(ErrorCode.PROTOCOL_ERROR, f"duplicate query parameter {name!r}")
+        else:
+            input[name] = parse_value(text, parameter.kinds)
+    return input
+
+
+def parse_value(text: str, kinds: frozenset[str]) -> Any:
+    """Return the value that a text stands for, if it may be of these types; else the text."""
+    if "string" in kinds:
+        return text
+    if "null" in kinds and text in ("", "null"):
+        return None
+    if "boolean" in kinds and text in ("true", "false"):
+        return text == "true"
+    number = _NUMBER.fullmatch(text) if "number" in kinds or "integer" in kinds else None
+    if number is None or len(text) > _MAX_DIGITS:
+        return text
+    if number[1] is None and number[2] is None:
+        return int(text)
+    return float(text) if isfinite(float(text)) else text
+
+
+def _lowered(schema: Schema) -> dict[str, Any]:
+    """Return the schema in 2020-12. Schemas of other documents are not compiled yet, and may be invalid."""
+    try:
+        return as_dict(lower(schema.json, schema.dialect))
+    except SchemaError:
+        return {}
+
+
+def _parameter(schema: Any, references: References) -> QueryParameter | None:
+    types = _types(schema, references, _MAX_HOPS)
+    if types is None:
+        return None
+    arrays = frozenset(each.removeprefix("array of ") for each in types if each.startswith("array of "))
+    if arrays and not types - {f"array of {each}" for each in arrays} <= {"null"}:
+        return None
+    kinds = arrays or types
+    is_clear = bool(kinds) and ("string" not in kinds or kinds <= {"string", "null"})
+    return QueryParameter(kinds, bool(arrays)) if is_clear else None
+
+
+def _types(schema: Any, references: References, hops: int) -> frozenset[str] | None:
+    """Return the types of a property, arrays as "array of string"; None if it may be anything else, or is unknown."""
+    json = as_dict(schema)
+    if not json or hops == 0:
+        return None
+    if "$ref" in json:
+        try:
+            return _types(references.resolve(str(json["$ref"])), references, hops - 1)
+        except SchemaError:
+            return None
+    if "const" in json or "enum" in json:
+        values = [json["const"]] if "const" in json else as_list(json["enum"])
+        types = frozenset(_TYPE_NAMES.get(kind, "object") for kind in map(type, values))
+        return types if types <= _SCALARS else None
+    if "type" not in json:
+        branches = as_list(json.get("anyOf") or json.get("oneOf"))
+        found = [_types(branch, references, hops - 1) for branch in branches]
+        if "allOf" in json or not branches or None in found:
+            return None
+        return frozenset[str]().union(*filter(None, found))
+    named = json["type"]
+    types = frozenset(map(str, [named] if isinstance(named, str) else as_list(named)))
+    scalars = types - {"array"}
+    if not scalars <= _SCALARS:
+        return None
+    if scalars == types:
+        return types
+    items = None if "prefixItems" in json else _types(json.get("items"), references, hops - 1)
+    return scalars | {f"array of {each}" for each in items} if items and items <= _SCALARS else None
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+class Route(NamedTuple):
+    """The path of an operation: its methods, and how its input is parsed."""
+
+    spec: OperationSpec
+    methods: tuple[str, ...]
+    parameters: Mapping[str, QueryParameter] | None  # of a query string, if the operation can be called by GET
+    resume: QueryParameter | None  # the property `last_event_id`, if the input has one
+
+    @classmethod
+    def of(cls, spec: OperationSpec) -> "Route":
+        """Return the route of an operation."""
+        parameters = None if spec.type is OperationType.MUTATION else query_parameters(spec.input_schema)
+        reads = () if parameters is None else ("GET",) if spec.type is OperationType.SUBSCRIPTION else ("GET", "HEAD")
+        return cls(spec, (*reads, "POST"), parameters, query_parameter(spec.input_schema, "last_event_id"))
+
+    async def input(self, request: Request, receive: Receive) -> Any:
+        """Parse the input of a request.
+
+        Raises:
+            HTTPStatusError, CallError: it is invalid.
+        """
+        if self.parameters is not None and request.method in READS:
+            return parse_query(self.parameters, request.query)
+        body = await request.json(receive)
+        schema = self.spec.input_schema
+        takes_object = as_dict(schema.json).get("type") == "object"
+        problem = None
+        if body is None and takes_object:  # as an input, None means "no arguments", which `null` does not
+            problem = 'the value is not of type "object"'
+        elif body is UNSET and not takes_object and not schema.is_unknown:
+            problem = "the body is missing"  # the document says that it is required, even if it may be null
+        if problem is not None:
+            details = {"problems": [{"path": "", "message": problem}]}
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: the input: {problem}", details)
+        return None if body is UNSET else body
+
+    def resumed(self, input: Any, last_event_id: str | None) -> Any:
+        """Return the input of a subscription that continues after an event, unless the input itself says where."""
+        if self.resume is None or last_event_id is None or not (input is None or isinstance(input, dict)):
+            return input
+        return {"last_event_id": parse_value(last_event_id, self.resume.kinds), **as_dict(input)}
+
+
+# --- disconnects ------------------------------------------------------------------------------------------------------
+
+GRACE = 0.02
+"""Seconds after which a task watches for a disconnect. Most calls have ended by then, without that cost."""
+
+
+class CancelOnDisconnect:
+    """Cancel the block's task if the client disconnects, or by `interrupt`; the block ends there.
+
+    with CancelOnDisconnect(receive, deadlines) as running:
         envelope = await registry.execute(...)
-    if guard.interrupted: ...
+    if running.interrupted: ...
 
-    `reason` is what the client is to be told. None: it is not there.
+    `reason` is the error for the client; None if it has disconnected.
     """
 
     def __init__(self, receive: Receive, deadlines: Deadlines) -> None:
@@ -233,7 +432,7 @@ class Guard:
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._tick = self._deadlines.add(self, time.monotonic() + PATIENCE, Guard._watch)
+        self._tick = self._deadlines.add(self, time.monotonic() + GRACE, CancelOnDisconnect._watch)
         return self
 
     def __exit__(
@@ -245,7 +444,7 @@ class Guard:
         if self._watcher is not None:
             self._watcher.cancel()
         task, self._task = self._task, None
-        # Somebody else may have cancelled the task too, and wants it to end.
+        # The task may have been cancelled from outside as well, and then has to end.
         others = self.interrupted and task is not None and task.uncancel() > 0
         return self.interrupted and not others and isinstance(error, asyncio.CancelledError)
 
@@ -256,14 +455,14 @@ class Guard:
             self._task.cancel()
 
     def interrupt_at(self, when: float | None, reason: CallError) -> None:
-        """End the block at a time (Unix epoch, in seconds); None: never."""
+        """End the block at a time (Unix epoch, in seconds), or never."""
         if when is not None:
             self._timers.append(self._loop.call_later(max(0, when - time.time()), self.interrupt, reason))
 
     def _watch(self) -> None:
-        self._watcher = self._loop.create_task(self._wait_for_the_end())
+        async def wait_for_disconnect() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self.interrupt()
 
-    async def _wait_for_the_end(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.interrupt()
+        self._watcher = self._loop.create_task(wait_for_disconnect())

@@ -1,9 +1,12 @@
-"""A registry as an MCP server. Needs `pip install 'opwire[mcp]'`.
+"""Serve a registry as an MCP server. Needs `pip install 'opwire[mcp]'`.
 
 server = serve_mcp(registry, name="shop", version="1.0")
 asyncio.run(server.run_stdio())
 """
 
-from opwire.serve.mcp.app import MCPSurface, serve_mcp
+from opwire.errors import needs_extra
+
+with needs_extra("mcp"):
+    from opwire.serve.mcp.app import MCPSurface, serve_mcp
 
 __all__ = ["MCPSurface", "serve_mcp"]

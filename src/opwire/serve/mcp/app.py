@@ -1,7 +1,4 @@
-"""A registry over streamable HTTP, as an ASGI app.
-
-`serve_mcp`: a registry as an MCP server.
-"""
+"""`serve_mcp`: a registry as an MCP server, over stdio or as an ASGI app over streamable HTTP."""
 
 import asyncio
 import time
@@ -9,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from math import ceil
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, Unpack, cast
 from urllib.parse import quote
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -17,157 +14,269 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from opwire.call import LOCAL_IDENTITY
+from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
-from opwire.operation import Identity, OperationSpec
+from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
-from opwire.serve.guard import Door, Receive, Refusal, Scope, Send, expires_of, identity_of, send_problem
-from opwire.serve.listener import run_until_signalled
-from opwire.serve.mcp.server import About, Limits, RegistryServer, RequestContext, Serving
+from opwire.serve.guard import (
+    MAX_BODY,
+    GuardOptions,
+    HTTPStatusError,
+    Receive,
+    RequestGuard,
+    Scope,
+    Send,
+    expires_of,
+    identity_of,
+    operation_filter,
+    send_problem,
+)
+from opwire.serve.listener import ListeningApp, ListenOptions
+from opwire.serve.mcp.server import CallLimits, ImplementationInfo, RegistryServer, ServedTools
 from opwire.serve.mcp.stdio import stdio_streams
-from opwire.serve.mcp.tools import Catalogue
-
-if TYPE_CHECKING:
-    from opwire.auth import Authenticator
+from opwire.serve.mcp.tools import ToolCatalogue
 
 
-class HTTPOptions(TypedDict, total=False):
-    """Who may come in over HTTP, and with how much; see `Door` for all but the last four.
+class MCPHTTPOptions(GuardOptions, total=False):
+    """The options of an MCP server over HTTP, besides those of `RequestGuard`.
 
-    `path` is where the server answers, below the place that the app is mounted at. `max_sessions` are at the same
-    time, and as many again of clients without an identity, so that these cannot take the place of the others. One
-    identity has at most `max_sessions_per_identity`, half of them unless given. When there is no room for a new one,
-    the idle session that was not used for the longest time ends, of the same identity or of the one that has most.
-    `session_idle` is the seconds without a request after which one ends.
+    `path` is the path of the server, below the one that the app is mounted at. `max_sessions` bounds concurrent
+    sessions, and separately those of anonymous clients, so that these cannot displace the others. One identity has at
+    most `max_sessions_per_identity`, by default half of them. When there are too many, the idle session with the oldest
+    last request ends, of the same identity or of the one that has most. `session_idle` is the timeout of sessions
+    without a request, in seconds.
     """
 
-    authenticate: "Authenticator | None"
-    identity: Identity | None
-    hosts: Iterable[str] | None
-    origins: Iterable[str]
-    max_body: int
-    max_headers: int
-    max_requests: int
-    body_timeout: float
     path: str
     max_sessions: int
     max_sessions_per_identity: int | None
     session_idle: float
 
 
-class MCPApp:
-    """An ASGI app that serves MCP. It runs from the start of its server (`lifespan`), or from its first request."""
+class MCPServeOptions(MCPHTTPOptions, ListenOptions, total=False):
+    """The options of `MCPSurface.run_http`."""
+
+
+def serve_mcp(
+    registry: OperationRegistry,
+    *,
+    name: str = "opwire",
+    version: str = "",
+    title: str | None = None,
+    instructions: str | None = None,
+    stdio_identity: Identity = LOCAL_IDENTITY,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    interceptors: Iterable[Interceptor] = (),
+    timeout: float | None = 30.0,
+    max_items: int = 100,
+    max_seconds: float = 30.0,
+    max_bytes: int = 4 * 1024 * 1024,
+    page_size: int = 100,
+    tool_envelopes: bool = False,
+) -> "MCPSurface":
+    """Return a registry as an MCP server: every operation is a tool.
+
+        server = serve_mcp(registry, name="shop", version="1.0")
+        asyncio.run(server.run_stdio())
+
+    `stdio_identity` is the identity of the client on stdio. `include` and `exclude` are patterns of ids or tags that
+    select the served operations. `interceptors` run around every call of this surface, the first outermost. `timeout`
+    is the default of calls in seconds. Of a subscription at most `max_items` are collected in at most `max_seconds`,
+    and none after `max_bytes` of JSON. `tool_envelopes` encodes results and errors as ToolEnvelope V1.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    check_above_zero(timeout=timeout, max_seconds=max_seconds)
+    check_counts(max_items=max_items, max_bytes=max_bytes, page_size=page_size)
+    dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
+    for interceptor in interceptors:
+        dispatcher.use(interceptor)
+    served = ServedTools(
+        dispatcher=dispatcher,
+        catalogue=ToolCatalogue(dispatcher),
+        limits=CallLimits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
+        page_size=page_size,
+        tool_envelopes=tool_envelopes,
+    )
+    info = ImplementationInfo(name=name, version=version, title=title, instructions=instructions)
+    return MCPSurface(info, served, stdio_identity)
+
+
+class MCPSurface:
+    """A registry as an MCP server that runs when one of its methods is called; `serve_mcp` returns one."""
+
+    def __init__(self, info: ImplementationInfo, served: ServedTools, stdio_identity: Identity) -> None:
+        self._info = info
+        self._served = served
+        self._stdio_identity = stdio_identity
+
+    def __repr__(self) -> str:
+        return f"<MCPSurface {self._info.name!r} of {self._served.dispatcher.registry!r}>"
+
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call of this surface; the returned function removes it."""
+        return self._served.dispatcher.use(interceptor)
+
+    def sdk_server(self) -> RegistryServer:
+        """Return the SDK's server for trusted callers: for a custom transport, or for a test.
+
+        async with mcp.Client(surface.sdk_server()) as client: ...
+        """
+        return RegistryServer(self._info, self._served, lambda _: self._stdio_identity)
+
+    async def run_stdio(self) -> None:
+        """Serve the parent process on standard input and output until it closes them.
+
+        Raises:
+            CallError: UNAVAILABLE, if they are closed already.
+        """
+        server = self.sdk_server()
+        async with stdio_streams() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    async def run_http(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[MCPServeOptions]) -> None:
+        """Serve over streamable HTTP at `/mcp` until SIGINT or SIGTERM, or until the task is cancelled.
+
+        Raises:
+            CallError: UNAVAILABLE, if the address cannot be used.
+        """
+        given = cast("dict[str, Any]", options)
+        listen = cast(
+            "ListenOptions", {name: given.pop(name) for name in ListenOptions.__annotations__ if name in given}
+        )
+        await self.asgi(**cast("MCPHTTPOptions", given)).run(host, port, **listen)
+
+    def asgi(self, **options: Unpack[MCPHTTPOptions]) -> "MCPApp":
+        """Return the server as an ASGI app, for any ASGI server or to be mounted into another app.
+
+            app = Starlette(routes=[Mount("/", surface.asgi(authenticate=..., hosts=["tools.example"]))])
+
+        Without `authenticate` and without `anonymous` only public operations can be called.
+        """
+        server = RegistryServer(
+            self._info, self._served, lambda ctx: None if ctx.request is None else identity_of(ctx.request.scope)
+        )
+        return MCPApp(server, self._served.catalogue, **options)
+
+
+class MCPApp(ListeningApp):
+    """An ASGI app that serves MCP. It starts with its server (`lifespan`), or lazily with its first request."""
 
     def __init__(
         self,
         server: RegistryServer,
-        catalogue: Catalogue,
+        catalogue: ToolCatalogue,
         *,
         path: str = "/mcp",
         max_sessions: int = 1_000,
         max_sessions_per_identity: int | None = None,
         session_idle: float = 1_800.0,
-        max_body: int = 4 * 1024 * 1024,
-        **options: Any,
+        **guard: Unpack[GuardOptions],
     ) -> None:
         check_counts(max_sessions=max_sessions, max_sessions_per_identity=max_sessions_per_identity)
         check_above_zero(session_idle=session_idle)
         self._server = server
         self._catalogue = catalogue
-        self._path = path.rstrip("/")
-        self._door = Door(self._enter, max_body=max_body, **options)
-
-        def manager(max_each: int) -> _SessionManager:
-            limits = {"max_request_body_size": max_body, "max_sessions": max_sessions}
-            return _SessionManager(server, max_each=max_each, session_idle_timeout=session_idle, **limits)
-
+        self._path = path.rstrip("/") or "/"
+        self._guarded = RequestGuard(self._handle, **guard)
+        limits = {
+            "max_request_body_size": guard.get("max_body", MAX_BODY),
+            "max_sessions": max_sessions,
+            "session_idle_timeout": session_idle,
+        }
         each = max_sessions_per_identity or ceil(max_sessions / 2)
-        self._start = lambda: _Sessions(of_known=manager(each), of_nobody=manager(max_sessions))
-        self._open: _Sessions | None = None
+        self._create_sessions = lambda: _SessionManagers(
+            identified=_SessionManager(server, max_each=each, **limits),
+            anonymous=_SessionManager(server, max_each=max_sessions, **limits),
+        )
+        self._sessions: _SessionManagers | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        else:
-            await self._door(scope, receive, send)
-
-    def drain(self) -> None:
-        """End the streams on which clients listen for changes: they would hold up the server's end."""
-        self._server.end_streams()
-        if self._open is not None:
-            self._open.draining.set()
-
-    async def close(self) -> None:
-        """End every session, and what runs in it."""
-        self.drain()
-        sessions, self._open = self._open, None
-        if sessions is not None:
-            await sessions.close()
-
-    @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
-        """For the lifespan of an app that this one is mounted into: `async with app.running(): yield`."""
-        await self._started()
-        try:
-            yield
-        finally:
-            await self.close()
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """The ASGI lifespan protocol."""
+        """Serve one request, or follow the server's lifespan."""
+        if scope["type"] != "lifespan":
+            await self._guarded(scope, receive, send)
+            return
         await receive()
         async with self.running():
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _started(self) -> "_Sessions":
-        if self._open is None or self._open.is_over:
-            self._open = self._start()
-        await self._open.started.wait()
-        return self._open
+    def drain(self) -> None:
+        """End the streams on which clients listen for changes: they would delay the shutdown."""
+        self._server.end_streams()
+        if self._sessions is not None:
+            self._sessions.draining.set()
 
-    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def close(self) -> None:
+        """End every session and its calls."""
+        self.drain()
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            await sessions.close()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Run within the lifespan of an app that this one is mounted into: `async with app.running(): yield`."""
+        await self._start()
         try:
-            self._check(scope)
-        except Refusal as refusal:
-            await send_problem(send, refusal, with_body=scope["method"] != "HEAD")
-            return
-        sessions = await self._started()
+            yield
+        finally:
+            await self.close()
+
+    async def _start(self) -> "_SessionManagers":
+        if self._sessions is None or self._sessions.task.done():  # done: it ran on another event loop
+            self._sessions = self._create_sessions()
+        await self._sessions.started.wait()
+        return self._sessions
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         identity = identity_of(scope)
-        manager = sessions.of_nobody if identity is None else sessions.of_known
-        scope = {**scope, "user": _owner(identity)}
+        try:
+            self._check_path(scope)
+            if identity is None and not self._catalogue.has_public():
+                needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
+                raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
+        except HTTPStatusError as error:
+            await send_problem(send, error, with_body=scope["method"] != "HEAD")
+            return
+        sessions = await self._start()
+        manager, owner = sessions.anonymous, None
+        if identity is not None:  # the SDK rejects requests of other owners to a session
+            manager = sessions.identified
+            owner = AuthenticatedUser(AccessToken(token="", client_id=identity.id, scopes=[]))
+        scope = {**scope, "user": owner}
         is_listening = dict(scope["headers"]).get(b"mcp-method") == b"subscriptions/listen"
         if scope["method"] != "GET" and not is_listening:
             await manager.handle_request(scope, receive, send)
             return
-        # Who listens in the newest way is told of the end by the SDK, who listens on a GET only by its end.
+        # The SDK ends a stream of `subscriptions/listen` with a message; one of a GET just ends.
         ends = asyncio.Event() if is_listening else sessions.draining
-        stream = _Stream(receive, send, ends, expires_of(scope))
+        stream = _ExpiringStream(receive, send, ends, expires_of(scope))
         await manager.handle_request(scope, stream.receive, stream.send)
         await stream.finish()
 
-    def _check(self, scope: Scope) -> None:
+    def _check_path(self, scope: Scope) -> None:
         root: str = scope.get("root_path", "")
         path: str = scope["path"].removeprefix(root)
         is_plain = b"%" not in (scope.get("raw_path") or b"").removeprefix(root.encode())
-        if path != (self._path or "/") or not is_plain:  # one spelling: a proxy's rule for it cannot be evaded
-            where = self._path or "/"
-            wrong = CallError(ErrorCode.OPERATION_NOT_FOUND, f"there is nothing here; MCP is at {where}")
-            if path.rstrip("/") != self._path or not is_plain:
-                raise Refusal(HTTPStatus.NOT_FOUND, wrong)
-            location = quote(f"/{root.strip('/')}{where}" if root.strip("/") else where, safe="/~")
-            raise Refusal(HTTPStatus.PERMANENT_REDIRECT, wrong, (b"location", location.encode()))
-        if identity_of(scope) is None and not self._catalogue.has_public():
-            needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
-            raise Refusal(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
+        if path == self._path and is_plain:  # one spelling only: a proxy's rule for it cannot be evaded
+            return
+        wrong = CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path; MCP is at {self._path}")
+        if path.rstrip("/") != self._path.rstrip("/") or not is_plain:
+            raise HTTPStatusError(HTTPStatus.NOT_FOUND, wrong)
+        root = root.strip("/")
+        location = quote(f"/{root}{self._path}" if root else self._path, safe="/~")
+        raise HTTPStatusError(HTTPStatus.PERMANENT_REDIRECT, wrong, (b"location", location.encode()))
 
 
 class _SessionManager(StreamableHTTPSessionManager):
-    """The SDK's sessions, of which an idle one gives way to a new one. `max_each` are of one owner.
+    """The SDK's sessions, with at most `max_each` per owner; an idle session ends in favour of a new one.
 
-    The SDK refuses new ones once there are too many, so that one client could keep all others out for as long as its
-    sessions last without a request.
+    The SDK rejects new sessions when there are too many, so that one client could lock all others out for as long as
+    its idle sessions last.
     """
 
     def __init__(self, server: RegistryServer, *, max_each: int, **options: Any) -> None:
@@ -177,63 +286,54 @@ class _SessionManager(StreamableHTTPSessionManager):
     async def handle_request(self, scope: Any, receive: Any, send: Any) -> None:
         session = dict(scope["headers"]).get(b"mcp-session-id", b"").decode("latin-1")
         if (transport := self._server_instances.pop(session, None)) is not None:
-            self._server_instances[session] = transport  # in the order of their last use
+            self._server_instances[session] = transport  # ordered by their last request
         await super().handle_request(scope, receive, send)
 
     def _admit_session(self, requestor: Any) -> Any:
-        crowd = self._crowd(requestor)
-        if crowd:
-            idle = next((each for each in crowd if not self._server_instances[each]._requests_in_flight), None)  # pyright: ignore[reportPrivateUsage]
+        by_owner: dict[str | None, list[str]] = {}
+        for session in self._server_instances:
+            owner = self._session_owners.get(session)
+            by_owner.setdefault(None if owner is None else owner["client_id"], []).append(session)
+        candidates = by_owner.get(None if requestor is None else requestor["client_id"], [])
+        is_full = self.max_sessions is not None and len(self._server_instances) >= self.max_sessions
+        if len(candidates) < self._max_each:
+            candidates = max(by_owner.values(), key=len) if is_full else []
+        if candidates:  # one of these has to end
+            idle = next((each for each in candidates if not self._server_instances[each]._requests_in_flight), None)  # pyright: ignore[reportPrivateUsage]
             if idle is None:
                 return None
             self._session_owners.pop(idle, None)
             scope = self._server_instances.pop(idle).idle_scope
             if scope is not None:
-                scope.cancel()  # as if it had been idle for too long
+                scope.cancel()  # as after `session_idle`
         return super()._admit_session(requestor)
 
-    def _crowd(self, requestor: Any) -> list[str]:
-        """Return the sessions of which one has to end before this owner may open another."""
-        by_owner: dict[str | None, list[str]] = {}
-        for session in self._server_instances:
-            owner = self._session_owners.get(session)
-            by_owner.setdefault(None if owner is None else owner["client_id"], []).append(session)
-        own = by_owner.get(None if requestor is None else requestor["client_id"], [])
-        if len(own) >= self._max_each:
-            return own
-        is_full = self.max_sessions is not None and len(self._server_instances) >= self.max_sessions
-        return max(by_owner.values(), key=len) if is_full else []
 
+class _SessionManagers:
+    """The sessions of one run. One task starts and ends them, as the SDK's task groups require."""
 
-class _Sessions:
-    """The sessions of one run. They are started and ended by one task, as the SDK's task groups ask for."""
-
-    def __init__(self, *, of_known: _SessionManager, of_nobody: _SessionManager) -> None:
-        self.of_known = of_known
-        self.of_nobody = of_nobody
+    def __init__(self, *, identified: _SessionManager, anonymous: _SessionManager) -> None:
+        self.identified = identified
+        self.anonymous = anonymous
         self.started = asyncio.Event()
         self.draining = asyncio.Event()
-        self._keeper = asyncio.create_task(self._keep())
 
-    async def _keep(self) -> None:
-        async with self.of_known.run(), self.of_nobody.run():
-            self.started.set()
-            await asyncio.Event().wait()
+        async def run() -> None:
+            async with identified.run(), anonymous.run():
+                self.started.set()
+                await asyncio.Event().wait()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the loop that they ran on has ended."""
-        return self._keeper.done()
+        self.task = asyncio.create_task(run())
 
     async def close(self) -> None:
-        self._keeper.cancel()
-        await asyncio.wait([self._keeper])
+        self.task.cancel()
+        await asyncio.wait([self.task])
 
 
-class _Stream:
-    """The channels of a stream, which the SDK ends only when its client leaves.
+class _ExpiringStream:
+    """The channels of a stream, which the SDK ends only when its client disconnects.
 
-    It is told so at a given event, and when the token expires that opened the stream.
+    It gets a disconnect when an event is set, and when the token that opened the stream expires.
     """
 
     def __init__(self, receive: Receive, send: Send, ends: asyncio.Event, expires: float | None) -> None:
@@ -263,105 +363,6 @@ class _Stream:
         self._is_open = message.get("more_body", message["type"] == "http.response.start")
 
     async def finish(self) -> None:
-        """End the response properly, if its client is still there."""
+        """Complete the response, unless the client has disconnected."""
         if self._is_cut and self._is_open:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _owner(identity: Identity | None) -> AuthenticatedUser | None:
-    """Who opens a session, in the SDK's terms: it lets nobody else into it."""
-    return None if identity is None else AuthenticatedUser(AccessToken(token="", client_id=identity.id, scopes=[]))
-
-
-class MCPSurface:
-    """A registry as an MCP server; nothing runs until one of its methods is called. Made by `serve_mcp`."""
-
-    def __init__(self, about: About, serving: Serving, identity: Identity) -> None:
-        self._about = about
-        self._serving = serving
-        self._identity = identity
-
-    def __repr__(self) -> str:
-        return f"<MCPSurface {self._about.name!r} of {self._serving.registry!r}>"
-
-    def sdk_server(self) -> RegistryServer:
-        """The SDK's server for callers that are trusted: to run on a transport of one's own, or in a test.
-
-        async with mcp.Client(surface.sdk_server()) as client: ...
-        """
-        return RegistryServer(self._about, self._serving, lambda _: self._identity)
-
-    async def run_stdio(self) -> None:
-        """Serve the process that started this one, on standard input and output, until it closes them.
-
-        Raises:
-            CallError: UNAVAILABLE, if they are closed already.
-        """
-        server = self.sdk_server()
-        async with stdio_streams() as (read, write):
-            await server.run(read, write, server.create_initialization_options())
-
-    async def run_http(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[HTTPOptions]) -> None:
-        """Serve over streamable HTTP at `/mcp`, until SIGINT or SIGTERM, or until the task is cancelled.
-
-        Raises:
-            CallError: UNAVAILABLE, if the address cannot be listened on.
-        """
-        app = self.asgi(**options)
-        await run_until_signalled(app, host, port, on_drain=app.drain)
-
-    def asgi(self, **options: Unpack[HTTPOptions]) -> MCPApp:
-        """The server as an ASGI app, for a server of one's own or to be mounted into another app.
-
-            app = Starlette(routes=[Mount("/", surface.asgi(authenticate=..., hosts=["tools.example"]))])
-
-        Without `authenticate` and without `identity` only public operations can be called.
-        """
-        server = RegistryServer(self._about, self._serving, _sender)
-        return MCPApp(server, self._serving.catalogue, **options)
-
-
-def serve_mcp(
-    registry: OperationRegistry,
-    *,
-    name: str = "opwire",
-    version: str = "",
-    title: str | None = None,
-    instructions: str | None = None,
-    identity: Identity = LOCAL_IDENTITY,
-    serves: Callable[[OperationSpec], bool] | None = None,
-    timeout: float | None = 30.0,
-    max_items: int = 100,
-    max_seconds: float = 30.0,
-    max_bytes: int = 4 * 1024 * 1024,
-    page_size: int = 100,
-    tool_envelopes: bool = False,
-) -> MCPSurface:
-    """A registry as an MCP server: every operation is a tool.
-
-        server = serve_mcp(registry, name="shop", version="1.0")
-        asyncio.run(server.run_stdio())
-
-    `identity` is who calls over stdio. `serves` picks the operations that are shown. `timeout` is in seconds, for
-    operations that have none of their own. Of a subscription at most `max_items` are collected in at most
-    `max_seconds`, and none after `max_bytes` of JSON. `tool_envelopes` writes results and errors as ToolEnvelope V1.
-
-    Raises:
-        CallError: VALIDATION_ERROR, if one of the numbers is not above zero.
-    """
-    check_above_zero(timeout=timeout, max_seconds=max_seconds)
-    check_counts(max_items=max_items, max_bytes=max_bytes, page_size=page_size)
-    serving = Serving(
-        registry=registry,
-        catalogue=Catalogue(registry, serves),
-        limits=Limits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
-        page_size=page_size,
-        tool_envelopes=tool_envelopes,
-    )
-    about = About(name=name, version=version, title=title, instructions=instructions)
-    return MCPSurface(about, serving, identity)
-
-
-def _sender(ctx: RequestContext) -> Identity | None:
-    """Who sent a request over HTTP."""
-    return None if ctx.request is None else identity_of(ctx.request.scope)

@@ -1,7 +1,7 @@
-"""The process's standard input and output as the streams of an MCP connection.
+"""The standard input and output of the process as the streams of an MCP connection.
 
-The SDK's own reads in a thread that nothing can interrupt: a server that is told to stop would wait for the client's
-next line. Here both threads are left behind. What handlers print goes to standard error, out of the protocol's way.
+The SDK's own streams read in a thread that cannot be interrupted: on shutdown a server would wait for the client's next
+line. Here both threads are daemons, and abandoned. Output that handlers print goes to standard error.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import anyio
 from mcp.shared.memory import MessageStream, create_client_server_memory_streams
@@ -24,17 +24,17 @@ from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, json
 
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE
-from opwire.typed.plain import replace_surrogates
+from opwire.typed.plain import as_dict, replace_surrogates
 
 logger = logging.getLogger("opwire.serve")
 
 MAX_LINE = 16 * 1024 * 1024
-"""Bytes of a message: a longer one is refused."""
+"""Longest message in bytes; longer ones are rejected."""
 
 
 @asynccontextmanager
 async def stdio_streams() -> AsyncGenerator[MessageStream]:
-    """The streams to serve a client on, for as long as the block lasts. They end with the standard input.
+    """Yield the streams of a client on stdio. They end with the standard input.
 
     Raises:
         CallError: UNAVAILABLE, if standard input or output is closed.
@@ -46,17 +46,34 @@ async def stdio_streams() -> AsyncGenerator[MessageStream]:
 
 @asynccontextmanager
 async def line_streams(source: BinaryIO, sink: RawIOBase) -> AsyncGenerator[MessageStream]:
-    """The streams of a connection over two files that hold a message a line."""
-    lines, writer = _Lines(source), _Writer(sink)
+    """Yield the streams of a connection over two files with one message per line."""
+    lines, writer = _LineReader(source), _LineWriter(sink)
     async with create_client_server_memory_streams() as ((incoming, outgoing), theirs):
-        reading = asyncio.create_task(_read(lines, outgoing, writer))
-        writing = asyncio.create_task(_write(incoming, writer))
+
+        async def read() -> None:
+            async with outgoing:
+                while line := await lines.next():
+                    message = _parse(line)
+                    if isinstance(message, JSONRPCError):
+                        await writer.write(message)
+                        continue
+                    try:
+                        await outgoing.send(SessionMessage(message))
+                    except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server has ended
+                        return
+
+        async def write() -> None:
+            async for each in incoming:
+                if isinstance(each, SessionMessage):
+                    await writer.write(each.message)
+
+        reading, writing = asyncio.create_task(read()), asyncio.create_task(write())
         try:
             try:
                 yield theirs
             finally:
                 await theirs[1].aclose()
-                await asyncio.wait([writing], timeout=CLOSE_GRACE)  # the last answers
+                await asyncio.wait([writing], timeout=CLOSE_GRACE)  # for the last responses
         finally:
             reading.cancel()
             writing.cancel()
@@ -65,144 +82,105 @@ async def line_streams(source: BinaryIO, sink: RawIOBase) -> AsyncGenerator[Mess
             writer.close()
 
 
-async def _read(lines: "_Lines", messages: Any, writer: "_Writer") -> None:
-    async with messages:
-        while line := await lines.next():
-            try:
-                message = _message(line)
-            except _UnreadableError as error:
-                await writer.write(_line(_unreadable(error.id)))
-                continue
-            try:
-                await messages.send(SessionMessage(message))
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server has ended
-                return
+def _parse(line: bytes) -> JSONRPCMessage:
+    """Parse the message of a line; lone surrogates, which JavaScript writes, are replaced.
 
-
-async def _write(messages: Any, writer: "_Writer") -> None:
-    async for each in messages:
-        await writer.write(_line(each.message))
-
-
-def _line(message: JSONRPCMessage) -> bytes:
-    return message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-
-
-def _message(line: bytes) -> JSONRPCMessage:
-    """The message of a line. A character that JavaScript has cut in the middle is replaced.
-
-    Raises:
-        _UnreadableError: it is none; with the id of what was meant to be a request, so that nobody waits for ever.
+    Return an error for an invalid line, with the id of the request if there is one, so that its client does not wait.
     """
-    try:
+    with suppress(ValueError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
-        pass
     id: Any = None
-    try:
+    with suppress(ValueError, RecursionError):
         found: Any = json.loads(line.decode("utf-8-sig", "replace"))
-        id = cast("dict[str, Any]", found).get("id") if isinstance(found, dict) else None
+        id = as_dict(found).get("id")
         return jsonrpc_message_adapter.validate_python(replace_surrogates(found), by_name=False)
-    except (ValueError, RecursionError):
-        raise _UnreadableError(id) from None
+    error = ErrorData(code=PARSE_ERROR, message=f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
+    return JSONRPCError(jsonrpc="2.0", id=replace_surrogates(id) if type(id) in (int, str) else None, error=error)
 
 
-class _UnreadableError(Exception):
-    def __init__(self, id: Any) -> None:
-        super().__init__()
-        self.id = replace_surrogates(id) if type(id) in (int, str) else None
-
-
-def _unreadable(id: int | str | None) -> JSONRPCError:
-    wrong = ErrorData(code=PARSE_ERROR, message=f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
-    return JSONRPCError(jsonrpc="2.0", id=id, error=wrong)
-
-
-class _Lines:
-    """The lines of a file, read by a thread of its own, each when it is asked for."""
+class _LineReader:
+    """Read the lines of a file in a thread, each on demand."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
         self._loop = asyncio.get_running_loop()
-        self._asked: SimpleQueue[asyncio.Future[bytes] | None] = SimpleQueue()
+        self._requests: SimpleQueue[asyncio.Future[bytes] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="opwire-stdin", daemon=True).start()
 
     async def next(self) -> bytes:
-        """The next line that is not blank; b"" at the end."""
+        """Return the next line that is not blank; b"" at the end."""
         line: asyncio.Future[bytes] = self._loop.create_future()
-        self._asked.put(line)
+        self._requests.put(line)
         return await line
 
     def close(self) -> None:
-        self._asked.put(None)
+        self._requests.put(None)
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            _settle(self._loop, asked, self._line())
-
-    def _line(self) -> bytes:
-        try:
-            while (line := self._source.readline(MAX_LINE)).isspace():
-                pass
-            ended = not line or line.endswith(b"\n")
-            while not ended:
-                more = self._source.readline(MAX_LINE)
-                ended = not more or more.endswith(b"\n")
-                line = b"too long" if more else line
-            return line
-        except (OSError, ValueError):  # somebody closed the file
-            return b""
+        while (request := self._requests.get()) is not None:
+            try:
+                while (line := self._source.readline(MAX_LINE)).isspace():
+                    pass
+                ended = not line or line.endswith(b"\n")
+                while not ended:
+                    more = self._source.readline(MAX_LINE)
+                    ended = not more or more.endswith(b"\n")
+                    line = b"too long" if more else line
+            except (OSError, ValueError):  # the file was closed
+                line = b""
+            _resolve(self._loop, request, line)
 
 
-class _Writer:
-    """Writes to a file in a thread of its own, which a client that does not read may block for ever."""
+class _LineWriter:
+    """Write messages to a file in a thread, which a client that does not read may block indefinitely."""
 
     def __init__(self, sink: RawIOBase) -> None:
         self._sink = sink
         self._loop = asyncio.get_running_loop()
-        self._jobs: SimpleQueue[tuple[bytes, asyncio.Future[bytes]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[bytes, asyncio.Future[bytes]] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="opwire-stdout", daemon=True).start()
 
-    async def write(self, data: bytes) -> None:
-        done: asyncio.Future[bytes] = self._loop.create_future()
-        self._jobs.put((data, done))
-        await done
+    async def write(self, message: JSONRPCMessage) -> None:
+        written: asyncio.Future[bytes] = self._loop.create_future()
+        line = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        self._queue.put((line, written))
+        await written
 
     def close(self) -> None:
-        self._jobs.put(None)
+        self._queue.put(None)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            data, done = job
+        while (job := self._queue.get()) is not None:
+            line, written = job
             try:
-                while data:
-                    data = data[self._sink.write(data) :]
+                while line:
+                    line = line[self._sink.write(line) :]
             except (OSError, ValueError):
-                logger.debug("standard output is closed: an answer is lost with its reader")
-            _settle(self._loop, done, b"")
+                logger.debug("standard output is closed: a message is dropped")
+            _resolve(self._loop, written, b"")
 
 
-def _settle(loop: asyncio.AbstractEventLoop, waiting: "asyncio.Future[bytes]", value: bytes) -> None:
-    """Wake who waits, from a thread. Nobody may: the call was cancelled, the loop closed."""
+def _resolve(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[bytes]", value: bytes) -> None:
+    """Set the result of a future from a thread, unless it is cancelled or its loop closed."""
     with suppress(RuntimeError):
-        loop.call_soon_threadsafe(lambda: None if waiting.done() else waiting.set_result(value))
+        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(value))
 
 
 @contextmanager
 def _standard_files() -> Generator[tuple[BinaryIO, RawIOBase]]:
-    """Private copies of the standard input and output; meanwhile the public ones lead nowhere and to standard error.
+    """Yield private copies of standard input and output; meanwhile the public ones are empty and standard error.
 
     Raises:
-        CallError: UNAVAILABLE, if this process has none.
+        CallError: UNAVAILABLE, if the process has none.
     """
-    if sys.__stdin__ is None or sys.__stdout__ is None:  # their numbers may mean something else by now
+    if sys.__stdin__ is None or sys.__stdout__ is None:  # their descriptors may belong to other files by now
         raise CallError(ErrorCode.UNAVAILABLE, "standard input or output is closed; a server on stdio needs both")
     source, sink = os.dup(0), os.dup(1)
     try:
-        with Path(os.devnull).open("rb") as nowhere:
-            os.dup2(nowhere.fileno(), 0)
+        with Path(os.devnull).open("rb") as empty:
+            os.dup2(empty.fileno(), 0)
         os.dup2(2, 1)
-        # Not closed: a thread may still wait on them, and their numbers must not come to mean something else.
+        # Not closed: a thread may still wait on them, and their descriptors must not be reused.
         yield os.fdopen(source, "rb", closefd=False), os.fdopen(sink, "wb", buffering=0, closefd=False)
     finally:
         os.dup2(source, 0)

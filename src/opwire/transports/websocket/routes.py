@@ -191,7 +191,7 @@ class RoutedCall(Struct, eq=False):
     grants: int = _MAX_GRANTS  # more credit events than items are a flood
 
 
-class Route(NamedTuple):
+class EventRoute(NamedTuple):
     """The receiver of a message, and its call; None for an unmatched one. `identity` is a request's, as JSON."""
 
     to: Address
@@ -359,7 +359,7 @@ class Routes:
             return serving.sticky(sticky_key)
         return serving.next() if self._balance == "round_robin" else serving.least_busy(self._peers)
 
-    def request(self, caller: Address, head: RequestedHead) -> Route | None:
+    def request(self, caller: Address, head: RequestedHead) -> EventRoute | None:
         """Return the route of a request; None for a duplicate, which is ignored.
 
         Raises:
@@ -380,7 +380,7 @@ class Routes:
         streams = head.credits is not None or head.operation_id in self._streams
         delegable = not is_own(head.operation_id)
         call = self.open(RoutedCall(head.request_id, caller, server, streams, identity, delegable))
-        return Route(server, call, identity)
+        return EventRoute(server, call, identity)
 
     def open(self, call: RoutedCall) -> RoutedCall:
         """Add a call, in place of one with its id that the caller has forgotten."""
@@ -415,7 +415,7 @@ class Routes:
             raise not_delegated(head.operation_id, "the grant of this peer does not delegate")
         return held[0].identity
 
-    def follow(self, sender: Address, head: EventHead) -> Route | None:
+    def follow(self, sender: Address, head: EventHead) -> EventRoute | None:
         """Return the route of any other event; None if it is dropped (and counted)."""
         call = self._find(sender, head)
         if call is None:
@@ -424,7 +424,7 @@ class Routes:
                 return self._drop("unknown")
             if self.waits_for(to, head.request_id) is not None:
                 return self._drop("foreign")
-            return Route(to, None)
+            return EventRoute(to, None)
         if head.ends(streams=call.streams):
             self.end(call)
         elif not head.steers:
@@ -432,8 +432,8 @@ class Routes:
         elif call.grants:
             call.grants -= 1
         else:
-            return Route(call.server, None)  # more than any caller needs
-        return Route(call.server if call.caller == sender else call.caller, call)
+            return EventRoute(call.server, None)  # more than any caller needs
+        return EventRoute(call.server if call.caller == sender else call.caller, call)
 
     def _find(self, sender: Address, head: EventHead) -> RoutedCall | None:
         """Return the open call of an event, if such an event may come from its sender."""

@@ -49,9 +49,9 @@ from opwire.transports.websocket.routes import (
     Balance,
     Dropped,
     EventHead,
+    EventRoute,
     RequestedHead,
     RespondedHead,
-    Route,
     RoutedCall,
     Routes,
     identity_json,
@@ -144,7 +144,7 @@ class Relay:
             # The response to a request that names a peer is expected from there.
             sender.notify(failed, head.peer or SERVER)
 
-    def _pass_unmatched(self, sender: Peer, message: bytes, head: EventHead, route: Route) -> None:
+    def _pass_unmatched(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
         """Pass on an unmatched event if that costs its receiver nothing, or else drop it."""
         now = time.monotonic()
         busy = route.to != SERVER and self.peers[route.to].connection.link.paused
@@ -157,7 +157,7 @@ class Relay:
         except CallError as error:
             logger.debug("an unmatched event was dropped: %s", error)
 
-    def _carry(self, sender: Peer, message: bytes, head: EventHead, route: Route) -> None:
+    def _carry(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
         if isinstance(head, RequestedHead):
             message = with_header(message, request_header(sender.address, route.identity))
         elif route.to != SERVER:

@@ -1,11 +1,11 @@
-"""What is remembered of a peer's operations."""
+"""The cache of a peer's specs."""
 
 import asyncio
 
 import pytest
 
 from opwire.client import backends
-from opwire.client.backends import Catalogue
+from opwire.client.backends import SpecCache
 from opwire.errors import CallError
 from opwire.operation import OperationSpec
 from tests.requirements import requirement
@@ -27,22 +27,22 @@ class Peer:
 @requirement("client.retries")
 async def test_many_who_look_at_once_ask_once() -> None:
     peer = Peer("b", "c")
-    catalogue = Catalogue(peer.ask)
-    assert await asyncio.gather(*(catalogue.find("a.b") for _ in range(10))) == [peer.specs[0]] * 10
-    assert await catalogue.find("a.c") is peer.specs[1]
+    cache = SpecCache(peer.ask)
+    assert await asyncio.gather(*(cache.find("a.b") for _ in range(10))) == [peer.specs[0]] * 10
+    assert await cache.find("a.c") is peer.specs[1]
     assert peer.questions == 1
 
 
 @requirement("client.retries")
 async def test_what_is_not_there_is_asked_for_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Peer()
-    catalogue = Catalogue(peer.ask)
-    assert await catalogue.find("a.b") is None
-    assert await catalogue.find("a.b") is None
+    cache = SpecCache(peer.ask)
+    assert await cache.find("a.b") is None
+    assert await cache.find("a.b") is None
     assert peer.questions == 1
     monkeypatch.setattr(backends, "STALE", -1)
     peer.specs = Peer("b").specs
-    assert await catalogue.find("a.b") is peer.specs[0]
+    assert await cache.find("a.b") is peer.specs[0]
     assert peer.questions == 2
 
 
@@ -51,7 +51,7 @@ async def test_a_question_that_fails_is_asked_again() -> None:
     async def ask() -> list[OperationSpec]:
         raise CallError("UNAVAILABLE")
 
-    catalogue = Catalogue(ask)
+    cache = SpecCache(ask)
     for _ in range(2):
         with pytest.raises(CallError):
-            await catalogue.find("a.b")
+            await cache.find("a.b")

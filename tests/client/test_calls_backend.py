@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from opwire import CallError, ErrorCode, Identity, OperationRegistry
-from opwire.auth import Grant, StaticTokens, anybody
+from opwire.auth import Grant, StaticTokens, allow_anonymous
 from opwire.call import OperationInfo, Statistics
 from opwire.client import Client, Retries
 from opwire.hub import Hub, Spoke
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.client.stage import ME, Stage
+from tests.client.samples import ME, Samples
 from tests.requirements import requirement
 
 
@@ -60,7 +60,7 @@ async def test_what_a_peer_shows_that_is_no_operation_is_left_out(caplog: pytest
 @requirement("client.targets")
 async def test_the_token_is_shown_to_the_hub() -> None:
     tokens = StaticTokens({"token-of-ada-1234": Grant(Identity(id="ada")), "token-of-bob-1234": Identity(id="bob")})
-    async with Hub(Stage().registry, "ws://127.0.0.1:0", auth=tokens) as hub:
+    async with Hub(Samples().registry, "ws://127.0.0.1:0", authenticate=tokens) as hub:
         async with Client(hub.url, token="token-of-ada-1234") as client:
             assert await client.call("who.calls") == "ada"
         async with Client([hub.url], token=lambda: "token-of-bob-1234") as client:
@@ -72,26 +72,26 @@ async def test_the_token_is_shown_to_the_hub() -> None:
 
 @requirement("client.closed")
 async def test_closing_ends_the_calls_that_are_under_way() -> None:
-    bus, stage = MemoryBus(), Stage()
-    async with Spoke(stage.registry, MemoryTransport(bus)), Client(MemoryTransport(bus)) as client:
+    bus, samples = MemoryBus(), Samples()
+    async with Spoke(samples.registry, MemoryTransport(bus)), Client(MemoryTransport(bus)) as client:
         call = asyncio.create_task(client.call("slow.wait"))
-        await asyncio.wait_for(stage.began.wait(), 5)
+        await asyncio.wait_for(samples.began.wait(), 5)
         await client.close()
         with pytest.raises(CallError) as caught:
             await asyncio.wait_for(call, 5)
         assert caught.value.code is ErrorCode.UNAVAILABLE
-        await asyncio.wait_for(stage.stopped.wait(), 5)
+        await asyncio.wait_for(samples.stopped.wait(), 5)
 
 
 @requirement("client.retries")
 async def test_a_query_survives_that_its_hub_is_started_anew() -> None:
     """What fails while the connection is lost is asked again, and answered when it is back."""
-    everybody = anybody(Grant(ME))
+    everybody = allow_anonymous(Grant(ME))
     patient = Retries(attempts=200, shortest=0.05, longest=0.05, reserve=200)
-    first = await Hub(Stage().registry, "ws://127.0.0.1:0", auth=everybody).start()
+    first = await Hub(Samples().registry, "ws://127.0.0.1:0", authenticate=everybody).start()
     async with Client(first.url, retries=patient) as client:
         await first.close()
         call = asyncio.create_task(client.call("math.add", {"a": 1}))
         await asyncio.sleep(0)
-        async with Hub(Stage().registry, first.url, auth=everybody):
+        async with Hub(Samples().registry, first.url, authenticate=everybody):
             assert await asyncio.wait_for(call, 10) == 3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.serve.mcp.tools import MAX_NAME, is_cut, operation_id, tool_name
+from opwire.serve.mcp.tools import MAX_NAME, is_truncated, operation_id, tool_name
 from tests.requirements import requirement
 
 _printable = st.text(min_size=1, max_size=30).filter(str.isprintable)
@@ -89,7 +89,7 @@ def test_what_is_no_name_of_ours_stands_for_nothing(name: str) -> None:
 
 
 def test_only_a_name_that_was_cut_is_looked_for_among_all_operations() -> None:
-    assert is_cut(tool_name("shop." + "x" * 100))
-    assert not is_cut(tool_name("shop.order"))
-    assert not is_cut("x" * 64)
-    assert not is_cut(tool_name("shop." + "x" * 100) + "x")
+    assert is_truncated(tool_name("shop." + "x" * 100))
+    assert not is_truncated(tool_name("shop.order"))
+    assert not is_truncated("x" * 64)
+    assert not is_truncated(tool_name("shop." + "x" * 100) + "x")

@@ -11,7 +11,7 @@ import typing_extensions
 
 from opwire.errors import HintError
 from opwire.typed import convert, json_schema_of
-from opwire.typed.from_hint import walk
+from opwire.typed.from_hint import from_hint
 from tests.requirements import requirement
 from tests.typed.catalogue import Chain, Colour, Page, Point, Wrapped
 
@@ -77,7 +77,7 @@ EXPRESSIBLE = "use a dataclass, TypedDict, Struct, model, Enum or a plain type"
         (T, "the type parameter T is open; fill it in, e.g. Page[int] for Page"),
         ("Point", "the forward reference 'Point' is not resolved; pass the type itself"),
         (list["Point"], "the forward reference 'Point' is not resolved; pass the type itself"),
-        (typing.Self, "Self stands outside of a class; name the class"),
+        (typing.Self, "Self is used outside of a class; name the class"),
         (Pairs, "Pairs is not a list of JSON scalars; use str, int, float, bool or None"),
         (Broken, "Broken is not a list of JSON scalars; use str, int, float, bool or None"),
         (enum.Enum, "Enum is not a list of JSON scalars; use str, int, float, bool or None"),
@@ -139,7 +139,7 @@ def test_old_and_new_spellings_mean_the_same(one: Any, other: Any) -> None:
 
 
 def test_each_class_is_one_node_however_often_it_is_named() -> None:
-    first, second = walk(tuple[Colour, Colour]).parts()
+    first, second = from_hint(tuple[Colour, Colour]).parts()
     assert first is second
 
 

@@ -14,9 +14,10 @@ from starlette.routing import Mount, Route
 from opwire import CallError, Context, ErrorCode, Identity, OperationRegistry, OperationType
 from opwire.auth import StaticTokens
 from opwire.client import Client, Retries
+from opwire.errors import UsageError
 from opwire.serve.http import serve_http
 from opwire.serve.listener import listening
-from tests.client.stage import ME, Stage
+from tests.client.samples import ME, Samples
 from tests.requirements import requirement
 
 
@@ -35,7 +36,7 @@ async def answering(**answers: Response) -> AsyncGenerator[Client]:
 @requirement("client.http")
 async def test_the_token_is_shown_and_asked_for_anew_at_every_call() -> None:
     tokens = StaticTokens({"token-of-ada-1234": Identity(id="ada"), "token-of-bob-1234": Identity(id="bob")})
-    app = serve_http(Stage().registry, authenticate=tokens)
+    app = serve_http(Samples().registry, authenticate=tokens)
     shown = ["token-of-ada-1234"]
     async with app.listening() as address:
         async with Client(address, token=lambda: shown[-1]) as client:
@@ -65,7 +66,7 @@ async def test_a_server_that_is_not_trusted_to_name_queries_gets_no_call_twice()
         calls.clear()
         retries = Retries(attempts=2, shortest=0)
         async with (
-            serve_http(registry, identity=ME).listening() as address,
+            serve_http(registry, anonymous=ME).listening() as address,
             Client(address, retries=retries, trust_annotations=trusts) as client,
         ):
             with pytest.raises(CallError, match="not now"):
@@ -84,7 +85,7 @@ async def test_the_request_id_and_the_trace_go_with_the_call() -> None:
         return [context.request_id, dict(context.metadata)]
 
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "x=1"}
-    async with serve_http(registry, identity=ME).listening() as address, Client(address) as client:
+    async with serve_http(registry, anonymous=ME).listening() as address, Client(address) as client:
         assert await client.call("a.b", context=Context(request_id="r-1", metadata=trace)) == ["r-1", trace]
         other = await client.call(
             "a.b", context=Context(request_id="no\r\nheader: x", metadata={"tracestate": "a\r\nb"})
@@ -94,7 +95,7 @@ async def test_the_request_id_and_the_trace_go_with_the_call() -> None:
 
 @requirement("client.http")
 async def test_a_registry_that_is_mounted_below_a_path_can_be_called() -> None:
-    app = Starlette(routes=[Mount("/api/v1", serve_http(Stage().registry, identity=ME))])
+    app = Starlette(routes=[Mount("/api/v1", serve_http(Samples().registry, anonymous=ME))])
     async with listening(app, "127.0.0.1", 0) as address, Client(f"{address}/api/v1/") as client:
         assert await client.call("math.add", {"a": 1}) == 3
         assert [item async for item in client.subscribe("clock.ticks")] == [0, 1, 2]
@@ -109,7 +110,7 @@ async def test_what_a_proxy_answers_is_an_error_by_its_status() -> None:
     answers = {f"s{status}": PlainTextResponse("{}", status) for status in statuses}
     async with answering(**answers) as client:
         for status, code in statuses.items():
-            with pytest.raises(CallError, match=f"HTTP {status} and text/plain") as caught:
+            with pytest.raises(CallError, match=f"HTTP {status} with content type text/plain") as caught:
                 await client.call(f"far.s{status}")
             assert caught.value.code is code
 
@@ -149,8 +150,8 @@ async def test_an_item_of_the_type_error_is_an_item_unless_it_is_a_problem() -> 
 
 @requirement("client.http", "client.closed")
 async def test_closing_ends_what_is_under_way() -> None:
-    stage = Stage()
-    async with serve_http(stage.registry, identity=ME).listening() as address, Client(address) as client:
+    samples = Samples()
+    async with serve_http(samples.registry, anonymous=ME).listening() as address, Client(address) as client:
         items = client.subscribe("clock.quiet")
         assert await anext(items) == 1
         await client.close()
@@ -161,12 +162,12 @@ async def test_closing_ends_what_is_under_way() -> None:
 
 @requirement("client.http")
 async def test_a_server_that_goes_away_tells_its_streams() -> None:
-    app = serve_http(Stage().registry, identity=ME)
+    app = serve_http(Samples().registry, anonymous=ME)
     async with app.listening() as address, Client(address) as client:
         items = client.subscribe("clock.quiet")
         assert await anext(items) == 1
         app.drain()
-        with pytest.raises(CallError, match="going away") as caught:
+        with pytest.raises(CallError, match="shutting down") as caught:
             await anext(items)
         assert (caught.value.code, caught.value.retry_after) == (ErrorCode.UNAVAILABLE, 1)
 
@@ -174,7 +175,7 @@ async def test_a_server_that_goes_away_tells_its_streams() -> None:
 @requirement("client.http")
 async def test_input_without_a_json_form_is_refused_before_it_is_sent() -> None:
     async with Client("http://127.0.0.1:1", retries=None) as client:
-        with pytest.raises(CallError, match="no JSON form") as caught:
+        with pytest.raises(CallError, match="cannot be encoded as JSON") as caught:
             await client.call("a.b", {"a": object()})
         assert caught.value.code is ErrorCode.VALIDATION_ERROR
         with pytest.raises(CallError) as caught:
@@ -203,7 +204,7 @@ async def test_answers_larger_than_allowed_are_refused() -> None:
     async def items() -> AsyncIterator[str]:
         yield "x" * 10_000
 
-    app = serve_http(registry, identity=ME)
+    app = serve_http(registry, anonymous=ME)
     async with app.listening() as address, Client(address, max_response=1_000, max_item=1_000) as client:
         for refused in (client.call("a.b"), anext(client.subscribe("a.items"))):
             with pytest.raises(CallError) as caught:
@@ -214,9 +215,8 @@ async def test_answers_larger_than_allowed_are_refused() -> None:
 @requirement("client.targets")
 @pytest.mark.parametrize("url", ["https://", "http://host.example/?key=hidden", "http://host.example/#hidden"])
 def test_an_address_that_cannot_be_one_is_told(url: str) -> None:
-    with pytest.raises(CallError) as caught:
+    with pytest.raises(UsageError) as caught:
         Client(url)
-    assert caught.value.code is ErrorCode.VALIDATION_ERROR
     assert "hidden" not in str(caught.value)
 
 
@@ -231,7 +231,7 @@ Client("https://api.example")
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     last = result.stderr.strip().rpartition("\n")[2]
-    assert last.endswith("UNAVAILABLE: https:// needs the package aiohttp: pip install 'opwire[openapi]'")
+    assert last.endswith("MissingExtraError: the package aiohttp is not installed; run: pip install 'opwire[openapi]'")
 
 
 @requirement("client.http")

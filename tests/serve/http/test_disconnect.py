@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError
 from opwire.deadlines import Deadlines
-from opwire.serve.http.request import Guard
+from opwire.serve.http.request import CancelOnDisconnect
 
 
 class Line:
@@ -32,7 +32,7 @@ async def test_the_block_ends_when_the_client_leaves() -> None:
     line = Line()
     cleaned = False
     async with asyncio.timeout(5):
-        with Guard(line.receive, Deadlines()) as guard:
+        with CancelOnDisconnect(line.receive, Deadlines()) as guard:
             try:
                 line.gone.set()
                 await asyncio.Event().wait()
@@ -46,11 +46,11 @@ async def test_the_block_ends_when_the_client_leaves() -> None:
 
 async def test_a_block_that_ends_by_itself_leaves_nothing_behind() -> None:
     line = Line()
-    with Guard(line.receive, Deadlines()) as guard:
+    with CancelOnDisconnect(line.receive, Deadlines()) as guard:
         await asyncio.sleep(0)
     guard.interrupt()
     assert not guard.interrupted
-    with Guard(line.receive, Deadlines()) as guard:
+    with CancelOnDisconnect(line.receive, Deadlines()) as guard:
         await asyncio.wait_for(line.watched.wait(), 5)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -58,7 +58,7 @@ async def test_a_block_that_ends_by_itself_leaves_nothing_behind() -> None:
 
 async def test_a_reason_is_kept_and_the_first_one_counts() -> None:
     line, first = Line(), CallError("UNAVAILABLE", "going away")
-    with Guard(line.receive, Deadlines()) as guard:
+    with CancelOnDisconnect(line.receive, Deadlines()) as guard:
         guard.interrupt(first)
         guard.interrupt(CallError("INTERNAL"))
         await asyncio.Event().wait()
@@ -69,7 +69,7 @@ async def test_an_interruption_may_be_set_for_a_time() -> None:
     reason = CallError("UNAUTHENTICATED", "expired")
     for when in (time.time() + 0.01, time.time() - 100):
         async with asyncio.timeout(5):
-            with Guard(Line().receive, Deadlines()) as guard:
+            with CancelOnDisconnect(Line().receive, Deadlines()) as guard:
                 guard.interrupt_at(None, CallError("INTERNAL"))
                 guard.interrupt_at(when, reason)
                 await asyncio.Event().wait()
@@ -78,10 +78,10 @@ async def test_an_interruption_may_be_set_for_a_time() -> None:
 
 @pytest.mark.parametrize("interrupted_too", [False, True])
 async def test_whoever_cancels_from_outside_is_obeyed(interrupted_too: bool) -> None:
-    entered: asyncio.Future[Guard] = asyncio.get_running_loop().create_future()
+    entered: asyncio.Future[CancelOnDisconnect] = asyncio.get_running_loop().create_future()
 
     async def work() -> None:
-        with Guard(Line().receive, Deadlines()) as guard:
+        with CancelOnDisconnect(Line().receive, Deadlines()) as guard:
             entered.set_result(guard)
             await asyncio.Event().wait()
 
@@ -95,5 +95,5 @@ async def test_whoever_cancels_from_outside_is_obeyed(interrupted_too: bool) -> 
 
 
 async def test_other_errors_pass() -> None:
-    with pytest.raises(KeyError), Guard(Line().receive, Deadlines()):
+    with pytest.raises(KeyError), CancelOnDisconnect(Line().receive, Deadlines()):
         raise KeyError

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import CallError, ErrorCode, Schema
-from opwire.serve.http.document import MAX_PARAMETERS, Parameter, parameter_of, parameters_of, read_query, typed
+from opwire.serve.http.request import (
+    MAX_PARAMETERS,
+    QueryParameter,
+    parse_query,
+    parse_value,
+    query_parameter,
+    query_parameters,
+)
 from tests.requirements import requirement
 
 
@@ -17,7 +24,7 @@ def flat(**properties: Any) -> Schema:
 
 
 def kinds(schema: Any) -> tuple[set[str], bool] | None:
-    found = parameters_of(flat(x=schema))
+    found = query_parameters(flat(x=schema))
     return None if found is None else (set(found["x"].kinds), found["x"].is_array)
 
 
@@ -79,19 +86,19 @@ def test_what_a_query_string_could_not_say_clearly_is_not_flat(schema: Any) -> N
     ],
 )
 def test_only_an_object_that_declares_all_its_properties_is_flat(schema: Any) -> None:
-    assert parameters_of(Schema(schema)) is None
+    assert query_parameters(Schema(schema)) is None
 
 
 def test_older_dialects_are_read_too() -> None:
     schema = Schema(
         {"type": "object", "properties": {"a": {"type": "integer", "nullable": True}}}, dialect="openapi-3.0"
     )
-    assert parameters_of(schema) == {"a": Parameter(frozenset({"integer", "null"}), is_array=False)}
+    assert query_parameters(schema) == {"a": QueryParameter(frozenset({"integer", "null"}), is_array=False)}
 
 
 @requirement("http.get")
 def test_the_schema_says_what_a_value_is() -> None:
-    parameters = parameters_of(
+    parameters = query_parameters(
         flat(
             text={"type": "string"},
             n={"type": "integer"},
@@ -103,7 +110,7 @@ def test_the_schema_says_what_a_value_is() -> None:
     )
     assert parameters is not None
     query = b"text=007&n=-12&x=1.5e2&yes=true&maybe=null&list=1&list=2.5&list=x&other=1&text%20=%C3%A9+%2B"
-    assert read_query(parameters, query) == {
+    assert parse_query(parameters, query) == {
         "text": "007",
         "n": -12,
         "x": 150.0,
@@ -113,28 +120,28 @@ def test_the_schema_says_what_a_value_is() -> None:
         "other": "1",
         "text ": "é +",
     }
-    assert read_query(parameters, b"") == {}
+    assert parse_query(parameters, b"") == {}
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "1_000", "٣", "+1", "01", "0x1", " 1", "1e999", "nan", "Infinity", "9" * 5_000]
 )
 def test_what_is_not_a_number_in_json_stays_text(text: str) -> None:
-    assert typed(text, frozenset({"number"})) == text
+    assert parse_value(text, frozenset({"number"})) == text
 
 
 @given(st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans())
 def test_every_scalar_survives_a_query_string(value: float | bool) -> None:
     schema = {"type": "boolean" if isinstance(value, bool) else "number"}
-    parameters = parameters_of(flat(x=schema))
+    parameters = query_parameters(flat(x=schema))
     assert parameters is not None
     text = str(value).lower() if isinstance(value, bool) else repr(value)
-    assert read_query(parameters, urlencode({"x": text}).encode()) == {"x": value}
+    assert parse_query(parameters, urlencode({"x": text}).encode()) == {"x": value}
 
 
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8"))))
 def test_every_text_survives_a_query_string(values: dict[str, str]) -> None:
-    assert read_query({}, urlencode(values).encode()) == values
+    assert parse_query({}, urlencode(values).encode()) == values
 
 
 @requirement("http.strict")
@@ -143,13 +150,13 @@ def test_every_text_survives_a_query_string(values: dict[str, str]) -> None:
 )
 def test_a_query_string_that_two_readers_would_read_differently_is_refused(query: bytes) -> None:
     with pytest.raises(CallError) as raised:
-        read_query({}, query)
+        parse_query({}, query)
     assert raised.value.code is ErrorCode.PROTOCOL_ERROR
 
 
 def test_one_property_of_an_input_that_is_not_flat_may_be_flat() -> None:
     schema = flat(x={"type": "object"}, last_event_id={"type": "integer"})
-    assert parameters_of(schema) is None
-    assert parameter_of(schema, "last_event_id") == Parameter(frozenset({"integer"}), is_array=False)
-    assert parameter_of(schema, "missing") is None
-    assert parameter_of(Schema(True), "x") is None
+    assert query_parameters(schema) is None
+    assert query_parameter(schema, "last_event_id") == QueryParameter(frozenset({"integer"}), is_array=False)
+    assert query_parameter(schema, "missing") is None
+    assert query_parameter(Schema(True), "x") is None

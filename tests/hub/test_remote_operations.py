@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from opwire.call import Address, OperationInfo, PendingRequestMap, Statistics
 from opwire.errors import CallError, ErrorCode
-from opwire.hub.remote_operations import Mirror
+from opwire.hub.remote_operations import RemoteOperations
 from opwire.operation import AccessControl, OperationType
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.hub.scene import adding, ids
+from tests.hub.meeting import adding, ids
 from tests.requirements import requirement
 from tests.transports.websocket.ends import until
 
@@ -33,14 +33,14 @@ def info(id: str = "math.add", **fields: Any) -> OperationInfo:
     return OperationInfo(id=id, **{**about, **fields})
 
 
-def show(mirror: Mirror, peer: Address, *infos: OperationInfo) -> None:
+def show(remote: RemoteOperations, peer: Address, *infos: OperationInfo) -> None:
     """Show what a peer serves, or raise what is wrong with it."""
-    operations = [mirror.check(each) for each in infos]
+    operations = [remote.check(each) for each in infos]
     for operation in operations:
-        conflict = mirror.conflict(peer, operation)
+        conflict = remote.conflict(peer, operation)
         if conflict is not None:
             raise conflict
-    mirror.show(peer, operations)
+    remote.add(peer, operations)
 
 
 @pytest.fixture
@@ -52,29 +52,29 @@ async def calls() -> AsyncIterator[PendingRequestMap]:
 @requirement("hub.shows")
 async def test_an_operation_is_shown_as_it_was_described(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
-    mirror = Mirror(registry, calls)
-    show(mirror, "a", info(), info("math.add/2"))
+    remote = RemoteOperations(registry, calls)
+    show(remote, "a", info(), info("math.add/2"))
     spec = registry.get_spec("math.add")
     assert spec is not None
     assert (spec.title, spec.tags, spec.version, spec.normalize) == ("Add", ("sums",), "1", "off")
     assert spec.access == AccessControl(required_scopes=("add",))
     assert spec.input_schema.json == {"type": "object"}
-    assert "math.add/2" in mirror
-    assert "math.other" not in mirror
-    mirror.clear()
+    assert "math.add/2" in remote
+    assert "math.other" not in remote
+    remote.clear()
     assert len(registry) == 0
 
 
 @requirement("hub.shows")
 async def test_an_operation_is_shown_until_the_last_peer_withdraws_it(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
-    mirror = Mirror(registry, calls)
+    remote = RemoteOperations(registry, calls)
     for peer in ("a", "b"):
-        show(mirror, peer, info())
-    mirror.hide("a", ["math.add", "math.unknown"])
-    mirror.hide("a", ["math.add"])
+        show(remote, peer, info())
+    remote.remove("a", ["math.add", "math.unknown"])
+    remote.remove("a", ["math.add"])
     assert ids(registry) == ["math.add"]
-    mirror.hide("b", ["math.add"])
+    remote.remove("b", ["math.add"])
     assert ids(registry) == []
 
 
@@ -89,22 +89,22 @@ async def test_an_operation_is_shown_until_the_last_peer_withdraws_it(calls: Pen
 )
 async def test_all_of_it_is_shown_or_nothing(calls: PendingRequestMap, other: dict[str, Any], what: str) -> None:
     registry = OperationRegistry()
-    mirror = Mirror(registry, calls)
-    show(mirror, "a", info())
+    remote = RemoteOperations(registry, calls)
+    show(remote, "a", info())
     with pytest.raises(CallError, match=f"another {what}") as failure:
-        show(mirror, "b", info("math.new"), replace(info(), **other))
+        show(remote, "b", info("math.new"), replace(info(), **other))
     assert failure.value.code is ErrorCode.VALIDATION_ERROR
     assert ids(registry) == ["math.add"]
-    show(mirror, "b", replace(info(), description="other words"))
+    show(remote, "b", replace(info(), description="other words"))
 
 
 @requirement("hub.schemas")
 @pytest.mark.parametrize("id", ["local.add", "nodot", "bad\x00space.op", "a."])
 async def test_what_cannot_be_registered_is_refused(calls: PendingRequestMap, id: str) -> None:
     registry = adding("local")
-    mirror = Mirror(registry, calls)
+    remote = RemoteOperations(registry, calls)
     with pytest.raises(CallError) as failure:
-        show(mirror, "a", info(), info(id))
+        show(remote, "a", info(), info(id))
     assert failure.value.code is ErrorCode.VALIDATION_ERROR
     assert ids(registry) == ["local.add"]
 
@@ -112,33 +112,33 @@ async def test_what_cannot_be_registered_is_refused(calls: PendingRequestMap, id
 @requirement("hub.linger")
 async def test_what_was_lost_is_unavailable_and_may_come_back(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
-    mirror = Mirror(registry, calls, linger=60)
-    show(mirror, "a", info(), info("clock.ticks", type=OperationType.SUBSCRIPTION))
-    mirror.lost("a")
-    mirror.lost("a")
+    remote = RemoteOperations(registry, calls, linger=60)
+    show(remote, "a", info(), info("clock.ticks", type=OperationType.SUBSCRIPTION))
+    remote.lost("a")
+    remote.lost("a")
     assert ids(registry) == ["clock.ticks", "math.add"]
     for call in (registry.execute("math.add", {}), anext(registry.subscribe("clock.ticks", {}))):
         with pytest.raises(CallError, match="at the moment") as failure:
             await call
         assert failure.value.code is ErrorCode.UNAVAILABLE
-    show(mirror, "b", info())
+    show(remote, "b", info())
     with pytest.raises(CallError) as failure:
         await registry.execute("math.add", {})
     assert "at the moment" not in failure.value.message  # it was asked for, on a bus where nobody is
-    mirror.clear()
+    remote.clear()
 
 
 @requirement("hub.just-started")
 async def test_what_was_never_shown_may_be_on_its_way_at_the_beginning(calls: PendingRequestMap) -> None:
-    mirror = Mirror(adding("local"), calls, linger=60)
-    mirror.check_unknown("math.add")  # it has not begun to expect anybody
-    mirror.begin()
+    remote = RemoteOperations(adding("local"), calls, linger=60)
+    remote.check_unknown("math.add")  # it has not begun to expect anybody
+    remote.begin()
     with pytest.raises(CallError, match=r"math\.add is not served yet") as failure:
-        mirror.check_unknown("math.add")
+        remote.check_unknown("math.add")
     assert (failure.value.code, failure.value.retryable) == (ErrorCode.UNAVAILABLE, True)
     for known in ("local.add", "opwire.about", "opwire.operations"):
-        mirror.check_unknown(known)
-    impatient = Mirror(OperationRegistry(), calls, linger=0)
+        remote.check_unknown(known)
+    impatient = RemoteOperations(OperationRegistry(), calls, linger=0)
     impatient.begin()
     impatient.check_unknown("math.add")
 
@@ -146,46 +146,46 @@ async def test_what_was_never_shown_may_be_on_its_way_at_the_beginning(calls: Pe
 @requirement("hub.linger")
 async def test_when_the_last_one_was_lost_another_version_may_come(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
-    mirror = Mirror(registry, calls, linger=60)
-    show(mirror, "a", info())
-    mirror.lost("a")
-    show(mirror, "b", info(input_schema={"type": "array"}))
+    remote = RemoteOperations(registry, calls, linger=60)
+    show(remote, "a", info())
+    remote.lost("a")
+    show(remote, "b", info(input_schema={"type": "array"}))
     spec = registry.get_spec("math.add")
     assert spec is not None
     assert spec.input_schema.json == {"type": "array"}
-    mirror.clear()
+    remote.clear()
 
 
 @requirement("hub.linger")
 async def test_one_that_was_lost_may_come_back_after_the_last_one_has_withdrawn(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
-    mirror = Mirror(registry, calls, linger=60)
+    remote = RemoteOperations(registry, calls, linger=60)
     for peer in ("a", "b"):
-        show(mirror, peer, info(), info(f"only.{peer}"))
-    mirror.lost("a")
-    mirror.hide("b", ["math.add", "only.b"])
+        show(remote, peer, info(), info(f"only.{peer}"))
+    remote.lost("a")
+    remote.remove("b", ["math.add", "only.b"])
     assert ids(registry) == ["math.add", "only.a"]
     with pytest.raises(CallError, match="at the moment"):
         await registry.execute("math.add", {})
-    mirror.clear()
+    remote.clear()
 
 
 @requirement("hub.linger")
 async def test_what_stays_lost_is_forgotten(calls: PendingRequestMap) -> None:
     registry = OperationRegistry()
-    mirror = Mirror(registry, calls, linger=0.02)
-    show(mirror, "a", info())
-    mirror.lost("a")
+    remote = RemoteOperations(registry, calls, linger=0.02)
+    show(remote, "a", info())
+    remote.lost("a")
     await until("it is forgotten", lambda: len(registry) == 0)
-    assert "math.add" not in mirror
+    assert "math.add" not in remote
     await asyncio.sleep(0)
 
 
 @requirement("hub.loss-cost")
 async def test_the_loss_of_a_peer_costs_what_it_has_announced(calls: PendingRequestMap) -> None:
-    mirror = Mirror(OperationRegistry(), calls, linger=60)
+    remote = RemoteOperations(OperationRegistry(), calls, linger=60)
     for peer in range(40):
-        show(mirror, f"p{peer}", *(info(f"n{peer}.op{number}") for number in range(25)))
+        show(remote, f"p{peer}", *(info(f"n{peer}.op{number}") for number in range(25)))
     looked_at: list[str] = []
 
     class Watched(dict[str, Any]):
@@ -198,10 +198,10 @@ async def test_the_loss_of_a_peer_costs_what_it_has_announced(calls: PendingRequ
 
         __iter__ = values = items
 
-    mirror._shown = Watched(mirror._shown)
-    mirror.lost("p7")
+    remote._operations = Watched(remote._operations)
+    remote.lost("p7")
     assert sorted(looked_at) == sorted(f"n7.op{number}" for number in range(25))
-    assert len(mirror._timers) == 1
-    mirror._shown = dict(dict.items(mirror._shown))
-    mirror.clear()
-    assert not mirror._timers
+    assert len(remote._timers) == 1
+    remote._operations = dict(dict.items(remote._operations))
+    remote.clear()
+    assert not remote._timers

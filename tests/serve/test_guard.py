@@ -1,4 +1,4 @@
-"""Who may come in, and with how much: judged by what a real server answers."""
+"""Admission of requests: judged by the responses of a real server."""
 
 import asyncio
 import logging
@@ -13,9 +13,10 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire import CallError, Identity
-from opwire.auth import Grant, StaticTokens, anybody, callback
-from opwire.serve.guard import LOOPBACK, Door, Hosts, expires_of, identity_of, without_port
+from opwire import Identity
+from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
+from opwire.errors import UsageError
+from opwire.serve.guard import LOOPBACK, HostNames, RequestGuard, expires_of, identity_of, without_port
 from opwire.serve.listener import listening
 from tests.requirements import requirement
 from tests.serve.http.served import Client, Reply
@@ -47,19 +48,19 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 class House:
-    """One server with many doors, each below a path of its own: to start one for each test would take long."""
+    """One server with many guards, each below a path of its own: to start one for each test would take long."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.address = ""
         self._session = session
-        self._doors: list[Door] = []
+        self._guards: list[RequestGuard] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._doors[int(scope["path"].split("/")[1])](scope, receive, send)
+        await self._guards[int(scope["path"].split("/")[1])](scope, receive, send)
 
-    def behind(self, door: Door) -> Client:
-        self._doors.append(door)
-        return Client(self._session, f"{self.address}/{len(self._doors) - 1}")
+    def behind(self, guard: RequestGuard) -> Client:
+        self._guards.append(guard)
+        return Client(self._session, f"{self.address}/{len(self._guards) - 1}")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -78,7 +79,7 @@ def refused(reply: Reply, status: int, code: str) -> str:
 @requirement("serve.token")
 @on_one_loop
 async def test_a_token_gives_its_identity_as_bearer_or_as_key(house: House) -> None:
-    client = house.behind(Door(echo, authenticate=TOKENS))
+    client = house.behind(RequestGuard(echo, authenticate=TOKENS))
     for headers in (
         {"authorization": f"Bearer {TOKEN}"},
         {"authorization": f"bearer  {TOKEN}"},
@@ -91,7 +92,7 @@ async def test_a_token_gives_its_identity_as_bearer_or_as_key(house: House) -> N
 @requirement("serve.token")
 @on_one_loop
 async def test_a_bad_token_is_refused_and_no_token_is_nobody(house: House) -> None:
-    client = house.behind(Door(echo, authenticate=TOKENS))
+    client = house.behind(RequestGuard(echo, authenticate=TOKENS))
     assert (await client.get("/")).json["identity"] is None
     bad = (
         {"authorization": "Bearer another-token-0123456789"},
@@ -111,7 +112,7 @@ async def test_a_bad_token_is_refused_and_no_token_is_nobody(house: House) -> No
 @requirement("serve.token")
 @on_one_loop
 async def test_a_token_that_has_expired_is_refused(house: House) -> None:
-    client = house.behind(Door(echo, authenticate=TOKENS, challenge='Bearer realm="shop"'))
+    client = house.behind(RequestGuard(echo, authenticate=TOKENS, challenge='Bearer realm="shop"'))
     reply = await client.get("/", authorization=f"Bearer {OLD}")
     assert refused(reply, 401, "UNAUTHENTICATED") == "the token has expired"
     assert reply.headers["www-authenticate"] == 'Bearer realm="shop", error="invalid_token"'
@@ -121,7 +122,7 @@ async def test_a_token_that_has_expired_is_refused(house: House) -> None:
 @on_one_loop
 async def test_tokens_are_neither_in_answers_nor_in_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    client = house.behind(Door(echo, authenticate=TOKENS))
+    client = house.behind(RequestGuard(echo, authenticate=TOKENS))
     reply = await client.get("/", authorization="Bearer another-token-0123456789")
     assert b"another-token" not in reply.body
     assert "another-token" not in caplog.text
@@ -130,11 +131,11 @@ async def test_tokens_are_neither_in_answers_nor_in_the_log(house: House, caplog
 @on_one_loop
 async def test_a_surface_may_be_open_to_whoever_shows_no_token(house: House) -> None:
     guest = Identity(id="guest")
-    client = house.behind(Door(echo, identity=guest))
+    client = house.behind(RequestGuard(echo, anonymous=guest))
     assert (await client.get("/", authorization="Bearer whatever")).json["identity"] == "guest"
-    client = house.behind(Door(echo, authenticate=anybody(guest)))
+    client = house.behind(RequestGuard(echo, authenticate=allow_anonymous(guest)))
     assert (await client.get("/")).json["identity"] == "guest"
-    client = house.behind(Door(echo, identity=guest, authenticate=TOKENS))
+    client = house.behind(RequestGuard(echo, anonymous=guest, authenticate=TOKENS))
     assert (await client.get("/")).json["identity"] == "guest"
     assert (await client.get("/", x_api_key=TOKEN)).json["identity"] == "me"
     refused(await client.get("/", x_api_key="another"), 401, "UNAUTHENTICATED")
@@ -145,14 +146,14 @@ async def test_a_token_that_cannot_be_checked_at_the_moment_is_not_called_bad(ho
     def look_up(token: str) -> None:
         raise OSError("the database is away")
 
-    client = house.behind(Door(echo, authenticate=callback(look_up)))
+    client = house.behind(RequestGuard(echo, authenticate=callback(look_up)))
     refused(await client.get("/", x_api_key="a-token"), 503, "UNAVAILABLE")
 
 
 @requirement("serve.hosts")
 @on_one_loop
 async def test_by_default_a_server_answers_to_loopback_names_alone(house: House) -> None:
-    client = house.behind(Door(echo))
+    client = house.behind(RequestGuard(echo))
     for host in ("localhost", "localhost:1234", "127.0.0.1", "[::1]:8000", "LocalHost"):
         assert (await client.get("/", host=host)).status == 200
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "127.0.0.2", "[::2]"):
@@ -162,7 +163,7 @@ async def test_by_default_a_server_answers_to_loopback_names_alone(house: House)
 @requirement("serve.hosts")
 @on_one_loop
 async def test_a_request_without_a_host_or_with_two_is_refused(house: House) -> None:
-    client = house.behind(Door(echo))
+    client = house.behind(RequestGuard(echo))
     assert b" 421 " in await client.raw(b"GET %s HTTP/1.0\r\n\r\n" % client.path)
     assert b" 400 " in await client.raw(
         b"GET %s HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n" % client.path
@@ -192,19 +193,19 @@ async def test_a_request_without_a_host_or_with_two_is_refused(house: House) -> 
     ],
 )
 def test_hosts_are_named_with_and_without_port_and_below_a_name(names: list[str], host: str, included: bool) -> None:
-    assert Hosts(names).include(host) is included
+    assert HostNames(names).include(host) is included
 
 
 @given(st.text(alphabet="localhost127.0:[]*-", max_size=20))
 @settings(max_examples=200)
 def test_nothing_that_merely_looks_like_a_loopback_name_is_one(host: str) -> None:
-    assert Hosts(LOOPBACK).include(host) == (without_port(host) in LOOPBACK)
+    assert HostNames(LOOPBACK).include(host) == (without_port(host) in LOOPBACK)
 
 
 @requirement("serve.origins")
 @on_one_loop
 async def test_pages_of_other_hosts_may_not_call(house: House) -> None:
-    client = house.behind(Door(echo, origins=["https://shop.example"]))
+    client = house.behind(RequestGuard(echo, origins=["https://shop.example"]))
     host = house.address.removeprefix("http://")
     for origin in ("https://shop.example", "HTTPS://Shop.example", f"http://{host}"):
         assert (await client.get("/", origin=origin)).status == 200
@@ -217,9 +218,9 @@ async def test_pages_of_other_hosts_may_not_call(house: House) -> None:
 @requirement("serve.origins")
 @on_one_loop
 async def test_where_any_host_name_is_taken_a_page_of_the_same_name_proves_nothing(house: House) -> None:
-    client = house.behind(Door(echo, hosts=["*"]))
+    client = house.behind(RequestGuard(echo, hosts=["*"]))
     refused(await client.get("/", host="evil.example", origin="http://evil.example"), 403, "ACCESS_DENIED")
-    client = house.behind(Door(echo, hosts=["*"], origins=["*"]))
+    client = house.behind(RequestGuard(echo, hosts=["*"], origins=["*"]))
     assert (await client.get("/", host="evil.example", origin="http://evil.example")).status == 200
 
 
@@ -250,7 +251,7 @@ async def test_where_any_host_name_is_taken_a_page_of_the_same_name_proves_nothi
 async def test_nothing_that_a_page_of_another_site_makes_a_browser_send_comes_in(
     house: House, method: str, headers: dict[str, str]
 ) -> None:
-    client = house.behind(Door(echo, identity=Identity(id="open"), origins=["https://shop.example"]))
+    client = house.behind(RequestGuard(echo, anonymous=Identity(id="open"), origins=["https://shop.example"]))
     reply = await client(method, "/", headers=headers)
     assert reply.status == 403
     if method != "HEAD":
@@ -260,7 +261,7 @@ async def test_nothing_that_a_page_of_another_site_makes_a_browser_send_comes_in
 @requirement("serve.sites")
 @on_one_loop
 async def test_the_address_bar_own_pages_pages_that_are_named_and_other_programs_come_in(house: House) -> None:
-    client = house.behind(Door(echo, identity=Identity(id="open"), origins=["https://shop.example"]))
+    client = house.behind(RequestGuard(echo, anonymous=Identity(id="open"), origins=["https://shop.example"]))
     for headers in (
         {},
         {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"},
@@ -272,14 +273,14 @@ async def test_the_address_bar_own_pages_pages_that_are_named_and_other_programs
         {"referer": "https://shop.example/page"},
     ):
         assert (await client("GET", "/", headers=headers)).status == 200, headers
-    client = house.behind(Door(echo, identity=Identity(id="open"), origins=["*"]))
+    client = house.behind(RequestGuard(echo, anonymous=Identity(id="open"), origins=["*"]))
     assert (await client.get("/", sec_fetch_site="cross-site")).status == 200
 
 
 @requirement("serve.sites")
 @on_one_loop
 async def test_where_any_host_name_is_taken_same_origin_counts_only_for_an_origin_that_is_named(house: House) -> None:
-    client = house.behind(Door(echo, hosts=["*"], origins=["https://shop.example"]))
+    client = house.behind(RequestGuard(echo, hosts=["*"], origins=["https://shop.example"]))
     refused(await client.get("/", host="evil.example", sec_fetch_site="same-origin"), 403, "ACCESS_DENIED")
     refused(await client.get("/", host="evil.example", referer="http://evil.example/"), 403, "ACCESS_DENIED")
     assert (await client.get("/", host="shop.example", sec_fetch_site="same-origin")).status == 200
@@ -288,7 +289,7 @@ async def test_where_any_host_name_is_taken_same_origin_counts_only_for_an_origi
 @requirement("serve.sites")
 @on_one_loop
 async def test_two_words_about_the_site_are_refused(house: House) -> None:
-    client = house.behind(Door(echo))
+    client = house.behind(RequestGuard(echo))
     for twice in (b"Sec-Fetch-Site: none\r\nSec-Fetch-Site: cross-site", b"Referer: a\r\nReferer: b"):
         request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\nConnection: close\r\n\r\n"
         assert b" 400 " in await client.raw(request % (client.path, twice))
@@ -297,7 +298,7 @@ async def test_two_words_about_the_site_are_refused(house: House) -> None:
 @requirement("serve.limits")
 @on_one_loop
 async def test_bodies_and_headers_have_limits(house: House) -> None:
-    client = house.behind(Door(echo, max_body=1_000, max_headers=2_000))
+    client = house.behind(RequestGuard(echo, max_body=1_000, max_headers=2_000))
     assert (await client("POST", "/", data=b"x" * 1_000)).json["size"] == 1_000
     refused(await client("POST", "/", data=b"x" * 1_001), 413, "PAYLOAD_TOO_LARGE")
     refused(await client.get("/", x="y" * 2_000), 431, "PAYLOAD_TOO_LARGE")
@@ -306,7 +307,7 @@ async def test_bodies_and_headers_have_limits(house: House) -> None:
 @requirement("serve.limits")
 @on_one_loop
 async def test_a_body_holds_so_many_objects_and_lists_and_no_more(house: House) -> None:
-    client = house.behind(Door(echo, max_body=1_600_000))
+    client = house.behind(RequestGuard(echo, max_body=1_600_000))
     for item in (b"[]", b"{}"):
         assert (await client("POST", "/", data=b",".join([item] * 100_000))).status == 200
         refused(await client("POST", "/", data=b",".join([item] * 100_001)), 413, "PAYLOAD_TOO_LARGE")
@@ -321,7 +322,7 @@ async def test_a_body_of_unknown_length_is_counted_as_it_comes(house: House) -> 
             yield b"x" * 300
             await asyncio.sleep(0)
 
-    client = house.behind(Door(echo, max_body=1_000))
+    client = house.behind(RequestGuard(echo, max_body=1_000))
     assert (await client("POST", "/", data=parts(3))).json["size"] == 900
     assert (await client("GET", "/", data=parts(3))).json["size"] == 900
     refused(await client("POST", "/", data=parts(4)), 413, "PAYLOAD_TOO_LARGE")
@@ -329,7 +330,7 @@ async def test_a_body_of_unknown_length_is_counted_as_it_comes(house: House) -> 
 
 @on_one_loop
 async def test_a_body_is_there_as_a_whole_even_if_it_is_empty(house: House) -> None:
-    client = house.behind(Door(echo))
+    client = house.behind(RequestGuard(echo))
     assert (await client("POST", "/")).json["size"] == 0
     assert (await client("DELETE", "/")).json["size"] == 0
 
@@ -337,7 +338,7 @@ async def test_a_body_is_there_as_a_whole_even_if_it_is_empty(house: House) -> N
 @requirement("serve.limits")
 @on_one_loop
 async def test_a_body_that_does_not_arrive_is_not_waited_for_long(house: House) -> None:
-    client = house.behind(Door(echo, body_timeout=0.05))
+    client = house.behind(RequestGuard(echo, body_timeout=0.05))
     answer = await client.raw(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nabc" % client.path)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer.lower()
@@ -351,7 +352,7 @@ async def test_whoever_leaves_before_the_body_is_there_gets_nowhere(house: House
     async def note(scope: Any, receive: Any, send: Any) -> None:
         reached.append(scope["path"])
 
-    class Watched(Door):
+    class Watched(RequestGuard):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             await super().__call__(scope, receive, send)
             gone.set()
@@ -375,7 +376,7 @@ async def test_so_many_requests_are_inside_and_no_more(house: House) -> None:
         await leave.wait()
         await echo(scope, receive, send)
 
-    client = house.behind(Door(wait, max_requests=1))
+    client = house.behind(RequestGuard(wait, max_requests=1))
     async with asyncio.timeout(5):
         first = asyncio.create_task(client.post("/"))
         await inside.wait()
@@ -397,7 +398,7 @@ async def test_who_shows_no_token_cannot_keep_the_others_out(house: House) -> No
         await leave.wait()
         await echo(scope, receive, send)
 
-    client = house.behind(Door(wait, authenticate=TOKENS, max_requests=2))
+    client = house.behind(RequestGuard(wait, authenticate=TOKENS, max_requests=2))
     async with asyncio.timeout(5):
         first = asyncio.create_task(client.post("/"))
         await inside.wait()
@@ -419,19 +420,19 @@ async def test_one_identity_cannot_keep_the_others_out(house: House) -> None:
         await echo(scope, receive, send)
 
     tokens = StaticTokens({TOKEN: Identity(id="me"), other: Identity(id="you")})
-    door = Door(wait, authenticate=tokens, max_requests=3)
-    client = house.behind(door)
+    guard = RequestGuard(wait, authenticate=tokens, max_requests=3)
+    client = house.behind(guard)
     async with asyncio.timeout(10):
         mine = [asyncio.create_task(client.get("/", x_api_key=TOKEN)) for _ in range(2)]
-        while door._shares.get("me") != 2:
+        while guard._shares.get("me") != 2:
             await asyncio.sleep(0.01)
         refused(await client.get("/", x_api_key=TOKEN), 503, "UNAVAILABLE")
         yours = asyncio.create_task(client.get("/", x_api_key=other))
-        while "you" not in door._shares:
+        while "you" not in guard._shares:
             await asyncio.sleep(0.01)
         leave.set()
         assert {(await each).status for each in (*mine, yours)} == {200}
-    assert not door._shares
+    assert not guard._shares
 
 
 @requirement("serve.limits")
@@ -446,7 +447,7 @@ async def test_tokens_that_are_being_checked_cannot_keep_out_those_that_were_goo
         await answer.wait()
         return None
 
-    client = house.behind(Door(echo, authenticate=callback(look_up), max_requests=4))
+    client = house.behind(RequestGuard(echo, authenticate=callback(look_up), max_requests=4))
     async with asyncio.timeout(10):
         assert (await client.get("/", x_api_key=TOKEN)).status == 200
         bogus = asyncio.create_task(client.get("/", x_api_key="bogus-1"))
@@ -463,27 +464,27 @@ async def test_tokens_that_are_being_checked_cannot_keep_out_those_that_were_goo
 @on_one_loop
 async def test_a_token_that_was_good_counts_as_new_again_once_it_is_refused(house: House) -> None:
     users = {TOKEN: Identity(id="me")}
-    door = Door(echo, authenticate=callback(users.get))
-    client = house.behind(door)
+    guard = RequestGuard(echo, authenticate=callback(users.get))
+    client = house.behind(guard)
     assert (await client.get("/", x_api_key=TOKEN)).status == 200
-    assert len(door._proven) == 1
+    assert len(guard._known) == 1
     users.clear()
     refused(await client.get("/", x_api_key=TOKEN), 401, "UNAUTHENTICATED")
-    assert not door._proven
+    assert not guard._known
 
 
 @pytest.mark.parametrize("option", ["max_body", "max_headers", "max_requests", "body_timeout"])
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "5", True])
 def test_a_limit_is_a_number_above_zero(option: str, wrong: Any) -> None:
     options: dict[str, Any] = {option: wrong}
-    with pytest.raises(CallError, match=option):
-        Door(echo, **options)
+    with pytest.raises(UsageError, match=option):
+        RequestGuard(echo, **options)
 
 
 @requirement("serve.smuggling")
 @on_one_loop
 async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(house: House) -> None:
-    client = house.behind(Door(echo))
+    client = house.behind(RequestGuard(echo))
     inner = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % client.path
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = await client.raw(head % (client.path, len(inner) + 5) + b"0\r\n\r\n" + inner)  # until the server closes
@@ -494,7 +495,7 @@ async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(h
 @requirement("serve.token")
 @on_one_loop
 async def test_two_headers_of_a_name_that_decides_something_are_refused(house: House) -> None:
-    client = house.behind(Door(echo, authenticate=TOKENS))
+    client = house.behind(RequestGuard(echo, authenticate=TOKENS))
     request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\nConnection: close\r\n\r\n"
     twice = b"Authorization: Bearer x\r\nAuthorization: Bearer y"
     assert b" 400 " in await client.raw(request % (client.path, twice))
@@ -509,7 +510,7 @@ async def test_a_request_whose_length_is_no_number_is_refused(house: House) -> N
         answers.append(message)
 
     scope = {"type": "http", "method": "POST", "headers": [(b"host", b"localhost"), (b"content-length", b"-1")]}
-    await Door(echo)(scope, _never, send)
+    await RequestGuard(echo)(scope, _never, send)
     assert answers[0]["status"] == 400
 
 
@@ -524,17 +525,17 @@ async def test_the_start_of_the_server_passes_and_websockets_do_not(house: House
     async def send(message: Any) -> None:
         answers.append(message)
 
-    door = Door(app)
-    await door({"type": "lifespan"}, _never, send)
-    await door({"type": "websocket", "path": "/", "headers": []}, _never, send)
+    guard = RequestGuard(app)
+    await guard({"type": "lifespan"}, _never, send)
+    await guard({"type": "websocket", "path": "/", "headers": []}, _never, send)
     assert passed == ["lifespan"]
     assert answers == [{"type": "websocket.close", "code": 1008}]
 
 
 @pytest.mark.parametrize("option", ["hosts", "origins"])
 def test_a_name_alone_is_not_taken_for_a_list_of_letters(option: str) -> None:
-    with pytest.raises(CallError, match=rf"{option} is a list of names: write \['a.example'\]"):
-        Door(echo, **{option: "a.example"})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match=rf"{option} is a list of names: write \['a.example'\]"):
+        RequestGuard(echo, **{option: "a.example"})  # pyright: ignore[reportArgumentType]
 
 
 async def _never() -> Any:

@@ -4,7 +4,7 @@ import pytest
 
 from opwire import AccessControl, CallError, Context, ErrorCode, Identity, OperationRegistry, OperationSpec
 from opwire.client import Client
-from tests.client.stage import ME
+from tests.client.samples import ME
 from tests.requirements import requirement
 
 
@@ -32,9 +32,9 @@ async def test_handlers_see_who_calls_and_nested_calls_carry_it_on() -> None:
     async def outer(context: Context) -> str | None:
         return (await context.env.a.inner()).data
 
-    async with Client(registry, identity=ME) as client:
+    async with Client(registry, act_as=ME) as client:
         assert await client.call("a.outer") == "me"
-    async with Client(registry, identity=Identity(id="else")) as client:
+    async with Client(registry, act_as=Identity(id="else")) as client:
         assert [spec.id for spec in await client.operations()] == ["a.inner"]
         for denied in (client.call("a.outer"), anext(client.subscribe("a.outer"))):
             with pytest.raises(CallError) as caught:

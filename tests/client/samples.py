@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, http_envelope, mcp_envelope
-from opwire.auth import Grant, anybody
+from opwire.auth import Grant, allow_anonymous
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.client import Client
 from opwire.hub import Hub, Spoke
@@ -26,7 +26,7 @@ class Point:
     y: int
 
 
-class Stage:
+class Samples:
     """A registry with operations of every kind, and what became of them."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Stage:
 
 @asynccontextmanager
 async def over_registry(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
-    async with Client(registry, **{"identity": ME, **options}) as client:
+    async with Client(registry, **{"act_as": ME, **options}) as client:
         yield client
 
 
@@ -158,7 +158,7 @@ async def over_memory(registry: OperationRegistry, **options: Any) -> AsyncGener
     async with (
         PendingRequestMap(MemoryTransport(bus)) as serving,
         CallHandler(registry, serving),
-        Client(MemoryTransport(bus), **{"identity": ME, **options}) as client,
+        Client(MemoryTransport(bus), **{"act_as": ME, **options}) as client,
     ):
         yield client
 
@@ -166,9 +166,9 @@ async def over_memory(registry: OperationRegistry, **options: Any) -> AsyncGener
 @asynccontextmanager
 async def over_hub(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
     """The operations are those of a spoke: a call goes through the hub."""
-    auth = anybody(Grant(ME, announces=("*",)))
+    authenticate = allow_anonymous(Grant(ME, announces=("*",)))
     async with (
-        Hub(None, "ws://127.0.0.1:0", auth=auth) as hub,
+        Hub(None, "ws://127.0.0.1:0", authenticate=authenticate) as hub,
         Spoke(registry, hub.url),
         Client(hub.url, **options) as client,
     ):
@@ -177,7 +177,7 @@ async def over_hub(registry: OperationRegistry, **options: Any) -> AsyncGenerato
 
 @asynccontextmanager
 async def over_http(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
-    app = serve_http(registry, identity=ME)
+    app = serve_http(registry, anonymous=ME)
     async with app.listening(drain_timeout=1) as address, Client(address, **options) as client:
         yield client
 
@@ -185,7 +185,7 @@ async def over_http(registry: OperationRegistry, **options: Any) -> AsyncGenerat
 def over_broker(url: str) -> Way:
     @asynccontextmanager
     async def over(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Client]:
-        async with Spoke(registry, url, identity=ME), Client(url, **options) as client:
+        async with Spoke(registry, url, anonymous=ME), Client(url, **options) as client:
             yield client
 
     return over

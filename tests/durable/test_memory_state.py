@@ -1,4 +1,4 @@
-"""The books of a journal, against a model: whatever happens, a task has one owner at a time and one outcome at most."""
+"""The state of a journal, against a model: whatever happens, a task has one owner at a time and one outcome at most."""
 
 from dataclasses import dataclass, field
 from math import inf, nan
@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from opwire import CallError
-from opwire.durable import Books, Claim, Outcome
+from opwire.durable import Claim, MemoryJournalState, Outcome
 from opwire.durable.journal import MAX_SECONDS
-from tests.durable.scenes import claim as made_up
-from tests.durable.scenes import outcome, task
+from opwire.errors import UsageError
+from tests.durable.samples import claim as made_up
+from tests.durable.samples import outcome, task
 from tests.requirements import requirement
 
 NAMES = ("a", "b", "c")
@@ -52,14 +53,14 @@ class Life:
         assert told == (len(self.claims), self.failures, self.losses, self.lone_losses, self.lost)
 
 
-class BooksMachine(RuleBasedStateMachine):
+class JournalMachine(RuleBasedStateMachine):
     """Time passes, workers come back late, tasks are given up and replayed."""
 
     claims = Bundle("claims")
 
     def __init__(self) -> None:
         super().__init__()
-        self.books = Books(KEEP)
+        self.state = MemoryJournalState(KEEP)
         self.now = 1000.0
         self.number = 0
         self.lives: dict[str, Life] = {}
@@ -72,7 +73,7 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def submit(self, key: str) -> None:
         life = self.lives.setdefault(key, Life())
-        assert self.books.submit(task(key, OPERATIONS[key == "c"]), self.now) == life.outcome
+        assert self.state.submit(task(key, OPERATIONS[key == "c"]), self.now) == life.outcome
 
     @rule(target=claims, limit=st.integers(1, 3), both=st.booleans(), suspects=st.booleans())
     def claim(self, limit: int, both: bool, suspects: bool) -> object:
@@ -81,7 +82,7 @@ class BooksMachine(RuleBasedStateMachine):
             for key, life in self.lives.items()
             if life.outcome is None and life.due <= self.now and (both or key != "c")
         }
-        claims = self.books.claim(OPERATIONS if both else OPERATIONS[:1], LEASE, limit, self.now, suspects=suspects)
+        claims = self.state.claim(OPERATIONS if both else OPERATIONS[:1], LEASE, limit, self.now, suspects=suspects)
         one_suspect = suspects and any(due.values())
         assert len(claims) == (1 if one_suspect else min(limit, len(due) - sum(due.values())))
         for claim in claims:
@@ -94,7 +95,7 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(claim=claims, alone=st.booleans())
     def renew(self, claim: Claim, alone: bool) -> None:
         life = self.lives.get(claim.task.key, Life())
-        kept = self.books.renew(claim, self.now, alone=alone)
+        kept = self.state.renew(claim, self.now, alone=alone)
         assert kept == life.owned_by(claim)
         if kept:
             life.due, life.alone = self.now + LEASE, alone
@@ -102,7 +103,7 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(claim=claims, delay=st.sampled_from([0.0, 5.0]), failed=st.booleans())
     def release(self, claim: Claim, delay: float, failed: bool) -> None:
         life = self.lives.get(claim.task.key, Life())
-        self.books.release(claim, delay, self.now, failed=failed)
+        self.state.release(claim, delay, self.now, failed=failed)
         if life.owned_by(claim):
             life.due, life.released = self.now + delay, True
             life.failures, life.lost = life.failures + failed, life.lost and not failed
@@ -114,22 +115,22 @@ class BooksMachine(RuleBasedStateMachine):
         life = self.lives.get(claim.task.key, Life())
         if life.outcome is None and claim in life.claims:
             life.outcome, life.expires = mine, inf if buried else self.now + KEEP
-        self.books.outcome("", self.now)  # forgets what has expired
-        assert self.books.record(claim, mine, self.now) == life.outcome
+        self.state.outcome("", self.now)  # forgets what has expired
+        assert self.state.record(claim, mine, self.now) == life.outcome
 
     @rule(key=KEYS)
     def replay(self, key: str) -> None:
         life = self.lives.get(key, Life())
         buried = life.outcome is not None and life.outcome.buried
-        assert self.books.replay(key) == buried
+        assert self.state.replay(key) == buried
         if buried:
             self.lives[key] = Life()
 
     @rule(key=KEYS)
     def purge(self, key: str) -> None:
         ended = self.lives.get(key, Life()).outcome is not None
-        self.books.outcome("", self.now)
-        assert self.books.purge(key) == ended
+        self.state.outcome("", self.now)
+        assert self.state.purge(key) == ended
         if ended:
             del self.lives[key]
 
@@ -137,10 +138,10 @@ class BooksMachine(RuleBasedStateMachine):
     def what_is_told_is_true(self) -> None:
         lives = self.lives.values()
         for key in NAMES:
-            assert self.books.outcome(key, self.now) == self.lives.get(key, Life()).outcome
+            assert self.state.outcome(key, self.now) == self.lives.get(key, Life()).outcome
         buried = sorted((life.outcome for life in lives if life.outcome and life.outcome.buried), key=_recorded)
-        assert list(self.books.buried(None)) == buried
-        counts = self.books.info()
+        assert list(self.state.buried(None)) == buried
+        counts = self.state.info()
         assert sum(info.buried for info in counts) == len(buried)
         open_ = [life for life in lives if life.outcome is None]
         assert sum(info.claimed for info in counts) == sum(life.held for life in open_)
@@ -152,30 +153,30 @@ def _recorded(outcome: Outcome) -> int:
 
 
 @requirement("durable.one-outcome", "durable.lease")
-class TestBooks(BooksMachine.TestCase):
+class TestJournal(JournalMachine.TestCase):
     settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_the_next_look_is_due_when_the_first_lease_or_delay_is_over() -> None:
-    books = Books()
-    assert books.due(["shop.order"]) is None
+    state = MemoryJournalState()
+    assert state.due(["shop.order"]) is None
     for key in ("a", "b"):
-        books.submit(task(key), 0)
-    books.claim(["shop.order"], 30, 1, 0)
-    (second,) = books.claim(["shop.order"], 20, 1, 0)
-    assert books.due(["shop.order"]) == 20
-    books.release(second, 5, 0)
-    assert books.due(["shop.order", "shop.unknown"]) == 5
-    assert books.due(["shop.unknown"]) is None
+        state.submit(task(key), 0)
+    state.claim(["shop.order"], 30, 1, 0)
+    (second,) = state.claim(["shop.order"], 20, 1, 0)
+    assert state.due(["shop.order"]) == 20
+    state.release(second, 5, 0)
+    assert state.due(["shop.order", "shop.unknown"]) == 5
+    assert state.due(["shop.unknown"]) is None
 
 
 def test_what_was_released_goes_before_what_came_later() -> None:
-    books = Books()
+    state = MemoryJournalState()
     for key in ("old", "new"):
-        books.submit(task(key), 0)
-    (old,) = books.claim(["shop.order"], 30, 1, 0)
-    books.release(old, 1, 0)
-    assert [each.task.key for each in books.claim(["shop.order"], 30, 2, 1)] == ["old", "new"]
+        state.submit(task(key), 0)
+    (old,) = state.claim(["shop.order"], 30, 1, 0)
+    state.release(old, 1, 0)
+    assert [each.task.key for each in state.claim(["shop.order"], 30, 2, 1)] == ["old", "new"]
 
 
 def test_watchers_are_told_what_can_be_claimed_and_what_has_ended() -> None:
@@ -188,44 +189,44 @@ def test_watchers_are_told_what_can_be_claimed_and_what_has_ended() -> None:
         def ended(self, outcome: Outcome) -> None:
             told.append(outcome)
 
-    books = Books()
-    books.watchers.add(Watcher())
-    books.submit(task(), 0)
-    (claim,) = books.claim(["shop.order"], 30, 1, 0)
-    books.release(claim, 0, 0)
-    (claim,) = books.claim(["shop.order"], 30, 1, 0)
+    state = MemoryJournalState()
+    state.listeners.add(Watcher())
+    state.submit(task(), 0)
+    (claim,) = state.claim(["shop.order"], 30, 1, 0)
+    state.release(claim, 0, 0)
+    (claim,) = state.claim(["shop.order"], 30, 1, 0)
     done = outcome(claim, buried=True)
-    books.record(claim, done, 0)
-    books.record(claim, outcome(claim), 0)
-    books.replay("k")
+    state.record(claim, done, 0)
+    state.record(claim, outcome(claim), 0)
+    state.replay("k")
     assert told == ["claimable", "claimable", done, "claimable"]
 
 
 def test_a_known_key_with_another_fingerprint_is_refused() -> None:
-    books = Books()
-    books.submit(task(), 0)
-    with pytest.raises(CallError, match="stands for another call"):
-        books.submit(task(fingerprint="other"), 0)
+    state = MemoryJournalState()
+    state.submit(task(), 0)
+    with pytest.raises(CallError, match="belongs to another call"):
+        state.submit(task(fingerprint="other"), 0)
 
 
 def test_an_outcome_of_an_unknown_task_is_not_recorded() -> None:
-    assert Books().record(made_up(), outcome(made_up()), 0) is None
+    assert MemoryJournalState().record(made_up(), outcome(made_up()), 0) is None
 
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("delay", [inf, nan, 10**400, -(10**400)], ids=lambda value: f"{value!r:.9}")
 def test_whatever_delay_is_asked_for_the_books_go_on(delay: float) -> None:
-    books = Books()
+    state = MemoryJournalState()
     for key in ("odd", "even"):
-        books.submit(task(key), 0)
-    (odd,) = books.claim(["shop.order"], 30, 1, 0)
-    books.release(odd, delay, 0)
-    assert "even" in [claim.task.key for claim in books.claim(["shop.order"], 2 * MAX_SECONDS, 1, 0)] or not delay > 0
-    assert "odd" in [claim.task.key for claim in books.claim(["shop.order"], 30, 1, MAX_SECONDS + 1)] or not delay > 0
+        state.submit(task(key), 0)
+    (odd,) = state.claim(["shop.order"], 30, 1, 0)
+    state.release(odd, delay, 0)
+    assert "even" in [claim.task.key for claim in state.claim(["shop.order"], 2 * MAX_SECONDS, 1, 0)] or not delay > 0
+    assert "odd" in [claim.task.key for claim in state.claim(["shop.order"], 30, 1, MAX_SECONDS + 1)] or not delay > 0
 
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("keep", [0, -1, inf, nan, 10**400], ids=lambda value: f"{value!r:.9}")
 def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
-    with pytest.raises(CallError, match=r"keep is .*: give a number of seconds above 0"):
-        Books(keep)
+    with pytest.raises(UsageError, match="keep is a number of seconds above 0"):
+        MemoryJournalState(keep)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import ConversionError
 from opwire.typed import convert, json_schema_of
-from opwire.typed.nodes import INTEGER_KEY, Misfit, subclass_leaf
+from opwire.typed.nodes import INTEGER_KEY, Misfit, subclass_scalar
 from opwire.typed.plain import to_plain
 from tests.requirements import requirement
 from tests.typed.catalogue import Email, Point
@@ -35,7 +35,7 @@ from tests.typed.catalogue import Email, Point
         (Email, {"type": "string"}),
     ],
 )
-def test_leaves_have_the_schema_of_their_json_form(hint: Any, schema: dict[str, Any]) -> None:
+def test_scalars_have_the_schema_of_their_json_form(hint: Any, schema: dict[str, Any]) -> None:
     assert json_schema_of(hint) == schema
 
 
@@ -123,7 +123,7 @@ def test_a_subclass_of_a_plain_type_checks_its_values_itself() -> None:
 
 
 def test_a_class_that_is_not_derived_from_a_plain_type_is_no_leaf() -> None:
-    assert subclass_leaf(Point) is None
+    assert subclass_scalar(Point) is None
 
 
 @pytest.mark.parametrize("text", ["01", "+1", "1.0", "x", "", "-", 5])

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from opwire import AccessControl, CallError, ErrorCode, Identity, OperationRegistry, OperationSpec
+from opwire.dispatch import Dispatcher
 from opwire.serve.http import document as module
-from opwire.serve.http.document import MAX_KEPT, About, Documents
+from opwire.serve.http.document import MAX_DOCUMENTS, DocumentCache, DocumentInfo
 from tests.requirements import requirement
 
 ADMIN, GUEST = Identity(id="admin", scopes=("*",)), Identity(id="guest")
@@ -38,14 +39,14 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-async def paths(documents: Documents, identity: Identity | None, query: bytes = b"", server: str = "") -> list[str]:
-    document = await documents.document(identity, query, server)
+async def paths(documents: DocumentCache, identity: Identity | None, query: bytes = b"", server: str = "") -> list[str]:
+    document = await documents.get(identity, query, server)
     return sorted(msgspec.json.decode(document.body)["paths"])
 
 
 @requirement("http.document.access")
 async def test_a_caller_sees_what_it_may_call_and_can_be_called(registry: OperationRegistry) -> None:
-    documents = Documents(registry, About(title="", version=""))
+    documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
     assert await paths(documents, None) == ["/a/open"]
     assert await paths(documents, GUEST) == ["/a/known", "/a/open"]
     assert await paths(documents, ADMIN) == ["/a/admin", "/a/known", "/a/open"]
@@ -53,21 +54,21 @@ async def test_a_caller_sees_what_it_may_call_and_can_be_called(registry: Operat
 
 @requirement("http.document.cached")
 async def test_a_document_is_built_once_for_all_who_see_the_same(registry: OperationRegistry, built: list[Any]) -> None:
-    documents = Documents(registry, About(title="", version=""))
-    found = await asyncio.gather(*(documents.document(Identity(id=str(n)), b"", "") for n in range(5)))
-    again = await documents.document(GUEST, b"version=3.1", "")
+    documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
+    found = await asyncio.gather(*(documents.get(Identity(id=str(n)), b"", "") for n in range(5)))
+    again = await documents.get(GUEST, b"version=3.1", "")
     assert len(built) == 1
     assert {document.etag for document in (*found, again)} == {again.etag}
-    await documents.document(ADMIN, b"", "")
+    await documents.get(ADMIN, b"", "")
     assert len(built) == 2
 
 
 @requirement("http.document.cached")
 async def test_a_change_of_the_registry_is_seen_at_once(registry: OperationRegistry) -> None:
-    documents = Documents(registry, About(title="", version=""))
-    before = await documents.document(GUEST, b"", "")
+    documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
+    before = await documents.get(GUEST, b"", "")
     registry.unregister("a.known")
-    after = await documents.document(GUEST, b"", "")
+    after = await documents.get(GUEST, b"", "")
     assert await paths(documents, GUEST) == ["/a/open"]
     assert before.etag != after.etag
 
@@ -76,45 +77,45 @@ async def test_an_operation_id_does_not_depend_on_who_looks(registry: OperationR
     for name in ("x/y", "x.y"):
         access = AccessControl(required_scopes=("admin",)) if name == "x.y" else None
         registry.register(OperationSpec(namespace="a", name=name, access=access), lambda input, context: None)
-    documents = Documents(registry, About(title="", version=""))
+    documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
 
     async def name_for(identity: Identity) -> str:
-        document = msgspec.json.decode((await documents.document(identity, b"", "")).body)
+        document = msgspec.json.decode((await documents.get(identity, b"", "")).body)
         return document["paths"]["/a/x~2Fy"]["post"]["operationId"]
 
     assert await name_for(GUEST) == await name_for(ADMIN)
 
 
 async def test_not_every_document_is_kept_for_ever(registry: OperationRegistry, built: list[Any]) -> None:
-    documents = Documents(registry, About(title="", version=""))
-    for number in range(MAX_KEPT + 1):
-        await documents.document(GUEST, b"", f"/{number}")
-    await documents.document(GUEST, b"", f"/{MAX_KEPT}")
-    assert len(built) == MAX_KEPT + 1
-    await documents.document(GUEST, b"", "/0")
-    assert len(built) == MAX_KEPT + 2
+    documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
+    for number in range(MAX_DOCUMENTS + 1):
+        await documents.get(GUEST, b"", f"/{number}")
+    await documents.get(GUEST, b"", f"/{MAX_DOCUMENTS}")
+    assert len(built) == MAX_DOCUMENTS + 1
+    await documents.get(GUEST, b"", "/0")
+    assert len(built) == MAX_DOCUMENTS + 2
 
 
 async def test_a_version_may_be_asked_for(registry: OperationRegistry) -> None:
-    documents = Documents(registry, About(title="", version=""))
+    documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
     for query, version in (
         (b"", "3.1.1"),
         (b"version=3.1", "3.1.1"),
         (b"version=3.2", "3.2.0"),
         (b"version=3.2.0", "3.2.0"),
     ):
-        assert msgspec.json.decode((await documents.document(GUEST, query, "")).body)["openapi"] == version
+        assert msgspec.json.decode((await documents.get(GUEST, query, "")).body)["openapi"] == version
     with pytest.raises(CallError) as raised:
-        await documents.document(GUEST, b"version=2.0", "")
+        await documents.get(GUEST, b"version=2.0", "")
     assert raised.value.code is ErrorCode.PROTOCOL_ERROR
 
 
 async def test_a_document_that_cannot_be_built_fails_those_who_ask_and_is_tried_again(
     registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    documents = Documents(registry, About(title="", version=""))
+    documents = DocumentCache(Dispatcher(registry), DocumentInfo(title="", version=""))
     with monkeypatch.context() as broken:
         broken.setattr(module, "build_document", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            await documents.document(GUEST, b"", "")
+            await documents.get(GUEST, b"", "")
     assert await paths(documents, GUEST) == ["/a/known", "/a/open"]

@@ -7,9 +7,9 @@ from typing import Any, Self
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from opwire.auth import Authenticator, Grant, StaticTokens, anybody
+from opwire.auth import Authenticator, Grant, StaticTokens, allow_anonymous
 from opwire.call import Address
-from opwire.hub import Hub, Spoke
+from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.operation import Context, Identity
 from opwire.registry import OperationRegistry
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
@@ -18,7 +18,7 @@ from tests.transports.websocket.ends import Plain
 BEAT = 0.2
 """Seconds between two beats where a test waits for them."""
 
-OPEN = anybody(Grant(Identity(id="guest", scopes=("*",)), announces=("*",)))
+OPEN = allow_anonymous(Grant(Identity(id="guest", scopes=("*",)), announces=("*",)))
 """Everybody may do everything."""
 
 TOKENS = {name: f"{name}-token-of-a-test" for name in ("billing", "shop", "gateway", "alice", "mallory")}
@@ -90,8 +90,12 @@ class Meeting:
     async def hub(
         self, registry: OperationRegistry | None = None, url: str = "ws://127.0.0.1:0", **options: Any
     ) -> Hub:
-        """A hub; open to everybody, unless `auth` says otherwise."""
-        return await self._stack.enter_async_context(Hub(registry, url, **{"auth": OPEN, **options}))
+        """A hub; open to everybody, unless `authenticate` says otherwise."""
+        return await self._stack.enter_async_context(Hub(registry, url, **{"authenticate": OPEN, **options}))
+
+    async def node(self, url: str, registry: OperationRegistry | None = None, **options: Any) -> BrokerNode:
+        """A node on a broker."""
+        return await self._stack.enter_async_context(BrokerNode(registry, url, **options))
 
     async def spoke(self, url: str | list[str], registry: OperationRegistry | None = None, **options: Any) -> Spoke:
         """A spoke; `token` is the name of one in `TOKENS`."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from opwire import CallError, ErrorCode, HTTPResponseMeta, decode_envelope, http_envelope, local_envelope, mcp_envelope
-from opwire.serve.http.responses import answer, encode_data, upstream_headers
+from opwire.serve.http.responses import encode_data, encode_response, upstream_headers
 from tests.requirements import requirement
 
 FAILED = mcp_envelope(
@@ -31,7 +31,7 @@ def headers_of(**headers: str) -> dict[str, str]:
     ],
 )
 def test_data_is_json_and_bytes_are_bytes(data: Any, content_type: bytes, body: bytes) -> None:
-    found = answer(local_envelope(data, "a.b"), whole=False, is_error="return")
+    found = encode_response(local_envelope(data, "a.b"), whole=False, is_error="return")
     assert (found.content_type, found.body, found.headers) == (content_type, body, [])
 
 
@@ -39,7 +39,7 @@ def test_data_is_json_and_bytes_are_bytes(data: Any, content_type: bytes, body: 
 @pytest.mark.parametrize("data", [{"a": 1}, None, b"\x00\xff"])
 def test_the_whole_envelope_can_be_had(data: Any) -> None:
     envelope = local_envelope(data, "a.b")
-    found = answer(envelope, whole=True, is_error="return")
+    found = encode_response(envelope, whole=True, is_error="return")
     assert found.content_type == b"application/vnd.opwire.envelope+json"
     assert decode_envelope(found.body) == envelope
 
@@ -50,7 +50,7 @@ def test_data_that_cannot_be_sent_fails_the_call() -> None:
         deep = [deep]
     for whole in (False, True):
         with pytest.raises(CallError) as raised:
-            answer(local_envelope(deep, "a.b"), whole=whole, is_error="return")
+            encode_response(local_envelope(deep, "a.b"), whole=whole, is_error="return")
         assert raised.value.code is ErrorCode.EXECUTION_ERROR
 
 
@@ -67,7 +67,7 @@ def test_headers_of_the_answer_behind_a_result_are_kept_under_another_name() -> 
         headers={"Link": "<x>; rel=next", "X-RateLimit-Remaining": "7", "RateLimit": "r=1", "Server": "far"},
         content_type="application/json",
     )
-    assert answer(envelope, whole=False, is_error="return").headers == [
+    assert encode_response(envelope, whole=False, is_error="return").headers == [
         (b"opwire-upstream-status", b"206"),
         (b"opwire-upstream-link", b"<x>; rel=next"),
         (b"opwire-upstream-x-ratelimit-remaining", b"7"),
@@ -85,7 +85,7 @@ def test_nothing_of_them_can_break_out_of_its_header() -> None:
 
 @requirement("http.is-error")
 def test_a_tool_that_failed_is_an_answer_with_a_mark() -> None:
-    found = answer(FAILED, whole=False, is_error="return")
+    found = encode_response(FAILED, whole=False, is_error="return")
     assert found.body == b'[{"type":"text","text":"no such city"}]'
     assert found.headers == [(b"opwire-is-error", b"true")]
 
@@ -93,7 +93,7 @@ def test_a_tool_that_failed_is_an_answer_with_a_mark() -> None:
 @requirement("http.is-error")
 def test_a_tool_that_failed_may_be_made_a_problem() -> None:
     with pytest.raises(CallError) as raised:
-        answer(FAILED, whole=False, is_error="fail")
+        encode_response(FAILED, whole=False, is_error="fail")
     assert (raised.value.code, raised.value.message) == (ErrorCode.EXECUTION_ERROR, "no such city")
     assert raised.value.details == {"content": [{"type": "text", "text": "no such city"}]}
-    assert decode_envelope(answer(FAILED, whole=True, is_error="fail").body) == FAILED
+    assert decode_envelope(encode_response(FAILED, whole=True, is_error="fail").body) == FAILED

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema import UNKNOWN, Schema
-from opwire.serve.mcp.tools import input_form, items_form, output_form
+from opwire.serve.mcp.tools import input_schema, items_schema, output_schema
 from tests.requirements import requirement
 
 TREE: dict[str, Any] = {
@@ -25,15 +25,15 @@ _values = st.recursive(
 
 def test_an_object_schema_is_shown_as_it_is() -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
-    assert input_form(Schema(schema)).schema == schema
-    form = output_form(Schema(schema), objects_only=True)
+    assert input_schema(Schema(schema)).schema == schema
+    form = output_schema(Schema(schema), objects_only=True)
     assert form is not None
     assert (form.schema, form.wraps) == (schema, False)
 
 
 @requirement("serve-mcp.wrapped-schemas")
 def test_an_input_that_is_no_object_is_the_property_input_of_one() -> None:
-    form = input_form(Schema({"type": "array", "items": {"type": "integer"}}))
+    form = input_schema(Schema({"type": "array", "items": {"type": "integer"}}))
     assert form.wraps
     assert form.schema == {
         "type": "object",
@@ -43,13 +43,13 @@ def test_an_input_that_is_no_object_is_the_property_input_of_one() -> None:
 
 
 def test_any_input_at_all_may_be_left_out() -> None:
-    assert input_form(UNKNOWN).schema == {"type": "object", "properties": {"input": {}}}
+    assert input_schema(UNKNOWN).schema == {"type": "object", "properties": {"input": {}}}
 
 
 @requirement("serve-mcp.wrapped-schemas")
 def test_only_older_clients_see_outputs_wrapped() -> None:
     schema = Schema({"type": "array"})
-    newest, older = output_form(schema, objects_only=False), output_form(schema, objects_only=True)
+    newest, older = output_schema(schema, objects_only=False), output_schema(schema, objects_only=True)
     assert newest is not None
     assert (newest.schema, newest.wraps) == ({"type": "array"}, False)
     assert older is not None
@@ -58,8 +58,8 @@ def test_only_older_clients_see_outputs_wrapped() -> None:
 
 
 def test_an_unknown_output_has_no_schema_and_an_impossible_one_has() -> None:
-    assert output_form(UNKNOWN, objects_only=True) is None
-    impossible = output_form(Schema(False), objects_only=False)
+    assert output_schema(UNKNOWN, objects_only=True) is None
+    impossible = output_schema(Schema(False), objects_only=False)
     assert impossible is not None
     assert impossible.schema == {"not": {}}
 
@@ -69,25 +69,25 @@ def test_an_unknown_output_has_no_schema_and_an_impossible_one_has() -> None:
 @given(_values)
 def test_a_wrapped_schema_accepts_exactly_what_the_schema_accepted(value: Any) -> None:
     is_valid = Schema(TREE).is_valid(value)
-    wrapped = output_form(Schema(TREE), objects_only=True)
+    wrapped = output_schema(Schema(TREE), objects_only=True)
     assert wrapped is not None
     assert wrapped.schema["$defs"].keys() == {"Node", "Number"}
     assert Schema(wrapped.schema).is_valid({"result": value}) is is_valid
-    assert Schema(input_form(Schema(TREE)).schema).is_valid({"input": value}) is is_valid
-    items = Schema(items_form(Schema(TREE)).schema)
+    assert Schema(input_schema(Schema(TREE)).schema).is_valid({"input": value}) is is_valid
+    items = Schema(items_schema(Schema(TREE)).schema)
     assert items.is_valid({"items": [value], "complete": True}) is is_valid
 
 
 def test_what_only_looks_like_a_reference_stays_as_it_is() -> None:
     schema = {"enum": [{"$ref": "#"}], "default": {"$ref": "#"}}
-    form = output_form(Schema(schema), objects_only=True)
+    form = output_schema(Schema(schema), objects_only=True)
     assert form is not None
     assert form.schema["properties"]["result"] == schema
 
 
 def test_a_schema_with_an_id_is_a_document_of_its_own_wherever_it_stands() -> None:
     schema = {"$id": "urn:list", "type": "array", "items": {"$ref": "#/$defs/A"}, "$defs": {"A": {"type": "integer"}}}
-    form = output_form(Schema(schema), objects_only=True)
+    form = output_schema(Schema(schema), objects_only=True)
     assert form is not None
     assert form.schema["properties"]["result"] == schema
     assert Schema(form.schema).is_valid({"result": [1]})
@@ -96,7 +96,7 @@ def test_a_schema_with_an_id_is_a_document_of_its_own_wherever_it_stands() -> No
 
 def test_older_dialects_are_lowered() -> None:
     schema = Schema({"type": "array", "items": [{"type": "integer"}]}, dialect="draft-07")
-    form = output_form(schema, objects_only=False)
+    form = output_schema(schema, objects_only=False)
     assert form is not None
     assert form.schema == {"type": "array", "prefixItems": [{"type": "integer"}]}
 
@@ -106,7 +106,7 @@ def test_older_dialects_are_lowered() -> None:
 )
 def test_a_schema_that_would_fail_a_whole_list_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(SchemaError):
-        input_form(Schema({"type": "object", **broken}))
+        input_schema(Schema({"type": "object", **broken}))
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
@@ -114,6 +114,6 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     for _ in range(20_000):
         schema = {"items": schema}
     with pytest.raises(SchemaError):
-        output_form(Schema(schema), objects_only=True)
+        output_schema(Schema(schema), objects_only=True)
     with pytest.raises(SchemaError):
-        output_form(Schema(schema, dialect="draft-07"), objects_only=False)
+        output_schema(Schema(schema, dialect="draft-07"), objects_only=False)

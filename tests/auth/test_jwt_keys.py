@@ -8,7 +8,7 @@ import pytest
 
 from opwire import CallError, ErrorCode
 from opwire.auth import jwt
-from opwire.auth.jwt import FRESH, PAUSE, RETRY, OneKey, PublishedKeys, suited
+from opwire.auth.jwt import MAX_AGE, MIN_INTERVAL, RETRY_INTERVAL, OneKey, PublishedKeys, prepare_key
 from tests.auth.issuers import published, verification_key
 from tests.auth.refusals import logged, refusal
 from tests.requirements import requirement
@@ -57,7 +57,7 @@ async def test_an_unknown_key_has_them_fetched_again_but_not_more_than_once_in_a
     for number in range(1_000):
         assert await keys.find(f"made-up-{number}", "RS256") is None
     assert issuer.asked == 1
-    issuer.now += PAUSE
+    issuer.now += MIN_INTERVAL
     assert await keys.find("new", "RS256")
     for number in range(1_000):
         assert await keys.find(f"made-up-{number}", "RS256") is None
@@ -70,7 +70,7 @@ async def test_a_key_that_is_no_longer_published_is_no_longer_taken() -> None:
     keys = issuer.keys()
     assert await keys.find("a", "RS256")
     issuer.document = {"keys": [published("RS256", "b")]}
-    issuer.now += FRESH - 1
+    issuer.now += MAX_AGE - 1
     assert await keys.find("a", "RS256")
     issuer.now += 1
     assert await keys.find("a", "RS256") is None
@@ -86,20 +86,20 @@ async def test_when_the_issuer_fails_the_old_keys_stay_and_it_is_asked_again_soo
     keys = issuer.keys()
     assert await keys.find("a", "RS256")
     good, issuer.document = issuer.document, document
-    issuer.now += FRESH
+    issuer.now += MAX_AGE
     assert await keys.find("a", "RS256")
     assert await keys.find("a", "RS256")
     assert issuer.asked == 2
     issuer.document, issuer.down = good, OSError("down")
-    issuer.now += RETRY
+    issuer.now += RETRY_INTERVAL
     assert await keys.find("a", "RS256")
     assert issuer.asked == 3
     issuer.down = None
-    issuer.now += RETRY
+    issuer.now += RETRY_INTERVAL
     assert await keys.find("a", "RS256")
     assert await keys.find("a", "RS256")
     assert issuer.asked == 4
-    assert "WARNING the keys of the issuer could not be fetched: CallError" in logged(caplog)
+    assert "WARNING the issuer's keys could not be fetched: CallError" in logged(caplog)
 
 
 @requirement("auth.jwt.published")
@@ -112,7 +112,7 @@ async def test_without_any_keys_nothing_can_be_said_of_a_token() -> None:
         assert error.code is ErrorCode.UNAVAILABLE
     assert issuer.asked == 1
     issuer.down, issuer.document = None, {"keys": [published("RS256", "a")]}
-    issuer.now += RETRY
+    issuer.now += RETRY_INTERVAL
     assert await keys.find("a", "RS256")
 
 
@@ -145,12 +145,12 @@ async def test_one_that_gives_up_while_the_keys_are_fetched_does_not_stop_the_ot
 async def test_an_issuer_that_does_not_answer_is_not_waited_for_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(jwt, "PATIENCE", 0.01)
+    monkeypatch.setattr(jwt, "FETCH_TIMEOUT", 0.01)
     issuer = Issuer(published("RS256", "a"))
     issuer.answering.clear()
     error = await asyncio.wait_for(refusal(issuer.keys().find("a", "RS256")), 5)
     assert error.code is ErrorCode.UNAVAILABLE
-    assert logged(caplog) == ["WARNING the keys of the issuer could not be fetched: TimeoutError"]
+    assert logged(caplog) == ["WARNING the issuer's keys could not be fetched: TimeoutError"]
 
 
 UNUSABLE: dict[str, Any] = {
@@ -207,7 +207,7 @@ async def test_one_key_is_for_every_id_and_for_its_algorithms_alone() -> None:
 
 
 def test_a_key_of_ed448_is_one_for_eddsa_too() -> None:
-    assert suited(verification_key("Ed448"), "EdDSA")
+    assert prepare_key(verification_key("Ed448"), "EdDSA")
 
 
 async def test_an_error_that_the_function_chose_is_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -215,4 +215,4 @@ async def test_an_error_that_the_function_chose_is_for_the_log(caplog: pytest.Lo
     issuer = Issuer()
     issuer.down = CallError("RATE_LIMITED", "secret address")
     await refusal(issuer.keys().find("a", "RS256"), "secret address")
-    assert logged(caplog, "secret address") == ["WARNING the keys of the issuer could not be fetched: CallError"]
+    assert logged(caplog, "secret address") == ["WARNING the issuer's keys could not be fetched: CallError"]

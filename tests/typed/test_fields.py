@@ -5,7 +5,7 @@ import attrs
 import msgspec
 import pytest
 
-from opwire.typed.fields import NOTHING, Field, class_hints, plain_default, planner_of, unwrap_qualifiers
+from opwire.typed.fields import NOTHING, FieldSpec, class_hints, plain_default, spec_reader, unwrap_qualifiers
 from tests.requirements import requirement
 from tests.typed import future_types
 from tests.typed.catalogue import (
@@ -24,10 +24,10 @@ from tests.typed.catalogue import (
 )
 
 
-def fields_of(cls: Any) -> dict[str, Field]:
-    planner = planner_of(cls)
-    assert planner is not None
-    return {each.name: each for each in planner(cls, class_hints(cls)).fields}
+def fields_of(cls: Any) -> dict[str, FieldSpec]:
+    read = spec_reader(cls)
+    assert read is not None
+    return {each.name: each for each in read(cls, class_hints(cls)).fields}
 
 
 def required(cls: Any) -> set[str]:
@@ -99,16 +99,16 @@ def test_empty_defaults_are_not_shared_between_schemas() -> None:
 
 def test_tags_and_closedness_are_taken_from_the_class() -> None:
     for cls, tag, closed in ((Created, ("event", "created"), False), (Account, None, True), (Sealed, None, True)):
-        planner = planner_of(cls)
-        assert planner is not None
-        plan = planner(cls, class_hints(cls))
+        read = spec_reader(cls)
+        assert read is not None
+        plan = read(cls, class_hints(cls))
         assert (plan.tag, plan.closed) == (tag, closed)
 
 
 def test_a_class_without_fields_has_no_plan() -> None:
-    assert planner_of(object) is None
-    assert planner_of(dict) is None
-    assert planner_of(tuple) is None
+    assert spec_reader(object) is None
+    assert spec_reader(dict) is None
+    assert spec_reader(tuple) is None
 
 
 def test_old_attrs_classes_tell_their_types_without_annotations() -> None:
@@ -142,9 +142,9 @@ def test_only_classes_that_msgspec_builds_like_their_constructor_are_native() ->
         value: int = field(init=False, default=1)
 
     for cls, native in ((Point, True), (Custom, False), (Computed, False), (Area, False), (Engine, False)):
-        planner = planner_of(cls)
-        assert planner is not None
-        assert planner(cls, class_hints(cls)).native is native
+        read = spec_reader(cls)
+        assert read is not None
+        assert read(cls, class_hints(cls)).native is native
 
 
 def test_marks_around_a_hint_are_taken_off() -> None:
