@@ -19,10 +19,10 @@ coverage: .venv/.test  ## run the tests on Python 3.12 and 3.13 where they exist
 	  else $(MAKE) --no-print-directory test-3.$$v || exit 1; fi; done
 	.venv/bin/pytest -n 2 --dist worksteal --cov --ignore=tests/judges
 test-3.%: .venv/.test .venv3%/.done
-	.venv3$*/bin/pytest -q -n 2 --dist worksteal $(addprefix --ignore=tests/,judges docs hub durable servers soak testing transports/faults transports/nats transports/redis)
+	.venv3$*/bin/pytest -q -n 2 --dist worksteal $(addprefix --ignore=tests/,judges chaos docs hub durable servers soak testing transports/faults transports/nats transports/redis)
 
 chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with SEED=2
-	.venv/bin/python -m opwire.testing --calls 100000 --seed $(or $(SEED),1)
+	.venv/bin/python -m tests.chaos --calls 100000 --seed $(or $(SEED),1)
 soak: .venv/.test  ## ten minutes of calls and random kills over each engine in turn; another length with MINUTES=3
 	.venv/bin/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 

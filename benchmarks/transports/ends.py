@@ -20,7 +20,7 @@ async def add(a: int, b: int, note: str) -> int:
 @asynccontextmanager
 async def responding(transport: Transport) -> AsyncGenerator[None]:
     """Serve the registry."""
-    async with PendingRequestMap(transport) as calls, CallHandler(registry, calls, identity=LOCAL_IDENTITY):
+    async with PendingRequestMap(transport) as calls, CallHandler(registry, calls, anonymous=LOCAL_IDENTITY):
         yield
 
 

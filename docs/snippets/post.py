@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from opwire import CallError
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.broker_connection import Listener
+from opwire.transports.broker_connection import BrokerListener
 
 GONE = (OSError, asyncio.IncompleteReadError)
 
@@ -55,18 +55,18 @@ class PostOffice:
             case "unserve", ids:
                 self._unserve(sender, ids)
                 write(writer, "done")
-            case "ask", operation_id, token, message:
+            case "request", operation_id, token, message:
                 if serving := self._serving.get(operation_id):
                     serving.rotate()
                     write(self._ends[serving[0]], "arrived", sender, token, message)
                 else:
                     write(writer, "undelivered", token, "nobody serves it")
-            case "tell", to, token, message:
+            case "send", to, token, message:
                 if to in self._ends:
                     write(self._ends[to], "arrived", sender, token, message)
                 else:
                     write(writer, "unreachable", to)
-            case "tell_all", token, message:
+            case "broadcast", token, message:
                 for end in self._ends.values():
                     write(end, "overheard", sender, token, message)
 
@@ -76,7 +76,7 @@ class PostOffice:
                 self._serving[each].remove(address)
 
 
-class PostMedium:
+class PostBrokerConnection:
     """One connection to the broker: all that opwire has to know of it."""
 
     name = "the post office"
@@ -88,7 +88,7 @@ class PostMedium:
         self._reading: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def connect(self, address: str, listener: Listener) -> None:
+    async def connect(self, address: str, listener: BrokerListener) -> None:
         try:
             reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError as error:
@@ -102,14 +102,14 @@ class PostMedium:
     async def unserve(self, operation_ids: Iterable[str]) -> None:
         await self._confirmed("unserve", list(operation_ids))
 
-    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
-        self._write("ask", operation_id, token, message)
+    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+        self._write("request", operation_id, token, message)
 
-    def tell(self, to: str, token: str, message: bytes, *, control: bool) -> None:
-        self._write("tell", to, token, message)
+    def send(self, to: str, token: str, message: bytes, *, control: bool) -> None:
+        self._write("send", to, token, message)
 
-    def tell_all(self, token: str, message: bytes) -> None:
-        self._write("tell_all", token, message)
+    def broadcast(self, token: str, message: bytes) -> None:
+        self._write("broadcast", token, message)
 
     def beat(self, every: float) -> None:
         """The broker sees for itself who is connected."""
@@ -122,7 +122,7 @@ class PostMedium:
             self._writer.close()  # what was written before is still sent
             self._writer = None
 
-    async def _read(self, reader: asyncio.StreamReader, listener: Listener) -> None:
+    async def _read(self, reader: asyncio.StreamReader, listener: BrokerListener) -> None:
         try:
             while True:
                 what, *words = await read(reader)
@@ -167,4 +167,4 @@ class PostTransport(BrokerTransport):
     """One end of a post office."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(PostMedium(port), heartbeat=1.0)
+        super().__init__(PostBrokerConnection(port), heartbeat=1.0)

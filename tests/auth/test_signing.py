@@ -16,7 +16,7 @@ from opwire.operation import AccessControl, Context, Identity
 from opwire.registry import OperationRegistry
 from opwire.transports.broker import BrokerTransport
 from tests.requirements import requirement
-from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
+from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
 AUTHORITY = Authority.generate()
 ANN, EVE, SHOP = Identity(id="ann", scopes=("orders",)), Identity(id="eve"), Identity(id="shop")
@@ -177,7 +177,7 @@ async def test_over_a_broker_a_call_is_made_as_whom_its_credential_proves_and_no
         return context.identity.id if context.identity else "nobody"
 
     def end(signed: SignedRequests | None) -> PendingRequestMap:
-        return PendingRequestMap(BrokerTransport(MemoryMedium(market), heartbeat=0.2, signed=signed))
+        return PendingRequestMap(BrokerTransport(MemoryBrokerConnection(market), heartbeat=0.2, signed=signed))
 
     async with end(holder(SHOP)) as serving, CallHandler(registry, serving):
         async with end(holder(ANN)) as ann:
@@ -200,8 +200,8 @@ async def test_a_request_with_a_bad_credential_is_refused_at_once() -> None:
         def leaving(self, event: CallRequested) -> CallRequested:
             return replace(event, credential="forged")
 
-    serving = PendingRequestMap(BrokerTransport(MemoryMedium(market), signed=holder(SHOP)))
-    forger = PendingRequestMap(BrokerTransport(MemoryMedium(market), signed=Forger()))
+    serving = PendingRequestMap(BrokerTransport(MemoryBrokerConnection(market), signed=holder(SHOP)))
+    forger = PendingRequestMap(BrokerTransport(MemoryBrokerConnection(market), signed=Forger()))
     async with serving, CallHandler(registry, serving), forger:
         with pytest.raises(CallError) as refused:
             await forger.call("shop.open")

@@ -13,14 +13,14 @@ from opwire.call import (
     LOCAL_IDENTITY,
     MAX_MESSAGE,
     CallHandler,
-    Found,
+    FoundServer,
     OperationInfo,
     PendingRequestMap,
     ServerInfo,
     discover,
 )
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.call.scenes import call_error, scene, within
+from tests.call.harness import call_error, connected_ends, within
 from tests.requirements import requirement
 
 
@@ -44,18 +44,18 @@ def shop() -> OperationRegistry:
     return registry
 
 
-async def only(client: PendingRequestMap) -> Found:
+async def only(client: PendingRequestMap) -> FoundServer:
     (found,) = await within(discover(client, wait=0))
     return found
 
 
 @requirement("call.discovery")
 async def test_who_serves_is_found_with_schemas_health_and_version() -> None:
-    async with scene(shop(), name="shop", version="1.2.3") as here:
+    async with connected_ends(shop(), name="shop", version="1.2.3") as here:
         found = await only(here.client)
         assert isinstance(found.server, ServerInfo)
         assert (found.server.name, found.server.version, found.server.status) == ("shop", "1.2.3", "serving")
-        assert found.server.in_hand == 1  # the very call that asks
+        assert found.server.in_flight == 1  # the very call that asks
         price, close, orders = found.operations
         assert (price.id, price.type, price.title, price.version) == ("shop.price", "query", "Price", "2")
         assert (price.description, price.tags) == ("What it costs.", ("money",))
@@ -69,7 +69,7 @@ async def test_who_serves_is_found_with_schemas_health_and_version() -> None:
 
 @requirement("call.discovery.statistics")
 async def test_calls_and_errors_are_counted_with_the_code_of_the_last_error_and_nothing_of_its_text() -> None:
-    async with scene(shop()) as here:
+    async with connected_ends(shop()) as here:
         for _ in range(3):
             await here.call("shop.price", {"article": "tea"})
         await call_error(here.client.call("shop.price", {"article": 7}))
@@ -84,7 +84,7 @@ async def test_calls_and_errors_are_counted_with_the_code_of_the_last_error_and_
 
 @requirement("call.discovery.statistics")
 async def test_ids_that_are_not_served_do_not_grow_the_statistics() -> None:
-    async with scene(shop()) as here:
+    async with connected_ends(shop()) as here:
         for number in range(50):
             await call_error(here.client.call(f"made.up{number}"))
         assert here.handler._about._statistics == {}
@@ -92,9 +92,9 @@ async def test_ids_that_are_not_served_do_not_grow_the_statistics() -> None:
 
 @requirement("call.discovery.access")
 async def test_a_caller_sees_what_it_may_call() -> None:
-    async with scene(shop(), identity=Identity(id="guest")) as here:
+    async with connected_ends(shop(), anonymous=Identity(id="guest")) as here:
         assert [each.id for each in (await only(here.client)).operations] == ["shop.price", "shop.orders"]
-    async with scene(shop(), identity=Identity(id="boss", scopes=("shop:admin",))) as here:
+    async with connected_ends(shop(), anonymous=Identity(id="boss", scopes=("shop:admin",))) as here:
         assert len((await only(here.client)).operations) == 3
 
 
@@ -104,8 +104,8 @@ async def test_thousands_of_operations_with_large_schemas_are_found_within_the_l
     for number in range(300):
         spec = OperationSpec(namespace="many", name=f"op{number}", input_schema=Schema({"description": text}))
         registry.register(spec, lambda input, context: None)
-    bus = MemoryBus(codec=True, limit=MAX_MESSAGE // 20)
-    async with scene(registry, bus=bus) as here:
+    bus = MemoryBus(codec=True, max_message=MAX_MESSAGE // 20)
+    async with connected_ends(registry, bus=bus) as here:
         operations = (await only(here.client)).operations
     assert [each.id for each in operations] == [f"many.op{number}" for number in range(300)]
     assert operations[-1].input_schema == {"description": text}
@@ -118,13 +118,13 @@ async def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptu
             pass
 
     bus = MemoryBus()
-    async with scene(shop(), bus=bus) as here:
+    async with connected_ends(shop(), bus=bus) as here:
         deaf = PendingRequestMap(Deaf(bus))
         async with deaf, CallHandler(shop(), deaf):
             with caplog.at_level(logging.WARNING, "opwire.call"):
                 found = await within(discover(here.client, wait=0, timeout=0.05))
         assert [each.server.id for each in found] == [here.handler.about().id]
-        assert "did not say what it serves" in caplog.text
+        assert "did not describe itself" in caplog.text
 
 
 @requirement("call.discovery")
@@ -137,7 +137,7 @@ async def test_an_end_that_only_calls_is_not_found() -> None:
 @requirement("call.directed")
 async def test_a_call_can_be_directed_at_one_of_several_servers() -> None:
     bus = MemoryBus()
-    async with scene(shop(), bus=bus) as here, scene(shop(), bus=bus, name="other") as there:
+    async with connected_ends(shop(), bus=bus) as here, connected_ends(shop(), bus=bus, name="other") as there:
         addresses = {each.server.id: each.address for each in await discover(here.client, wait=0)}
         for server in (here, there):
             address = addresses[server.handler.about().id]
@@ -175,13 +175,13 @@ class Slow:
 
 async def serving(slow: Slow, bus: MemoryBus) -> tuple[PendingRequestMap, CallHandler]:
     calls = await PendingRequestMap(MemoryTransport(bus)).start()
-    return calls, await CallHandler(slow.registry, calls, identity=LOCAL_IDENTITY).start()
+    return calls, await CallHandler(slow.registry, calls, anonymous=LOCAL_IDENTITY).start()
 
 
 @requirement("call.drain")
 async def test_draining_finishes_calls_and_subscriptions_and_takes_no_new_ones() -> None:
     slow = Slow()
-    async with scene(slow.registry) as here:
+    async with connected_ends(slow.registry) as here:
         call = asyncio.ensure_future(here.call("slow.call"))
         items = asyncio.ensure_future(here.items("slow.items"))
         await within(slow.began.wait())
@@ -198,19 +198,19 @@ async def test_draining_finishes_calls_and_subscriptions_and_takes_no_new_ones()
 @requirement("call.drain")
 async def test_draining_ends_in_time_and_says_that_something_is_left(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow()
-    async with scene(slow.registry) as here:
+    async with connected_ends(slow.registry) as here:
         call = asyncio.ensure_future(here.call("slow.call"))
         await within(slow.began.wait())
         with caplog.at_level(logging.WARNING, "opwire.call"):
             assert not await within(here.handler.drain(0.02))
-        assert "1 calls were not finished after 0.02 s of draining" in caplog.text
+        assert "1 calls did not end within 0.02 s of draining" in caplog.text
         await here.handler.close()
         assert (await call_error(call)).code == "ABORTED"
 
 
 @requirement("call.drain")
 async def test_an_idle_server_has_drained_at_once_and_can_serve_again() -> None:
-    async with scene(shop()) as here:
+    async with connected_ends(shop()) as here:
         assert await within(here.handler.drain(5))
         await here.handler.start()
         assert await here.call("shop.price", {"article": "tea"}) == 3.5
@@ -257,7 +257,7 @@ async def test_an_answer_that_the_transport_has_no_room_for_is_an_error_that_is_
 
 @requirement("call.discovery")
 async def test_some_operations_can_be_asked_for_and_those_that_are_known_are_not_described() -> None:
-    async with scene(shop(), identity=Identity(id="boss", scopes=("shop:admin",))) as here:
+    async with connected_ends(shop(), anonymous=Identity(id="boss", scopes=("shop:admin",))) as here:
 
         async def ask(**input: Any) -> list[Any]:
             return [item.data async for item in here.client.subscribe("opwire.operations", input)]

@@ -40,7 +40,7 @@ async def test_a_description_is_the_same_after_a_journey_as_plain_data() -> None
     async with PendingRequestMap(MemoryTransport(MemoryBus())) as calls, CallHandler(registry(), calls) as handler:
         described = handler.describe()
         plain = to_plain(described.server)
-        assert plain["inHand"] == 0
+        assert plain["inFlight"] == 0
         assert convert(plain, ServerInfo) == described.server
         (close,) = described.operations
         assert convert(to_plain(close), type(close)) == close

@@ -43,7 +43,7 @@ from opwire.call import (
 from opwire.deadlines import HoldUps
 from opwire.operation import Inbound
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.call.scenes import SHORT, call_error, peer, scene, settled, until, within
+from tests.call.harness import SHORT, call_error, connected_ends, peer, settled, until, within
 from tests.requirements import requirement
 
 ANN = Identity(id="ann", scopes=("read",))
@@ -128,7 +128,7 @@ def code_of(events: list[Any]) -> list[str]:
 
 @requirement("handler.lookup")
 async def test_an_operation_that_is_not_known_is_not_found(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         error = await call_error(here.client.call("math.ad"))
         assert error.code is ErrorCode.OPERATION_NOT_FOUND
         assert "math.add" in error.message
@@ -137,7 +137,7 @@ async def test_an_operation_that_is_not_known_is_not_found(handlers: Handlers) -
 @requirement("handler.lookup")
 async def test_an_operation_without_a_handler_is_not_found_and_the_error_says_why(handlers: Handlers) -> None:
     handlers.registry.register(OperationSpec(namespace="known", name="only"))
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         error = await call_error(here.client.call("known.only"))
         assert error.code is ErrorCode.OPERATION_NOT_FOUND
         assert error.message == "No handler registered for operation: known.only"
@@ -159,7 +159,7 @@ async def test_an_operation_without_a_handler_is_not_found_and_the_error_says_wh
 async def test_access_is_checked_where_a_call_arrives(
     handlers: Handlers, operation: str, identity: Identity | None, outcome: Any
 ) -> None:
-    async with scene(handlers.registry, transport=Untrusted, identity=identity) as here:
+    async with connected_ends(handlers.registry, transport=Untrusted, anonymous=identity) as here:
         if isinstance(outcome, ErrorCode):
             assert (await call_error(here.client.call(operation))).code is outcome
             assert handlers.contexts == []
@@ -170,7 +170,7 @@ async def test_access_is_checked_where_a_call_arrives(
 
 @requirement("handler.access-first")
 async def test_access_is_checked_before_the_input_is_validated(handlers: Handlers) -> None:
-    async with scene(handlers.registry, transport=Untrusted) as here:
+    async with connected_ends(handlers.registry, transport=Untrusted) as here:
         assert (await call_error(here.client.call("math.add", "nonsense"))).code is ErrorCode.UNAUTHENTICATED
         stream = here.client.subscribe("is.counting", "nonsense")
         assert (await call_error(anext(stream))).code is ErrorCode.UNAUTHENTICATED
@@ -178,7 +178,7 @@ async def test_access_is_checked_before_the_input_is_validated(handlers: Handler
 
 @requirement("handler.validates")
 async def test_input_is_validated_before_the_handler_runs(handlers: Handlers) -> None:
-    async with scene(handlers.registry, bus=MemoryBus(codec=True)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         error = await call_error(here.client.call("math.add", {"a": "one"}))
         assert error.code is ErrorCode.VALIDATION_ERROR
         assert {problem["path"] for problem in error.details["problems"]} == {"", "/a"}
@@ -191,7 +191,7 @@ async def test_input_is_validated_before_the_handler_runs(handlers: Handlers) ->
 
 @requirement("handler.identity")
 async def test_on_a_trusted_transport_a_caller_is_whom_it_says_and_else_the_local_identity(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         await here.call("is.anybody", context=Context(identity=ANN))
         await here.call("is.anybody")
         assert [each.identity for each in handlers.contexts] == [ANN, LOCAL_IDENTITY]
@@ -202,7 +202,7 @@ async def test_on_a_trusted_transport_a_caller_is_whom_it_says_and_else_the_loca
 
 @requirement("handler.identity")
 async def test_callers_without_an_identity_count_as_the_one_that_was_configured(handlers: Handlers) -> None:
-    async with scene(handlers.registry, identity=BOB) as here:
+    async with connected_ends(handlers.registry, anonymous=BOB) as here:
         await here.call("is.guarded")
         await here.call("is.guarded", context=Context(identity=Identity(id="eve", scopes=("write",))))
         assert [each.identity and each.identity.id for each in handlers.contexts] == ["bob", "eve"]
@@ -211,10 +211,10 @@ async def test_callers_without_an_identity_count_as_the_one_that_was_configured(
 @requirement("handler.identity.forged")
 async def test_an_identity_that_an_untrusted_peer_states_is_ignored(handlers: Handlers) -> None:
     root = Context(identity=Identity(id="root", scopes=("*",)))
-    async with scene(handlers.registry, transport=Untrusted) as here:
+    async with connected_ends(handlers.registry, transport=Untrusted) as here:
         assert (await call_error(here.client.call("is.guarded", context=root))).code is ErrorCode.UNAUTHENTICATED
         assert await here.call("is.open", context=root) == "yes"
-    async with scene(handlers.registry, transport=Untrusted, identity=ANN) as here:
+    async with connected_ends(handlers.registry, transport=Untrusted, anonymous=ANN) as here:
         assert (await call_error(here.client.call("is.guarded", context=root))).code is ErrorCode.ACCESS_DENIED
         assert await here.call("is.anybody", context=root) == "yes"
     assert [each.identity for each in handlers.contexts] == [None, ANN]
@@ -222,7 +222,7 @@ async def test_an_identity_that_an_untrusted_peer_states_is_ignored(handlers: Ha
 
 @requirement("handler.context")
 async def test_request_id_parent_identity_and_deadline_reach_the_handler(handlers: Handlers) -> None:
-    async with scene(handlers.registry, bus=MemoryBus(codec=True)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         given = Context(request_id="r-1", parent_request_id="r-0", identity=ANN).within(7)
         await here.call("is.anybody", context=given)
         (seen,) = handlers.contexts
@@ -249,9 +249,9 @@ def test_nothing_but_the_call_handler_publishes_answers() -> None:
                 case ast.Call(func=ast.Name(id="CallResponded")):
                     makers.add(path.relative_to(package).as_posix())
     assert {each for each in callers if not each.startswith("testing/")} == {"call/handler.py"}
-    # durable/attempt.py writes the answer into a journal, and publishes nothing.
-    shipped = {each for each in makers if not each.startswith("testing/")}
-    assert shipped == {"call/pending.py", "call/wire.py", "durable/attempt.py"}
+    # A durable attempt writes its response into a journal, and the call table measures one: neither publishes.
+    shipped = {each for each in makers if not each.startswith(("testing/", "durable/"))}
+    assert shipped == {"call/pending.py", "call/events.py", "call/call_table.py"}
 
 
 @requirement("handler.pipeline")
@@ -268,7 +268,7 @@ async def test_a_result_goes_through_the_same_pipeline_as_that_of_execute(handle
         yield {"a": 5.0, "extra": True}
 
     direct = await handlers.registry.execute("raw.dict")
-    async with scene(handlers.registry, bus=MemoryBus(codec=codec)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=codec)) as here:
         assert await here.call("raw.dict") == direct.data == {"a": 5, "b": 7}
         assert await here.items("raw.dicts") == [direct.data]
 
@@ -281,7 +281,7 @@ async def test_an_envelope_that_a_handler_made_passes_with_its_meta(handlers: Ha
     async def like() -> Any:
         return made
 
-    async with scene(handlers.registry, bus=MemoryBus(codec=True)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         assert await within(here.client.call("http.like")) == made
 
 
@@ -293,7 +293,7 @@ async def test_a_result_with_is_error_is_an_answer_and_not_an_error(handlers: Ha
     async def fails() -> Any:
         return made
 
-    async with scene(handlers.registry, bus=MemoryBus(codec=True)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         kinds: list[str] = []
         here.client.observe(lambda event: kinds.append(type(event).__name__))
         assert await within(here.client.call("tool.fails")) == made
@@ -307,7 +307,7 @@ async def test_a_call_error_of_a_handler_reaches_the_caller_as_it_is(handlers: H
     async def fail() -> None:
         raise CallError("RATE_LIMITED", "slowly", [1], retryable=False, retry_after=3)
 
-    async with scene(handlers.registry, bus=MemoryBus(codec=True)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         error = await call_error(here.client.call("will.fail"))
         assert (error.code, error.message, error.details) == (ErrorCode.RATE_LIMITED, "slowly", [1])
         assert (error.retryable, error.retry_after) == (False, 3)
@@ -327,7 +327,7 @@ async def test_an_unforeseen_failure_tells_the_caller_an_error_id_and_no_secret(
         yield 1
         raise raised
 
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         stream = here.client.subscribe("will.fail_later")
         assert (await within(anext(stream))).data == 1
         for attempt in (here.client.call("will.fail"), anext(stream)):
@@ -345,7 +345,7 @@ async def test_a_fault_of_the_server_itself_still_ends_the_call(
     async def broken(*_: Any) -> None:
         raise RuntimeError("hunter2")
 
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         monkeypatch.setattr(handlers.registry, "execute", broken)
         error = await call_error(here.client.call("math.add"))
         assert error.code is ErrorCode.EXECUTION_ERROR
@@ -359,7 +359,7 @@ async def test_dispatch_is_by_the_type_of_the_operation(handlers: Handlers) -> N
     async def write() -> str:
         return "written"
 
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         assert await here.call("math.add", {"a": 1, "b": 2}) == 3
         assert await here.call("will.write") == "written"
         assert await here.items("is.counting", {"n": 3}) == [0, 1, 2]
@@ -368,7 +368,7 @@ async def test_dispatch_is_by_the_type_of_the_operation(handlers: Handlers) -> N
 @requirement("call.wrong-verb")
 @pytest.mark.parametrize("codec", [False, True])
 async def test_call_of_a_subscription_is_a_clear_error_and_stops_it(handlers: Handlers, codec: bool) -> None:
-    async with scene(handlers.registry, bus=MemoryBus(codec=codec)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=codec)) as here:
         error = await call_error(here.client.call("is.endless"))
         assert error.code is ErrorCode.VALIDATION_ERROR
         assert "subscribe()" in error.message
@@ -381,7 +381,7 @@ async def test_call_of_a_subscription_is_a_clear_error_and_stops_it(handlers: Ha
 async def test_subscribe_of_a_query_is_a_clear_error_and_does_not_run_it(
     handlers: Handlers, overflow: Overflow
 ) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         error = await call_error(anext(here.client.subscribe("math.add", {"a": 1, "b": 2}, overflow=overflow)))
         assert error.code is ErrorCode.VALIDATION_ERROR
         assert "math.add is a query: use call()" in error.message
@@ -402,7 +402,7 @@ async def test_an_error_in_the_middle_of_a_stream_comes_after_the_items_before_i
         yield 2
         raise CallError("UNAVAILABLE", "the source dried up")
 
-    async with scene(handlers.registry, bus=MemoryBus(codec=codec)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=codec)) as here:
         found: list[int] = []
 
         async def consume() -> None:
@@ -415,7 +415,7 @@ async def test_an_error_in_the_middle_of_a_stream_comes_after_the_items_before_i
 
 @requirement("subscribe.order")
 async def test_items_are_numbered_from_one_and_the_end_says_how_many_there_were(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         caller.request(CallRequested(request_id="r", operation_id="is.counting", input={"n": 3}))
         await until(lambda: len(seen.events) == 4)
@@ -426,7 +426,7 @@ async def test_items_are_numbered_from_one_and_the_end_says_how_many_there_were(
 @requirement("subscribe.credits")
 @pytest.mark.parametrize("window", [1, 2, 7, 64])
 async def test_no_more_items_are_produced_than_the_consumer_has_room_for(handlers: Handlers, window: int) -> None:
-    async with scene(handlers.registry, window=window) as here:
+    async with connected_ends(handlers.registry, window=window) as here:
         async with aclosing(here.client.subscribe("is.endless")) as stream:
             for consumed in range(3 * window):
                 assert (await within(anext(stream))).data == consumed + 1
@@ -438,7 +438,7 @@ async def test_no_more_items_are_produced_than_the_consumer_has_room_for(handler
 
 @requirement("subscribe.credits")
 async def test_credits_of_one_caller_are_not_granted_by_another(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         stranger, _ = await peer(here.bus)
         address = caller.request(CallRequested(request_id="r", operation_id="is.endless", credits=2))
@@ -455,7 +455,7 @@ async def test_credits_of_one_caller_are_not_granted_by_another(handlers: Handle
 
 @requirement("subscribe.credits")
 async def test_a_stream_without_credits_leaves_the_loop_to_others_too(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         caller.request(CallRequested(request_id="r", operation_id="is.endless"))
         assert await here.call("math.add", {"a": 1, "b": 2}) == 3
@@ -468,7 +468,7 @@ async def test_a_stream_without_credits_leaves_the_loop_to_others_too(handlers: 
 
 @requirement("subscribe.slow-consumers")
 async def test_a_slow_consumer_slows_down_nobody_but_itself(handlers: Handlers) -> None:
-    async with scene(handlers.registry, window=8) as here, AsyncExitStack() as stack:
+    async with connected_ends(handlers.registry, window=8) as here, AsyncExitStack() as stack:
         stalled = [
             await stack.enter_async_context(aclosing(here.client.subscribe("is.counting", {"n": 1_000})))
             for _ in range(20)
@@ -489,7 +489,7 @@ async def test_a_slow_consumer_slows_down_nobody_but_itself(handlers: Handlers) 
 async def test_a_broadcast_to_a_consumer_that_stalls_goes_on_for_the_others(
     handlers: Handlers, overflow: Overflow
 ) -> None:
-    async with scene(handlers.registry, window=8) as here:
+    async with connected_ends(handlers.registry, window=8) as here:
         async with aclosing(here.client.subscribe("is.counting", {"n": 500}, overflow=overflow)) as slow:
             first = (await within(anext(slow))).data
             assert await here.items("is.counting", {"n": 500}) == list(range(500))
@@ -513,7 +513,7 @@ async def test_ten_thousand_subscriptions_at_once_hold_and_leave_nothing_behind(
         yield -n
 
     before = asyncio.all_tasks()
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         streams = [here.client.subscribe("room.messages", {"n": n}) for n in range(count)]
         assert [(await within(anext(stream))).data for stream in streams] == list(range(count))
         assert len(here.handler) == count
@@ -531,7 +531,7 @@ async def test_ten_thousand_subscriptions_at_once_hold_and_leave_nothing_behind(
 
 @requirement("subscribe.ten-thousand")
 async def test_closing_the_channel_ends_thousands_of_subscriptions_at_once(handlers: Handlers) -> None:
-    async with scene(handlers.registry, window=2) as here:
+    async with connected_ends(handlers.registry, window=2) as here:
         streams = [here.client.subscribe("is.endless") for _ in range(2_000)]
         for stream in streams:
             await within(anext(stream))
@@ -548,7 +548,7 @@ async def test_closing_the_channel_ends_thousands_of_subscriptions_at_once(handl
 
 @requirement("call.cancellation")
 async def test_a_caller_that_is_cancelled_cancels_the_handler(handlers: Handlers) -> None:
-    async with scene(handlers.registry, bus=MemoryBus(codec=True)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as here:
         call = asyncio.ensure_future(here.client.call("is.hanging"))
         await until(lambda: handlers.log == ["began"])
         call.cancel()
@@ -560,7 +560,7 @@ async def test_a_caller_that_is_cancelled_cancels_the_handler(handlers: Handlers
 
 @requirement("call.cancellation")
 async def test_a_request_that_is_given_up_before_its_handler_began_never_begins(handlers: Handlers) -> None:
-    async with scene(handlers.registry, max_per_identity=5) as here:
+    async with connected_ends(handlers.registry, max_per_identity=5) as here:
         caller, seen = await peer(here.bus)
         address = caller.request(CallRequested(request_id="r", operation_id="is.hanging"))
         caller.send(CallAborted(request_id="r"), address)
@@ -572,7 +572,7 @@ async def test_a_request_that_is_given_up_before_its_handler_began_never_begins(
 @requirement("call.cancellation.nested")
 @pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
 async def test_cancellation_travels_through_nested_calls_and_through_a_second_bus(handlers: Handlers, how: str) -> None:
-    async with scene(handlers.registry) as far:
+    async with connected_ends(handlers.registry) as far:
         near = OperationRegistry()
 
         @near.query("relay.far")
@@ -587,7 +587,7 @@ async def test_cancellation_travels_through_nested_calls_and_through_a_second_bu
         async def thrice(context: Context) -> Any:
             return (await context.env.relay.twice()).data
 
-        async with scene(near) as here:
+        async with connected_ends(near) as here:
             timeout = SHORT if how == "deadline" else None
             call = asyncio.ensure_future(here.client.call("relay.thrice", timeout=timeout))
             if how != "deadline":
@@ -609,7 +609,7 @@ async def test_cancellation_travels_through_nested_calls_and_through_a_second_bu
 
 @requirement("call.deadline.nested")
 async def test_deadlines_parents_and_identity_are_carried_on_through_a_second_bus(handlers: Handlers) -> None:
-    async with scene(handlers.registry, bus=MemoryBus(codec=True)) as far:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True)) as far:
         near = OperationRegistry()
         seen: list[Context] = []
 
@@ -618,7 +618,7 @@ async def test_deadlines_parents_and_identity_are_carried_on_through_a_second_bu
             seen.append(context)
             return (await far.client.call("is.anybody", context=context.child(), timeout=60)).data
 
-        async with scene(near, bus=MemoryBus(codec=True)) as here:
+        async with connected_ends(near, bus=MemoryBus(codec=True)) as here:
             context = Context(request_id="root", identity=BOB).within(5)
             assert await here.call("relay.far", context=context) == "yes"
         (near_side,), (far_side,) = seen, handlers.contexts
@@ -631,7 +631,7 @@ async def test_deadlines_parents_and_identity_are_carried_on_through_a_second_bu
 
 @requirement("subscribe.leaving")
 async def test_leaving_a_nested_subscription_closes_every_generator_behind_it(handlers: Handlers) -> None:
-    async with scene(handlers.registry, window=4) as far:
+    async with connected_ends(handlers.registry, window=4) as far:
         near = OperationRegistry()
         log: list[str] = []
 
@@ -644,7 +644,7 @@ async def test_leaving_a_nested_subscription_closes_every_generator_behind_it(ha
             finally:
                 log.append("relay closed")
 
-        async with scene(near, window=4) as here:
+        async with connected_ends(near, window=4) as here:
             async with aclosing(here.client.subscribe("relay.items")) as stream:
                 assert [(await within(anext(stream))).data for _ in range(20)] == list(range(1, 21))
             await until(lambda: log == ["relay closed"])
@@ -655,7 +655,7 @@ async def test_leaving_a_nested_subscription_closes_every_generator_behind_it(ha
 
 @requirement("call.lost-caller")
 async def test_the_handlers_of_a_caller_that_is_gone_are_cancelled_and_no_others(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         async with PendingRequestMap(MemoryTransport(here.bus)) as leaving:
             lost = asyncio.ensure_future(leaving.call("is.hanging"))
             kept = asyncio.ensure_future(here.client.call("is.hanging"))
@@ -681,7 +681,7 @@ async def test_a_handler_that_cleans_up_is_not_cancelled_a_second_time(handlers:
             await handlers.release.wait()
             cleaned.set()
 
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         async with PendingRequestMap(MemoryTransport(here.bus)) as leaving:
             call = asyncio.ensure_future(leaving.call("will.clean"))
             await until(lambda: handlers.log == ["began"])
@@ -711,7 +711,7 @@ async def test_a_handler_whose_time_is_up_cleans_up_undisturbed(handlers: Handle
     handlers.registry.query("will.query")(clean)
     handlers.registry.query("will.limited", timeout=60)(clean)
     handlers.registry.subscription("will.subscription")(clean_stream)
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         if patient:
             caller.request(CallRequested(request_id="r", operation_id=f"will.{kind}", timeout_ms=SHORT * 1000))
@@ -751,7 +751,7 @@ async def test_the_registry_leaves_a_deadline_to_the_server_that_watches_it(hand
 
 @requirement("handler.close")
 async def test_a_server_that_closes_ends_the_calls_in_hand_at_once_and_takes_no_more(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         calls = [asyncio.ensure_future(here.client.call("is.hanging")) for _ in range(10)]
         stream = here.client.subscribe("is.endless")
         await within(anext(stream))
@@ -767,7 +767,7 @@ async def test_a_server_that_closes_ends_the_calls_in_hand_at_once_and_takes_no_
 
 @requirement("handler.close")
 async def test_closing_the_servers_channel_ends_its_callers_at_once(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         call = asyncio.ensure_future(here.client.call("is.hanging"))
         await until(lambda: handlers.log == ["began"])
         await within(here.server.close())
@@ -789,7 +789,7 @@ async def test_a_handler_that_ignores_its_cancellation_blocks_neither_the_close_
         await handlers.release.wait()
         return "at last"
 
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         call = asyncio.ensure_future(here.client.call("is.stubborn"))
         await until(lambda: handlers.log == ["began"])
         closing = asyncio.ensure_future(here.handler.close(grace=SHORT))
@@ -799,7 +799,7 @@ async def test_a_handler_that_ignores_its_cancellation_blocks_neither_the_close_
         assert "1 handlers ignored their cancellation" in caplog.text
         handlers.release.set()
         await until(lambda: here.at_rest)
-        assert here.client._ledger.dropped == {}, "what it answers in the end is not even sent"
+        assert here.client._table.dropped == {}, "what it answers in the end is not even sent"
 
 
 # --- draining ---------------------------------------------------------------------------------------------------------
@@ -807,7 +807,7 @@ async def test_a_handler_that_ignores_its_cancellation_blocks_neither_the_close_
 
 @requirement("call.drain")
 async def test_what_reaches_a_draining_server_is_handed_on_even_if_it_has_no_room_anyway(handlers: Handlers) -> None:
-    async with scene(handlers.registry, max_calls=1) as here:
+    async with connected_ends(handlers.registry, max_calls=1) as here:
         caller, seen = await peer(here.bus)
         address = caller.request(CallRequested(request_id="first", operation_id="is.hanging"))
         await until(lambda: handlers.log == ["began"])
@@ -824,7 +824,7 @@ async def test_what_reaches_a_draining_server_is_handed_on_even_if_it_has_no_roo
 
 @requirement("call.drain")
 async def test_two_who_drain_the_same_server_are_both_told_when_it_is_done(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         call = asyncio.ensure_future(here.call("is.hanging"))
         await until(lambda: handlers.log == ["began"])
         drains = [asyncio.ensure_future(here.handler.drain(600)) for _ in range(2)]
@@ -836,14 +836,14 @@ async def test_two_who_drain_the_same_server_are_both_told_when_it_is_done(handl
 
 @requirement("call.drain", "call.discovery")
 async def test_a_draining_server_still_says_who_it_is(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         (address,) = await here.client.transport.servers()
         call = asyncio.ensure_future(here.call("is.hanging"))
         await until(lambda: handlers.log == ["began"])
         draining = asyncio.ensure_future(here.handler.drain())
         await settled()
         about = await within(here.client.call("opwire.about", to=address))
-        assert (about.data["status"], about.data["inHand"]) == ("draining", 2)
+        assert (about.data["status"], about.data["inFlight"]) == ("draining", 2)
         handlers.release.set()
         assert await within(draining)
         await call
@@ -851,7 +851,7 @@ async def test_a_draining_server_still_says_who_it_is(handlers: Handlers) -> Non
 
 @requirement("call.drain")
 async def test_a_stream_that_outlasts_the_draining_is_stopped_by_the_close(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         stream = here.client.subscribe("is.endless")
         await within(anext(stream))
         assert not await within(here.handler.drain(SHORT))
@@ -863,7 +863,7 @@ async def test_a_stream_that_outlasts_the_draining_is_stopped_by_the_close(handl
 
 @requirement("call.drain")
 async def test_what_is_registered_while_a_server_drains_is_announced_when_it_serves_again(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         assert await within(here.handler.drain())
         handlers.registry.query("late.comer")(handlers.context)
         await settled()
@@ -878,7 +878,7 @@ async def test_what_is_registered_while_a_server_drains_is_announced_when_it_ser
 
 @requirement("call.deadline.enforced")
 async def test_a_call_that_has_ended_leaves_no_deadline_behind(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         await here.call("math.add", {"a": 1, "b": 2}, timeout=60)
         await here.items("is.counting", {"n": 3}, timeout=60)
         await call_error(here.client.call("math.add", timeout=60))
@@ -892,7 +892,7 @@ async def test_a_call_that_has_ended_leaves_no_deadline_behind(handlers: Handler
 async def test_a_request_whose_time_is_up_when_it_arrives_is_not_started(
     handlers: Handlers, fields: dict[str, Any]
 ) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         for operation in ("is.hanging", "is.endless"):
             caller.request(CallRequested(request_id=operation, operation_id=operation, **fields))
@@ -902,7 +902,7 @@ async def test_a_request_whose_time_is_up_when_it_arrives_is_not_started(
 
 @requirement("call.deadline.remaining-first")
 async def test_a_caller_whose_wall_clock_is_wrong_is_not_late(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         wrong = (time.time() - 86_400) * 1000
         caller.request(
@@ -917,7 +917,7 @@ async def test_a_caller_whose_wall_clock_is_wrong_is_not_late(handlers: Handlers
 @requirement("call.deadline.enforced")
 @pytest.mark.parametrize("operation", ["is.hanging", "is.endless"])
 async def test_the_server_enforces_the_deadline_of_a_caller_that_does_not(handlers: Handlers, operation: str) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         caller.request(CallRequested(request_id="r", operation_id=operation, timeout_ms=SHORT * 1000, credits=None))
         await until(lambda: code_of(seen.events) == ["TIMEOUT"])
@@ -946,7 +946,7 @@ async def test_a_call_without_a_deadline_has_that_of_the_server_and_a_stream_non
 
 @requirement("handler.max-calls")
 async def test_calls_above_the_bound_are_refused_at_once_until_one_has_ended(handlers: Handlers) -> None:
-    async with scene(handlers.registry, max_calls=3) as here:
+    async with connected_ends(handlers.registry, max_calls=3) as here:
         calls = [asyncio.ensure_future(here.client.call("is.hanging")) for _ in range(3)]
         await until(lambda: len(handlers.log) == 3)
         error = await call_error(here.client.call("math.add", {"a": 1, "b": 2}))
@@ -961,7 +961,7 @@ async def test_calls_above_the_bound_are_refused_at_once_until_one_has_ended(han
 
 @requirement("handler.max-per-identity")
 async def test_one_identity_cannot_take_the_place_of_others(handlers: Handlers) -> None:
-    async with scene(handlers.registry, max_per_identity=2) as here:
+    async with connected_ends(handlers.registry, max_per_identity=2) as here:
         ann, bob = Context(identity=ANN), Context(identity=BOB)
         calls = [asyncio.ensure_future(here.client.call("is.hanging", context=ann)) for _ in range(2)]
         await until(lambda: len(handlers.log) == 2)
@@ -988,7 +988,7 @@ async def test_a_message_above_the_limit_fails_its_own_call_in_either_direction(
         yield "x" * 10_000
         yield "never"
 
-    async with scene(handlers.registry, bus=MemoryBus(codec=True, limit=5_000)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True, max_message=5_000)) as here:
         waiting = asyncio.ensure_future(here.client.call("is.hanging"))
         out = await call_error(here.client.call("echo.text", {"text": "x" * 6_000, "times": 1}))
         back = await call_error(here.client.call("echo.text", {"text": "x" * 3_000, "times": 2}))
@@ -1009,7 +1009,7 @@ async def test_an_error_with_huge_details_still_reaches_its_caller(handlers: Han
     async def fail() -> None:
         raise CallError("UNAVAILABLE", "gone", ["x" * 10_000])
 
-    async with scene(handlers.registry, bus=MemoryBus(codec=True, limit=5_000)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=True, max_message=5_000)) as here:
         error = await call_error(here.client.call("will.fail"))
         assert (error.code, error.message, error.details) == (ErrorCode.UNAVAILABLE, "gone", None)
 
@@ -1031,7 +1031,7 @@ async def test_values_nested_too_deeply_fail_their_own_call_in_either_direction(
     async def length(it: list[Any]) -> int:
         return len(it)
 
-    async with scene(handlers.registry, bus=MemoryBus(codec=codec)) as here:
+    async with connected_ends(handlers.registry, bus=MemoryBus(codec=codec)) as here:
         error = await call_error(here.client.call("echo.length", {"it": deep}))
         assert error.code is (ErrorCode.PROTOCOL_ERROR if codec else ErrorCode.VALIDATION_ERROR)
         if codec:
@@ -1047,7 +1047,7 @@ async def test_values_nested_too_deeply_fail_their_own_call_in_either_direction(
 
 @requirement("call.repeated-requests")
 async def test_a_request_that_comes_again_is_not_run_twice(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         deadline = (time.time() + 60) * 1000
         request = CallRequested(request_id="r", operation_id="math.add", input={"a": 1, "b": 2}, deadline=deadline)
@@ -1068,7 +1068,7 @@ async def test_a_request_that_comes_again_is_not_run_twice(handlers: Handlers) -
 
 @requirement("call.repeated-requests")
 async def test_the_same_id_of_another_caller_is_another_request(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         for _ in range(3):
             caller, seen = await peer(here.bus)
             caller.request(CallRequested(request_id="1", operation_id="math.add", input={"a": 1, "b": 2}))
@@ -1089,7 +1089,7 @@ async def test_the_id_of_a_call_whose_handler_is_still_ending_is_refused_and_nob
         finally:
             await handlers.release.wait()
 
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         first, heard = await peer(here.bus)
         second, answers = await peer(here.bus)
         address = first.request(CallRequested(request_id="r", operation_id="will.clean"))
@@ -1108,10 +1108,10 @@ async def test_the_id_of_a_call_whose_handler_is_still_ending_is_refused_and_nob
 
 async def test_the_memory_for_answered_requests_is_bounded(handlers: Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opwire.call.handler._REMEMBERED", 10)
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         for _ in range(30):
             await here.call("math.add", {"a": 1, "b": 2})
-        assert len(here.handler._answered) == 10
+        assert len(here.handler._ended) == 10
 
 
 # --- whatever arrives -------------------------------------------------------------------------------------------------
@@ -1144,7 +1144,7 @@ def test_whatever_peers_send_in_whatever_order_nothing_raises_and_nothing_is_ans
 ) -> None:
     async def play() -> None:
         handlers = Handlers()
-        async with scene(handlers.registry, max_calls=4, max_per_identity=3) as here:
+        async with connected_ends(handlers.registry, max_calls=4, max_per_identity=3) as here:
             ends = [await peer(here.bus), await peer(here.bus)]
             server = here.bus.route("math.add")
             asked: Counter[tuple[int, str]] = Counter()
@@ -1174,7 +1174,7 @@ def is_final(event: Any) -> bool:
 
 @requirement("handler.announces")
 async def test_operations_that_come_and_go_are_announced_and_withdrawn(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
 
         @handlers.registry.query("late.comer")
         async def comer() -> str:
@@ -1189,7 +1189,7 @@ async def test_operations_that_come_and_go_are_announced_and_withdrawn(handlers:
 
 @requirement("handler.announces")
 async def test_a_server_that_has_closed_serves_nothing_not_even_what_was_just_registered(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         handlers.registry.register(OperationSpec(namespace="just", name="now"))
         await within(here.handler.close())
         await settled()
@@ -1203,7 +1203,7 @@ async def test_a_server_that_has_closed_serves_nothing_not_even_what_was_just_re
 async def test_a_change_that_cannot_be_announced_is_reported_and_harms_nobody(
     handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         await here.server.transport.close()
         handlers.registry.register(OperationSpec(namespace="just", name="now"))
         await until(lambda: "could not be announced" in caplog.text)
@@ -1219,7 +1219,7 @@ async def test_what_is_not_served_cannot_be_called_by_addressing_the_server(hand
     async def dump() -> str:
         return "internal"
 
-    async with scene(handlers.registry, serves=lambda spec: spec.namespace == "math") as here:
+    async with connected_ends(handlers.registry, serves=lambda spec: spec.namespace == "math") as here:
         (address,) = await here.client.transport.servers()
         for to in (None, address):
             error = await call_error(here.client.call("internal.dump", to=to))
@@ -1229,9 +1229,9 @@ async def test_what_is_not_served_cannot_be_called_by_addressing_the_server(hand
 
 @requirement("call.nested")
 async def test_a_call_on_behalf_of_an_anonymous_caller_is_not_one_of_the_program(handlers: Handlers) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         anonymous = Context(request_id="r", inbound=Inbound("r"))
-        error = await call_error(here.client.call("math.add", {"a": 1, "b": 2}, anonymous))
+        error = await call_error(here.client.call("math.add", {"a": 1, "b": 2}, context=anonymous))
         assert error.code is ErrorCode.UNAUTHENTICATED
         assert await here.call("math.add", {"a": 1, "b": 2}) == 3
 
@@ -1243,14 +1243,14 @@ async def test_a_handler_that_passes_its_context_on_calls_as_its_caller() -> Non
     @registry.query("outer.ask")
     async def outer(context: Context) -> None:
         seen["outer"] = context
-        await other[0].call("inner.ask", None, context)
+        await other[0].call("inner.ask", None, context=context)
 
     @registry.query("inner.ask")
     async def inner(context: Context) -> None:
         seen["inner"] = context
 
     bus = MemoryBus(codec=True)
-    async with scene(registry, bus=bus) as here, PendingRequestMap(MemoryTransport(bus)) as second:
+    async with connected_ends(registry, bus=bus) as here, PendingRequestMap(MemoryTransport(bus)) as second:
         other.append(second)
         await here.call("outer.ask", None, context=Context(identity=ANN, deadline=time.monotonic() + 5))
     assert seen["inner"].identity == ANN
@@ -1272,7 +1272,7 @@ async def test_a_stream_whose_consumer_keeps_missing_an_item_ends_on_both_sides(
         finally:
             closed.set()
 
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         caller, seen = await peer(here.bus)
         caller.request(CallRequested(request_id="r", operation_id="will.stay", credits=10))
         await until(lambda: len(seen.events) == 2)
@@ -1291,7 +1291,7 @@ async def test_a_stream_whose_consumer_keeps_missing_an_item_ends_on_both_sides(
 async def test_a_request_that_waited_while_the_loop_was_held_up_is_not_started(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with scene(handlers.registry, transport=Untrusted, identity=ANN) as here:
+    async with connected_ends(handlers.registry, transport=Untrusted, anonymous=ANN) as here:
         monkeypatch.setattr(HoldUps, "recent", lambda self, now: 7.0)
         caller, seen = await peer(here.bus)
         sent = time.time() - 6
@@ -1315,7 +1315,7 @@ async def test_a_request_that_waited_while_the_loop_was_held_up_is_not_started(
 
 @requirement("handler.announces")
 async def test_what_changes_together_is_announced_together(handlers: Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(handlers.registry) as here:
+    async with connected_ends(handlers.registry) as here:
         transport, told = here.server.transport, list[tuple[str, list[str]]]()
         for name in ("announce", "withdraw"):
             real: Any = getattr(transport, name)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opwire import CallError, ErrorCode, local_envelope
 from opwire.call import CallCredit
 from opwire.call.call_table import EVERYTHING, MAX_EXCESS, Credits, Inbox, Overflow, Window
-from tests.call.scenes import settled, within
+from tests.call.harness import settled, within
 from tests.requirements import requirement
 
 

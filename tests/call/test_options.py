@@ -3,13 +3,16 @@
 import inspect
 
 from opwire.call import PendingRequestMap
-from opwire.call.call_table import CallOptions, StreamOptions
+from opwire.call.pending import RemoteCallOptions, RemoteStreamOptions
 
-THE_CALL = {"self", "operation_id", "input", "context", "output_type"}
+THE_CALL = {"self", "operation_id", "input", "output_type"}
 
 
 def test_the_options_are_the_parameters_of_the_methods() -> None:
-    for options, method in ((CallOptions, PendingRequestMap.call), (StreamOptions, PendingRequestMap.subscribe)):
+    for options, method in (
+        (RemoteCallOptions, PendingRequestMap.call),
+        (RemoteStreamOptions, PendingRequestMap.subscribe),
+    ):
         assert inspect.get_annotations(options).keys() | options.__optional_keys__ == (
             inspect.signature(method).parameters.keys() - THE_CALL
         )

@@ -29,7 +29,7 @@ from opwire.call import (
 from opwire.errors import UsageError
 from opwire.operation import Inbound
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.call.scenes import SHORT, Recorder, call_error, peer, scene, settled, until, within
+from tests.call.harness import SHORT, Recorder, call_error, connected_ends, peer, settled, until, within
 from tests.requirements import requirement
 
 REFUSALS = [ErrorCode.UNAVAILABLE, ErrorCode.ABORTED]
@@ -80,7 +80,7 @@ async def wire() -> AsyncIterator[Wire]:
     server, seen = await peer(bus, "a.b")
     async with PendingRequestMap(MemoryTransport(bus), window=4) as calls:
         yield Wire(bus, calls, server, seen)
-    assert len(calls._ledger) == 0
+    assert len(calls._table) == 0
     assert not calls._callers
 
 
@@ -100,7 +100,7 @@ def answer(request: CallRequested, data: Any = 3) -> CallResponded:
 async def test_a_call_gives_the_envelope_that_the_operation_answered_with(
     registry: OperationRegistry, codec: bool
 ) -> None:
-    async with scene(registry, bus=MemoryBus(codec=codec)) as here:
+    async with connected_ends(registry, bus=MemoryBus(codec=codec)) as here:
         envelope = await within(here.client.call("math.add", {"a": 1, "b": 2}))
         assert (envelope.data, envelope.meta.source, envelope.meta.operation_id) == (3, "local", "math.add")
         assert here.at_rest
@@ -111,7 +111,7 @@ async def test_a_call_gives_the_envelope_that_the_operation_answered_with(
 async def test_a_subscription_gives_one_envelope_an_item_in_order_and_ends(
     registry: OperationRegistry, codec: bool
 ) -> None:
-    async with scene(registry, bus=MemoryBus(codec=codec)) as here:
+    async with connected_ends(registry, bus=MemoryBus(codec=codec)) as here:
         assert await here.items("clock.ticks", {"n": 300}) == list(range(300))
         assert await here.items("clock.ticks", {"n": 0}) == []
         async with asyncio.timeout(10):
@@ -121,7 +121,7 @@ async def test_a_subscription_gives_one_envelope_an_item_in_order_and_ends(
 
 @requirement("call.concurrent")
 async def test_a_thousand_calls_at_once_get_each_its_own_answer(registry: OperationRegistry) -> None:
-    async with scene(registry, bus=MemoryBus(codec=True)) as here:
+    async with connected_ends(registry, bus=MemoryBus(codec=True)) as here:
         answers = await within(asyncio.gather(*(here.call("math.add", {"a": n, "b": n}) for n in range(1_000))))
         assert answers == [2 * n for n in range(1_000)]
         assert here.at_rest
@@ -130,7 +130,7 @@ async def test_a_thousand_calls_at_once_get_each_its_own_answer(registry: Operat
 @requirement("call.request-fields")
 async def test_a_request_carries_what_its_context_knows(wire: Wire) -> None:
     context = Context(request_id="mine", parent_request_id="parent", identity=Identity(id="ann", scopes=("read",)))
-    call = asyncio.ensure_future(wire.calls.call("a.b", [1], context))
+    call = asyncio.ensure_future(wire.calls.call("a.b", [1], context=context))
     request = await wire.request()
     assert (request.request_id, request.parent_request_id, request.input) == ("mine", "parent", [1])
     assert request.identity == Identity(id="ann", scopes=("read",))
@@ -148,7 +148,7 @@ async def test_no_request_id_is_used_twice_even_where_contexts_are(registry: Ope
         seen.append(context.request_id)
         return "you"
 
-    async with scene(registry) as here:
+    async with connected_ends(registry) as here:
         context = Context(request_id="same")
         for _ in range(3):
             assert await here.call("who.am_i", context=context) == "you"
@@ -187,7 +187,7 @@ async def test_the_first_answer_counts_and_all_later_ones_are_dropped(wire: Wire
     late = CallFailed(request_id=request.request_id, code="INTERNAL", message="too late")
     wire.says(answer(request, 1), answer(request, 2), late, CallAborted(request_id=request.request_id))
     assert (await within(call)).data == 1
-    assert wire.calls._ledger.dropped == {"unknown": 3}
+    assert wire.calls._table.dropped == {"unknown": 3}
 
 
 @requirement("call.foreign-answers")
@@ -199,7 +199,7 @@ async def test_an_answer_of_a_third_party_is_dropped_and_counted(wire: Wire) -> 
         stranger.send(forged, wire.seen.senders[0])
     await settled()
     assert not call.done()
-    assert wire.calls._ledger.dropped == {"foreign": 2}
+    assert wire.calls._table.dropped == {"foreign": 2}
     wire.says(answer(request, "true"))
     assert (await within(call)).data == "true"
 
@@ -211,7 +211,7 @@ async def test_a_call_without_an_answer_ends_at_its_deadline_and_its_server_is_t
     request = await wire.request()
     assert wire.told(CallAborted) == [CallAborted(request_id=request.request_id, reason="the deadline has passed")]
     wire.says(answer(request))
-    assert wire.calls._ledger.dropped == {"unknown": 1}
+    assert wire.calls._table.dropped == {"unknown": 1}
 
 
 @requirement("call.deadline.on-the-wire")
@@ -274,7 +274,7 @@ async def test_a_call_that_nobody_serves_fails_at_once(wire: Wire) -> None:
         assert error.code is ErrorCode.UNAVAILABLE
         assert error.retryable
         assert (await call_error(anext(lonely.subscribe("a.b")))).code is ErrorCode.UNAVAILABLE
-        assert len(lonely._ledger) == 0
+        assert len(lonely._table) == 0
 
 
 @requirement("call.unserved")
@@ -299,7 +299,7 @@ async def test_calls_to_a_peer_that_is_lost_end_at_once_and_what_arrived_is_stil
     await wire._server.close()
     error = await call_error(call)
     assert error.code is ErrorCode.UNAVAILABLE
-    assert error.message == "the peer left the bus before the call was answered"
+    assert error.message == "the peer left the bus before the call ended"
     assert (await within(anext(stream))).data == 2
     assert (await call_error(anext(stream))).code is ErrorCode.UNAVAILABLE
 
@@ -351,7 +351,7 @@ async def test_a_caller_that_is_cancelled_has_the_handler_on_the_other_side_stop
     with pytest.raises(asyncio.CancelledError):
         await within(call)
     assert wire.told(CallAborted) == [CallAborted(request_id=request.request_id, reason="the caller gave up")]
-    assert len(wire.calls._ledger) == 0
+    assert len(wire.calls._table) == 0
 
 
 @requirement("call.cancellation")
@@ -492,10 +492,10 @@ async def test_a_producer_that_ignores_its_credits_is_stopped_when_too_many_byte
         output = local_envelope("x" * 500_000, "a.b")
         wire.says(CallResponded(request_id=request.request_id, output=output, seq=n))
     await within(consumer)
-    with pytest.raises(CallError, match="did not keep up") as caught:
+    with pytest.raises(CallError, match="is too slow") as caught:
         _ = [item async for item in stream]
     assert caught.value.code is ErrorCode.ABORTED
-    assert wire.told(CallAborted)[0].reason == "the consumer did not keep up"
+    assert wire.told(CallAborted)[0].reason == "the consumer is too slow"
 
 
 class Lossy(MemoryTransport):
@@ -580,7 +580,7 @@ class Remote(MemoryTransport):
 
 
 async def sent(calls: PendingRequestMap, seen: Recorder, context: Context | None) -> CallRequested:
-    call = asyncio.ensure_future(calls.call("a.b", None, context))
+    call = asyncio.ensure_future(calls.call("a.b", None, context=context))
     await until(lambda: bool(seen.events) or call.done())
     call.cancel()
     await asyncio.wait([call])
@@ -618,11 +618,11 @@ async def test_a_connection_that_cannot_carry_the_callers_identity_refuses(ident
     async with PendingRequestMap(Remote(bus)) as calls:
         served = Context(request_id="r1", identity=identity, inbound=Inbound("r1", connection))
         for context in (served, served.child()):
-            error = await call_error(calls.call("a.b", None, context))
+            error = await call_error(calls.call("a.b", None, context=context))
             assert error.code is ErrorCode.ACCESS_DENIED
             assert "detached()" in error.message
             with pytest.raises(CallError, match="detached"):
-                await within(anext(calls.subscribe("a.b", None, context)))
+                await within(anext(calls.subscribe("a.b", None, context=context)))
         await settled()
         assert seen.events == []
         event = await sent(calls, seen, served.within(5).detached())
@@ -636,7 +636,9 @@ async def test_a_stated_identity_is_refused_where_peers_would_not_believe_it() -
     bus = MemoryBus()
     _, seen = await peer(bus, "a.b")
     async with PendingRequestMap(Remote(bus)) as calls:
-        assert (await call_error(calls.call("a.b", None, Context(identity=ANN)))).code is ErrorCode.ACCESS_DENIED
+        assert (
+            await call_error(calls.call("a.b", None, context=Context(identity=ANN)))
+        ).code is ErrorCode.ACCESS_DENIED
         for own in (None, Context(), Context(identity=LOCAL_IDENTITY), Context(request_id="mine")):
             event = await sent(calls, seen, own)
             assert (event.parent_request_id, event.identity) == (None, None)
@@ -817,7 +819,7 @@ class Asked:
 
 @pytest.fixture
 async def asked() -> AsyncIterator[tuple[PendingRequestMap, Asked, MemoryTransport, Recorder]]:
-    bus = MemoryBus(codec=True, limit=2_000)
+    bus = MemoryBus(codec=True, max_message=2_000)
     transport = MemoryTransport(bus)
     async with PendingRequestMap(transport) as calls:
         server = Asked()
@@ -999,7 +1001,7 @@ async def test_an_end_may_call_what_it_serves_itself(registry: OperationRegistry
         await within(handler.close())
         assert (await call_error(call)).code in REFUSALS
         assert not calls._callers
-        assert not len(calls._ledger)
+        assert not len(calls._table)
 
 
 # --- observers --------------------------------------------------------------------------------------------------------
@@ -1011,7 +1013,7 @@ def names(events: list[CallEvent]) -> list[str]:
 
 @requirement("call.observers")
 async def test_observers_at_both_ends_see_every_event_in_order(registry: OperationRegistry) -> None:
-    async with scene(registry, window=2) as here:
+    async with connected_ends(registry, window=2) as here:
         caller: list[CallEvent] = []
         server: list[CallEvent] = []
         here.client.observe(caller.append)
@@ -1038,7 +1040,7 @@ async def test_observers_at_both_ends_see_every_event_in_order(registry: Operati
 async def test_observers_see_a_cause_before_its_effect_and_nothing_that_did_not_leave(
     registry: OperationRegistry,
 ) -> None:
-    async with scene(registry, max_calls=0) as here:
+    async with connected_ends(registry, max_calls=0) as here:
         seen: list[CallEvent] = []
         here.client.observe(seen.append)
         assert (await call_error(here.client.call("math.add"))).code is ErrorCode.RATE_LIMITED
@@ -1054,7 +1056,7 @@ async def test_observers_see_a_cause_before_its_effect_and_nothing_that_did_not_
 async def test_a_failing_observer_harms_nobody_and_one_that_has_left_sees_nothing(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scene(registry) as here:
+    async with connected_ends(registry) as here:
         seen: list[CallEvent] = []
 
         def broken(event: CallEvent) -> None:

@@ -13,8 +13,8 @@ from opwire.call import MAX_MESSAGE, CallAborted, encode_event, events
 from opwire.call.events import SESSION_EVENT_SCHEMA, SESSION_EVENT_SCHEMAS, SessionEvent, decode_message, encode_session
 from tests.requirements import requirement
 
-KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and kind.__name__ != "Session"]
-KINDS = [kind for kind in KINDS if issubclass(kind, events.Session)]
+KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and kind.__name__ != "SessionMessage"]
+KINDS = [kind for kind in KINDS if issubclass(kind, events.SessionMessage)]
 
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
@@ -33,7 +33,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "message": st.text(),
     "ids": st.lists(st.integers(0, 2**53)),
     "partial": st.booleans(),
-    "refused": st.lists(st.builds(events.Refusal, operation=st.text(), code=st.text(), message=st.text())),
+    "refused": st.lists(st.builds(events.RefusedOperation, operation=st.text(), code=st.text(), message=st.text())),
 }
 
 

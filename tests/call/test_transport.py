@@ -8,7 +8,7 @@ import pytest
 from opwire import CallError, ErrorCode
 from opwire.call import CallAborted, CallRequested, PendingRequestMap, Receiver, Transport
 from opwire.transports.memory import MemoryBus, MemoryTransport
-from tests.call.scenes import Recorder, peer
+from tests.call.harness import Recorder, peer
 from tests.requirements import requirement
 
 

@@ -14,7 +14,7 @@ from opwire.call import CallRequested
 from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState
 from opwire.durable.calls import MAX_NAME, _fingerprint
 from opwire.errors import UsageError
-from opwire.testing import run_virtually
+from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import Shop
 from tests.requirements import requirement
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from opwire.durable.attempt import Isolation, isolation_of_loop, quiet_time
-from opwire.testing import run_virtually
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 QUIET = 30.0

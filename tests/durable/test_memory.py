@@ -6,7 +6,7 @@ import pytest
 
 from opwire import CallError
 from opwire.durable import MemoryJournal, MemoryJournalState
-from opwire.testing import run_virtually
+from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import outcome, task
 from tests.requirements import requirement
 

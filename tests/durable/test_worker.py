@@ -11,7 +11,7 @@ import pytest
 from opwire import CallError, Identity, OperationRegistry
 from opwire.durable import Claim, DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState, Outcome
 from opwire.errors import UsageError
-from opwire.testing import run_virtually
+from tests.chaos.virtual_time import run_virtually
 from tests.durable.samples import PUBLIC, Shop
 from tests.requirements import requirement
 

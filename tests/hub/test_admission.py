@@ -281,7 +281,9 @@ async def test_only_the_spoke_that_has_a_call_can_answer_it(meeting: Meeting, ki
     await meeting.spoke(hub.url, waiting.registry, token="shop")
     alice, mallory = await meeting.welcome(hub.url, "alice"), await meeting.welcome(hub.url, "mallory")
     await alice.say("call.requested", requestId="r", operationId="shop.wait")
-    own = asyncio.create_task(hub.calls.call("shop.wait", None, Context(identity=Identity(id="me"), request_id="own")))
+    own = asyncio.create_task(
+        hub.calls.call("shop.wait", None, context=Context(identity=Identity(id="me"), request_id="own"))
+    )
     await soon("the handler begins", waiting.began.wait())
     output = {"data": "forged", "meta": {"source": "local", "operationId": "shop.wait", "timestamp": 1}}
     for request_id in ("r", "own"):

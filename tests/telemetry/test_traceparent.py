@@ -58,7 +58,7 @@ def telling() -> tuple[OperationRegistry, list[dict[str, Any]]]:
 
 async def call(caller: Caller, operation_id: str, context: Context | None = None) -> Any:
     ask = caller.execute if isinstance(caller, OperationRegistry) else caller.call
-    return (await ask(operation_id, {}, context)).data
+    return (await ask(operation_id, {}, context=context)).data
 
 
 @requirement("trace.carried")
@@ -67,7 +67,7 @@ async def test_the_handler_sees_the_trace_of_the_caller_and_nothing_else_of_its_
     context = Context(metadata=TRACE | {"secret": "of the caller"})
     async with way(registry) as caller:
         assert await call(caller, "tell.once", context) == 1
-        assert [item.data async for item in caller.subscribe("tell.often", {}, context)] == [1]
+        assert [item.data async for item in caller.subscribe("tell.often", {}, context=context)] == [1]
         assert await call(caller, "tell.nested", context) == 1
         assert await call(caller, "tell.once") == 1
         assert await call(caller, "tell.once", Context(metadata={"traceparent": PARENT, "tracestate": "no"})) == 1

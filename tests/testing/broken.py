@@ -238,11 +238,11 @@ class BreaksOnStrays(MemoryTransport):
 
 class HasNoLimit(MemoryTransport):
     def send(self, event: CallEvent, to: Address | None) -> None:
-        limit, self._bus.limit = self._bus.limit, 1_000_000_000
+        limit, self._bus.max_message = self._bus.max_message, 1_000_000_000
         try:
             super().send(event, to)
         finally:
-            self._bus.limit = limit
+            self._bus.max_message = limit
 
 
 class ClosesAboveTheLimit(MemoryTransport):
@@ -262,11 +262,11 @@ class RefusesTooEarly(MemoryTransport):
     """Its limit is half of what it says."""
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        limit, self._bus.limit = self._bus.limit, LIMIT // 2
+        limit, self._bus.max_message = self._bus.max_message, LIMIT // 2
         try:
             super().send(event, to)
         finally:
-            self._bus.limit = limit
+            self._bus.max_message = limit
 
 
 class NeverAnswers(MemoryTransport):

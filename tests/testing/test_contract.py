@@ -6,13 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from opwire.call import MAX_MESSAGE
-from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_transport, run_virtually
+from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT, Connect, check_transport
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 from tests.testing import broken
 from tests.testing.broker import BrokerLike
-from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
+from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
 PROMISES = (*TRANSPORT_CONTRACT, *LIMIT_CONTRACT)
 
@@ -29,7 +30,7 @@ def broker() -> Connect:
 
 def broker_in_memory() -> Connect:
     market = MemoryBroker()
-    return lambda: BrokerTransport(MemoryMedium(market), heartbeat=0.05)
+    return lambda: BrokerTransport(MemoryBrokerConnection(market), heartbeat=0.05)
 
 
 # One line for each transport that is shipped: what makes a medium, and its limit.
@@ -62,14 +63,14 @@ async def test_a_transport_keeps_its_promise_about_its_limit(transport: str, pro
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_check_transport_runs_the_whole_contract_on_one_medium(transport: str) -> None:
     make, limit = TRANSPORTS[transport]
-    await check_transport(make(), limit=limit)
+    await check_transport(make(), max_message=limit)
 
 
 def broken_promises(kind: type[MemoryTransport]) -> dict[str, str]:
     """What the contract says of a broken transport, in virtual time, so that waiting in vain costs none."""
     complaints: dict[str, str] = {}
     for promise in PROMISES:
-        bus = MemoryBus(codec=True, limit=broken.LIMIT)
+        bus = MemoryBus(codec=True, max_message=broken.LIMIT)
         connect: Connect = lambda bus=bus: kind(bus)  # noqa: E731
         try:
             if promise in TRANSPORT_CONTRACT:
@@ -170,4 +171,4 @@ def test_check_transport_names_the_promise_that_is_broken() -> None:
 async def test_check_transport_looks_at_the_limit_where_there_is_one() -> None:
     bus = MemoryBus()
     with pytest.raises(AssertionError, match=f"broken promise: {TOO_LARGE}"):
-        await check_transport(lambda: MemoryTransport(bus), limit=broken.LIMIT)
+        await check_transport(lambda: MemoryTransport(bus), max_message=broken.LIMIT)

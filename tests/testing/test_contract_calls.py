@@ -3,19 +3,19 @@
 import pytest
 
 from opwire.testing import contract_calls as calls
-from opwire.testing import run_virtually
-from opwire.testing.harness import Scene
+from opwire.testing.harness import TransportHarness
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 from tests.testing import broken
 
 
 def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
-    bus = MemoryBus(codec=True, limit=broken.LIMIT)
+    bus = MemoryBus(codec=True, max_message=broken.LIMIT)
 
     async def run() -> None:
-        async with Scene(lambda: kind(bus)) as scene:
-            await check(scene, *limit)  # pyright: ignore
+        async with TransportHarness(lambda: kind(bus)) as harness:
+            await check(harness, *limit)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:
         run_virtually(run())
@@ -26,7 +26,7 @@ def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
 @pytest.mark.parametrize(
     ("check", "kind", "said"),
     [
-        (calls.a_call_is_answered, broken.NeverAnswers, "in vain: the call is answered"),
+        (calls.a_call_is_answered, broken.NeverAnswers, "after 5 s: the call is answered"),
         (calls.an_error_arrives_whole, broken.ForgetsFields, "arrived as (<ErrorCode.RATE_LIMITED"),
         (calls.many_calls_at_once_are_not_mixed_up, broken.SwapsReplies, "answers went to other calls"),
         (calls.a_slow_consumer_slows_its_producer, broken.InflatesCredits, "the window is 8"),
@@ -35,9 +35,9 @@ def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
         (calls.deadlines_travel, broken.ForgetsFields, "of 0.5 s the handler had"),
         (calls.servers_share_the_calls, broken.AsksAlwaysTheSame, "only the servers [0] got calls"),
         (calls.servers_share_the_calls, broken.AsksEverybody, "60 calls were served"),
-        (calls.an_end_may_call_while_it_serves, broken.OneAtATime, "in vain: the nested calls are answered"),
-        (calls.closing_a_server_ends_its_calls, broken.HidesLosses, "in vain: the call ends"),
-        (calls.closing_a_caller_stops_its_handlers, broken.HidesLosses, "in vain: the handlers are stopped"),
+        (calls.an_end_may_call_while_it_serves, broken.OneAtATime, "after 5 s: the nested calls are answered"),
+        (calls.closing_a_server_ends_its_calls, broken.HidesLosses, "after 5 s: the call ends"),
+        (calls.closing_a_caller_stops_its_handlers, broken.HidesLosses, "after 5 s: the handlers are stopped"),
         (calls.a_stranger_cannot_answer, broken.BelievesTheSender, "the answer was forged"),
         (calls.no_task_is_left_behind, broken.LeaksTasks, "2 tasks are left behind"),
     ],

@@ -3,10 +3,10 @@
 import pytest
 
 from opwire.testing import contract as events
-from opwire.testing import run_virtually
-from opwire.testing.harness import Scene
+from opwire.testing.harness import TransportHarness
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from opwire.typed.plain import MAX_DEPTH, survey
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 from tests.testing import broken
 
@@ -15,8 +15,8 @@ def complaint(check: object, kind: type[MemoryTransport]) -> str:
     bus = MemoryBus(codec=True)
 
     async def run() -> None:
-        async with Scene(lambda: kind(bus)) as scene:
-            await check(scene)  # pyright: ignore
+        async with TransportHarness(lambda: kind(bus)) as harness:
+            await check(harness)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:
         run_virtually(run())
@@ -27,12 +27,12 @@ def complaint(check: object, kind: type[MemoryTransport]) -> str:
 @pytest.mark.parametrize(
     ("check", "kind", "said"),
     [
-        (events.events_arrive_once_and_in_order, broken.DropsEveryTenth, "in vain: 301 events arrive"),
+        (events.events_arrive_once_and_in_order, broken.DropsEveryTenth, "after 5 s: 301 events arrive"),
         (events.events_arrive_once_and_in_order, broken.Reorders, "not in order from place 1: [3, 2, 5, 4"),
-        (events.same_request_ids_do_not_meet, broken.AnswersTheLastCaller, "in vain: 2 events arrive"),
+        (events.same_request_ids_do_not_meet, broken.AnswersTheLastCaller, "after 5 s: 2 events arrive"),
         (events.data_arrives_as_it_was_sent, broken.MutatesPayloads, "input False arrived as 0.0"),
         (events.fields_arrive_as_they_were_sent, broken.ForgetsFields, "credits=7"),
-        (events.withdrawn_operations_are_not_routed_here, broken.NeverWithdraws, "in vain: 20 events arrive"),
+        (events.withdrawn_operations_are_not_routed_here, broken.NeverWithdraws, "after 5 s: 20 events arrive"),
         (events.a_closed_end_refuses, broken.AcceptsAfterClose, "works on a closed end"),
     ],
 )

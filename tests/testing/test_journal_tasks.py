@@ -4,8 +4,8 @@ import pytest
 
 from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.testing import journal_tasks as tasks
-from opwire.testing import run_virtually
-from opwire.testing.journal_tasks import Stage
+from opwire.testing.journal_tasks import JournalHarness
+from tests.chaos.virtual_time import run_virtually
 from tests.durable import broken
 from tests.requirements import requirement
 
@@ -14,8 +14,8 @@ def complaint(check: object, kind: type[MemoryJournal]) -> str:
     state = MemoryJournalState()
 
     async def run() -> None:
-        async with Stage(lambda: kind(state)) as stage:
-            await check(stage)  # pyright: ignore
+        async with JournalHarness(lambda: kind(state)) as harness:
+            await check(harness)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:
         run_virtually(run())
@@ -31,7 +31,7 @@ def complaint(check: object, kind: type[MemoryJournal]) -> str:
         (tasks.a_known_key_stands_for_one_call, broken.IgnoresFingerprints, "the same key was not refused"),
         (tasks.the_oldest_goes_first, broken.NewestFirst, "the tasks were claimed as"),
         (tasks.a_claim_waits_for_a_task, broken.SleepsBetweenLooks, "was given a task after"),
-        (tasks.a_lost_worker_loses_its_tasks, broken.LendsForEver, "in vain for a task to claim"),
+        (tasks.a_lost_worker_loses_its_tasks, broken.LendsForEver, "no task could be claimed within"),
         (tasks.a_lease_is_as_long_as_its_claim_says, broken.HasOneLeaseForAll, "before its lease was over"),
         (tasks.a_lost_lease_cannot_be_renewed, broken.PretendsToRenew, "attempt 1 renewed a lease that attempt 3 has"),
         (tasks.a_released_task_comes_back_after_its_delay, broken.ReleasesAtOnce, "for 0.6 s came back after 0 s"),

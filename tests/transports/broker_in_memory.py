@@ -1,4 +1,4 @@
-"""A broker in memory: the simplest `Medium`, with the time that messages take, for tests of what brokers share.
+"""A broker in memory: the simplest `BrokerConnection`, with latency, for tests of what brokers share.
 
 Runs in virtual time. It can be stopped, and loses messages when told to.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker_connection import Listener
+from opwire.transports.broker_connection import BrokerListener
 
 
 class MemoryBroker:
@@ -19,7 +19,7 @@ class MemoryBroker:
         self.latency = latency
         self.loses: Callable[[bytes], bool] = lambda message: False
         self.running = True
-        self.ends: dict[Address, MemoryMedium] = {}
+        self.ends: dict[Address, MemoryBrokerConnection] = {}
         self.serving: dict[str, list[Address]] = {}
         self._on_the_way: deque[Callable[[], None]] = deque()  # timers of the same moment have no order of their own
 
@@ -38,7 +38,7 @@ class MemoryBroker:
         self._on_the_way.popleft()()
 
 
-class MemoryMedium:
+class MemoryBrokerConnection:
     """One connection to a `MemoryBroker`."""
 
     name = "the broker in memory"
@@ -50,9 +50,9 @@ class MemoryMedium:
         self.connections = 0
         self._broker = broker
         self._address: Address | None = None
-        self._listener: Listener | None = None
+        self._listener: BrokerListener | None = None
 
-    async def connect(self, address: Address, listener: Listener) -> None:
+    async def connect(self, address: Address, listener: BrokerListener) -> None:
         await self._round_trip()
         self._address, self._listener = address, listener
         self._broker.ends[address] = self
@@ -68,7 +68,7 @@ class MemoryMedium:
         for operation_id in operation_ids:
             self._broker.serving[operation_id].remove(self._here())
 
-    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         here, listener = self._here(), self._listener
         assert listener is not None
         serving = [each for each in self._broker.serving.get(operation_id, []) if each in self._broker.ends]
@@ -78,12 +78,12 @@ class MemoryMedium:
         self._broker.serving[operation_id] = [*serving[1:], serving[0]]
         self._broker.pass_on(lambda: self._deliver(serving[0], here, token, message), message)
 
-    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+    def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         here = self._here()
         self.largest = max(self.largest, len(message))
         self._broker.pass_on(lambda: self._deliver(to, here, token, message), message)
 
-    def tell_all(self, token: str, message: bytes) -> None:
+    def broadcast(self, token: str, message: bytes) -> None:
         here = self._here()
         for end in self._broker.ends.values():
             if (listener := end._listener) is not None:

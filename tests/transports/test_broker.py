@@ -28,16 +28,16 @@ from opwire.call.events import Hello, Here, Left, Serving, Waiting, Who, encode_
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 from opwire.registry import OperationRegistry
-from opwire.testing import run_virtually
 from opwire.testing.harness import Probe
 from opwire.transports.broker import BrokerTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
-from tests.transports.broker_in_memory import MemoryBroker, MemoryMedium
+from tests.transports.broker_in_memory import MemoryBroker, MemoryBrokerConnection
 
 BEAT = 1.0
 
 
-class Discreet(MemoryMedium):
+class Discreet(MemoryBrokerConnection):
     """A connection to a broker that does not say when nobody listens at an address."""
 
     def _deliver(self, to: str, sender: str, token: str, message: bytes) -> None:
@@ -70,8 +70,8 @@ class Stage:
 
     def __init__(self) -> None:
         self.broker: MemoryBroker = Orderly()
-        self.medium = MemoryMedium
-        self.mediums: list[Any] = []  # `MemoryMedium`, which some tests break
+        self.connection = MemoryBrokerConnection
+        self.mediums: list[Any] = []  # `MemoryBrokerConnection`, which some tests break
         self.runs: Counter[Any] = Counter()
         self.stopped = asyncio.Event()
         self.began = asyncio.Event()
@@ -97,12 +97,12 @@ class Stage:
         await self.hang()
 
     def transport(self, **options: Any) -> BrokerTransport:
-        self.mediums.append(self.medium(self.broker, **options))
+        self.mediums.append(self.connection(self.broker, **options))
         return BrokerTransport(self.mediums[-1], heartbeat=BEAT)
 
     async def server(self) -> tuple[PendingRequestMap, CallHandler]:
         calls = await PendingRequestMap(self.transport()).start()
-        return calls, await CallHandler(self.registry, calls, identity=LOCAL_IDENTITY).start()
+        return calls, await CallHandler(self.registry, calls, anonymous=LOCAL_IDENTITY).start()
 
     async def caller(self) -> PendingRequestMap:
         return await PendingRequestMap(self.transport()).start()
@@ -113,7 +113,7 @@ class Stage:
         assert medium._address is not None
         del self.broker.ends[medium._address]
         self.broker.ends[f"ghost{place}"] = medium
-        medium.tell = medium.tell_all = lambda *_, **__: None
+        medium.send = medium.broadcast = lambda *_, **__: None
         medium._deliver = lambda *_: None
 
 
@@ -135,14 +135,14 @@ def virtual(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], 
 
 def refusing(medium: Any, word: bytes) -> None:
     """From now on this end has no room for messages with that word."""
-    tell = medium.tell
+    send = medium.send
 
     def full(to: str, token: str, message: bytes, *, control: bool) -> None:
         if word in message:
             raise CallError(ErrorCode.RATE_LIMITED, "the broker does not keep up")
-        tell(to, token, message, control=control)
+        send(to, token, message, control=control)
 
-    medium.tell = full
+    medium.send = full
 
 
 def now() -> float:
@@ -159,7 +159,7 @@ async def outcome(call: Coroutine[Any, Any, Any]) -> Any:
 @virtual
 @requirement("transport.leases.expiry")
 async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats(stage: Stage) -> None:
-    stage.medium = Discreet
+    stage.connection = Discreet
     await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
@@ -169,7 +169,7 @@ async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats
     stage.vanish(0)
     began = now()
     assert await call is ErrorCode.UNAVAILABLE
-    with pytest.raises(CallError, match="nothing was heard of it for 3 s"):
+    with pytest.raises(CallError, match="no message from it for 3 s"):
         await anext(items)
     assert 2 * BEAT < now() - began <= 4.1 * BEAT
     assert caller.open_calls == 0
@@ -188,7 +188,7 @@ async def test_where_the_broker_knows_that_a_server_is_gone_its_calls_fail_in_a_
         stage.vanish(2 * round)
         began = now()
         assert set(await asyncio.gather(*calls)) == {ErrorCode.UNAVAILABLE}
-        with pytest.raises(CallError, match=r"the peer is gone before work\.items was answered"):
+        with pytest.raises(CallError, match=r"the peer is gone before work\.items ended"):
             await anext(items)
         assert now() - began <= 0.05
         assert caller.open_calls == 0
@@ -238,20 +238,20 @@ async def test_probes_cost_nothing_where_calls_are_quick_and_little_where_they_a
 @virtual
 @requirement("transport.leases.token")
 async def test_a_stranger_cannot_keep_a_caller_alive_that_is_gone(stage: Stage) -> None:
-    stage.medium = Discreet
+    stage.connection = Discreet
     _, handler = await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
     await stage.began.wait()
     server, calling = (medium._address for medium in stage.mediums)
     stage.vanish(1)
-    stranger = MemoryMedium(stage.broker)
+    stranger = MemoryBrokerConnection(stage.broker)
     nobody: Any = Probe(caller.transport)
     await stranger.connect(calling, nobody)
     began = now()
     while not stage.stopped.is_set():
         for token, gone in (("", []), ("guess", ["guess"])):
-            stranger.tell(server, token, encode_session(Waiting(gone=gone)), control=True)
+            stranger.send(server, token, encode_session(Waiting(gone=gone)), control=True)
         await asyncio.sleep(0.1)
         assert now() - began <= 5.1 * BEAT
     await asyncio.sleep(0)
@@ -267,7 +267,7 @@ async def test_what_a_stranger_says_of_calls_in_its_hands_is_answered_once_and_c
     await stranger.transport.start(stranger)
     calling = stage.mediums[1]._address
     for tokens in ([], ["guess"], ["x" * 100_000], ["a b\r\nPUB c 0"]):
-        stage.mediums[2].tell(calling, "", encode_session(Serving(tokens=tokens)), control=True)
+        stage.mediums[2].send(calling, "", encode_session(Serving(tokens=tokens)), control=True)
     await asyncio.sleep(0.1)
     assert await outcome(caller.call("work.echo", {"value": 3})) == 3
 
@@ -450,14 +450,14 @@ async def test_a_stranger_can_neither_stop_nor_answer_a_call(stage: Stage) -> No
     await asyncio.sleep(0.1)
     (request_id,) = handler._served
     server, calling = (medium._address for medium in stage.mediums)
-    stranger = MemoryMedium(stage.broker)
+    stranger = MemoryBrokerConnection(stage.broker)
     nobody: Any = Probe(caller.transport)
     await stranger.connect(calling, nobody)
     stage.broker.ends[calling] = stage.mediums[1]  # it sends as the caller, and receives nothing
     for token in ("", "guess"):
-        stranger.tell(server, token, encode_event(CallAborted(request_id=request_id)), control=True)
+        stranger.send(server, token, encode_event(CallAborted(request_id=request_id)), control=True)
         failed = CallFailed(request_id=request_id, code="INTERNAL", message="forged")
-        stranger.tell(calling, token, encode_event(failed), control=True)
+        stranger.send(calling, token, encode_event(failed), control=True)
     assert await call == 5
     transports: list[Any] = [handler._calls.transport, caller.transport]
     assert sum(transport.foreign for transport in transports) == 4
@@ -475,8 +475,8 @@ async def test_a_message_that_cannot_be_read_fails_its_own_call_and_nothing_else
     probe.transport.request(asked)
     await asyncio.sleep(0.1)
     broken = json.dumps({"type": "call.requested", "requestId": "worse", "operationId": 7}).encode()
-    stage.mediums[2].ask("work.echo", "0123456789abcdef", broken)
-    medium.tell(stage.mediums[0]._address, "", b"\xff not JSON", control=True)
+    stage.mediums[2].request("work.echo", "0123456789abcdef", broken)
+    medium.send(stage.mediums[0]._address, "", b"\xff not JSON", control=True)
     await asyncio.sleep(0.1)
     refused = [event for event in probe.events if isinstance(event, CallFailed)]
     assert [(event.request_id, event.code) for event in refused] == [("worse", "PROTOCOL_ERROR")]
@@ -611,7 +611,7 @@ async def test_beats_fit_into_the_messages_that_the_broker_lets_through(stage: S
 @virtual
 async def test_a_plain_client_of_the_broker_gets_its_answer_and_no_beats(stage: Stage) -> None:
     await stage.server()
-    plain = MemoryMedium(stage.broker)
+    plain = MemoryBrokerConnection(stage.broker)
     heard: list[bytes] = []
 
     class Listening(Probe):
@@ -621,7 +621,7 @@ async def test_a_plain_client_of_the_broker_gets_its_answer_and_no_beats(stage: 
     listening: Any = Listening(stage.transport())
     await plain.connect("plain", listening)
     request = CallRequested(request_id="r", operation_id="work.echo", input={"value": 4, "seconds": 5})
-    plain.ask("work.echo", "", encode_event(request))
+    plain.request("work.echo", "", encode_event(request))
     await asyncio.sleep(10)
     assert [json.loads(message)["output"]["data"] for message in heard] == [4]
 
@@ -672,17 +672,17 @@ async def test_who_asks_under_the_id_of_a_call_of_ours_does_not_learn_its_token(
     await stage.server()
     call = asyncio.ensure_future(outcome(server.call("work.hang", timeout=50)))
     await asyncio.sleep(0.1)
-    (request_id,) = server._ledger._open
+    (request_id,) = server._table._open
     learned: list[str] = []
 
     class Thief(Probe):
         def arrived(self, sender: str, token: str, message: bytes) -> None:
             learned.append(token)
 
-    medium, thief = MemoryMedium(stage.broker), Thief(stage.transport())
+    medium, thief = MemoryBrokerConnection(stage.broker), Thief(stage.transport())
     await medium.connect("thief", thief)  # pyright: ignore[reportArgumentType]
     stolen = CallRequested(request_id=request_id, operation_id="work.echo")
-    medium.tell(stage.mediums[0]._address, "", encode_event(stolen), control=False)
+    medium.send(stage.mediums[0]._address, "", encode_event(stolen), control=False)
     await asyncio.sleep(0.1)
     assert learned == [""]
     assert not call.done()
@@ -757,7 +757,7 @@ async def test_an_abort_whose_reason_is_too_large_to_be_sent_stops_the_handler_a
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
     await stage.began.wait()
-    (request_id,) = caller._ledger._open
+    (request_id,) = caller._table._open
     began = now()
     assert caller.abort(request_id, "x" * MAX_MESSAGE)
     assert await call is ErrorCode.ABORTED
@@ -777,7 +777,7 @@ async def test_a_call_whose_last_word_found_no_room_fails_within_four_beats(stag
     began = now()
     (request_id,) = server._callers
     assert not server.fail(request_id, CallError(ErrorCode.EXECUTION_ERROR, "no"))
-    with pytest.raises(CallError, match="nothing was heard of it"):
+    with pytest.raises(CallError, match="no message from it"):
         await anext(items)
     assert now() - began <= 4.1 * BEAT
     transports: list[Any] = [server.transport, caller.transport]
@@ -804,7 +804,7 @@ async def test_a_bad_message_whose_sender_cannot_be_told_ends_nothing(stage: Sta
 @virtual
 @requirement("transport.reconnect")
 async def test_the_handlers_of_a_caller_that_was_away_are_stopped_when_it_is_back(stage: Stage) -> None:
-    stage.medium = Discreet
+    stage.connection = Discreet
     await stage.server()
     caller = await stage.caller()
     for beats in (0.5, 1.5):  # before its server is heard of, and after
@@ -825,7 +825,7 @@ async def test_the_handlers_of_a_caller_that_was_away_are_stopped_when_it_is_bac
 async def test_a_caller_that_leaves_before_its_server_is_heard_of_has_its_handlers_stopped_at_once(
     stage: Stage,
 ) -> None:
-    stage.medium = Discreet
+    stage.connection = Discreet
     _, handler = await stage.server()
     caller = await stage.caller()
     call = asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200)))
@@ -917,7 +917,7 @@ async def test_a_close_that_is_cancelled_has_left_all_the_same(stage: Stage) -> 
 @requirement("transport.closed")
 def test_an_end_can_be_started_again_in_another_event_loop() -> None:
     broker = MemoryBroker()
-    transport = BrokerTransport(MemoryMedium(broker))
+    transport = BrokerTransport(MemoryBrokerConnection(broker))
 
     async def visit() -> None:
         await transport.start(Probe(transport))
@@ -944,8 +944,8 @@ async def test_what_two_lost_connections_leave_unsaid_is_said_after_the_third(st
         transport._leases.hold("peer", token, token, now())
         transport._address = "here"
         transport.disconnected("again")
-    stage.mediums[0].tell = lambda to, _, message, **__: said.extend(json.loads(message).get("tokens", ()))
-    transport._say_farewell()
+    stage.mediums[0].send = lambda to, _, message, **__: said.extend(json.loads(message).get("tokens", ()))
+    transport._report_ended()
     assert said == ["1" * 16, "2" * 16]
     await caller.close()
     await server.close()
@@ -961,7 +961,7 @@ async def test_servers_with_different_operations_are_found_each_with_its_own(sta
     shop = OperationRegistry()
     shop.query("shop.price")(stage.echo)
     second = await PendingRequestMap(stage.transport()).start()
-    handler = await CallHandler(shop, second, identity=LOCAL_IDENTITY, name="shop").start()
+    handler = await CallHandler(shop, second, anonymous=LOCAL_IDENTITY, name="shop").start()
     caller = await stage.caller()
     found = {each.server.id: each for each in await discover(caller)}
     assert found.keys() == {first_handler.about().id, handler.about().id}

@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports import link
-from opwire.transports.link import Backlogs, Link, back_off, check_numbers, keep_running
+from opwire.transports.link import Backlogs, Link, keep_running
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
@@ -267,7 +265,7 @@ async def test_a_fault_of_ours_ends_the_connection_and_is_logged_with_its_traceb
     async with connected() as (here, there):
         with caplog.at_level(logging.ERROR, "opwire.transports"):
             here.link.write(b"bug")
-            assert await there.lost() == "what the peer sent could not be dealt with"
+            assert await there.lost() == "data of the peer could not be handled"
         assert "KeyError: 'ours'" in caplog.text
 
 
@@ -281,17 +279,11 @@ async def test_a_link_that_is_not_connected_refuses() -> None:
 
 
 @requirement("transport.reconnect")
-@given(st.integers(min_value=0, max_value=10**6))
-def test_the_first_attempt_comes_at_once_and_the_others_at_random_within_limits(attempt: int) -> None:
-    assert 0 <= back_off(attempt) <= (0 if attempt == 0 else min(5.0, 0.05 * 2 ** min(attempt, 16)))
-
-
-@requirement("transport.reconnect")
 async def test_work_that_fails_is_logged_and_started_again_until_it_returns(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts: list[int] = []
-    monkeypatch.setattr(link, "back_off", lambda attempt: attempts.append(attempt) or 0.0)
+    monkeypatch.setattr(link, "back_off", lambda attempt, **_: attempts.append(attempt) or 0.0)
     left = 5
 
     async def work() -> None:
@@ -302,7 +294,7 @@ async def test_work_that_fails_is_logged_and_started_again_until_it_returns(
 
     await soon("it returns", keep_running("the reconnection", work))
     assert (left, attempts) == (0, [1, 2, 3, 4])
-    assert [each.getMessage() for each in caplog.records] == 4 * ["the reconnection failed, and is started again"]
+    assert [each.getMessage() for each in caplog.records] == 4 * ["the reconnection failed and is restarted"]
     assert "the vault is sealed" in caplog.text
 
 
@@ -353,11 +345,3 @@ async def test_a_link_that_is_aborted_before_it_is_connected_ends_when_it_is() -
     await asyncio.get_running_loop().create_connection(lambda: here.link, sock=one)
     assert await here.lost() == "it came too late"
     two.close()
-
-
-@pytest.mark.parametrize("number", [0, -1, float("nan"), float("inf"), True, "5", None])
-def test_a_number_that_cannot_be_used_is_refused_with_its_name(number: object) -> None:
-    check_numbers(heartbeat=1, limit=0.5)
-    with pytest.raises(CallError, match="heartbeat is a number above zero") as failure:
-        check_numbers(limit=1, heartbeat=number)
-    assert failure.value.code is ErrorCode.VALIDATION_ERROR

@@ -111,7 +111,7 @@ async def test_announcing_an_operation_again_gives_no_second_turn() -> None:
 @requirement("transport.nobody")
 async def test_a_request_on_a_bus_where_nobody_serves_is_unavailable_at_once() -> None:
     caller, _ = await end(MemoryBus())
-    with pytest.raises(CallError, match=r"nobody on this bus serves a\.b") as failure:
+    with pytest.raises(CallError, match=r"no server on this bus serves a\.b") as failure:
         caller.request(request())
     assert failure.value.code is ErrorCode.UNAVAILABLE
 
@@ -220,7 +220,7 @@ async def test_an_event_without_an_address_has_nowhere_to_go() -> None:
 @pytest.mark.parametrize(("spare", "passes"), [(0, True), (-1, False)])
 async def test_the_limit_is_exact_and_counts_the_whole_message(spare: int, passes: bool) -> None:
     size = len(b'{"type":"call.requested","requestId":"r","operationId":"a.b","input":"xxxx"}')
-    bus = MemoryBus(codec=True, limit=size + spare)
+    bus = MemoryBus(codec=True, max_message=size + spare)
     _, log = await end(bus, "a.b")
     caller, _ = await end(bus)
     if passes:
@@ -246,5 +246,5 @@ async def test_the_identity_that_a_caller_states_is_believed(stated: Identity | 
 
     server, caller = PendingRequestMap(MemoryTransport(bus)), PendingRequestMap(MemoryTransport(bus))
     async with server, CallHandler(registry, server), caller:
-        envelope = await caller.call("who.asks", {}, Context(identity=stated))
+        envelope = await caller.call("who.asks", {}, context=Context(identity=stated))
     assert envelope.data == seen

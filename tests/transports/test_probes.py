@@ -9,8 +9,8 @@ import pytest
 from opwire.call import Address
 from opwire.call.events import Waiting, decode_message
 from opwire.errors import CallError, ErrorCode
-from opwire.testing import run_virtually
 from opwire.transports.leases import MOMENT, Leases, Probes
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 
@@ -28,11 +28,11 @@ class Recorder:
         if in_hand:
             self.named.append(in_hand)
 
-    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+    def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         assert control
         self.sent.append((to, token, message))
 
-    def ask(self, operation_id: str, token: str, message: bytes) -> None:
+    def request(self, operation_id: str, token: str, message: bytes) -> None:
         self.sent.append((operation_id, token, message))
 
 
@@ -94,11 +94,11 @@ def test_a_probe_that_fails_is_not_the_last_one(error: Exception) -> None:
     async def failing() -> None:
         end, tries = Recorder(), list[str]()
 
-        def tell(to: Address, token: str, message: bytes, *, control: bool) -> None:
+        def send(to: Address, token: str, message: bytes, *, control: bool) -> None:
             tries.append(token)
             raise error
 
-        end.tell = tell  # type: ignore[method-assign]
+        end.send = send  # type: ignore[method-assign]
         end.leases.ask("r", "math.add", now(), streams=False, server="server")
         end.probes.soon(now())
         await asyncio.sleep(10 * MOMENT)

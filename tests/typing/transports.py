@@ -3,7 +3,7 @@
 from typing import Any, assert_type
 
 from opwire.call import Address, CallEvent, CallHandler, CallRequested, PendingRequestMap, Receiver, Transport
-from opwire.call.pending import Server
+from opwire.call.pending import RequestHandler
 from opwire.envelope import ResponseEnvelope
 from opwire.registry import OperationRegistry
 from opwire.transports.memory import MemoryBus, MemoryTransport
@@ -13,7 +13,7 @@ kind: type[Transport] = MemoryTransport
 
 calls = PendingRequestMap(memory)
 receiver: Receiver = calls
-server: Server = CallHandler(OperationRegistry(), calls)
+server: RequestHandler = CallHandler(OperationRegistry(), calls)
 
 
 class Incomplete:

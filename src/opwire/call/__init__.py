@@ -1,8 +1,8 @@
-"""The call protocol: events, their wire form, pending calls, the handler that answers, and the transport interface."""
+"""The call protocol: events and their encoding, pending calls, the request handler, and the transport interface."""
 
 from opwire.call.call_table import Overflow
 from opwire.call.description import Describing, Description, OperationInfo, ServerInfo, Statistics
-from opwire.call.discovery import Found, discover
+from opwire.call.discovery import FoundServer, discover
 from opwire.call.events import (
     CALL_EVENT_SCHEMA,
     CALL_EVENT_SCHEMAS,
@@ -38,7 +38,7 @@ __all__ = [
     "CallResponded",
     "Describing",
     "Description",
-    "Found",
+    "FoundServer",
     "OperationInfo",
     "Overflow",
     "PendingRequestMap",

@@ -1,4 +1,4 @@
-"""What a serving end says about itself: plain data, as it travels."""
+"""Descriptions of servers and their operations, as they are encoded for discovery."""
 
 from functools import partial
 from hashlib import sha256
@@ -13,29 +13,29 @@ from opwire.schema.dialect import dialect_of
 
 
 class Statistics(Struct, rename="camel"):
-    """How an operation has been doing since its server started. Of errors the latest code is kept, and no text."""
+    """Counters of one operation since its server started. Only the code of the last error is kept, not its text."""
 
     calls: int = 0
     errors: int = 0
     last_error: str | None = None
     seconds: float = 0.0
-    """Time spent in handlers, altogether."""
+    """Total time spent in handlers."""
 
 
 class ServerInfo(Struct, rename="camel", kw_only=True):
-    """A serving end. `id` is made anew at every start, `started` is in epoch milliseconds."""
+    """A server. `id` changes with every start, `started` is in epoch milliseconds."""
 
     id: str
     name: str
     version: str
     started: int
     status: Literal["serving", "draining"]
-    in_hand: int
-    """Calls that are being answered at the moment."""
+    in_flight: int
+    """Calls in flight."""
 
 
 class OperationInfo(Struct, rename="camel", kw_only=True):
-    """An operation of a serving end. The schema `true` says that nothing is known."""
+    """An operation of a server. The schema `true` means unknown."""
 
     id: str
     type: OperationType
@@ -50,7 +50,7 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
 
     @classmethod
     def of(cls, spec: OperationSpec, statistics: Statistics) -> "OperationInfo":
-        """What there is to say about an operation."""
+        """Return the description of an operation."""
         return cls(
             id=spec.id,
             type=spec.type,
@@ -65,26 +65,26 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
         )
 
     def plain(self) -> dict[str, Any]:
-        """Return the description as JSON data. Its schemas are not copied: most of the time would go there."""
+        """Return the description as JSON data. Its schemas are not copied, which would take most of the time."""
         small = json.decode(json.encode(replace(self, input_schema=True, output_schema=True)))
         return {**small, "inputSchema": self.input_schema, "outputSchema": self.output_schema}
 
     def fingerprint(self) -> "Fingerprint":
-        """Return what tells whether two descriptions are the same; statistics do not count."""
+        """Return a digest by which two descriptions can be compared; statistics are ignored."""
         encoded = json.encode(replace(self, statistics=Statistics()))
         return Fingerprint(sha256(encoded).hexdigest(), len(encoded))
 
     def spec(self, normalize: NormalizeMode | None = None, *, compact: bool = False) -> OperationSpec:
-        """Return the operation as a registry here can show it.
+        """Return the spec of the operation, for a local registry.
 
-        `compact` keeps its schemas as bytes until they are first used: an eighth of the memory, and nothing for the
-        garbage collector to visit, which takes half of the time when thousands of operations are read.
+        `compact` keeps schemas encoded and decodes them lazily: an eighth of the memory, and nothing for the garbage
+        collector to traverse, which takes half of the time when thousands of operations are loaded.
 
         Raises:
-            RegistrationError, SchemaError: the peer shows what is none.
+            RegistrationError, SchemaError: the description is invalid.
         """
         namespace, name = split_id(self.id)
-        made = _compact if compact else Schema
+        schema = _lazy_schema if compact else Schema
         return OperationSpec(
             namespace=namespace,
             name=name,
@@ -93,14 +93,14 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
             description=self.description,
             tags=self.tags,
             version=self.version,
-            input_schema=made(self.input_schema),
-            output_schema=made(self.output_schema),
+            input_schema=schema(self.input_schema),
+            output_schema=schema(self.output_schema),
             access=self.access,
             normalize=normalize,
         )
 
 
-def _compact(json_schema: dict[str, Any] | bool) -> Schema:
+def _lazy_schema(json_schema: dict[str, Any] | bool) -> Schema:
     encoded = json.encode(json_schema)
     schema = Schema.deferred(partial(json.decode, encoded))
     schema.dialect = dialect_of(json_schema)
@@ -108,20 +108,20 @@ def _compact(json_schema: dict[str, Any] | bool) -> Schema:
 
 
 class Fingerprint(NamedTuple):
-    """The digest of a description, and its size in bytes."""
+    """The digest of a description, and its encoded size in bytes."""
 
     digest: str
     size: int
 
 
 class Unchanged(Struct):
-    """Operations whose descriptions the asker has already: an item of `opwire.operations` in their place."""
+    """An item of `opwire.operations` that lists the operations whose descriptions the caller has cached."""
 
     unchanged: list[str]
 
 
 class Description(Struct, frozen=True):
-    """A serving end with all its operations, whoever asks."""
+    """A server with all its operations, regardless of access control."""
 
     server: ServerInfo
     operations: list[OperationInfo]
@@ -129,8 +129,8 @@ class Description(Struct, frozen=True):
 
 @runtime_checkable
 class Describing(Protocol):
-    """A receiver that can say what is served behind it: for transports whose own tools want to know."""
+    """A receiver that can describe its server, for transports with discovery tools of their own."""
 
     def describe(self) -> Description | None:
-        """What is served; None if nothing is."""
+        """Return the description, or None if nothing is served."""
         ...

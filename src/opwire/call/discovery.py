@@ -1,14 +1,14 @@
-"""Discovery: what a serving end answers about itself, and asking all who serve.
+"""Discovery: the operations by which a server describes itself, and the search for all servers.
 
-Each `CallHandler` answers two operations beside those of its registry, so that discovery is made of ordinary calls with
-ordinary limits, on every transport: `opwire.about`, and the subscription `opwire.operations`, which shows a caller what
-it may call. Only the hub that the operations are announced to is shown all of them: it is known by its connection, so
-that its requests need no authority.
+Each `CallHandler` serves two operations beside those of its registry, so that discovery uses ordinary calls with
+ordinary limits on every transport: the query `opwire.about`, and the subscription `opwire.operations`, which lists what
+the caller may call. Only the hub to which the operations are announced sees all of them: it is identified by its
+connection, so its requests need no credentials.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from msgspec import Struct
 from opwire.call.description import Description, OperationInfo, ServerInfo, Statistics, Unchanged
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
+from opwire.dispatch import Dispatcher
 from opwire.errors import CallError
 from opwire.operation import AccessControl, Context, OperationSpec, may_access
 from opwire.registry import OperationRegistry
@@ -26,13 +27,12 @@ logger = logging.getLogger("opwire.call")
 ABOUT = "opwire.about"
 OPERATIONS = "opwire.operations"
 
+_NO_CALLS = Statistics()
+_BREATH = 8  # operations described per turn of the event loop
 
-_NONE = Statistics()
-_BREATH = 8  # operations that are described in one turn of the event loop
 
-
-class Found(Struct, frozen=True):
-    """A server that `discover` found: where it is, who it is, and what it serves."""
+class FoundServer(Struct, frozen=True):
+    """A server that `discover` found, with its address and operations."""
 
     address: Address
     server: ServerInfo
@@ -40,7 +40,7 @@ class Found(Struct, frozen=True):
 
 
 class SelfDescription:
-    """The two operations with which a serving end answers questions about itself."""
+    """The two operations by which a server describes itself."""
 
     def __init__(
         self,
@@ -50,27 +50,32 @@ class SelfDescription:
     ) -> None:
         self._registry = registry
         self._serves = serves
-        self._describe = about
+        self._about = about
         self._statistics: dict[str, Statistics] = {}
 
     @cached_property
-    def operations(self) -> OperationRegistry:
-        """The two operations, as any caller sees them; made at the first request."""
-        return self._made(self._operations)
+    def operations(self) -> Dispatcher:
+        """The two operations for ordinary callers; created lazily."""
+        return self._dispatcher(self._operations)
 
     @cached_property
-    def announced(self) -> OperationRegistry:
-        """The two operations, as the hub sees them that the registry is announced to."""
-        return self._made(self._all_operations)
+    def announced(self) -> Dispatcher:
+        """The two operations for the hub to which the registry is announced; created lazily."""
+        return self._dispatcher(self._all_operations)
 
-    def _made(self, operations: Callable[..., AsyncIterator[OperationInfo | Unchanged]]) -> OperationRegistry:
+    def _dispatcher(self, operations: Callable[..., AsyncIterator[OperationInfo | Unchanged]]) -> Dispatcher:
         registry, public = OperationRegistry(normalize="off"), AccessControl(public=True)
-        registry.query(ABOUT, access=public)(self._about)
+
+        async def about() -> ServerInfo:
+            """Describe this server."""
+            return self._about()
+
+        registry.query(ABOUT, access=public)(about)
         registry.subscription(OPERATIONS, access=public)(operations)
-        return registry
+        return Dispatcher(registry)
 
     def count(self, operation_id: str, seconds: float, error: CallError | None) -> None:
-        """A call has ended. Ids that are not served are not counted: peers may make up any number of them."""
+        """Count a call that ended. Unknown operations are ignored: peers can invent any number of ids."""
         statistics = self._statistics.get(operation_id)
         if statistics is None:
             if self._registry.get_spec(operation_id) is None:
@@ -83,26 +88,20 @@ class SelfDescription:
             statistics.last_error = error.code.value
 
     def describe(self) -> Description:
-        """All that is served here."""
-        return Description(self._describe(), [self._info(spec) for spec in self._specs()])
-
-    def _specs(self) -> Iterator[OperationSpec]:
-        return filter(self._serves, self._registry.list())
+        """Return the description of this server with all its operations."""
+        specs = filter(self._serves, self._registry.list())
+        return Description(self._about(), [self._info(spec) for spec in specs])
 
     def _info(self, spec: OperationSpec) -> OperationInfo:
-        return OperationInfo.of(spec, self._statistics.get(spec.id, _NONE))
-
-    async def _about(self) -> ServerInfo:
-        """Who serves here."""
-        return self._describe()
+        return OperationInfo.of(spec, self._statistics.get(spec.id, _NO_CALLS))
 
     async def _operations(
         self, context: Context, operations: list[str] | None = None, known: dict[str, str] | None = None
     ) -> AsyncIterator[OperationInfo | Unchanged]:
-        """Describe what is served here and the caller may call, with schemas and statistics.
+        """Describe the operations that the caller may call, with schemas and statistics.
 
-        `operations` are the ids to describe, all by default. Those in `known` are described unless their digest is the
-        one given there: they are then named in a last item.
+        `operations` are the ids to describe, by default all. An operation in `known` is omitted if its digest is
+        unchanged; a last item lists the omitted ones.
         """
         allowed = partial(may_access, identity=context.identity)
         async for item in self._described(allowed, operations, known or {}):
@@ -111,18 +110,22 @@ class SelfDescription:
     async def _all_operations(
         self, operations: list[str] | None = None, known: dict[str, str] | None = None
     ) -> AsyncIterator[OperationInfo | Unchanged]:
-        """Describe what is served here to the hub that it is announced to."""
-        async for item in self._described(_anything, operations, known or {}):
+        """Describe all operations to the hub to which they are announced."""
+        async for item in self._described(None, operations, known or {}):
             yield item
 
     async def _described(
-        self, allowed: Callable[[OperationSpec], bool], operations: list[str] | None, known: dict[str, str]
+        self, allowed: Callable[[OperationSpec], bool] | None, operations: list[str] | None, known: dict[str, str]
     ) -> AsyncIterator[Any]:
+        specs: Iterable[OperationSpec | None] = self._registry.list()
+        if operations is not None:
+            specs = map(self._registry.get_spec, dict.fromkeys(operations))
+        served = [spec for spec in specs if spec is not None and (self._serves is None or self._serves(spec))]
         unchanged: list[str] = []
-        for number, spec in enumerate(self._chosen(operations)):
+        for number, spec in enumerate(served):
             if number % _BREATH == 0:
-                await asyncio.sleep(0)  # schemas may be made at their first use: up to a millisecond each
-            if not allowed(spec):
+                await asyncio.sleep(0)  # schemas may be built lazily: up to a millisecond each
+            if allowed is not None and not allowed(spec):
                 continue
             info = self._info(spec)
             if spec.id in known and info.fingerprint().digest == known[spec.id]:
@@ -132,37 +135,26 @@ class SelfDescription:
         if unchanged:
             yield {"unchanged": unchanged}
 
-    def _chosen(self, operations: list[str] | None) -> list[OperationSpec]:
-        if operations is None:
-            return list(self._specs())
-        specs = map(self._registry.get_spec, dict.fromkeys(operations))
-        return [spec for spec in specs if spec is not None and (self._serves is None or self._serves(spec))]
 
-
-def _anything(_: OperationSpec) -> bool:
-    """Allow every operation."""
-    return True
-
-
-async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: float = 5.0) -> list[Found]:
-    """Everybody who serves on the transport, with what they serve. One that does not answer in time is left out.
+async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: float = 5.0) -> list[FoundServer]:
+    """Return all servers on the transport, with their operations. Servers that do not reply in time are omitted.
 
         for found in await discover(calls):
             print(found.server.name, [operation.id for operation in found.operations])
 
     Raises:
-        CallError: UNAVAILABLE, if the medium cannot be reached.
+        CallError: UNAVAILABLE if not connected.
     """
     addresses = await calls.transport.servers(wait)
-    answers = await asyncio.gather(*(_ask(calls, address, timeout) for address in addresses))
-    return [found for found in answers if found is not None]
+    found = await asyncio.gather(*(_describe(calls, address, timeout) for address in addresses))
+    return [server for server in found if server is not None]
 
 
-async def _ask(calls: PendingRequestMap, address: Address, timeout: float) -> Found | None:
+async def _describe(calls: PendingRequestMap, address: Address, timeout: float) -> FoundServer | None:
     try:
         server = await calls.call(ABOUT, to=address, output_type=ServerInfo, timeout=timeout)
         stream = calls.subscribe(OPERATIONS, to=address, output_type=OperationInfo, timeout=timeout)
-        return Found(address, server.data, [each.data async for each in stream])
+        return FoundServer(address, server.data, [each.data async for each in stream])
     except CallError as error:
-        logger.warning("the server at %s did not say what it serves: %s", address, error)
+        logger.warning("the server at %s did not describe itself: %s", address, error)
         return None

@@ -1,50 +1,48 @@
-"""The events of the call protocol: flat JSON objects, told apart by `type`. No I/O.
+"""Events of the call protocol and of sessions, and their JSON encoding. No I/O.
+
+Events are flat JSON objects, dispatched on `type`. A call:
 
     caller                                        server
       call.requested {requestId, operationId, input, …}  ->
-                      <- call.responded {requestId, output, seq?}   the answer, or one item of a subscription
+                      <- call.responded {requestId, output, seq?}   the response, or one item of a subscription
                       <- call.completed {requestId}                 the end of a subscription
                       <- call.error {requestId, code, message, …}   the call failed
-      call.credit {requestId, n, total?, received?}      ->         n more items may come, `total` since the start
-      call.aborted {requestId, reason?}                 <->         caller: stop; server: it was stopped
+      call.credit {requestId, n, total?, received?}      ->         n more items may follow, `total` since the start
+      call.aborted {requestId, reason?}                 <->         caller: stop; server: the call was stopped
 
-Every call ends with exactly one of: the `call.responded` of a query or mutation, `call.completed`, `call.error`,
-`call.aborted`.
+Every call ends with exactly one event; `is_final` is the rule.
 
-Events as bytes and back. No I/O.
-
-What arrives may be anything: whatever is not a readable event is a `CallError(PROTOCOL_ERROR)`, with the request id
-in its details where one can be made out, so that the peer can be told. What is sent is checked here too: a message
-above the limit fails its own call, and no other.
-
-The events of a session: what two ends of a transport tell each other beside the calls themselves. No I/O.
-
-Over a connection (WebSocket):
+A session over a connection (WebSocket):
 
     client                                               server
       session.hello {version, maxMessage, token?}     ->
                      <- session.welcome {version, peer, maxMessage, heartbeatMs}
       session.announce {id, operations, partial?}     ->        <- session.done {id, refused?}
-                     <- session.pending {ids}                   these questions are still being decided
+                     <- session.pending {ids}                   these requests are still being decided
       session.withdraw {id, operations}               ->        <- session.done {id}
       session.who {id}                                ->        <- session.here {id, peers}
                      <- session.refused {id?, code, message}    instead of welcome (then without id) or done
                      <- session.left {peer, reason}             a peer behind the server is gone
       session.goaway {reason}                        <->        send no new requests here
 
-Over a broker, where nobody sees that a peer is gone, calls are held by leases. A token is made for each request and
-known to its caller and its server alone: whoever shows it is who the request went to.
+A session over a broker, which does not report that a peer is gone: calls are held by leases. Each request gets a token
+that only its caller and its server know, so a message with the token comes from the peer that received the request.
 
     caller                                               server
-                     <- session.serving {tokens}                at every beat: these calls are in hand
+                     <- session.serving {tokens}                at every heartbeat: these calls are in flight
       session.waiting {gone}                          ->        all are still wanted, except these
       session.left {tokens}                          <->        this end is gone, and with it these calls
-      session.who {id}                                ->        (to all)
+      session.who {id}                                ->        (broadcast)
                      <- session.here {id, peers}
+
+Incoming messages are untrusted: an invalid one raises `CallError(PROTOCOL_ERROR)`, with the request id in its details
+if it can be parsed, so that the peer's call can be failed. Outgoing messages are checked as well: one above the limit
+fails only its own call.
 """
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -66,7 +64,7 @@ from opwire.typed.plain import MAX_DEPTH, json_form, read_json, survey, to_plain
 
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
-Milliseconds = int | float  # what JavaScript writes without a fraction stays so
+Milliseconds = int | float  # keeps the integers that JavaScript writes
 
 _FAR = 2**53  # milliseconds: some 285,000 years, and JavaScript's largest safe integer
 _MAX_SKEW = 5.0  # seconds by which the clocks of two machines may differ before calls between them suffer
@@ -74,27 +72,27 @@ _MAX_DELAY = 60.0  # seconds: no transport keeps a request for longer, so a grea
 
 
 def _bounded(milliseconds: Milliseconds) -> Milliseconds:
-    """Return a peer's number of milliseconds, within what arithmetic on times can take."""
+    """Clamp a peer's milliseconds to the range in which arithmetic on times cannot overflow."""
     return milliseconds if -_FAR < milliseconds < _FAR else _FAR if milliseconds > 0 else -_FAR
 
 
-def _null() -> None:
-    """Stands for an input that is absent. As a factory it is no default that is left out: peers expect the field."""
-
-
-class CallRequested(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.requested"
-):
-    """Call an operation. `deadline` is in epoch milliseconds; `timeout_ms`, the time that is left, is preferred.
-
-    `credential` proves the identity where nobody but the caller can state it. Requests with the same `sticky_key` go to
-    the same server, as long as the servers are the same and the transport can do that. `traceparent` and `tracestate`
-    are those of W3C's Trace Context.
-    """
+class CallMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
+    """Base of the events of a call."""
 
     request_id: str
+
+
+class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"):
+    """Call an operation.
+
+    `deadline` is in epoch milliseconds; `timeout_ms`, the time left when the request was sent, takes precedence.
+    `credential` proves the identity on transports that do not authenticate callers. Requests with the same `sticky_key`
+    go to the same server while the set of servers is unchanged, if the transport supports it. `traceparent` and
+    `tracestate` follow W3C Trace Context.
+    """
+
     operation_id: str
-    input: Any = field(default_factory=_null)
+    input: Any = field(default_factory=lambda: None)  # a factory, since a plain default is omitted: peers expect it
     parent_request_id: str | None = None
     identity: Identity | None = None
     deadline: Milliseconds | None = None
@@ -107,17 +105,17 @@ class CallRequested(
 
     @property
     def trace(self) -> Trace:
-        """The trace that the call is part of; empty if it is part of none, or of one that cannot be read."""
+        """The trace context of the call; empty if it is missing or invalid."""
         if self.traceparent is None:
             return {}
         return trace_of({"traceparent": self.traceparent, "tracestate": self.tracestate})
 
     def seconds_left(self, default: float | None, held_up: float = 0.0) -> float | None:
-        """Return how long the call may still take; zero or less: its deadline has passed.
+        """Return the seconds until the deadline; zero or less if it has passed.
 
-        `timeout_ms` counts from when the request was sent, and clocks differ between machines, so the time that it
-        spent on its way is estimated. Up to `held_up` seconds, during which the receiver read nothing, are believed as
-        the clocks say; beyond that only what no tolerated skew explains.
+        `timeout_ms` counts from when the request was sent, and clocks differ between machines, so the transit time is
+        estimated. Up to `held_up` seconds, during which the receiver's event loop was blocked, count as the clocks say;
+        beyond that only the part that exceeds the tolerated clock skew.
         """
         if self.timeout_ms is None:
             return default if self.deadline is None else _bounded(self.deadline) / 1000 - time.time()
@@ -130,34 +128,25 @@ class CallRequested(
         return left - max(min(late, held_up), late - _MAX_SKEW)
 
 
-class CallResponded(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.responded"
-):
-    """The answer of a call, or item number `seq` (from 1) of a subscription."""
+class CallResponded(CallMessage, frozen=True, kw_only=True, tag="call.responded"):
+    """The response of a call, or item number `seq` (from 1) of a subscription."""
 
-    request_id: str
     output: ResponseEnvelope[Any]
     seq: Positive | None = None
 
 
-class CallCompleted(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.completed"
-):
-    """A subscription has no more items; `seq` is the number of the last one, so that a lost one is noticed."""
+class CallCompleted(CallMessage, frozen=True, kw_only=True, tag="call.completed"):
+    """End a subscription; `seq` is the number of its last item, so that a lost item is detected."""
 
-    request_id: str
     seq: Natural | None = None
 
 
-class CallFailed(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.error"
-):
-    """The call failed. `code` is a string, because a newer peer may know codes that we do not.
+class CallFailed(CallMessage, frozen=True, kw_only=True, tag="call.error"):
+    """Fail a call. `code` is a string, because a newer peer may use codes that are unknown here.
 
-    `not_started`: no handler has seen the request, so that another server can be asked without running anything twice.
+    `not_started`: no handler has run, so that the caller can retry at another server without running anything twice.
     """
 
-    request_id: str
     code: str
     message: str
     details: Any = None
@@ -167,7 +156,7 @@ class CallFailed(
 
     @classmethod
     def of(cls, request_id: str, error: CallError) -> "CallFailed":
-        """The event that tells a peer of an error. Details that have no JSON form are left out."""
+        """Return the event that reports an error to a peer. Details that cannot be encoded as JSON are omitted."""
         try:
             details = to_plain(error.details)
         except NotPlainError:
@@ -183,7 +172,7 @@ class CallFailed(
         )
 
     def error(self) -> CallError:
-        """The error that the caller raises."""
+        """Return the error to raise at the caller."""
         known, after = self.code in ErrorCode.__members__, self.retry_after_ms
         return CallError(
             ErrorCode(self.code) if known else ErrorCode.EXECUTION_ERROR,
@@ -194,31 +183,32 @@ class CallFailed(
         )
 
 
-class CallAborted(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.aborted"
-):
-    """From the caller: stop. From the server: it was stopped."""
+class CallAborted(CallMessage, frozen=True, kw_only=True, tag="call.aborted"):
+    """From the caller: stop the call. From the server: the call was stopped."""
 
-    request_id: str
     reason: str | None = None
 
 
-class CallCredit(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type", tag="call.credit"
-):
-    """The consumer of a subscription takes `n` more items.
+class CallCredit(CallMessage, frozen=True, kw_only=True, tag="call.credit"):
+    """Grant the producer of a subscription `n` more items.
 
-    `total` is the sum of all grants, the first one included; a producer that knows it ignores `n`. `received` is the
-    number of the last item that arrived. With `n` 0 it is a repetition, by a consumer that waits.
+    `total` is the sum of all grants, including the initial credits; a producer that supports it ignores `n`. `received`
+    is the number of the last item that arrived. `n` 0 repeats the grant of a consumer that is waiting.
     """
 
-    request_id: str
     n: Natural
     total: Natural | None = None
     received: Natural | None = None
 
 
 CallEvent = CallRequested | CallResponded | CallCompleted | CallFailed | CallAborted | CallCredit
+
+
+def is_final(event: CallEvent, *, streams: bool = False) -> bool:
+    """Return whether an event ends its call. `streams`: the call is a subscription, whose items may lack a `seq`."""
+    if isinstance(event, CallResponded):
+        return event.seq is None and not streams
+    return isinstance(event, CallCompleted | CallFailed | CallAborted)
 
 
 def _schema(type: str, required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -239,11 +229,14 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
         "call.requested",
         {"operationId": _STRING},
         {
-            "input": {"description": "Any JSON value; absent means null"},
+            "input": {"description": "Any JSON value; null by default"},
             "parentRequestId": _STRING,
             "identity": json_schema_of(Identity),
             "deadline": {**_NUMBER, "description": "Unix epoch milliseconds"},
-            "timeoutMs": {**_NUMBER, "description": "What is left of the deadline; preferred to it"},
+            "timeoutMs": {
+                **_NUMBER,
+                "description": "Time left when the request was sent; takes precedence over deadline",
+            },
             "credits": _NATURAL,
             "credential": _STRING,
             "stickyKey": _STRING,
@@ -267,11 +260,11 @@ CALL_EVENT_SCHEMA: dict[str, Any] = {"oneOf": list(CALL_EVENT_SCHEMAS.values())}
 
 
 MAX_MESSAGE = 1024 * 1024 - 16 * 1024
-"""Bytes: what fits into NATS' default of 1 MiB with room for a broker's own headers."""
+"""Default limit of an encoded message in bytes: NATS' default of 1 MiB, minus room for a broker's own headers."""
 
 
 class _WireResponded(Struct, kw_only=True, rename="camel", tag_field="type", tag="call.responded"):
-    """`call.responded` as it arrives: its envelope is not ready yet."""
+    """`call.responded` as decoded: its envelope is not converted yet."""
 
     request_id: str
     output: WireEnvelope
@@ -288,17 +281,17 @@ _id_decoder = msgspec.json.Decoder(_Id)
 
 
 def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
-    """The event as JSON.
+    """Encode an event as JSON.
 
     Raises:
-        CallError: PAYLOAD_TOO_LARGE above the limit, VALIDATION_ERROR if something in it has no JSON form.
+        CallError: PAYLOAD_TOO_LARGE above the limit, VALIDATION_ERROR if a value cannot be encoded.
     """
     if isinstance(event, CallResponded) and (output := wire_form(event.output)) is not event.output:
         event = msgspec.structs.replace(event, output=output)
     try:
         message = write_json(_encoder, event)
     except (TypeError, ValueError, RecursionError) as error:
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"the message has no JSON form: {error}") from error
+        raise CallError(ErrorCode.VALIDATION_ERROR, f"the message cannot be encoded as JSON: {error}") from error
     if len(message) > limit:
         size = f"the message has {len(message):,} bytes, and the limit is {limit:,}"
         raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, size, {"bytes": len(message), "limit": limit})
@@ -308,46 +301,39 @@ def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
 
 
 def decode_event(message: bytes | str, *, limit: int = MAX_MESSAGE) -> CallEvent:
-    """The event that a message holds.
+    """Decode an event of a call.
 
     Raises:
-        CallError: PROTOCOL_ERROR, if it holds none, or is too large or too deeply nested.
+        CallError: PROTOCOL_ERROR if the message is invalid, too large or too deeply nested.
     """
-    length = len(message) if isinstance(message, bytes) else len(message.encode("utf-8", "surrogatepass"))
-    if length > limit:
-        size = f"a message of {length:,} bytes is above the limit of {limit:,}"
-        raise CallError(ErrorCode.PROTOCOL_ERROR, size)
+    data = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass")
+    _check_size(data, limit)
     try:
         event = read_json(_decoder, message)
         if isinstance(event, _WireResponded):
             output = arrived_envelope(event.output)
             event = CallResponded(request_id=event.request_id, output=output, seq=event.seq)
     except (ValueError, RecursionError, ConversionError) as error:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"not an event: {error}", _request_id(message)) from error
-    if _may_be_deep(message) and any(survey(payload).deep for payload in _payloads(event)):
+        details = None
+        with suppress(ValueError, RecursionError):
+            details = {"requestId": read_json(_id_decoder, message).request_id}
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {error}", details) from error
+    # Nesting needs pairs of brackets: counting them is 20 times faster than walking the values.
+    may_be_deep = len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH
+    if may_be_deep and any(survey(payload).deep for payload in _payloads(event)):
         reason = f"the message is nested deeper than {MAX_DEPTH}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, reason, {"requestId": event.request_id})
     return event
 
 
-def _request_id(message: bytes | str) -> dict[str, Any] | None:
-    try:
-        return {"requestId": read_json(_id_decoder, message).request_id}
-    except (ValueError, RecursionError):
-        return None
-
-
-def _may_be_deep(message: bytes | str) -> bool:
-    """Nesting needs brackets, in pairs: counting them is 20 times faster than looking at the values."""
-    if len(message) <= 2 * MAX_DEPTH:
-        return False
-    if isinstance(message, str):
-        message = message.encode("utf-8", "surrogatepass")
-    return message.count(b"[") + message.count(b"{") > MAX_DEPTH
+def _check_size(message: bytes, limit: int) -> None:
+    if len(message) > limit:
+        size = f"a message of {len(message):,} bytes is above the limit of {limit:,}"
+        raise CallError(ErrorCode.PROTOCOL_ERROR, size)
 
 
 def _payloads(event: CallEvent) -> tuple[Any, ...]:
-    """The parts of an event that hold whatever the peer likes."""
+    """Return the parts of an event that hold arbitrary JSON."""
     match event:
         case CallRequested():
             return (event.input,)
@@ -360,28 +346,28 @@ def _payloads(event: CallEvent) -> tuple[Any, ...]:
 
 
 VERSION = 1
-"""The version of the session protocol. A peer with another one is refused."""
+"""Version of the session protocol. Peers with another version are rejected."""
 
-_SHOWN = 200  # characters of the reason why an operation is refused
-_NAMED = 5  # operations that an error names
+_SHOWN = 200  # characters of the reason for which an operation is rejected
+_NAMED = 5  # operations listed in an error message
 
-_MARK = b'{"type":"session.'  # how every session event begins that is written here
-
-
-class Session(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
-    """What the events of a session have in common."""
+_MARK = b'{"type":"session.'  # prefix of every session event that `encode_session` returns
 
 
-class Hello(Session, frozen=True, tag="session.hello"):
-    """The first event of a connection: who speaks, and what it can take. `token` says what it is allowed to do."""
+class SessionMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
+    """Base of the events of a session."""
+
+
+class Hello(SessionMessage, frozen=True, tag="session.hello"):
+    """Open a connection: protocol version and message limit of the client, and its optional credential, `token`."""
 
     version: Natural
     max_message: Positive = MAX_MESSAGE
     token: str | None = None
 
 
-class Welcome(Session, frozen=True, tag="session.welcome"):
-    """The answer: `peer` is the name that others know this end by, `heartbeat_ms` how often it has to be heard of."""
+class Welcome(SessionMessage, frozen=True, tag="session.welcome"):
+    """Accept a connection. `peer` is the address of the client, `heartbeat_ms` the interval at which it has to send."""
 
     version: Natural
     peer: str
@@ -389,10 +375,10 @@ class Welcome(Session, frozen=True, tag="session.welcome"):
     heartbeat_ms: Positive
 
 
-class Announce(Session, frozen=True, tag="session.announce"):
-    """This end serves these operations, too: at least one.
+class Announce(SessionMessage, frozen=True, tag="session.announce"):
+    """Serve further operations, at least one.
 
-    All of them or none, unless it is `partial`: `session.done` then names those that were refused.
+    All or nothing by default; with `partial`, `session.done` lists the rejected ones.
     """
 
     id: Natural
@@ -400,53 +386,53 @@ class Announce(Session, frozen=True, tag="session.announce"):
     partial: bool = False
 
 
-class Withdraw(Session, frozen=True, tag="session.withdraw"):
-    """This end serves these operations no longer."""
+class Withdraw(SessionMessage, frozen=True, tag="session.withdraw"):
+    """Stop serving operations."""
 
     id: Natural
     operations: list[str]
 
 
-class Refusal(Struct, frozen=True):
-    """An operation that is not taken, and why."""
+class RefusedOperation(Struct, frozen=True):
+    """An operation that the server rejected, and why."""
 
     operation: str
     code: str
     message: str
 
     @classmethod
-    def of(cls, operation_id: str, error: CallError) -> "Refusal":
-        """Return the refusal of an operation; its message is shortened."""
+    def of(cls, operation_id: str, error: CallError) -> "RefusedOperation":
+        """Return the rejection of an operation; its message is truncated."""
         return cls(operation_id, error.code.value, error.message[:_SHOWN])
 
 
-class Done(Session, frozen=True, tag="session.done"):
-    """What was asked for with this id has happened, except for what was refused of a partial announcement."""
+class Done(SessionMessage, frozen=True, tag="session.done"):
+    """Confirm the request with this id, except for the rejected operations of a partial announcement."""
 
     id: Natural
-    refused: list[Refusal] = []
+    refused: list[RefusedOperation] = []
 
 
-class Pending(Session, frozen=True, tag="session.pending"):
-    """The questions with these ids are still being decided; sent about once a second until they are."""
+class Pending(SessionMessage, frozen=True, tag="session.pending"):
+    """Report that the requests with these ids are still being decided; sent about once a second until they are."""
 
     ids: list[Natural]
 
 
-class Refused(Session, frozen=True, tag="session.refused"):
-    """What was asked for with this id will not happen; 0 is the hello."""
+class Refused(SessionMessage, frozen=True, tag="session.refused"):
+    """Reject the request with this id; 0 is the hello."""
 
     code: str
     message: str
     id: Natural = 0
 
     def error(self) -> CallError:
-        """Return the error to raise where it was asked for."""
+        """Return the error to raise at the sender of the request."""
         return CallError(_code(self.code), self.message)
 
 
-def refusal_error(refused: Sequence[Refusal]) -> CallError:
-    """Return the error that says which operations were refused, and why the first of them was."""
+def refusal_error(refused: Sequence[RefusedOperation]) -> CallError:
+    """Return the error that lists the rejected operations, with the reason for the first of them."""
     names = ", ".join(each.operation for each in refused[:_NAMED])
     more = len(refused) - _NAMED
     named = f"{names} and {more:,} more" if more > 0 else names
@@ -458,41 +444,41 @@ def _code(code: str) -> ErrorCode:
     return ErrorCode(code) if code in ErrorCode.__members__ else ErrorCode.UNAVAILABLE
 
 
-class Who(Session, frozen=True, tag="session.who"):
-    """Who serves anything?"""
+class Who(SessionMessage, frozen=True, tag="session.who"):
+    """Ask for the addresses of all servers."""
 
     id: Natural
 
 
-class Here(Session, frozen=True, tag="session.here"):
-    """These do."""
+class Here(SessionMessage, frozen=True, tag="session.here"):
+    """Return the addresses of servers, in reply to `Who`."""
 
     id: Natural
     peers: list[str]
 
 
-class GoAway(Session, frozen=True, tag="session.goaway"):
-    """Send no new requests here: this end is about to leave."""
+class GoAway(SessionMessage, frozen=True, tag="session.goaway"):
+    """Ask for no new requests: this end is about to close."""
 
     reason: str = ""
 
 
-class Left(Session, frozen=True, tag="session.left"):
-    """A peer is gone: over a connection the one that is named, over a broker whoever shares these calls with us."""
+class Left(SessionMessage, frozen=True, tag="session.left"):
+    """Report that a peer is gone: over a connection `peer`, over a broker the one that shares these tokens."""
 
     peer: str | None = None
     tokens: list[str] = []
     reason: str = "the peer left"
 
 
-class Serving(Session, frozen=True, tag="session.serving"):
-    """The sender has these calls in hand."""
+class Serving(SessionMessage, frozen=True, tag="session.serving"):
+    """Report the calls that the sender has in flight."""
 
     tokens: list[str]
 
 
-class Waiting(Session, frozen=True, tag="session.waiting"):
-    """The sender is still there, and waits for what the receiver has in hand, except these."""
+class Waiting(SessionMessage, frozen=True, tag="session.waiting"):
+    """Report that the sender is alive and waits for all its calls, except these."""
 
     gone: list[str] = []
 
@@ -515,32 +501,30 @@ SESSION_EVENT_SCHEMA: dict[str, Any] = {
 
 
 def encode_session(event: SessionEvent) -> bytes:
-    """The event as JSON."""
+    """Encode an event of a session as JSON."""
     return _session_encoder.encode(event)
 
 
 def decode_message(message: bytes, *, limit: int = MAX_MESSAGE) -> CallEvent | SessionEvent:
-    """The event that a message holds: of a call, or of the session.
+    """Decode an event of a call or of a session.
 
     Raises:
-        CallError: PROTOCOL_ERROR, if it holds none, or is too large or too deeply nested.
+        CallError: PROTOCOL_ERROR if the message is invalid, too large or too deeply nested.
     """
     if message.startswith(_MARK):
         return _decode_session(message, limit)
     try:
         return decode_event(message, limit=limit)
     except CallError as error:
-        # Another peer may write its fields in another order. What names a request is about a call.
+        # Other peers may encode fields in another order. A message with a request id is about a call.
         if error.details is not None or b'"session.' not in message:
             raise
         return _decode_session(message, limit)
 
 
 def _decode_session(message: bytes, limit: int) -> SessionEvent:
-    if len(message) > limit:
-        size = f"a message of {len(message):,} bytes is above the limit of {limit:,}"
-        raise CallError(ErrorCode.PROTOCOL_ERROR, size)
+    _check_size(message, limit)
     try:
         return _session_decoder.decode(message)
     except (ValueError, RecursionError) as error:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"not an event: {error}") from error
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {error}") from error

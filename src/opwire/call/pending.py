@@ -1,6 +1,6 @@
-"""`PendingRequestMap`: the calls that this end has made and waits for, and those that it was asked to answer.
+"""`PendingRequestMap`: one end of the call protocol, with its outgoing calls and the requests that it received.
 
-The books are kept by `Ledger`, which does no I/O; this file puts futures, timers and a transport around them.
+`CallTable` holds the state of outgoing calls without I/O; this module adds futures, timers and a transport.
 """
 
 import asyncio
@@ -8,12 +8,12 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.call.call_table import MAX_EXCESS, CallOptions, Inbox, Ledger, Observers, Overflow, StreamOptions, Window
+from opwire.call.call_table import CallTable, Inbox, Overflow, Window
 from opwire.call.description import Description
 from opwire.call.events import (
     CallAborted,
@@ -23,12 +23,12 @@ from opwire.call.events import (
     CallFailed,
     CallRequested,
     CallResponded,
-    encode_event,
+    is_final,
 )
 from opwire.call.transport import Address, Transport, random_ids
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
-from opwire.errors import CallError, ConversionError, ErrorCode, UsageError
+from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zero, check_counts
 from opwire.operation import LOCAL_IDENTITY, Context, Identity, trace_of
 from opwire.pipeline import typed_envelope
 
@@ -37,34 +37,49 @@ logger = logging.getLogger("opwire.call")
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 30.0
-"""Seconds that a call may take unless it says otherwise."""
+"""Default timeout of a call, in seconds."""
 
 WINDOW = 64
-"""Items of a subscription that may be on their way or wait for the consumer."""
+"""Default number of items of a subscription that may be in flight or buffered."""
 
-_STALL = 1.0  # seconds without an item after which a consumer repeats its grant, at first
-_MAX_STALL = 4.0  # seconds between two repetitions at most
-_REMEMBERED = 10_000  # request ids that contexts brought, so that none is used twice; a server remembers as many
-
-_SHORT = 200  # characters of an error's message that fit into any message
+_STALL = 1.0  # seconds without an item after which a consumer first repeats its grant
+_MAX_STALL = 4.0  # seconds between two repetitions, at most
+_REMEMBERED = 10_000  # request ids from contexts, so that none is used twice; servers remember as many
+_SHORT = 200  # characters of an error message that fit into any message
 
 _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
 
 
-class _Stall(Struct, eq=False):
-    """The watch on a subscription that may receive nothing for a while."""
+class RemoteCallOptions(TypedDict, total=False):
+    """Keyword arguments of `PendingRequestMap.call`, except for `output_type`."""
+
+    context: Context | None
+    timeout: float | None
+    to: Address | None
+    sticky_key: str | None
+
+
+class RemoteStreamOptions(RemoteCallOptions, total=False):
+    """Keyword arguments of `PendingRequestMap.subscribe`, except for `output_type`."""
+
+    idle_timeout: float | None
+    overflow: Overflow
+
+
+class _StallWatch(Struct, eq=False):
+    """Watches a subscription for a lost grant or item."""
 
     request_id: str
     inbox: Inbox
     window: Window
-    pause: float  # seconds until the next look
-    received: int = 0  # items, at the last look
+    pause: float = _STALL  # seconds until the next check
+    received: int = 0  # items at the last check
     tick: int = 0
 
 
-class Server(Protocol):
-    """Whoever answers requests that arrive here: the `CallHandler`."""
+class RequestHandler(Protocol):
+    """Handles the requests that arrive at a `PendingRequestMap`; implemented by `CallHandler`."""
 
     def requested(self, event: CallRequested, caller: Address) -> None: ...
     def credited(self, event: CallCredit, caller: Address) -> None: ...
@@ -81,24 +96,22 @@ class PendingRequestMap:
             async for envelope in calls.subscribe("clock.ticks"):
                 ...
 
-    Every call ends in exactly one way: with an envelope, or with a `CallError`.
+    Every call ends exactly once: with an envelope or with a `CallError`.
     """
 
     def __init__(self, transport: Transport, *, timeout: float = DEFAULT_TIMEOUT, window: int = WINDOW) -> None:
-        if window < 1:
-            raise UsageError(f"window is a number of items above zero, not {window!r}")
-        if not timeout > 0:
-            raise UsageError(f"timeout is a number of seconds above zero, not {timeout!r}")
+        check_counts(window=window)
+        check_above_zero(timeout=timeout)
         self.transport = transport
         self._timeout = timeout
         self._window = window
-        self._ledger: Ledger[_Sink] = Ledger()
+        self._table: CallTable[_Sink] = CallTable()
         self._deadlines = Deadlines()
-        self._callers: dict[str, Address] = {}  # who is to be answered, by request id
-        self._server: Server | None = None
-        self._observers = Observers()
+        self._callers: dict[str, Address] = {}  # of received requests, by request id
+        self._handler: RequestHandler | None = None
+        self._observers: dict[object, Callable[[CallEvent], None]] = {}
         self._ids = random_ids(12)
-        self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids that contexts brought
+        self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids taken from contexts
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self.dropped_items = 0
@@ -120,59 +133,44 @@ class PendingRequestMap:
         await self.close()
 
     async def close(self) -> None:
-        """Leave the transport; every call that is still pending ends at once with UNAVAILABLE."""
+        """Close the transport. Pending calls fail at once with UNAVAILABLE."""
         self._closed = True
         self.lost(None, "the connection was closed")
         await self.transport.close()
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        """The loop that this end was started on. Asking asyncio for it is a system call on Python 3.11: 0.2 µs."""
-        return self._loop or asyncio.get_running_loop()
-
     @property
     def open_calls(self) -> int:
-        """How many calls are in the books: made from here and not settled, or asked of here and not answered."""
-        return len(self._ledger) + len(self._callers)
+        """Number of outgoing calls and received requests that have not ended."""
+        return len(self._table) + len(self._callers)
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
     @overload
     async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        *,
-        output_type: type[T],
-        **options: Unpack[CallOptions],
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[RemoteCallOptions]
     ) -> ResponseEnvelope[T]: ...
     @overload
     async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[CallOptions],
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RemoteCallOptions]
     ) -> ResponseEnvelope[Any]: ...
     async def call(
         self,
         operation_id: str,
         input: Any = None,
+        *,
         context: Context | None = None,
         output_type: Any = None,
-        *,
         timeout: float | None = None,
         to: Address | None = None,
         sticky_key: str | None = None,
     ) -> ResponseEnvelope[Any]:
-        """Call a query or mutation somewhere else. With `output_type` the envelope's data really is of that type.
+        """Call a query or mutation at a peer. With `output_type`, the data of the envelope has that type.
 
-        `to` is a server's address, for a call that this very one has to answer; else any of those who serve it does.
-        Calls with the same `sticky_key` go to the same one, where the transport can do that.
+        `to` is the address of a server that has to handle the call; by default any server of the operation does. Calls
+        with the same `sticky_key` go to the same server, if the transport supports it.
 
         Raises:
-            CallError: whatever went wrong there or on the way; TIMEOUT when no answer came in time.
+            CallError: the call failed, there or in transit; TIMEOUT if no response arrived in time.
         """
         began = time.monotonic()
         deadline = began + (self._timeout if timeout is None else timeout)
@@ -180,14 +178,16 @@ class PendingRequestMap:
             context = _NO_CONTEXT
         elif context.deadline is not None and context.deadline < deadline:
             deadline = context.deadline
-        answer: asyncio.Future[ResponseEnvelope[Any]] = self._running().create_future()
+        # `get_running_loop` is a system call on Python 3.11: 0.2 µs.
+        loop = self._loop or asyncio.get_running_loop()
+        response: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
         remaining = deadline - began
         request_id = self._request(
-            operation_id, input, context, answer, remaining=remaining, to=to, sticky_key=sticky_key
+            operation_id, input, context, response, remaining=remaining, to=to, sticky_key=sticky_key
         )
-        tick = self._deadlines.add(request_id, deadline, self._time_is_up)
+        tick = self._deadlines.add(request_id, deadline, self._time_out)
         try:
-            envelope = await answer
+            envelope = await response
         except asyncio.CancelledError:
             self.abort(request_id, "the caller gave up")
             raise
@@ -197,111 +197,98 @@ class PendingRequestMap:
 
     @overload
     def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        *,
-        output_type: type[T],
-        **options: Unpack[StreamOptions],
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[RemoteStreamOptions]
     ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
     @overload
     def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[StreamOptions],
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RemoteStreamOptions]
     ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
     async def subscribe(
         self,
         operation_id: str,
         input: Any = None,
+        *,
         context: Context | None = None,
         output_type: Any = None,
-        *,
         timeout: float | None = None,
         idle_timeout: float | None = None,
         overflow: Overflow = "block",
         to: Address | None = None,
         sticky_key: str | None = None,
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The items of a subscription somewhere else. Leaving the loop stops the generator there.
+        """Yield the items of a subscription at a peer. Leaving the loop stops the generator there.
 
-        A consumer that is slower than the producer slows it down (`overflow="block"`). For a stream that must not be
-        slowed down, the other policies say what a full buffer does: end with an error, or drop items.
+        By default a slow consumer slows its producer down. For a stream that must not be slowed down, the other
+        `overflow` policies make a full buffer end the stream with an error, or drop items.
 
         Raises:
-            CallError: what ended the stream; TIMEOUT at its deadline, or after `idle_timeout` seconds without an item.
+            CallError: the stream failed; TIMEOUT at its deadline, or after `idle_timeout` seconds without an item.
         """
         context = (context or _NO_CONTEXT).within(timeout)
-        inbox = Inbox(self._window, overflow, _size)
-        window = Window(self._window, overflow)
+        inbox, window = Inbox(self._window, overflow), Window(self._window, overflow)
+        remaining, credits = context.remaining, window.granted
         request_id = self._request(
-            operation_id,
-            input,
-            context,
-            inbox,
-            remaining=context.remaining,
-            credits=window.granted,
-            to=to,
-            sticky_key=sticky_key,
+            operation_id, input, context, inbox, remaining=remaining, credits=credits, to=to, sticky_key=sticky_key
         )
-        stall = _Stall(request_id, inbox, window, _STALL)
+        watch = _StallWatch(request_id, inbox, window)
         if self.transport.lossy:
-            self._watch(stall)
+            self._check_later(watch)
+        late = f"{operation_id} gave no item"
         try:
-            while (item := await self._next(inbox, context, idle_timeout, operation_id)) is not None:
+            while True:
+                item = await self._deadlines.limit(inbox.get, context.within(idle_timeout).deadline, late)
+                if item is None:
+                    return
                 yield item if output_type is None else typed_envelope(item, output_type, operation_id)
                 if more := window.take():
-                    self._grant(stall, more)
+                    self._grant(watch, more)
         finally:
-            self._deadlines.discard(stall, stall.tick)
+            self._deadlines.discard(watch, watch.tick)
             self.dropped_items += inbox.dropped
             self.abort(request_id, "the consumer left")
 
-    def _grant(self, stall: "_Stall", n: int) -> None:
-        """Grant more items, or repeat what was granted (`n` 0)."""
-        if stall.request_id not in self._ledger:
+    def _grant(self, watch: _StallWatch, n: int) -> None:
+        """Grant `n` more items; 0 repeats the total."""
+        if watch.request_id not in self._table:
             return
-        window, received = stall.window, self._ledger.received(stall.request_id)
-        event = CallCredit(request_id=stall.request_id, n=n, total=window.granted, received=received)
-        window.unsent = not self._send(event, self._ledger.peer(stall.request_id))
-        if window.unsent and not stall.tick:
-            self._watch(stall)
+        window, received = watch.window, self._table.received(watch.request_id)
+        event = CallCredit(request_id=watch.request_id, n=n, total=window.granted, received=received)
+        window.unsent = not self._try_send(event, self._table.peer(watch.request_id))
+        if window.unsent and not watch.tick:
+            self._check_later(watch)
 
-    def _watch(self, stall: "_Stall") -> None:
-        """Look at a subscription again in a while: has it received anything?"""
-        stall.tick = self._deadlines.add(stall, time.monotonic() + stall.pause, self._stalled)
+    def _check_later(self, watch: _StallWatch) -> None:
+        watch.tick = self._deadlines.add(watch, time.monotonic() + watch.pause, self._check_stall)
 
-    def _stalled(self, stall: "_Stall") -> None:
-        """Repeat a grant while no item arrives: the last one may be lost, or never have left."""
-        received = self._ledger.received(stall.request_id)
-        if received != stall.received or not stall.inbox.waiting:
-            stall.received, stall.pause = received, _STALL
-        elif self.transport.lossy or stall.window.unsent:
-            self._grant(stall, 0)
-            stall.pause = min(2 * stall.pause, _MAX_STALL)
-        if stall.request_id in self._ledger:
-            self._watch(stall)
-
-    async def _next(
-        self, inbox: Inbox, context: Context, idle: float | None, operation_id: str
-    ) -> ResponseEnvelope[Any] | None:
-        return await self._deadlines.limit(inbox.get, context.within(idle).deadline, f"{operation_id} gave no item")
+    def _check_stall(self, watch: _StallWatch) -> None:
+        """Repeat the grant while no item arrives: the last grant may be lost, or not have been sent."""
+        received = self._table.received(watch.request_id)
+        if received != watch.received or not watch.inbox.waiting:
+            watch.received, watch.pause = received, _STALL
+        elif self.transport.lossy or watch.window.unsent:
+            self._grant(watch, 0)
+            watch.pause = min(2 * watch.pause, _MAX_STALL)
+        if watch.request_id in self._table:
+            self._check_later(watch)
 
     def abort(self, request_id: str, reason: str | None = None) -> bool:
-        """Give a pending call up and have its handler stopped. False if it is not pending.
+        """Abort a pending call and stop its handler. Return False if it is not pending.
 
-        Whoever waits for it gets `CallError(ABORTED)`.
+        The caller gets `CallError(ABORTED)`.
         """
-        peer = self._ledger.peer(request_id)
-        sink = self._ledger.settle(request_id)
+        return self._give_up(request_id, CallError(ErrorCode.ABORTED, reason or "the call was aborted"), reason)
+
+    def _time_out(self, request_id: str) -> None:
+        late = CallError(ErrorCode.TIMEOUT, "no response arrived before the deadline")
+        self._give_up(request_id, late, "the deadline has passed")
+
+    def _give_up(self, request_id: str, error: CallError, reason: str | None) -> bool:
+        peer = self._table.peer(request_id)
+        sink = self._table.settle(request_id)
         if sink is None:
             return False
-        self._send(CallAborted(request_id=request_id, reason=reason), peer)
-        _fail(sink, CallError(ErrorCode.ABORTED, reason or "the call was aborted"))
+        self._try_send(CallAborted(request_id=request_id, reason=reason), peer)
+        _fail(sink, error)
         return True
 
     def _request(
@@ -317,12 +304,12 @@ class PendingRequestMap:
         sticky_key: str | None = None,
     ) -> str:
         if remaining is not None and remaining <= 0:
-            raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was called")
-        if context is _NO_CONTEXT:
-            parent, identity, request_id = None, None, next(self._ids)
-        else:
+            raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} passed before it was called")
+        parent, identity, wanted = None, None, None
+        if context is not _NO_CONTEXT:
             parent, identity = self._on_behalf_of(context, operation_id)
-            request_id = next(self._ids) if context.inbound is not None else self._fresh_id(context.request_id)
+            wanted = context.request_id if context.inbound is None else None
+        request_id = next(self._ids) if wanted is None else self._unused_id(wanted)
         event = CallRequested(
             request_id=request_id,
             operation_id=operation_id,
@@ -338,33 +325,28 @@ class PendingRequestMap:
             event = replace(event, **trace_of(context.metadata))
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
-        self._ledger.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None)
-        shown = self._observers.show(event) if self._observers else None
+        self._table.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None)
         try:
-            if to is None:
-                to = self.transport.request(event)
-            else:
-                self.transport.send(event, to)
-            self._ledger.routed(request_id, to)
+            to = self._send(event, to)
         except BaseException:
-            self._ledger.settle(request_id)
-            if shown is not None:
-                shown.cancel()
+            self._table.settle(request_id)
             raise
+        if to is not None:
+            self._table.routed(request_id, to)
         return request_id
 
     def _on_behalf_of(self, context: Context, operation_id: str) -> tuple[str | None, Identity | None]:
-        """Return the request that a call is part of, and the identity that it states.
+        """Return the parent request of a call, and the identity that it states.
 
         Raises:
-            CallError: ACCESS_DENIED, if the call would be made with an identity that its caller does not have.
+            CallError: ACCESS_DENIED if the connection cannot carry the identity of the context.
         """
         inbound, identity = context.inbound, context.identity
         if inbound is None and identity is None:
             return (context.parent_request_id if self.transport.vouches else None), None
         if self.transport.vouches or (inbound is not None and inbound.connection is self):
             return (context.parent_request_id if inbound is None else inbound.request_id), identity
-        if identity is LOCAL_IDENTITY:  # the program itself, whose identity over there is that of the connection
+        if identity is LOCAL_IDENTITY:  # this process: the peer identifies it by the connection
             return None, None
         whose = "an anonymous caller" if identity is None else f"the identity {identity.id!r}"
         raise CallError(
@@ -373,54 +355,47 @@ class PendingRequestMap:
             "connection that delivered the request, or pass context.detached() to call as this process itself",
         )
 
-    def _fresh_id(self, wanted: str | None) -> str:
-        """The id of the context, unless it was used before: to a server that would be the same request again."""
-        if wanted is None or wanted in self._used or wanted in self._ledger:
+    def _unused_id(self, wanted: str) -> str:
+        """Return the request id of a context, or a new one if it was used: servers would take it for a duplicate."""
+        if wanted in self._used or wanted in self._table:
             return next(self._ids)
         self._used[wanted] = None
         if len(self._used) > _REMEMBERED:
             self._used.popitem(last=False)
         return wanted
 
-    def _time_is_up(self, request_id: str) -> None:
-        peer = self._ledger.peer(request_id)
-        sink = self._ledger.settle(request_id)
-        if sink is not None:
-            _fail(sink, CallError(ErrorCode.TIMEOUT, "no answer came before the deadline"))
-            self._send(CallAborted(request_id=request_id, reason="the deadline has passed"), peer)
+    # --- replies ------------------------------------------------------------------------------------------------------
 
-    # --- answering ----------------------------------------------------------------------------------------------------
-
-    def serve_with(self, server: Server | None) -> None:
-        """Hand requests that arrive to this server."""
-        self._server = server
+    def serve_with(self, handler: RequestHandler | None) -> None:
+        """Dispatch received requests to this handler."""
+        self._handler = handler
 
     def describe(self) -> Description | None:
-        """What is served here; None if nothing is."""
-        return None if self._server is None else self._server.describe()
+        """Return the description of the server, or None if nothing is served."""
+        return None if self._handler is None else self._handler.describe()
 
     def respond(self, request_id: str, output: Any, seq: int | None = None) -> bool:
-        """Answer a request, or send item `seq` of a subscription. False if nobody waits for it any more.
+        """Send the response to a request, or item `seq` of a subscription. Return False if its caller is gone.
 
         Raises:
-            ConversionError: the output is not an envelope that can be read.
-            CallError: PAYLOAD_TOO_LARGE; the request is then still to be answered.
+            ConversionError: the output is not a valid envelope.
+            CallError: PAYLOAD_TOO_LARGE; the request is then still open.
         """
         if not isinstance(output, ResponseEnvelope):
             if not is_response_envelope(output):
                 raise ConversionError(f"respond() takes an envelope, not {type(output).__name__}")
             output = read_envelope(cast("Mapping[str, Any]", output))
         event = CallResponded(request_id=request_id, output=cast("ResponseEnvelope[Any]", output), seq=seq)
-        return self._answer(event, final=seq is None)
+        return self._reply(event)
 
     def complete(self, request_id: str, seq: int | None = None) -> bool:
-        """A subscription has no more items; `seq` is the number of the last one."""
+        """End a subscription; `seq` is the number of its last item."""
         return self._finish(CallCompleted(request_id=request_id, seq=seq))
 
     def fail(self, request_id: str, error: CallError, *, not_started: bool = False) -> bool:
-        """A request failed. Details and the rest of a message that are too large to be sent are left out.
+        """Fail a request. If the error is too large to be sent, its details are omitted and its message is truncated.
 
-        `not_started`: no handler has seen it, and its caller may ask another server.
+        `not_started`: no handler has run, and the caller may retry at another server.
         """
         event = CallFailed.of(request_id, error)
         if not_started:
@@ -428,153 +403,164 @@ class PendingRequestMap:
         return self._finish(event, replace(event, message=event.message[:_SHORT], details=None))
 
     def stopped(self, request_id: str, reason: str) -> bool:
-        """A request was stopped on this side."""
+        """Report that a request was stopped at this end."""
         return self._finish(CallAborted(request_id=request_id, reason=reason))
 
     def forget(self, request_id: str) -> None:
-        """Leave a request without an answer: it was a repetition of one that has had its answer."""
+        """Drop a request without a reply: it is a duplicate of one that has ended."""
         self._callers.pop(request_id, None)
 
     def _finish(self, *choices: CallEvent) -> bool:
         """End a request with the first of these events that can be sent."""
         for event in choices:
             try:
-                return self._answer(event, final=True)
+                return self._reply(event)
             except CallError as error:
                 logger.warning("%s could not be sent: %s", type(event).__name__, error)
         self.forget(choices[0].request_id)
         return False
 
-    def _answer(self, event: CallEvent, *, final: bool) -> bool:
+    def _reply(self, event: CallEvent) -> bool:
         caller = self._callers.get(event.request_id)
         if caller is None:
             return False
-        if final:  # before it is sent: what the caller does about it may come back at once
+        if is_final(event):  # before it is sent: the caller's reaction may arrive at once
             del self._callers[event.request_id]
-        shown = self._observers.show(event) if self._observers else None
         try:
-            self.transport.send(event, caller)
+            self._send(event, caller)
         except CallError as error:
-            if shown is not None:
-                shown.cancel()
             if error.code is ErrorCode.UNAVAILABLE:
                 self._callers.pop(event.request_id, None)
                 return False
             self._callers[event.request_id] = caller
-            # Not to be tried again, though it would be if a request had been refused: the handler has run.
+            # Not retryable, unlike a request that was rejected: the handler has run.
             raise CallError(error.code, error.message, error.details, retryable=False) from error
         return True
 
-    # --- what arrives -------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def received(self, event: CallEvent, sender: Address) -> None:
-        """An event arrived; called by the transport."""
+        """Handle an event from the transport."""
         if self._observers:
-            self._observers.show(event)
+            self._show(event)
         match event:
             case CallRequested():
                 self._requested(event, sender)
-            case CallResponded():  # the most frequent events go first
+            case CallResponded():  # the most frequent events first
                 self._arrived(event, sender)
             case CallCredit():
-                if self._server is not None:
-                    self._server.credited(event, sender)
+                if self._handler is not None:
+                    self._handler.credited(event, sender)
             case CallAborted() if self._callers.get(event.request_id) == sender:
                 del self._callers[event.request_id]
-                if self._server is not None:
-                    self._server.aborted(event, sender)
+                if self._handler is not None:
+                    self._handler.aborted(event, sender)
             case _:
                 self._arrived(event, sender)
 
     def lost(self, peer: Address | None, reason: str) -> None:
-        """A peer, or every peer, is gone; called by the transport."""
-        for sink in self._ledger.lost(peer):
-            _fail(sink, CallError(ErrorCode.UNAVAILABLE, f"{reason} before the call was answered"))
+        """Handle the loss of a peer, or (None) of all of them."""
+        for sink in self._table.lost(peer):
+            _fail(sink, CallError(ErrorCode.UNAVAILABLE, f"{reason} before the call ended"))
         for request_id, caller in list(self._callers.items()):
             if peer is None or caller == peer:
                 del self._callers[request_id]
-        if self._server is not None:
-            self._server.lost(peer)
+        if self._handler is not None:
+            self._handler.lost(peer)
 
     def _requested(self, event: CallRequested, caller: Address) -> None:
         if event.request_id in self._callers:
             if self._callers[event.request_id] == caller:
-                return  # the same request again: it is being answered
+                return  # a duplicate of a request in flight
             error = CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
-            self._send(CallFailed.of(event.request_id, error), caller)
+            self._try_send(CallFailed.of(event.request_id, error), caller)
             return
         self._callers[event.request_id] = caller
-        if self._server is None:
-            nothing = CallError(ErrorCode.UNAVAILABLE, "nothing is served here")
-            self.fail(event.request_id, nothing, not_started=True)
+        if self._handler is None:
+            missing = CallError(ErrorCode.UNAVAILABLE, "nothing is served here")
+            self.fail(event.request_id, missing, not_started=True)
         else:
-            self._server.requested(event, caller)
+            self._handler.requested(event, caller)
 
     def _arrived(self, event: CallEvent, sender: Address) -> None:
-        arrival = self._ledger.arrived(event, sender)
+        arrival = self._table.arrived(event, sender)
         if arrival is None:
-            if isinstance(event, CallResponded) and event.seq is not None and event.request_id not in self._ledger:
-                # An item that nobody waits for: its producer has missed that the consumer left.
-                self._send(CallAborted(request_id=event.request_id, reason="nobody waits for it"), sender)
+            if isinstance(event, CallResponded) and event.seq is not None and event.request_id not in self._table:
+                # The subscription has ended here, and its producer missed that.
+                self._try_send(CallAborted(request_id=event.request_id, reason="the consumer is gone"), sender)
             return
         sink, value = arrival.sink, arrival.value
         if arrival.again is not None:
-            self._ask_again(arrival.again, sink, arrival.move)
+            self._retry(arrival.again, sink, arrival.move)
             return
         if arrival.stop is not None:
-            self._send(CallAborted(request_id=event.request_id, reason=arrival.stop), sender)
+            self._try_send(CallAborted(request_id=event.request_id, reason=arrival.stop), sender)
         if isinstance(sink, Inbox):
             if arrival.final:
                 sink.end(cast("CallError | None", value))
             elif not sink.put(cast("ResponseEnvelope[Any]", value)):
-                self._ledger.settle(event.request_id)
+                self._table.settle(event.request_id)
                 sink.end(sink.overflowed())
-                self._send(CallAborted(request_id=event.request_id, reason="the consumer did not keep up"), sender)
+                self._try_send(CallAborted(request_id=event.request_id, reason="the consumer is too slow"), sender)
         elif isinstance(value, CallError):
             _fail(sink, value)
         elif not sink.done():
             sink.set_result(cast("ResponseEnvelope[Any]", value))
 
-    def _ask_again(self, event: CallRequested, sink: _Sink, move: int) -> None:
-        """A server refused a request that it has not begun: ask another one, in the time that is left."""
+    def _retry(self, event: CallRequested, sink: _Sink, move: int) -> None:
+        """Send a request that was not started to another server, in the time that is left."""
         if event.deadline is not None:
             event = replace(event, timeout_ms=event.deadline - time.time() * 1000)
-        shown = self._observers.show(event) if self._observers else None
         try:
-            self._ledger.routed(event.request_id, self.transport.request(event), move)
+            to = self._send(event, None)
         except CallError as error:
-            if shown is not None:
-                shown.cancel()
-            self._ledger.settle(event.request_id)
+            self._table.settle(event.request_id)
             _fail(sink, error)
+        else:
+            if to is not None:
+                self._table.routed(event.request_id, to, move)
 
-    def _send(self, event: CallEvent, to: Address | None) -> bool:
-        """Send an event that its peer can do without if it is gone. False: the transport did not take it."""
-        shown = self._observers.show(event) if self._observers else None
+    def _send(self, event: CallEvent, to: Address | None) -> Address | None:
+        """Send an event, or route a request; return the peer, if it is known. Rejected events are not observed."""
+        shown = self._show(event) if self._observers else None
         try:
+            if to is None and isinstance(event, CallRequested):
+                return self.transport.request(event)
             self.transport.send(event, to)
-        except CallError:
+        except BaseException:
             if shown is not None:
                 shown.cancel()
+            raise
+        return to
+
+    def _try_send(self, event: CallEvent, to: Address | None) -> bool:
+        """Send an event that is optional. Return False if the transport rejected it."""
+        try:
+            self._send(event, to)
+        except CallError:
             return False
         return True
 
-    # --- watching -----------------------------------------------------------------------------------------------------
+    # --- observers ----------------------------------------------------------------------------------------------------
 
     def observe(self, observer: Callable[[CallEvent], None]) -> Callable[[], None]:
-        """Show every event, sent or received, to an observer; the function that is returned ends it.
+        """Call an observer with every event that is sent or received. Return a function that removes it.
 
-        Observers are called after the step that they watch, and cannot fail it. They see a cause before its effect.
+        Observers run after the step that they observe and cannot fail it. They see a cause before its effect.
         """
-        return self._observers.add(observer)
+        key = object()  # the same observer may be added twice, and removed once
+        self._observers[key] = observer
+        return lambda: self._observers.pop(key, None) and None
 
+    def _show(self, event: CallEvent) -> asyncio.Handle:
+        return asyncio.get_running_loop().call_soon(self._call_observers, event)
 
-def _size(item: ResponseEnvelope[Any]) -> int:
-    """Return the bytes of an item on the wire; one that has no JSON form was never on one, and fills the buffer."""
-    try:
-        return len(encode_event(CallResponded(request_id="", output=item), limit=MAX_EXCESS))
-    except CallError:
-        return MAX_EXCESS + 1
+    def _call_observers(self, event: CallEvent) -> None:
+        for observer in tuple(self._observers.values()):
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("an observer failed on %s", type(event).__name__)
 
 
 def _fail(sink: _Sink, error: CallError) -> None:

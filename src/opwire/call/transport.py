@@ -1,55 +1,61 @@
-"""The one interface between the call protocol and whatever carries its events.
+"""The interface between the call protocol and what carries its events.
 
-A transport is one end of a medium: a bus in this process, a WebSocket, a broker. It carries events and knows nothing
-of registries. `send` and `request` never wait: a transport that cannot pass an event on at once keeps it in a bounded
-queue of its own, and raises when that is full. What arrives is handed to the receiver, one event after the other, in
-the order in which one peer sent them. Nothing is re-sent: an event arrives once or not at all.
+A transport is one end of a bus in this process, a WebSocket or a broker. It carries events and knows nothing of
+registries.
 
-`opwire.testing.check_transport` is the contract that every implementation passes.
+- `request` and `send` never wait: a transport that cannot pass an event on at once queues it, and raises when its
+  bounded queue is full.
+- Events are delivered to the receiver one at a time, in the order in which a peer sent them.
+- Nothing is retransmitted: an event arrives once or not at all.
+- A transport authenticates senders; `CallTable` decides which sender may reply to a call. Where `request` cannot return
+  the server's address, the transport delivers replies only from the peer that received the request.
 
-Ids that nobody else makes or guesses.
+`opwire.testing.check_transport` is the contract suite for implementations.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from secrets import token_hex
 from typing import Protocol, runtime_checkable
 
 from opwire.call.events import CallEvent, CallRequested
 
 Address = str
-"""Where an end of a transport can be reached; made and understood by the transport alone."""
+"""The address of one end of a transport; opaque to everything but the transport."""
+
+_AT_ONCE = 128  # ids drawn together: 0.1 µs each instead of 1 µs
 
 
 class Receiver(Protocol):
-    """Whoever uses a transport. Its methods return at once and raise nothing."""
+    """The user of a transport. Its methods return at once and never raise."""
 
     def received(self, event: CallEvent, sender: Address) -> None:
-        """An event arrived. `sender` is stamped by the transport: a peer cannot choose it."""
+        """Handle an event. `sender` is set by the transport: a peer cannot choose it."""
         ...
 
     def lost(self, peer: Address | None, reason: str) -> None:
-        """A peer is gone, or (None) the connection to all of them: nothing more will come from there."""
+        """Handle the loss of a peer, or (None) of the connection to all of them."""
         ...
 
 
 class Transport(Protocol):
-    """One end of a medium."""
+    """One end of a bus, a connection or a broker."""
 
     @property
     def local(self) -> bool:
-        """Whether peers are this very process: a caller without an identity is then as trusted as the code here."""
+        """Whether peers run in this process: callers without an identity are then as trusted as local code."""
         ...
 
     @property
     def trusted(self) -> bool:
-        """Whether the identity on a request can be believed: the transport vouches for it, or peers are local."""
+        """Whether the identity on a request is authentic: the transport verified it, or peers are local."""
         ...
 
     @property
     def vouches(self) -> bool:
-        """Whether peers believe the identity that a request from here states: in this process, or at a hub itself.
+        """Whether peers accept any identity that a request from here states: in this process, or at a hub itself.
 
-        Elsewhere a request has the identity of this end, or that of the caller whose request it serves.
+        Elsewhere a request has the identity of this end, or that of the caller on behalf of which it is made.
         """
         ...
 
@@ -59,79 +65,75 @@ class Transport(Protocol):
         ...
 
     async def start(self, receiver: Receiver) -> None:
-        """Connect, and hand events to the receiver from now on.
+        """Connect, and deliver events to the receiver from now on.
 
         Raises:
-            CallError: UNAVAILABLE, if the medium cannot be reached.
+            CallError: UNAVAILABLE if the connection fails.
         """
         ...
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
-        """Serve these operations too: when this returns, requests for them are routed here.
+        """Serve further operations. Requests for them are routed here when this returns.
 
         Raises:
-            CallError: UNAVAILABLE, if the medium cannot be reached; ACCESS_DENIED or VALIDATION_ERROR, if some of them
-                are refused. The others are served.
+            CallError: UNAVAILABLE if not connected; ACCESS_DENIED or VALIDATION_ERROR if some operations are rejected.
+                The others are served.
         """
         ...
 
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
-        """Serve these operations no longer: when this returns, no new request for them is routed here."""
+        """Stop serving operations. No new requests for them are routed here when this returns."""
         ...
 
     def request(self, event: CallRequested) -> Address | None:
-        """Send a request to one of those who serve its operation.
+        """Send a request to one of the servers of its operation.
 
-        Returns their address; None where only the answer will tell. The transport then fails by itself what it sent
-        to a peer that is lost, and refuses answers from any other.
+        Returns the server's address, or None if it is not known yet. In that case the transport itself fails calls to
+        lost peers, and rejects replies from any other sender.
 
         Raises:
-            CallError: UNAVAILABLE if nobody serves it or the transport is closed, PAYLOAD_TOO_LARGE, RATE_LIMITED if
-                the peer does not keep up.
+            CallError: UNAVAILABLE if the operation has no server or the transport is closed, PAYLOAD_TOO_LARGE,
+                RATE_LIMITED if the queue is full.
         """
         ...
 
     def send(self, event: CallEvent, to: Address | None) -> None:
-        """Send an event to a peer; None: to whoever has the request. A request goes to this very server.
+        """Send an event to a peer; None sends it to the server of the request. A request goes to exactly this peer.
 
         Raises:
             CallError: UNAVAILABLE if the peer is gone or the transport is closed, PAYLOAD_TOO_LARGE, RATE_LIMITED if
-                the peer does not keep up.
+                the queue is full.
         """
         ...
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
-        """Who serves anything. Where they have to be asked, wait so many seconds for their answers.
+        """Return the addresses of all servers. Where they have to be polled, wait this many seconds for replies.
 
         Raises:
-            CallError: UNAVAILABLE, if the medium cannot be reached.
+            CallError: UNAVAILABLE if not connected.
         """
         ...
 
     async def close(self) -> None:
-        """Leave: when this returns, no new request is routed here, and peers learn that this end is lost.
-
-        Closing again does nothing.
-        """
+        """Disconnect: no new requests are routed here, and peers see this end as lost. Idempotent."""
         ...
 
 
 @runtime_checkable
 class Announcing(Protocol):
-    """A transport whose operations are announced to one peer, which shows them to others: a hub."""
+    """A transport that announces its operations to a single peer, a hub, which shows them to others."""
 
     @property
     def hub(self) -> Address:
-        """The address of that peer: it is told everything about the operations that are announced to it."""
+        """The address of the hub, which may see every announced operation."""
         ...
 
 
-_AT_ONCE = 128  # drawn together: one by one they cost 1 µs each, so 0.1
-
-
 def random_ids(size: int) -> Iterator[str]:
-    """Texts of so many random bytes, in hexadecimal digits."""
-    while True:
-        many = token_hex(size * _AT_ONCE)
-        for start in range(0, len(many), 2 * size):
-            yield many[start : start + 2 * size]
+    """Return an endless iterator of random ids of `size` bytes, in hexadecimal."""
+
+    def draw() -> list[str]:
+        digits = token_hex(size * _AT_ONCE)
+        return [digits[start : start + 2 * size] for start in range(0, len(digits), 2 * size)]
+
+    return chain.from_iterable(iter(draw, None))

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Container
 from typing import Any, Self
 
-from opwire.call import Address, Found, OperationInfo, PendingRequestMap, discover
+from opwire.call import Address, FoundServer, OperationInfo, PendingRequestMap, discover
 from opwire.errors import CallError, UsageError, check_above_zero, check_not_below_zero
 from opwire.hub.remote_operations import RemoteOperations
 from opwire.hub.spoke import Spoke
@@ -125,7 +125,7 @@ class DiscoveryPoller:
             except CallError as error:
                 logger.info("discovery on the broker failed and is retried: %s", error)
 
-    def _add(self, found: Found) -> set[str]:
+    def _add(self, found: FoundServer) -> set[str]:
         """Add the operations of a server; return the ids of those that were accepted."""
         accepted: set[str] = set()
         for info in found.operations:

@@ -104,7 +104,7 @@ class Hub:
         self.handler = CallHandler(
             self.registry,
             self.calls,
-            identity=anonymous,
+            anonymous=anonymous,
             name=name,
             version=version,
             announces=lambda spec: spec.id not in self._remote,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from opwire.call import CallHandler, Found, PendingRequestMap, Transport, discover
+from opwire.call import CallHandler, FoundServer, PendingRequestMap, Transport, discover
 from opwire.client.client import Client
 from opwire.errors import check_counts
 from opwire.operation import Identity, OperationSpec
@@ -53,7 +53,7 @@ class Spoke(Client):
             self.calls,
             name=name,
             version=version,
-            identity=anonymous,
+            anonymous=anonymous,
             max_calls=max_calls,
             max_per_identity=max_per_identity,
             announces=announces,
@@ -88,7 +88,7 @@ class Spoke(Client):
         await super().close()
         await self.calls.close()
 
-    async def discover(self, *, wait: float = 0.5) -> list[Found]:
+    async def discover(self, *, wait: float = 0.5) -> list[FoundServer]:
         """Return every server, with its operations, its health and its statistics.
 
         Raises:

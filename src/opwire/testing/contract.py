@@ -1,13 +1,12 @@
-"""The contract of transports: every one that is shipped passes it, and yours can be tested with it too.
+"""The contract suite of transports.
 
     @pytest.mark.parametrize("promise", TRANSPORT_CONTRACT)
     async def test_my_transport(promise: str) -> None:
         await TRANSPORT_CONTRACT[promise](lambda: MyTransport(url))
 
-A check makes ends of the medium, lets them talk, and closes them. It waits a few seconds for what has to happen, and
-never for what must not.
-
-The part of the contract that looks at bare events: what one end sends, and what arrives at the other.
+Each check connects ends of the transport, exchanges events, and closes them. It waits for expected events with a
+timeout of a few seconds, and never for absent ones. The checks here look at bare events; `contract_calls` has those
+that make calls.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.errors import CallError, ErrorCode
 from opwire.testing import contract_calls as calls
-from opwire.testing.harness import Connect, Probe, Scene, expect, item
+from opwire.testing.harness import Connect, Probe, TransportHarness, expect, item
 from opwire.typed.plain import MAX_DEPTH
 
 _MANY = 300
@@ -50,15 +49,15 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-async def events_arrive_once_and_in_order(scene: Scene) -> None:
-    """Both ways at the same time."""
-    caller, server, to_caller, to_server, request_id = await scene.conversation()
+async def events_arrive_once_and_in_order(harness: TransportHarness) -> None:
+    """Send many events in both directions at the same time."""
+    caller, server, to_caller, to_server, request_id = await harness.conversation()
     for number in range(1, _MANY + 1):
         server.transport.send(item(request_id, number, number + 1), to_caller)
         caller.transport.send(CallCredit(request_id=request_id, n=number), to_server)
     await caller.count(_MANY + 1)
     await server.count(_MANY + 1)
-    server.transport.send(CallCompleted(request_id=request_id), to_caller)  # behind it, nothing is left on its way
+    server.transport.send(CallCompleted(request_id=request_id), to_caller)  # the last event of the stream
     await caller.until("the end arrives", lambda: isinstance(caller.events[-1], CallCompleted))
     caller.transport.send(CallAborted(request_id=request_id), to_server)
     await server.until("the end arrives", lambda: isinstance(server.events[-1], CallAborted))
@@ -73,12 +72,12 @@ def _shown(numbers: list[Any]) -> str:
     return f"{len(numbers)} events, and not in order from place {wrong}: {numbers[wrong : wrong + 5]}"
 
 
-async def same_request_ids_do_not_meet(scene: Scene) -> None:
-    """Two callers use the same request id at the same server, and each sees the answer to its own question."""
-    server = await scene.probe("talk")
-    callers = [await scene.probe(), await scene.probe()]
+async def same_request_ids_do_not_meet(harness: TransportHarness) -> None:
+    """Use the same request id from two callers at one server; each receives its own response."""
+    server = await harness.probe("talk")
+    callers = [await harness.probe(), await harness.probe()]
     for number, caller in enumerate(callers):
-        caller.transport.request(CallRequested(request_id="same", operation_id=scene.id("talk"), input=number))
+        caller.transport.request(CallRequested(request_id="same", operation_id=harness.id("talk"), input=number))
     await server.count(2)
     for event, sender in zip(server.events, server.senders, strict=True):
         expect(isinstance(event, CallRequested), f"a request arrived as {event}")
@@ -91,10 +90,10 @@ async def same_request_ids_do_not_meet(scene: Scene) -> None:
         expect(data == [number, number], f"caller {number} got {data}")
 
 
-async def data_arrives_as_it_was_sent(scene: Scene) -> None:
-    """As input, as answer, and as the details of an error."""
-    caller, server, to_caller, _, request_id = await scene.conversation()
-    operation_id = scene.id("talk")
+async def data_arrives_as_it_was_sent(harness: TransportHarness) -> None:
+    """Send values as input, as response, and as the details of an error; they decode to the same values."""
+    caller, server, to_caller, _, request_id = await harness.conversation()
+    operation_id = harness.id("talk")
     for number, value in enumerate(VALUES):
         caller.transport.request(CallRequested(request_id=f"{number}", operation_id=operation_id, input=value))
         server.transport.send(item(request_id, value), to_caller)
@@ -117,16 +116,16 @@ def _each(probe: Probe, kind: type[Any], read: Callable[[Any], Any]) -> list[Any
 def _same(sent: list[Any], arrived: list[Any], where: str) -> None:
     expect(len(sent) == len(arrived), f"{len(sent)} values of {where} arrived as {len(arrived)}")
     for before, after in zip(sent, arrived, strict=True):
-        # By its text, since 1, 1.0 and True are equal.
+        # By `repr`, since 1, 1.0 and True are equal.
         expect(repr(before) == repr(after), f"{where} {before!r:.80} arrived as {after!r:.80}")
 
 
-async def fields_arrive_as_they_were_sent(scene: Scene) -> None:
-    """Every field of every event."""
-    caller, server, to_caller, to_server, request_id = await scene.conversation()
+async def fields_arrive_as_they_were_sent(harness: TransportHarness) -> None:
+    """Encode and decode every field of every event."""
+    caller, server, to_caller, to_server, request_id = await harness.conversation()
     request = CallRequested(
         request_id="full",
-        operation_id=scene.id("talk"),
+        operation_id=harness.id("talk"),
         input={"a": 1},
         parent_request_id="parent",
         deadline=1_700_000_000_000,
@@ -158,41 +157,41 @@ async def fields_arrive_as_they_were_sent(scene: Scene) -> None:
     expect(caller.events[1:] == to_caller_events, f"sent {to_caller_events}, arrived {caller.events[1:]}")
 
 
-async def announced_operations_are_reachable_at_once(scene: Scene) -> None:
-    """A request that leaves right after `announce` has returned arrives, of each of many operations."""
-    server, caller = await scene.probe(), await scene.probe()
+async def announced_operations_are_reachable_at_once(harness: TransportHarness) -> None:
+    """Send a request right after `announce` returns, for each of many operations."""
+    server, caller = await harness.probe(), await harness.probe()
     for number in range(20):
-        await server.transport.announce([scene.id(f"late-{number}")])
-        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=scene.id(f"late-{number}")))
+        await server.transport.announce([harness.id(f"late-{number}")])
+        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=harness.id(f"late-{number}")))
     await server.count(20)
 
 
-async def withdrawn_operations_are_not_routed_here(scene: Scene) -> None:
-    """Once `withdraw` has returned, requests go to the other server, and other operations still arrive."""
-    leaving, staying, caller = await scene.probe("talk", "stay"), await scene.probe("talk"), await scene.probe()
-    await leaving.transport.withdraw([scene.id("talk")])
+async def withdrawn_operations_are_not_routed_here(harness: TransportHarness) -> None:
+    """Withdraw an operation; requests go to the other server, and other operations still arrive."""
+    leaving, staying, caller = await harness.probe("talk", "stay"), await harness.probe("talk"), await harness.probe()
+    await leaving.transport.withdraw([harness.id("talk")])
     for number in range(20):
-        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=scene.id("talk")))
-    caller.transport.request(CallRequested(request_id="stay", operation_id=scene.id("stay")))
+        caller.transport.request(CallRequested(request_id=f"{number}", operation_id=harness.id("talk")))
+    caller.transport.request(CallRequested(request_id="stay", operation_id=harness.id("stay")))
     await staying.count(20)
     await leaving.count(1)
     expect([event.request_id for event in leaving.events] == ["stay"], f"{len(leaving.events)} requests went astray")
 
 
-async def a_closed_end_refuses(scene: Scene) -> None:
-    """Closing twice is closing once; afterwards everything that would send raises UNAVAILABLE."""
-    caller, server, to_caller, to_server, request_id = await scene.conversation()
+async def a_closed_end_refuses(harness: TransportHarness) -> None:
+    """Close an end twice; afterwards `request`, `send` and `announce` raise UNAVAILABLE."""
+    caller, server, to_caller, to_server, request_id = await harness.conversation()
     arrived = len(server.events)
     for _ in range(2):
         await caller.transport.close()
-    request = CallRequested(request_id="late", operation_id=scene.id("talk"))
+    request = CallRequested(request_id="late", operation_id=harness.id("talk"))
     _unavailable("request", lambda: caller.transport.request(request))
     _unavailable("send", lambda: caller.transport.send(CallCredit(request_id=request_id, n=1), to_server))
     await server.transport.close()
     _unavailable("send", lambda: server.transport.send(item(request_id, 1), to_caller))
     expect(len(server.events) == arrived, "a closed end still sends")
     try:
-        await server.transport.announce([scene.id("talk")])
+        await server.transport.announce([harness.id("talk")])
     except CallError as error:
         expect(error.code is ErrorCode.UNAVAILABLE, f"announce on a closed end raised {error}")
     else:
@@ -213,10 +212,10 @@ LimitCheck = Callable[[Connect, int], Awaitable[None]]
 
 
 async def _keep(promise: str, check: Callable[..., Awaitable[None]], connect: Connect, *limit: int) -> None:
-    """Run one check; whatever it raises is a broken promise."""
+    """Run one check; any exception that it raises is a broken promise."""
     try:
-        async with Scene(connect) as scene:
-            await check(scene, *limit)
+        async with TransportHarness(connect) as harness:
+            await check(harness, *limit)
     except Exception as error:
         raise AssertionError(f"broken promise: {promise}: {error!r}") from error
 
@@ -254,7 +253,7 @@ TRANSPORT_CONTRACT: Mapping[str, Check] = _named(
         "no task is left behind": calls.no_task_is_left_behind,
     }
 )
-"""What every transport promises: a sentence, and the check that raises AssertionError if it is not kept."""
+"""The promises of every transport, each with a check that raises AssertionError if it is broken."""
 
 LIMIT_CONTRACT: Mapping[str, LimitCheck] = _named(
     {
@@ -262,20 +261,20 @@ LIMIT_CONTRACT: Mapping[str, LimitCheck] = _named(
         "a message just below the limit passes": calls.large_messages_below_the_limit_pass,
     }
 )
-"""What a transport promises that has a limit on the size of a message, in bytes."""
+"""The promises of a transport that limits the size of a message, in bytes."""
 
 
-async def check_transport(connect: Connect, *, limit: int | None = None) -> None:
-    """Check every promise of the contract, one after the other.
+async def check_transport(connect: Connect, *, max_message: int | None = None) -> None:
+    """Check every promise of the contract in turn.
 
-    `connect` makes a fresh end, not started, of always the same medium. `limit` is the size in bytes above which the
-    transport refuses a message, if it has one.
+    `connect` returns a fresh end of the same bus, server or broker, not started. `max_message` is the size in bytes
+    above which the transport rejects a message, if it has a limit.
 
     Raises:
-        AssertionError: names the first promise that is broken.
+        AssertionError: names the first broken promise.
     """
     for check in TRANSPORT_CONTRACT.values():
         await check(connect)
-    if limit is not None:
+    if max_message is not None:
         for sized in LIMIT_CONTRACT.values():
-            await sized(connect, limit)
+            await sized(connect, max_message)

@@ -1,4 +1,4 @@
-"""The part of the contract that looks at calls: what the call protocol promises has to come true on the transport."""
+"""The contract checks that make calls: the promises of the call protocol hold on the transport."""
 
 import asyncio
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Any
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, PendingRequestMap, discover
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, Handler
-from opwire.testing.harness import PATIENCE, Scene, expect, item, soon
+from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
 
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED)
 _NOBODY = (ErrorCode.UNAVAILABLE, ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT)
@@ -24,8 +24,8 @@ async def _numbers(input: Any, _: Context) -> AsyncGenerator[Any]:
         yield [input["name"], number]
 
 
-class _Waiting:
-    """Handlers that never end by themselves, and tell when they begin and when they are stopped."""
+class _BlockingHandlers:
+    """Handlers that block until they are cancelled, and signal when they begin and when they are stopped."""
 
     def __init__(self) -> None:
         self.began = asyncio.Event()
@@ -46,7 +46,7 @@ class _Waiting:
 
 
 async def _error(what: str, call: Any) -> CallError:
-    """The error that a call ends with.
+    """Return the error that a call raises.
 
     Raises:
         AssertionError: it is answered, or does not end.
@@ -58,25 +58,25 @@ async def _error(what: str, call: Any) -> CallError:
     raise AssertionError(f"{what}, but it was answered with {answer}")
 
 
-async def a_call_is_answered(scene: Scene) -> None:
-    """With the data of its handler and the envelope of its operation."""
-    await scene.server(echo=_echo)
-    caller = await scene.caller()
-    envelope = await soon("the call is answered", caller.call(scene.id("echo"), {"a": 1}))
+async def a_call_is_answered(harness: TransportHarness) -> None:
+    """Call an operation; the response is the envelope with the data that its handler returns."""
+    await harness.server(echo=_echo)
+    caller = await harness.caller()
+    envelope = await soon("the call is answered", caller.call(harness.id("echo"), {"a": 1}))
     expect(envelope.data == {"a": 1}, f"the answer was {envelope.data}")
-    expect(getattr(envelope.meta, "operation_id", "") == scene.id("echo"), f"the answer was of {envelope.meta}")
+    expect(getattr(envelope.meta, "operation_id", "") == harness.id("echo"), f"the answer was of {envelope.meta}")
 
 
-async def an_error_arrives_whole(scene: Scene) -> None:
-    """Code, message, details, whether and when to try again."""
+async def an_error_arrives_whole(harness: TransportHarness) -> None:
+    """Raise an error with every field; the caller decodes the same code, message, details and retry hints."""
     sent = CallError("RATE_LIMITED", "slow down", {"limit": [1, None]}, retryable=False, retry_after=1.5)
 
     async def fail(*_: Any) -> Any:
         raise sent
 
-    await scene.server(fail=fail)
-    caller = await scene.caller()
-    error = await _error("the call fails", caller.call(scene.id("fail")))
+    await harness.server(fail=fail)
+    caller = await harness.caller()
+    error = await _error("the call fails", caller.call(harness.id("fail")))
     expect(_fields(error) == _fields(sent), f"{_fields(sent)} arrived as {_fields(error)}")
 
 
@@ -84,8 +84,8 @@ def _fields(error: CallError) -> tuple[Any, ...]:
     return (error.code, error.message, error.details, error.retryable, error.retry_after)
 
 
-async def many_calls_at_once_are_not_mixed_up(scene: Scene) -> None:
-    """All are in hand before the first is answered, and each gets its own answer."""
+async def many_calls_at_once_are_not_mixed_up(harness: TransportHarness) -> None:
+    """Keep many calls in flight before the first returns; each gets its own response."""
     number, began, all_began = 200, 0, asyncio.Event()
 
     async def meet(input: Any, _: Context) -> Any:
@@ -96,29 +96,29 @@ async def many_calls_at_once_are_not_mixed_up(scene: Scene) -> None:
         await all_began.wait()
         return input
 
-    await scene.server(meet=meet)
-    caller = await scene.caller()
-    calls = asyncio.gather(*(caller.call(scene.id("meet"), each) for each in range(number)))
+    await harness.server(meet=meet)
+    caller = await harness.caller()
+    calls = asyncio.gather(*(caller.call(harness.id("meet"), each) for each in range(number)))
     answers = await soon("all calls are answered", calls)
     expect([answer.data for answer in answers] == list(range(number)), "answers went to other calls")
 
 
-async def items_arrive_in_order(scene: Scene) -> None:
-    """Of many subscriptions at once, each its own, all of them, and the end."""
-    await scene.server(numbers=_numbers)
-    caller = await scene.caller()
-    await soon("the subscriptions end", asyncio.gather(*(_follow(scene, caller, name) for name in range(20))))
+async def items_arrive_in_order(harness: TransportHarness) -> None:
+    """Stream many subscriptions at once; each receives all of its own items in order, and the end."""
+    await harness.server(numbers=_numbers)
+    caller = await harness.caller()
+    await soon("the subscriptions end", asyncio.gather(*(_follow(harness, caller, name) for name in range(20))))
 
 
-async def _follow(scene: Scene, caller: PendingRequestMap, name: int) -> None:
-    data = [each.data async for each in caller.subscribe(scene.id("numbers"), {"name": name, "items": 200})]
+async def _follow(harness: TransportHarness, caller: PendingRequestMap, name: int) -> None:
+    data = [each.data async for each in caller.subscribe(harness.id("numbers"), {"name": name, "items": 200})]
     expect(
         data == [[name, number] for number in range(200)], f"subscription {name} gave {len(data)} items: {data[:5]}…"
     )
 
 
-async def a_slow_consumer_slows_its_producer(scene: Scene) -> None:
-    """The producer is never further ahead than the window, while other calls are answered."""
+async def a_slow_consumer_slows_its_producer(harness: TransportHarness) -> None:
+    """Consume slowly; the producer never buffers more than the window, and other calls still return."""
     window, produced = 8, 0
 
     async def produce(*_: Any) -> AsyncGenerator[Any]:
@@ -127,29 +127,29 @@ async def a_slow_consumer_slows_its_producer(scene: Scene) -> None:
             produced += 1
             yield produced
 
-    await scene.server(produce=produce, echo=_echo)
-    caller = await scene.caller(window=window)
-    async with aclosing(caller.subscribe(scene.id("produce"))) as items:
+    await harness.server(produce=produce, echo=_echo)
+    caller = await harness.caller(window=window)
+    async with aclosing(caller.subscribe(harness.id("produce"))) as items:
         for consumed in range(1, 5 * window):
             each = await soon("an item arrives", anext(items))
             expect(each.data == consumed, f"item {consumed} was {each.data}")
-            await soon("another call is answered", caller.call(scene.id("echo")))
+            await soon("another call is answered", caller.call(harness.id("echo")))
             ahead = produced - consumed
             expect(ahead <= window, f"the producer was {ahead} items ahead, the window is {window}")
 
 
-async def leaving_a_subscription_stops_its_producer(scene: Scene) -> None:
-    """The consumer leaves after the first item."""
-    waiting = _Waiting()
-    await scene.server(wait=_streaming(waiting))
-    caller = await scene.caller()
-    async with aclosing(caller.subscribe(scene.id("wait"))) as items:
+async def leaving_a_subscription_stops_its_producer(harness: TransportHarness) -> None:
+    """Leave the stream after the first item."""
+    waiting = _BlockingHandlers()
+    await harness.server(wait=_streaming(waiting))
+    caller = await harness.caller()
+    async with aclosing(caller.subscribe(harness.id("wait"))) as items:
         await soon("an item arrives", anext(items))
         await soon("the producer goes on", waiting.began.wait())
     await soon("the producer is stopped", waiting.stopped.wait())
 
 
-def _streaming(waiting: _Waiting) -> Handler:
+def _streaming(waiting: _BlockingHandlers) -> Handler:
     async def stream(input: Any, context: Context) -> AsyncGenerator[Any]:
         async for each in waiting.stream(input, context):
             yield each
@@ -157,12 +157,12 @@ def _streaming(waiting: _Waiting) -> Handler:
     return stream
 
 
-async def cancelling_a_caller_stops_its_handler(scene: Scene) -> None:
-    """The task that waits for the answer is cancelled."""
-    waiting = _Waiting()
-    await scene.server(wait=waiting.call)
-    caller = await scene.caller()
-    task = scene.begin(caller.call(scene.id("wait")))
+async def cancelling_a_caller_stops_its_handler(harness: TransportHarness) -> None:
+    """Cancel the task that awaits the response."""
+    waiting = _BlockingHandlers()
+    await harness.server(wait=waiting.call)
+    caller = await harness.caller()
+    task = harness.begin(caller.call(harness.id("wait")))
     await soon("the handler begins", waiting.began.wait())
     task.cancel()
     await soon("the caller ends", asyncio.wait([task]))
@@ -170,20 +170,20 @@ async def cancelling_a_caller_stops_its_handler(scene: Scene) -> None:
     await soon("the handler is stopped", waiting.stopped.wait())
 
 
-async def deadlines_travel(scene: Scene) -> None:
-    """The handler knows how much time is left, and is stopped when there is none; the caller gets TIMEOUT."""
-    waiting, seconds = _Waiting(), 0.5
-    await scene.server(wait=waiting.call)
-    caller = await scene.caller()
-    error = await _error("the call times out", caller.call(scene.id("wait"), timeout=seconds))
+async def deadlines_travel(harness: TransportHarness) -> None:
+    """Call with a timeout; the handler sees the time left and is stopped at the deadline; the caller gets TIMEOUT."""
+    waiting, seconds = _BlockingHandlers(), 0.5
+    await harness.server(wait=waiting.call)
+    caller = await harness.caller()
+    error = await _error("the call times out", caller.call(harness.id("wait"), timeout=seconds))
     expect(error.code is ErrorCode.TIMEOUT, f"the call ended with {error}")
     await soon("the handler is stopped", waiting.stopped.wait())
     left = waiting.remaining
     expect(left is not None and 0 < left <= seconds, f"of {seconds} s the handler had {left} s")
 
 
-async def servers_share_the_calls(scene: Scene) -> None:
-    """Each call is served once, all servers get some; one that withdraws or closes gets no more."""
+async def servers_share_the_calls(harness: TransportHarness) -> None:
+    """Call several servers; each call runs once, every server gets some, and one that withdraws or closes no more."""
     served: Counter[int] = Counter()
 
     def numbered(number: int) -> Handler:
@@ -193,55 +193,55 @@ async def servers_share_the_calls(scene: Scene) -> None:
 
         return serve
 
-    ends = [await scene.server(serve=numbered(number)) for number in range(3)]
-    caller = await scene.caller()
-    answers = await soon("all calls are answered", _calls(scene, caller, 60))
+    ends = [await harness.server(serve=numbered(number)) for number in range(3)]
+    caller = await harness.caller()
+    answers = await soon("all calls are answered", _calls(harness, caller, 60))
     expect(answers == served and served.total() == 60, f"60 calls were served {served}, and answered {answers}")
     expect(len(answers) == 3, f"only the servers {sorted(answers)} got calls")
     await ends[0][1].close()
-    answers = await soon("all calls are answered", _calls(scene, caller, 30))
+    answers = await soon("all calls are answered", _calls(harness, caller, 30))
     expect(0 not in answers, f"a server that withdrew got {answers[0]} calls")
     await ends[1][0].transport.close()
-    answers = await soon("all calls are answered", _calls(scene, caller, 30))
+    answers = await soon("all calls are answered", _calls(harness, caller, 30))
     expect(1 not in answers, f"a server that closed got {answers[1]} calls")
 
 
-async def _calls(scene: Scene, caller: PendingRequestMap, number: int) -> Counter[int]:
-    answers = await asyncio.gather(*(caller.call(scene.id("serve")) for _ in range(number)))
+async def _calls(harness: TransportHarness, caller: PendingRequestMap, number: int) -> Counter[int]:
+    answers = await asyncio.gather(*(caller.call(harness.id("serve")) for _ in range(number)))
     return Counter(answer.data for answer in answers)
 
 
-async def an_end_may_call_while_it_serves(scene: Scene) -> None:
-    """A handler calls the end that called it, and its own end."""
+async def an_end_may_call_while_it_serves(harness: TransportHarness) -> None:
+    """Dispatch nested calls from a handler to the end that called it, and to its own end."""
     ends: dict[str, PendingRequestMap] = {}
 
     async def nested(input: Any, context: Context) -> Any:
-        inner = await ends["server"].call(scene.id("echo"), input, context.child())
-        outer = await ends["server"].call(scene.id("back"), input, context.child())
+        inner = await ends["server"].call(harness.id("echo"), input, context=context.child())
+        outer = await ends["server"].call(harness.id("back"), input, context=context.child())
         return [inner.data, outer.data]
 
-    ends["server"], _ = await scene.server(nested=nested, echo=_echo)
-    caller, _ = await scene.server(back=_echo)
-    answer = await soon("the nested calls are answered", caller.call(scene.id("nested"), 7))
+    ends["server"], _ = await harness.server(nested=nested, echo=_echo)
+    caller, _ = await harness.server(back=_echo)
+    answer = await soon("the nested calls are answered", caller.call(harness.id("nested"), 7))
     expect(answer.data == [7, 7], f"the answer was {answer.data}")
 
 
-async def all_who_serve_are_found(scene: Scene) -> None:
-    """With what they serve, and each answers a request that is directed at it; ends that only call are not found."""
-    ends = [await scene.server(echo=_echo), await scene.server(echo=_echo, numbers=_numbers)]
-    caller = await scene.caller()
-    await soon("a call is answered", caller.call(scene.id("echo")))
+async def all_who_serve_are_found(harness: TransportHarness) -> None:
+    """Discover all servers with their operations; ends that only call are ignored."""
+    ends = [await harness.server(echo=_echo), await harness.server(echo=_echo, numbers=_numbers)]
+    caller = await harness.caller()
+    await soon("a call is answered", caller.call(harness.id("echo")))
     found = await soon("the servers are found", discover(caller))
     here = {handler.about().id for _, handler in ends}
     shown = {each.server.id: sorted(operation.id for operation in each.operations) for each in found}
-    shown = {id: operations for id, operations in shown.items() if id in here}  # others may use the same broker
+    shown = {id: operations for id, operations in shown.items() if id in here}  # other runs may use the same broker
     expect(set(shown) == here, f"of {len(here)} servers {len(shown)} were found")
-    wanted = [[scene.id("echo")], [scene.id("echo"), scene.id("numbers")]]
+    wanted = [[harness.id("echo")], [harness.id("echo"), harness.id("numbers")]]
     expect(sorted(shown.values()) == wanted, f"they serve {shown}")
 
 
-async def draining_loses_no_call(scene: Scene) -> None:
-    """Calls go on while one of two servers drains: those in hand finish, the others are answered elsewhere."""
+async def draining_loses_no_call(harness: TransportHarness) -> None:
+    """Drain one of two servers during calls; those in flight finish, and the other server handles the rest."""
     waiting, began = asyncio.Event(), asyncio.Event()
 
     async def slow(*_: Any) -> str:
@@ -249,63 +249,63 @@ async def draining_loses_no_call(scene: Scene) -> None:
         await waiting.wait()
         return "finished"
 
-    _, leaving = await scene.server(slow=slow, echo=_echo)
-    await scene.server(echo=_echo)
-    caller = await scene.caller()
-    in_hand = scene.begin(caller.call(scene.id("slow")))
+    _, leaving = await harness.server(slow=slow, echo=_echo)
+    await harness.server(echo=_echo)
+    caller = await harness.caller()
+    in_flight = harness.begin(caller.call(harness.id("slow")))
     await soon("the handler begins", began.wait())
-    calls = [scene.begin(caller.call(scene.id("echo"), number)) for number in range(100)]
-    draining = scene.begin(leaving.drain(PATIENCE))
+    calls = [harness.begin(caller.call(harness.id("echo"), number)) for number in range(100)]
+    draining = harness.begin(leaving.drain(PATIENCE))
     await asyncio.sleep(0)
-    calls += [scene.begin(caller.call(scene.id("echo"), number)) for number in range(100, 200)]
+    calls += [harness.begin(caller.call(harness.id("echo"), number)) for number in range(100, 200)]
     answers = await soon("every call is answered", asyncio.gather(*calls))
     expect([answer.data for answer in answers] == list(range(200)), "calls were lost while a server was draining")
     waiting.set()
-    answer = await soon("the call in hand is finished", in_hand)
+    answer = await soon("the call in flight is finished", in_flight)
     expect(answer.data == "finished", f"the answer was {answer.data}")
     expect(await soon("the server has drained", draining), "the server did not finish what it had")
 
 
-async def a_call_that_nobody_serves_fails_in_time(scene: Scene) -> None:
-    """At once where that can be known, and no later than its deadline otherwise; also next to others who serve."""
-    caller = await scene.caller()
+async def a_call_that_nobody_serves_fails_in_time(harness: TransportHarness) -> None:
+    """Call a missing operation; it fails at once if the transport can know, otherwise at its deadline."""
+    caller = await harness.caller()
     for _ in range(2):
-        error = await _error("the call fails", caller.call(scene.id("absent"), timeout=1.0))
+        error = await _error("the call fails", caller.call(harness.id("absent"), timeout=1.0))
         expect(error.code in _NOBODY, f"the call failed with {error}")
-        await scene.server(echo=_echo)
+        await harness.server(echo=_echo)
 
 
-async def closing_a_server_ends_its_calls(scene: Scene) -> None:
-    """Calls and subscriptions that it has in hand end at once, and the next server is found."""
-    waiting, streaming = _Waiting(), _Waiting()
-    server, _ = await scene.server(wait=waiting.call, stream=_streaming(streaming))
-    caller = await scene.caller()
-    call = scene.begin(caller.call(scene.id("wait"), timeout=10 * PATIENCE))
-    async with aclosing(caller.subscribe(scene.id("stream"))) as items:
+async def closing_a_server_ends_its_calls(harness: TransportHarness) -> None:
+    """Close a server with calls and streams in flight; they fail at once, and the next server is found."""
+    waiting, streaming = _BlockingHandlers(), _BlockingHandlers()
+    server, _ = await harness.server(wait=waiting.call, stream=_streaming(streaming))
+    caller = await harness.caller()
+    call = harness.begin(caller.call(harness.id("wait"), timeout=10 * PATIENCE))
+    async with aclosing(caller.subscribe(harness.id("stream"))) as items:
         await soon("an item arrives", anext(items))
         await soon("the handler begins", waiting.began.wait())
         await server.transport.close()
         ends = [await _error("the call ends", call), await _error("the subscription ends", anext(items))]
         expect(all(error.code in _GONE for error in ends), f"they ended with {ends}")
-    await scene.server(wait=_echo)
-    answer = await soon("the next server answers", caller.call(scene.id("wait"), 1))
+    await harness.server(wait=_echo)
+    answer = await soon("the next server answers", caller.call(harness.id("wait"), 1))
     expect(answer.data == 1, f"the answer was {answer.data}")
 
 
-async def closing_a_caller_stops_its_handlers(scene: Scene) -> None:
-    """Whatever they do, and those of no other caller."""
-    waiting, streaming = _Waiting(), _Waiting()
+async def closing_a_caller_stops_its_handlers(harness: TransportHarness) -> None:
+    """Close a caller; its handlers are stopped, and those of other callers are not."""
+    waiting, streaming = _BlockingHandlers(), _BlockingHandlers()
     other = asyncio.Event()
 
     async def finish(*_: Any) -> str:
         await other.wait()
         return "finished"
 
-    await scene.server(wait=waiting.call, stream=_streaming(streaming), finish=finish)
-    leaving, staying = await scene.caller(), await scene.caller()
-    stays = scene.begin(staying.call(scene.id("finish")))
-    call = scene.begin(leaving.call(scene.id("wait")))
-    async with aclosing(leaving.subscribe(scene.id("stream"))) as items:
+    await harness.server(wait=waiting.call, stream=_streaming(streaming), finish=finish)
+    leaving, staying = await harness.caller(), await harness.caller()
+    stays = harness.begin(staying.call(harness.id("finish")))
+    call = harness.begin(leaving.call(harness.id("wait")))
+    async with aclosing(leaving.subscribe(harness.id("stream"))) as items:
         await soon("an item arrives", anext(items))
         await soon("the handlers begin", asyncio.gather(waiting.began.wait(), streaming.began.wait()))
         await leaving.close()
@@ -317,10 +317,10 @@ async def closing_a_caller_stops_its_handlers(scene: Scene) -> None:
     expect(answer.data == "finished", f"the answer was {answer.data}")
 
 
-async def unknown_request_ids_are_ignored(scene: Scene) -> None:
-    """Events that belong to no call disturb none."""
-    await scene.server(echo=_echo, numbers=_numbers)
-    talk = await scene.conversation()
+async def unknown_request_ids_are_ignored(harness: TransportHarness) -> None:
+    """Send events with unknown request ids; calls in flight are not affected."""
+    await harness.server(echo=_echo, numbers=_numbers)
+    talk = await harness.conversation()
     strays = (
         item("unknown", 1),
         CallCompleted(request_id="unknown"),
@@ -333,16 +333,16 @@ async def unknown_request_ids_are_ignored(scene: Scene) -> None:
         talk.server.transport.send(stray, talk.caller_address)
     await talk.caller.count(1 + len(strays))
     await talk.server.count(1 + len(strays))
-    caller = await scene.caller()
-    answer = await soon("a call is answered", caller.call(scene.id("echo"), 1))
+    caller = await harness.caller()
+    answer = await soon("a call is answered", caller.call(harness.id("echo"), 1))
     expect(answer.data == 1, f"the answer was {answer.data}")
 
 
-async def a_stranger_cannot_answer(scene: Scene) -> None:
-    """Only the server that a call was routed to answers it, though another knows its id and the caller's address."""
-    server, stranger = await scene.probe("talk"), await scene.probe()
-    caller = await scene.caller()
-    call = scene.begin(caller.call(scene.id("talk")))
+async def a_stranger_cannot_answer(harness: TransportHarness) -> None:
+    """Forge a response with a known request id and address; only the server of the call can reply."""
+    server, stranger = await harness.probe("talk"), await harness.probe()
+    caller = await harness.caller()
+    call = harness.begin(caller.call(harness.id("talk")))
     await server.count(1)
     request_id, address = server.events[0].request_id, server.senders[0]
     try:
@@ -354,16 +354,16 @@ async def a_stranger_cannot_answer(scene: Scene) -> None:
     expect(answer.data == "genuine", f"the answer was {answer.data}")
 
 
-async def no_task_is_left_behind(scene: Scene) -> None:
-    """After calls that were answered, cancelled and left, and when every end is closed."""
+async def no_task_is_left_behind(harness: TransportHarness) -> None:
+    """Close every end after calls that returned, were cancelled or left; no task remains."""
     before = asyncio.all_tasks()
-    waiting = _Waiting()
-    server, handler = await scene.server(echo=_echo, numbers=_numbers, wait=waiting.call)
-    caller = await scene.caller()
-    await soon("the calls are answered", asyncio.gather(*(caller.call(scene.id("echo"), n) for n in range(20))))
-    async with aclosing(caller.subscribe(scene.id("numbers"), {"name": "", "items": 100})) as items:
+    waiting = _BlockingHandlers()
+    server, handler = await harness.server(echo=_echo, numbers=_numbers, wait=waiting.call)
+    caller = await harness.caller()
+    await soon("the calls are answered", asyncio.gather(*(caller.call(harness.id("echo"), n) for n in range(20))))
+    async with aclosing(caller.subscribe(harness.id("numbers"), {"name": "", "items": 100})) as items:
         await soon("an item arrives", anext(items))
-    task = scene.begin(caller.call(scene.id("wait")))
+    task = harness.begin(caller.call(harness.id("wait")))
     await soon("the handler begins", waiting.began.wait())
     task.cancel()
     await soon("the caller ends", asyncio.wait([task]))
@@ -376,8 +376,8 @@ async def no_task_is_left_behind(scene: Scene) -> None:
     expect(not left, f"{len(left)} tasks are left behind: {left}")
 
 
-async def too_large_messages_fail_alone(scene: Scene, limit: int) -> None:
-    """An input, an answer and an item above the limit each fail their own call; others go on, and so does the end."""
+async def too_large_messages_fail_alone(harness: TransportHarness, limit: int) -> None:
+    """Encode an input, a response and an item above the limit; each fails only its own call."""
     waiting = asyncio.Event()
 
     async def finish(*_: Any) -> str:
@@ -393,27 +393,27 @@ async def too_large_messages_fail_alone(scene: Scene, limit: int) -> None:
     async def large_error(*_: Any) -> str:
         raise CallError(ErrorCode.EXECUTION_ERROR, "the details are large", "x" * limit)
 
-    await scene.server(echo=_echo, finish=finish, large=large, stream=large_item, error=large_error)
-    caller = await scene.caller()
-    stays = scene.begin(caller.call(scene.id("finish")))
+    await harness.server(echo=_echo, finish=finish, large=large, stream=large_item, error=large_error)
+    caller = await harness.caller()
+    stays = harness.begin(caller.call(harness.id("finish")))
     errors = [
-        await _error("a large input fails", caller.call(scene.id("echo"), "x" * limit)),
-        await _error("a large answer fails", caller.call(scene.id("large"))),
-        await _error("a large item fails", anext(caller.subscribe(scene.id("stream")))),
+        await _error("a large input fails", caller.call(harness.id("echo"), "x" * limit)),
+        await _error("a large answer fails", caller.call(harness.id("large"))),
+        await _error("a large item fails", anext(caller.subscribe(harness.id("stream")))),
     ]
     codes = [error.code.value for error in errors]
     expect(codes == 3 * [ErrorCode.PAYLOAD_TOO_LARGE], f"input, answer and item failed with {codes}")
-    error = await _error("a large error arrives without its details", caller.call(scene.id("error")))
+    error = await _error("a large error arrives without its details", caller.call(harness.id("error")))
     expect(error.code is ErrorCode.EXECUTION_ERROR, f"a large error arrived as {error}")
     waiting.set()
     answer = await soon("the other call is answered", stays)
     expect(answer.data == "finished", f"the answer was {answer.data}")
 
 
-async def large_messages_below_the_limit_pass(scene: Scene, limit: int) -> None:
-    """With a kilobyte left for the rest of the event, there and back."""
-    await scene.server(echo=_echo)
-    caller = await scene.caller()
+async def large_messages_below_the_limit_pass(harness: TransportHarness, limit: int) -> None:
+    """Send and return a value that leaves one kilobyte for the rest of the event."""
+    await harness.server(echo=_echo)
+    caller = await harness.caller()
     sent = "x" * (limit - 1024)
-    answer = await soon("the call is answered", caller.call(scene.id("echo"), sent))
+    answer = await soon("the call is answered", caller.call(harness.id("echo"), sent))
     expect(answer.data == sent, f"{len(sent):,} bytes arrived as {len(answer.data):,}")

@@ -1,4 +1,4 @@
-"""What the checks of the contract are made with: ends of one medium, and waiting that ends."""
+"""The harness of the transport contract: ends of one transport, and bounded waiting."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -22,44 +22,40 @@ from opwire.operation import Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 
 Connect = Callable[[], Transport]
-"""Makes a fresh end of always the same medium, not started yet."""
+"""Returns a fresh end of the same bus, server or broker, not started."""
 
 T = TypeVar("T")
 
 PATIENCE = 5.0
-"""Seconds within which what a check waits for has to happen."""
+"""Timeout of everything that a check awaits, in seconds."""
 
 
 def expect(holds: bool, complaint: str) -> None:
-    """`assert`, which Python's `-O` does not remove.
-
-    Raises:
-        AssertionError: it does not hold.
-    """
+    """Raise AssertionError unless the condition holds. Unlike `assert`, it is not removed by `python -O`."""
     if not holds:
         raise AssertionError(complaint)
 
 
 async def soon(what: str, awaitable: Awaitable[T]) -> T:
-    """Wait for something, with patience.
+    """Await with a timeout.
 
     Raises:
-        AssertionError: it does not happen.
+        AssertionError: the timeout has passed.
     """
     try:
         async with asyncio.timeout(PATIENCE):
             return await awaitable
     except TimeoutError:
-        raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}") from None
+        raise AssertionError(f"timeout after {PATIENCE:g} s: {what}") from None
 
 
 def item(request_id: str, data: Any, seq: int | None = None) -> CallResponded:
-    """An answer, or one item of a subscription."""
+    """Return a response, or one item of a subscription."""
     return CallResponded(request_id=request_id, output=local_envelope(data, "contract.item"), seq=seq)
 
 
 class Probe:
-    """A bare end: keeps what arrives, and leaves the rest to the check."""
+    """A receiver that records events."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -68,16 +64,16 @@ class Probe:
         self._news = asyncio.Event()
 
     def received(self, event: CallEvent, sender: Address) -> None:
-        """An event arrived."""
+        """Record an event."""
         self.events.append(event)
         self.senders.append(sender)
         self._news.set()
 
     def lost(self, peer: Address | None, reason: str) -> None:
-        """A peer is gone; the checks look at what that does to calls."""
+        """Ignore lost peers: the checks look at the effect on calls."""
 
     async def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until something is true of what has arrived."""
+        """Wait until a condition holds for the recorded events."""
 
         async def wait() -> None:
             while not condition():
@@ -87,12 +83,12 @@ class Probe:
         await soon(what, wait())
 
     async def count(self, number: int) -> None:
-        """Wait until so many events have arrived."""
+        """Wait until this many events were recorded."""
         await self.until(f"{number} events arrive", lambda: len(self.events) >= number)
 
 
 class Conversation(NamedTuple):
-    """Two bare ends that know each other's address, by a request and its first item."""
+    """Two probes that know the address of each other, from a request and its first item."""
 
     caller: Probe
     server: Probe
@@ -105,16 +101,16 @@ async def _end(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.wait([task])
     if not task.cancelled():
-        task.exception()  # seen: whoever waited for it has dealt with it
+        task.exception()  # retrieved, so that asyncio does not log it
 
 
-class Scene:
-    """The ends that one check needs. All are closed when it is over."""
+class TransportHarness:
+    """Connects the ends of one check, and closes them afterwards."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._stack = AsyncExitStack()
-        self._namespace = f"contract{token_hex(4)}"  # so that runs on the same broker do not meet
+        self._namespace = f"contract{token_hex(4)}"  # unique, so that runs on the same broker are isolated
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,17 +119,17 @@ class Scene:
         await self._stack.aclose()
 
     def id(self, name: str) -> str:
-        """The id of an operation of this scene."""
+        """Return the id of an operation of this check."""
         return f"{self._namespace}.{name}"
 
     def begin(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Make a call whose answer is waited for later, or never."""
+        """Start a call in a task, which is cancelled at the end of the check."""
         task = asyncio.get_running_loop().create_task(call)
         self._stack.push_async_callback(_end, task)
         return task
 
     async def probe(self, *names: str) -> Probe:
-        """A bare end that has announced these operations."""
+        """Connect a probe that announces these operations."""
         probe = Probe(self._connect())
         self._stack.push_async_callback(probe.transport.close)
         await probe.transport.start(probe)
@@ -142,21 +138,21 @@ class Scene:
         return probe
 
     async def caller(self, *, window: int = 64) -> PendingRequestMap:
-        """An end that calls."""
+        """Connect an end that calls."""
         return await self._stack.enter_async_context(PendingRequestMap(self._connect(), window=window))
 
     async def server(self, **handlers: Handler) -> tuple[PendingRequestMap, CallHandler]:
-        """An end that serves these operations: subscriptions where the handler is an async generator."""
+        """Connect an end that serves these handlers; async generators are subscriptions."""
         registry = OperationRegistry()
         for name, handler in handlers.items():
             type = OperationType.SUBSCRIPTION if isasyncgenfunction(handler) else OperationType.QUERY
             registry.register(OperationSpec(namespace=self._namespace, name=name, type=type), handler)
         calls = await self.caller()
-        answers = CallHandler(registry, calls, identity=LOCAL_IDENTITY)
+        answers = CallHandler(registry, calls, anonymous=LOCAL_IDENTITY)
         return calls, await self._stack.enter_async_context(answers)
 
     async def conversation(self) -> Conversation:
-        """Two bare ends, one of which has asked the other."""
+        """Connect two probes, and send a request from one to the other."""
         server, caller = await self.probe("talk"), await self.probe()
         request_id = token_hex(8)
         caller.transport.request(CallRequested(request_id=request_id, operation_id=self.id("talk")))

@@ -1,13 +1,12 @@
-"""The contract of journals: every one that is shipped passes it, and yours can be tested with it too.
+"""The contract suite of journals.
 
     @pytest.mark.parametrize("promise", JOURNAL_CONTRACT)
     async def test_my_journal(promise: str) -> None:
         await JOURNAL_CONTRACT[promise](lambda: MyJournal(url))
 
-A check makes ends of the journal, lets them work, and closes them. It leaves a few tasks behind, of operations that
-nobody else serves. Leases have to run out in it, so that the whole contract takes some seconds.
-
-The part of the contract that looks at outcomes: how they are recorded, waited for, buried, replayed and purged.
+Each check connects ends of the journal, submits and claims tasks, and closes the ends. It leaves a few tasks behind,
+with unique operation ids. Leases have to expire in it, so the whole contract takes some seconds. The checks here look
+at outcomes: how they are recorded, awaited, buried, replayed and purged; `journal_tasks` has those of tasks.
 """
 
 import asyncio
@@ -19,174 +18,174 @@ from opwire.durable.journal import Claim, Journal, Outcome
 from opwire.errors import ErrorCode
 from opwire.testing import journal_tasks as tasks
 from opwire.testing.harness import expect, soon
-from opwire.testing.journal_tasks import LONG, SHORT, Connect, Stage, refused
+from opwire.testing.journal_tasks import LONG, SHORT, Connect, JournalHarness, refused
 
 
-async def _submitted(stage: Stage, journal: Journal, key: str, operation: str = "do") -> Claim:
-    await journal.submit(stage.task(key, operation))
-    return await stage.claim(journal, operation)
+async def _submitted(harness: JournalHarness, journal: Journal, key: str, operation: str = "do") -> Claim:
+    await journal.submit(harness.task(key, operation))
+    return await harness.claim(journal, operation)
 
 
-async def _buried(stage: Stage, journal: Journal, key: str, operation: str = "do", age: int = 0) -> Outcome:
-    claim = await _submitted(stage, journal, key, operation)
-    outcome = stage.outcome(claim, b'{"no": 1}', buried=True, age=age)
+async def _buried(harness: JournalHarness, journal: Journal, key: str, operation: str = "do", age: int = 0) -> Outcome:
+    claim = await _submitted(harness, journal, key, operation)
+    outcome = harness.outcome(claim, b'{"no": 1}', buried=True, age=age)
     expect(await journal.record(claim, outcome) == outcome, "a buried outcome was not recorded")
     return outcome
 
 
-async def an_outcome_is_kept_as_it_was_recorded(stage: Stage) -> None:
-    """Every field, whatever is in it; and whoever submits the same task again is given it."""
-    journal, other = await stage.end(), await stage.end()
-    claim = await _submitted(stage, journal, "ended")
+async def an_outcome_is_kept_as_it_was_recorded(harness: JournalHarness) -> None:
+    """Record an outcome; every field decodes to the same value, and submitting the task again returns it."""
+    journal, other = await harness.end(), await harness.end()
+    claim = await _submitted(harness, journal, "ended")
     expect(await other.outcome(claim.task.key) is None, "there is an outcome before one was recorded")
-    outcome = stage.outcome(claim, bytes(range(256)), age=5)
+    outcome = harness.outcome(claim, bytes(range(256)), age=5)
     expect(await journal.record(claim, outcome) == outcome, "the outcome that stands is not the one that was recorded")
     kept = await other.outcome(claim.task.key)
     expect(kept == outcome, f"recorded {outcome}, kept {kept}")
     told = await other.submit(claim.task)
     expect(told == outcome, f"who submitted the task again was told {told}")
-    await stage.nothing(other)
+    await harness.nothing(other)
 
 
-async def the_first_outcome_stands(stage: Stage) -> None:
-    """Recorded by a worker that had lost its lease, or by the one that has it: the second is told the first."""
-    one, other = await stage.end(), await stage.end()
-    await one.submit(stage.task("twice"))
-    slow = await stage.claim(one, lease=SHORT)
-    quick = await stage.claim(other)
-    first, second = stage.outcome(slow, b"1"), stage.outcome(quick, b"2")
+async def the_first_outcome_stands(harness: JournalHarness) -> None:
+    """Record two outcomes, the first after its lease was lost; the second `record` returns the first outcome."""
+    one, other = await harness.end(), await harness.end()
+    await one.submit(harness.task("twice"))
+    slow = await harness.claim(one, lease=SHORT)
+    quick = await harness.claim(other)
+    first, second = harness.outcome(slow, b"1"), harness.outcome(quick, b"2")
     expect(await one.record(slow, first) == first, "the first outcome was not recorded")
     stands = await other.record(quick, second)
     expect(stands == first, f"after {first} was recorded, the second was told {stands}")
     expect(await other.outcome(slow.task.key) == first, "the second outcome took the place of the first")
 
 
-async def an_ended_task_stays_ended(stage: Stage) -> None:
-    """It is not claimed again, and the lease of whoever still had it is lost."""
-    one, other = await stage.end(), await stage.end()
-    await one.submit(stage.task("ended"))
-    slow = await stage.claim(one, lease=SHORT)
-    quick = await stage.claim(other, lease=SHORT)
-    await one.record(slow, stage.outcome(slow))
+async def an_ended_task_stays_ended(harness: JournalHarness) -> None:
+    """End a task; it is not claimed again, and any other lease of it is lost."""
+    one, other = await harness.end(), await harness.end()
+    await one.submit(harness.task("ended"))
+    slow = await harness.claim(one, lease=SHORT)
+    quick = await harness.claim(other, lease=SHORT)
+    await one.record(slow, harness.outcome(slow))
     expect(not await other.renew(quick), "the lease of a task that has ended was renewed")
-    await stage.nothing(one, wait=2 * SHORT)
+    await harness.nothing(one, wait=2 * SHORT)
 
 
-async def a_released_task_can_still_end(stage: Stage) -> None:
-    """By a worker that lost it and finished nonetheless: it does not come back then."""
-    one, other = await stage.end(), await stage.end()
-    await one.submit(stage.task("ended"))
-    slow = await stage.claim(one, lease=SHORT)
-    await other.release(await stage.claim(other), SHORT)
-    outcome = stage.outcome(slow)
+async def a_released_task_can_still_end(harness: JournalHarness) -> None:
+    """Record the outcome of a released task, from a worker that had lost it; the task is not claimed again."""
+    one, other = await harness.end(), await harness.end()
+    await one.submit(harness.task("ended"))
+    slow = await harness.claim(one, lease=SHORT)
+    await other.release(await harness.claim(other), SHORT)
+    outcome = harness.outcome(slow)
     expect(await one.record(slow, outcome) == outcome, "the outcome was not recorded")
-    await stage.nothing(other, wait=2 * SHORT)
+    await harness.nothing(other, wait=2 * SHORT)
 
 
-async def everybody_who_waits_is_told(stage: Stage) -> None:
-    """At several ends, several times at one, before and after it is there."""
-    worker, one, other = [await stage.end() for _ in range(3)]
-    claim = await _submitted(stage, worker, "awaited")
+async def everybody_who_waits_is_told(harness: JournalHarness) -> None:
+    """Wait for an outcome at several ends, several times at one, before and after it is recorded."""
+    worker, one, other = [await harness.end() for _ in range(3)]
+    claim = await _submitted(harness, worker, "awaited")
     key = claim.task.key
     waiting = [asyncio.create_task(end.wait(key, LONG)) for end in (one, one, other, worker)]
     await asyncio.sleep(0.05)
-    outcome = stage.outcome(claim, b"\x00\xff")
+    outcome = harness.outcome(claim, b"\x00\xff")
     await worker.record(claim, outcome)
     told = await soon("everybody who waits is told", asyncio.gather(*waiting))
     expect(told == [outcome] * 4, f"{outcome} was told as {told}")
     expect(await soon("wait returns", one.wait(key, LONG)) == outcome, "who asks later is not told")
 
 
-async def waiting_ends_in_time(stage: Stage) -> None:
-    """With nothing, if there is nothing yet, or no such task. What ends afterwards is told to who asks again."""
-    journal, other = await stage.end(), await stage.end()
-    claim = await _submitted(stage, journal, "slow")
-    for key in (claim.task.key, stage.task("unknown").key):
+async def waiting_ends_in_time(harness: JournalHarness) -> None:
+    """Wait for a missing outcome or an unknown task; `wait` returns None at its timeout, and the outcome later."""
+    journal, other = await harness.end(), await harness.end()
+    claim = await _submitted(harness, journal, "slow")
+    for key in (claim.task.key, harness.task("unknown").key):
         told = await soon("wait returns", other.wait(key, 0.1))
         expect(told is None, f"there was no outcome, and {told} was told")
-    await journal.record(claim, stage.outcome(claim))
+    await journal.record(claim, harness.outcome(claim))
     told = await soon("wait returns", other.wait(claim.task.key, LONG))
     expect(told is not None, "who gave up waiting is not told when asking again")
 
 
-async def buried_tasks_are_listed(stage: Stage) -> None:
-    """The oldest first, of one operation or of all, and only those."""
-    journal = await stage.end()
-    second = await _buried(stage, journal, "2", "a", age=60_000)
-    first = await _buried(stage, journal, "1", "b", age=120_000)
-    third = await _buried(stage, journal, "3", "b")
-    done = await _submitted(stage, journal, "done", "a")
-    await journal.record(done, stage.outcome(done))
+async def buried_tasks_are_listed(harness: JournalHarness) -> None:
+    """List buried tasks, of one operation or of all, the oldest first."""
+    journal = await harness.end()
+    second = await _buried(harness, journal, "2", "a", age=60_000)
+    first = await _buried(harness, journal, "1", "b", age=120_000)
+    third = await _buried(harness, journal, "3", "b")
+    done = await _submitted(harness, journal, "done", "a")
+    await journal.record(done, harness.outcome(done))
     ours = {outcome.key for outcome in (first, second, third)} | {done.task.key}
     every = [outcome async for outcome in journal.buried() if outcome.key in ours]
     expect(every == [first, second, third], f"{[first, second, third]} are listed as {every}")
-    some = [outcome async for outcome in journal.buried(stage.id("b"))]
+    some = [outcome async for outcome in journal.buried(harness.id("b"))]
     expect(some == [first, third], f"{[first, third]} are listed as {some}")
     expect(await journal.outcome(first.key) == first, "a buried outcome is not told to its caller")
 
 
-async def a_buried_task_can_be_replayed(stage: Stage) -> None:
-    """It is then as new: claimed with attempts from 1, without its outcome, and no longer buried."""
-    journal, other = await stage.end(), await stage.end()
-    buried = await _buried(stage, journal, "again")
+async def a_buried_task_can_be_replayed(harness: JournalHarness) -> None:
+    """Replay a buried task; it is not buried any more, has no outcome, and counts attempts from 1."""
+    journal, other = await harness.end(), await harness.end()
+    buried = await _buried(harness, journal, "again")
     expect(await other.replay(buried.key), "a buried task was not replayed")
     expect(not await other.replay(buried.key), "a task was replayed twice")
     expect(await other.outcome(buried.key) is None, "a replayed task still has its outcome")
-    expect(not [each async for each in other.buried(stage.id())], "a replayed task is still listed as buried")
-    claim = await stage.claim(other)
+    expect(not [each async for each in other.buried(harness.id())], "a replayed task is still listed as buried")
+    claim = await harness.claim(other)
     expect(claim.attempt == 1, f"the first attempt after a replay is counted as {claim.attempt}")
-    expect(claim.task.key == buried.key and claim.task.request == stage.task("again").request, f"replayed as {claim}")
-    outcome = stage.outcome(claim, b"2")
+    expect(claim.task.key == buried.key and claim.task.request == harness.task("again").request, f"replayed as {claim}")
+    outcome = harness.outcome(claim, b"2")
     await other.record(claim, outcome)
     expect(await journal.outcome(buried.key) == outcome, "the outcome of a replayed task was not recorded")
     expect(not await other.replay(buried.key), "a task that was not buried was replayed")
-    expect(not await other.replay(stage.task("unknown").key), "a task that does not exist was replayed")
+    expect(not await other.replay(harness.task("unknown").key), "a task that does not exist was replayed")
 
 
-async def who_worked_before_a_replay_ends_nothing(stage: Stage) -> None:
-    """A worker that comes back from long ago neither renews, nor releases, nor ends the task of today."""
-    one, other = await stage.end(), await stage.end()
-    await one.submit(stage.task("again"))
-    old = await stage.claim(one, lease=SHORT)
-    claim = await stage.claim(other)
-    await other.record(claim, stage.outcome(claim, buried=True))
+async def who_worked_before_a_replay_ends_nothing(harness: JournalHarness) -> None:
+    """Use a claim from before a replay; it can neither renew, nor release, nor end the replayed task."""
+    one, other = await harness.end(), await harness.end()
+    await one.submit(harness.task("again"))
+    old = await harness.claim(one, lease=SHORT)
+    claim = await harness.claim(other)
+    await other.record(claim, harness.outcome(claim, buried=True))
     await other.replay(claim.task.key)
-    expect(await one.record(old, stage.outcome(old)) is None, "an outcome from before a replay was recorded")
+    expect(await one.record(old, harness.outcome(old)) is None, "an outcome from before a replay was recorded")
     expect(not await one.renew(old), "a lease from before a replay was renewed")
-    fresh = await stage.claim(other)
+    fresh = await harness.claim(other)
     await one.release(old, 0)
     expect(not await one.renew(old), "a lease from before a replay was renewed")
     expect(await other.renew(fresh), "a lease was lost to a worker from before a replay")
 
 
-async def a_purged_key_can_be_used_anew(stage: Stage) -> None:
-    """What has ended can be purged, buried or not; what has not, cannot."""
-    journal, other = await stage.end(), await stage.end()
-    buried = await _buried(stage, journal, "buried")
-    claim = await _submitted(stage, journal, "ended")
+async def a_purged_key_can_be_used_anew(harness: JournalHarness) -> None:
+    """Purge tasks; ended ones are removed, buried or not, and open ones are not."""
+    journal, other = await harness.end(), await harness.end()
+    buried = await _buried(harness, journal, "buried")
+    claim = await _submitted(harness, journal, "ended")
     key = claim.task.key
     expect(not await other.purge(key), "a task that has not ended was purged")
-    await journal.record(claim, stage.outcome(claim))
+    await journal.record(claim, harness.outcome(claim))
     for each in (buried.key, key):
         expect(await other.purge(each), "a task that has ended was not purged")
         expect(not await other.purge(each), "a task was purged twice")
         expect(await journal.outcome(each) is None, "a task that was purged has an outcome")
-    expect(not [each async for each in other.buried(stage.id())], "a purged task is still listed as buried")
-    expect(await journal.submit(stage.task("ended", fingerprint="f2")) is None, "a purged key is still known")
-    expect((await stage.claim(other)).task.fingerprint == "f2", "a purged task came back")
+    expect(not [each async for each in other.buried(harness.id())], "a purged task is still listed as buried")
+    expect(await journal.submit(harness.task("ended", fingerprint="f2")) is None, "a purged key is still known")
+    expect((await harness.claim(other)).task.fingerprint == "f2", "a purged task came back")
 
 
-async def everything_is_counted(stage: Stage) -> None:
-    """What waits, what is claimed, what is buried; what has ended is not."""
-    journal = await stage.end()
-    await _buried(stage, journal, "buried")
-    ended, released = [await _submitted(stage, journal, key) for key in ("ended", "released")]
-    await journal.record(ended, stage.outcome(ended))
+async def everything_is_counted(harness: JournalHarness) -> None:
+    """Count the tasks that are queued, claimed and buried; ended ones are ignored."""
+    journal = await harness.end()
+    await _buried(harness, journal, "buried")
+    ended, released = [await _submitted(harness, journal, key) for key in ("ended", "released")]
+    await journal.record(ended, harness.outcome(ended))
     await journal.release(released, LONG)
-    await _submitted(stage, journal, "claimed")
+    await _submitted(harness, journal, "claimed")
     for number in range(3):
-        await journal.submit(stage.task(f"waiting {number}"))
-    counted = [info for info in await journal.info() if info.operation_id == stage.id()]
+        await journal.submit(harness.task(f"waiting {number}"))
+    counted = [info for info in await journal.info() if info.operation_id == harness.id()]
     expect(len(counted) == 1, f"the operation is counted {len(counted)} times")
     info = counted[0]
     expect(
@@ -195,10 +194,10 @@ async def everything_is_counted(stage: Stage) -> None:
     )
 
 
-async def a_closed_end_cannot_be_looked_at(stage: Stage) -> None:
-    """Everything raises UNAVAILABLE, and nothing is made up."""
-    journal = await stage.end()
-    key = (await _buried(stage, journal, "buried")).key
+async def a_closed_end_cannot_be_looked_at(harness: JournalHarness) -> None:
+    """Query a closed end; every method raises UNAVAILABLE."""
+    journal = await harness.end()
+    key = (await _buried(harness, journal, "buried")).key
     await journal.close()
 
     async def first_buried() -> Outcome:
@@ -215,16 +214,16 @@ async def a_closed_end_cannot_be_looked_at(stage: Stage) -> None:
 Check = Callable[[Connect], Awaitable[None]]
 
 
-async def _keep(promise: str, check: Callable[[Stage], Awaitable[None]], connect: Connect) -> None:
-    """Run one check; whatever it raises is a broken promise."""
+async def _keep(promise: str, check: Callable[[JournalHarness], Awaitable[None]], connect: Connect) -> None:
+    """Run one check; any exception that it raises is a broken promise."""
     try:
-        async with Stage(connect) as stage:
-            await check(stage)
+        async with JournalHarness(connect) as harness:
+            await check(harness)
     except Exception as error:
         raise AssertionError(f"broken promise: {promise}: {error!r}") from error
 
 
-_CHECKS: dict[str, Callable[[Stage], Awaitable[None]]] = {
+_CHECKS: dict[str, Callable[[JournalHarness], Awaitable[None]]] = {
     "tasks are claimed as they were submitted": tasks.tasks_are_claimed_as_they_were_submitted,
     "a key that is known is the same task": tasks.a_known_key_is_the_same_task,
     "a key that is known stands for one call": tasks.a_known_key_stands_for_one_call,
@@ -263,16 +262,16 @@ _CHECKS: dict[str, Callable[[Stage], Awaitable[None]]] = {
 JOURNAL_CONTRACT: Mapping[str, Check] = MappingProxyType(
     {promise: partial(_keep, promise, check) for promise, check in _CHECKS.items()}
 )
-"""What every journal promises: a sentence, and the check that raises AssertionError if it is not kept."""
+"""The promises of every journal, each with a check that raises AssertionError if it is broken."""
 
 
 async def check_journal(connect: Connect) -> None:
-    """Check every promise of the contract, one after the other.
+    """Check every promise of the contract in turn.
 
-    `connect` makes a fresh end, not started, of always the same journal.
+    `connect` returns a fresh end of the same journal, not started.
 
     Raises:
-        AssertionError: names the first promise that is broken.
+        AssertionError: names the first broken promise.
     """
     for check in JOURNAL_CONTRACT.values():
         await check(connect)

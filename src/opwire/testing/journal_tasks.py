@@ -1,8 +1,7 @@
-"""The part of the contract that looks at tasks: how they are submitted, claimed, renewed and released.
+"""The journal contract of tasks: how they are submitted, claimed, renewed and released.
 
-What the checks of the contract are made with: ends of one journal, tasks of their own, and waiting that ends.
-
-The part of the contract that looks at losses: what is counted, who is blamed, and how suspects are handed out.
+A task whose worker died is a suspect. Only a task that was alone with its worker is blamed for the loss, so suspects
+are claimed one at a time.
 """
 
 import asyncio
@@ -17,16 +16,16 @@ from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import PATIENCE, expect, soon
 
 Connect = Callable[[], Journal]
-"""Makes a fresh end of always the same journal, not started yet."""
+"""Returns a fresh end of the same journal, not started."""
 
 LONG = 60.0
-"""A lease that lasts longer than any check."""
+"""A lease that outlasts every check, in seconds."""
 SHORT = 0.3
-"""A lease that is over soon."""
+"""A lease that expires soon, in seconds."""
 
 
 async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> None:
-    """Something has to raise a `CallError` with this code.
+    """Check that an awaitable raises a `CallError` with this code.
 
     Raises:
         AssertionError: it does not.
@@ -39,13 +38,13 @@ async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> N
         raise AssertionError(f"{what} was not refused")
 
 
-class Stage:
-    """The ends that one check needs. All are closed when it is over."""
+class JournalHarness:
+    """Connects the ends of one check, and closes them afterwards."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._stack = AsyncExitStack()
-        self._name = f"contract{token_hex(4)}"  # so that runs on the same engine do not meet
+        self._name = f"contract{token_hex(4)}"  # unique, so that runs on the same engine are isolated
 
     async def __aenter__(self) -> Self:
         return self
@@ -54,20 +53,20 @@ class Stage:
         await self._stack.aclose()
 
     async def end(self) -> Journal:
-        """A fresh end of the journal."""
+        """Connect an end of the journal."""
         journal = self._connect()
         self._stack.push_async_callback(journal.close)
         await journal.start()
         return journal
 
     def id(self, name: str = "do") -> str:
-        """The id of an operation of this stage."""
+        """Return the id of an operation of this check."""
         return f"{self._name}.{name}"
 
     def task(
         self, key: str, operation: str = "do", *, request: bytes = b'{"no": "matter"}', fingerprint: str = "f1"
     ) -> Task:
-        """A task of this stage."""
+        """Return a task of this check."""
         return Task(
             key=f"{self._name} {key}",
             operation_id=self.id(operation),
@@ -77,7 +76,7 @@ class Stage:
         )
 
     def outcome(self, claim: Claim, event: bytes = b'{"done": true}', *, buried: bool = False, age: int = 0) -> Outcome:
-        """What came of a task of this stage, `age` milliseconds ago."""
+        """Return an outcome, recorded `age` milliseconds ago."""
         return Outcome(
             key=claim.task.key,
             operation_id=claim.task.operation_id,
@@ -88,16 +87,16 @@ class Stage:
         )
 
     async def claim(self, journal: Journal, operation: str = "do", *, lease: float = LONG) -> Claim:
-        """The next task, which has to be there soon."""
+        """Claim the next task, with a timeout."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             claims = await soon("claim returns", journal.claim([self.id(operation)], lease=lease, wait=0.2))
             if claims:
                 return claims[0]
-        raise AssertionError(f"waited {PATIENCE:g} s in vain for a task to claim")
+        raise AssertionError(f"no task could be claimed within {PATIENCE:g} s")
 
     async def nothing(self, journal: Journal, operation: str = "do", *, wait: float = 0.0) -> None:
-        """There is no task to claim."""
+        """Check that no task can be claimed."""
         end = time.monotonic() + wait
         while True:
             left = max(0.0, end - time.monotonic())
@@ -109,54 +108,54 @@ class Stage:
 
 _MANY = 60
 ODD = ('línea\u2028 " \\ 🜚', "a:b.c*>", " ", "x" * 256)
-"""Keys and names as people choose them."""
+"""Keys and names with unusual characters."""
 
 
-async def tasks_are_claimed_as_they_were_submitted(stage: Stage) -> None:
-    """Every field, whatever is in it, by another end than the one that submitted it."""
-    submitter, worker = await stage.end(), await stage.end()
+async def tasks_are_claimed_as_they_were_submitted(harness: JournalHarness) -> None:
+    """Submit and claim at different ends; every field decodes to the same value."""
+    submitter, worker = await harness.end(), await harness.end()
     for number, odd in enumerate(ODD):
         request = bytes(range(256)) * number
-        task = stage.task(odd, odd, request=request, fingerprint=odd)
+        task = harness.task(odd, odd, request=request, fingerprint=odd)
         expect(await submitter.submit(task) is None, "a new task has an outcome")
-        claim = await stage.claim(worker, odd)
+        claim = await harness.claim(worker, odd)
         expect(claim.task == task, f"submitted {task}, claimed {claim.task}")
         expect((claim.attempt, claim.lease) == (1, LONG), f"a first attempt, for {LONG} s, was claimed as {claim}")
 
 
-async def a_known_key_is_the_same_task(stage: Stage) -> None:
-    """Submitted by two ends, before and after it is claimed: there is one task."""
-    one, other = await stage.end(), await stage.end()
-    task = stage.task("same")
+async def a_known_key_is_the_same_task(harness: JournalHarness) -> None:
+    """Submit a key at two ends, before and after it is claimed; there is one task."""
+    one, other = await harness.end(), await harness.end()
+    task = harness.task("same")
     await asyncio.gather(*(end.submit(task) for end in (one, other) * 5))
-    claim = await stage.claim(one)
+    claim = await harness.claim(one)
     await other.submit(task)
-    await stage.nothing(other)
+    await harness.nothing(other)
     expect(claim.attempt == 1, f"the first attempt is counted as {claim.attempt}")
 
 
-async def a_known_key_stands_for_one_call(stage: Stage) -> None:
-    """With another fingerprint it is refused: while the task waits, and after it has ended."""
-    journal = await stage.end()
-    task, other = stage.task("same"), stage.task("same", fingerprint="f2")
+async def a_known_key_stands_for_one_call(harness: JournalHarness) -> None:
+    """Submit a key with another fingerprint; it is rejected while the task is queued, and after it has ended."""
+    journal = await harness.end()
+    task, other = harness.task("same"), harness.task("same", fingerprint="f2")
     await journal.submit(task)
     await refused("another call with the same key", journal.submit(other), ErrorCode.VALIDATION_ERROR)
-    claim = await stage.claim(journal)
+    claim = await harness.claim(journal)
     expect(claim.task == task, f"a call that was refused has become the task {claim.task}")
-    await journal.record(claim, stage.outcome(claim))
+    await journal.record(claim, harness.outcome(claim))
     await refused("another call with the same key", journal.submit(other), ErrorCode.VALIDATION_ERROR)
 
 
-async def one_worker_has_a_task(stage: Stage) -> None:
-    """Three ends claim many tasks at the same time: each is claimed once, and none is forgotten."""
-    submitter = await stage.end()
-    workers = [await stage.end() for _ in range(3)]
-    tasks = [stage.task(f"{number}") for number in range(_MANY)]
+async def one_worker_has_a_task(harness: JournalHarness) -> None:
+    """Claim many tasks at three ends at once; each is claimed exactly once."""
+    submitter = await harness.end()
+    workers = [await harness.end() for _ in range(3)]
+    tasks = [harness.task(f"{number}") for number in range(_MANY)]
     claimed: list[Claim] = []
 
     async def work(journal: Journal) -> None:
         while len(claimed) < _MANY:
-            claims = await journal.claim([stage.id()], lease=LONG, wait=0.2, limit=4)
+            claims = await journal.claim([harness.id()], lease=LONG, wait=0.2, limit=4)
             expect(len(claims) <= 4, f"{len(claims)} tasks were claimed at once, of 4 at most")
             claimed.extend(claims)
 
@@ -168,79 +167,79 @@ async def one_worker_has_a_task(stage: Stage) -> None:
     expect(keys == sorted(task.key for task in tasks), f"{len(tasks)} tasks were claimed {len(keys)} times")
 
 
-async def the_oldest_goes_first(stage: Stage) -> None:
-    """Of one operation, as far as one worker sees it."""
-    journal = await stage.end()
-    tasks = [stage.task(f"{number}") for number in range(20)]
+async def the_oldest_goes_first(harness: JournalHarness) -> None:
+    """Claim tasks of one operation at one worker; they are returned in the order of submission."""
+    journal = await harness.end()
+    tasks = [harness.task(f"{number}") for number in range(20)]
     for task in tasks:
         await journal.submit(task)
-    claimed = [(await stage.claim(journal)).task.key for _ in tasks]
+    claimed = [(await harness.claim(journal)).task.key for _ in tasks]
     expect(claimed == [task.key for task in tasks], f"the tasks were claimed as {claimed}")
 
 
-async def only_the_named_operations_are_claimed(stage: Stage) -> None:
-    """Several at once, and no other."""
-    journal = await stage.end()
+async def only_the_named_operations_are_claimed(harness: JournalHarness) -> None:
+    """Claim several operations at once; tasks of other operations stay in the queue."""
+    journal = await harness.end()
     for operation in ("a", "b", "c", "a"):
-        await journal.submit(stage.task(f"{operation} {time.monotonic_ns()}", operation))
+        await journal.submit(harness.task(f"{operation} {time.monotonic_ns()}", operation))
     claims: list[Claim] = []
     while len(claims) < 3:
-        wanted = [stage.id("a"), stage.id("never"), stage.id("b")]
+        wanted = [harness.id("a"), harness.id("never"), harness.id("b")]
         new = await soon("the tasks are claimed", journal.claim(wanted, lease=LONG, wait=1, limit=9))
         expect(bool(new), f"only {len(claims)} tasks of 3 could be claimed")
         claims += new
     found = sorted(claim.task.operation_id for claim in claims)
-    expect(found == [stage.id("a"), stage.id("a"), stage.id("b")], f"tasks of {found} were claimed")
+    expect(found == [harness.id("a"), harness.id("a"), harness.id("b")], f"tasks of {found} were claimed")
 
 
-async def a_claim_waits_for_a_task(stage: Stage) -> None:
-    """What is submitted while a worker waits is claimed at once; a wait in vain ends in time."""
-    submitter, worker = await stage.end(), await stage.end()
-    await stage.nothing(worker, wait=0.2)
+async def a_claim_waits_for_a_task(harness: JournalHarness) -> None:
+    """Submit while a worker waits; it is claimed at once, and a `claim` without tasks returns at its timeout."""
+    submitter, worker = await harness.end(), await harness.end()
+    await harness.nothing(worker, wait=0.2)
     for number in range(5):
-        waiting = asyncio.create_task(stage.claim(worker))
+        waiting = asyncio.create_task(harness.claim(worker))
         await asyncio.sleep(0.05 * number)
         began = time.monotonic()
-        await submitter.submit(stage.task(f"{number}"))
+        await submitter.submit(harness.task(f"{number}"))
         await waiting
         took = time.monotonic() - began
         expect(took < 1.0, f"a worker that waited was given a task after {took:.2g} s")
 
 
-async def a_lost_worker_loses_its_tasks(stage: Stage) -> None:
-    """A task whose lease has run out is claimed again, and its attempts are counted."""
-    journal, dying = await stage.end(), await stage.end()
-    await journal.submit(stage.task("orphan"))
-    first = await stage.claim(dying, lease=SHORT)
+async def a_lost_worker_loses_its_tasks(harness: JournalHarness) -> None:
+    """Let a lease expire; the task is claimed again, and its attempts are counted."""
+    journal, dying = await harness.end(), await harness.end()
+    await journal.submit(harness.task("orphan"))
+    first = await harness.claim(dying, lease=SHORT)
     await dying.close()
-    again = await stage.claim(journal, lease=SHORT)
+    again = await harness.claim(journal, lease=SHORT)
     expect(again.attempt == 2, f"the second attempt is counted as {again.attempt}")
-    third = await stage.claim(journal)
+    third = await harness.claim(journal)
     expect(third.attempt == 3, f"the third attempt is counted as {third.attempt}")
     expect(first.task == again.task == third.task, f"the task came back as {third.task}")
 
 
-async def a_lease_is_as_long_as_its_claim_says(stage: Stage) -> None:
-    """A worker with short leases does not take what another one has for longer."""
-    patient, hasty = await stage.end(), await stage.end()
-    await patient.submit(stage.task("long"))
-    await stage.claim(patient, lease=LONG)
-    await patient.submit(stage.task("short"))
-    await stage.claim(hasty, lease=SHORT)
-    again = await stage.claim(hasty, lease=SHORT)
-    expect(again.task.key == stage.task("short").key, "a task was claimed again before its lease was over")
+async def a_lease_is_as_long_as_its_claim_says(harness: JournalHarness) -> None:
+    """Claim with short and long leases; a worker with short leases does not take a task with a long one."""
+    patient, hasty = await harness.end(), await harness.end()
+    await patient.submit(harness.task("long"))
+    await harness.claim(patient, lease=LONG)
+    await patient.submit(harness.task("short"))
+    await harness.claim(hasty, lease=SHORT)
+    again = await harness.claim(hasty, lease=SHORT)
+    expect(again.task.key == harness.task("short").key, "a task was claimed again before its lease was over")
     end = time.monotonic() + 2 * SHORT
     while time.monotonic() < end:
-        for claim in await hasty.claim([stage.id()], lease=SHORT, wait=SHORT):
+        for claim in await hasty.claim([harness.id()], lease=SHORT, wait=SHORT):
             expect(claim.task.key == again.task.key, "a task was claimed again before its lease was over")
 
 
-async def a_renewed_lease_is_kept(stage: Stage) -> None:
-    """For several times as long as it would have lasted."""
-    worker, other = await stage.end(), await stage.end()
-    await worker.submit(stage.task("long"))
+async def a_renewed_lease_is_kept(harness: JournalHarness) -> None:
+    """Renew a lease beyond its original expiry."""
+    worker, other = await harness.end(), await harness.end()
+    await worker.submit(harness.task("long"))
     lease = 3 * SHORT
-    claim = await stage.claim(worker, lease=lease)
+    claim = await harness.claim(worker, lease=lease)
 
     async def renew() -> None:
         while True:
@@ -249,141 +248,143 @@ async def a_renewed_lease_is_kept(stage: Stage) -> None:
 
     async with asyncio.TaskGroup() as group:
         renewing = group.create_task(renew())
-        await stage.nothing(other, wait=1.5 * lease)
+        await harness.nothing(other, wait=1.5 * lease)
         renewing.cancel()
-    again = await stage.claim(other)
+    again = await harness.claim(other)
     expect(again.attempt == 2, f"renewing a lease was counted as an attempt: {again.attempt}")
 
 
-async def a_lost_lease_cannot_be_renewed(stage: Stage) -> None:
-    """Neither after another end has claimed the task, nor after the same end has."""
-    one, other = await stage.end(), await stage.end()
-    await one.submit(stage.task("lost"))
-    first = await stage.claim(one, lease=SHORT)
-    second = await stage.claim(other, lease=SHORT)
-    third = await stage.claim(other, lease=SHORT)
+async def a_lost_lease_cannot_be_renewed(harness: JournalHarness) -> None:
+    """Renew an expired lease after the task was claimed again, by another end and by the same."""
+    one, other = await harness.end(), await harness.end()
+    await one.submit(harness.task("lost"))
+    first = await harness.claim(one, lease=SHORT)
+    second = await harness.claim(other, lease=SHORT)
+    third = await harness.claim(other, lease=SHORT)
     for end, claim in ((one, first), (other, second)):
         expect(not await end.renew(claim), f"attempt {claim.attempt} renewed a lease that attempt 3 has")
     expect(await other.renew(third), "the worker that has the lease cannot renew it")
 
 
-async def a_released_task_comes_back_after_its_delay(stage: Stage) -> None:
-    """Not before, counted, and not renewable meanwhile. Without a delay it comes back at once."""
-    one, other = await stage.end(), await stage.end()
-    await one.submit(stage.task("later"))
-    claim = await stage.claim(one)
+async def a_released_task_comes_back_after_its_delay(harness: JournalHarness) -> None:
+    """Release a task with a delay; the claim ends, and the task is queued again after the delay, or at once without."""
+    one, other = await harness.end(), await harness.end()
+    await one.submit(harness.task("later"))
+    claim = await harness.claim(one)
     began = time.monotonic()
     await one.release(claim, 0.6)
     expect(not await one.renew(claim), "a lease was renewed after the task was released")
-    again = await stage.claim(other)
+    again = await harness.claim(other)
     waited = time.monotonic() - began
     expect(waited > 0.55, f"a task that was released for 0.6 s came back after {waited:.3g} s")
     expect((again.attempt, again.task) == (2, claim.task), f"{claim} came back as {again}")
-    await stage.nothing(await stage.end())
+    await harness.nothing(await harness.end())
     await other.release(again, 0)
-    third = await stage.claim(one)
+    third = await harness.claim(one)
     expect((third.attempt, third.task) == (3, claim.task), f"{claim} came back as {third}")
 
 
-async def who_lost_the_lease_cannot_release(stage: Stage) -> None:
-    """The task stays where it is: with another worker, with another claim of the same one, or ended."""
-    one, other = await stage.end(), await stage.end()
-    await one.submit(stage.task("lost"))
-    first = await stage.claim(one, lease=SHORT)
-    second = await stage.claim(one, lease=SHORT)
+async def who_lost_the_lease_cannot_release(harness: JournalHarness) -> None:
+    """Release a task without its lease; it stays with the current claim, or ended."""
+    one, other = await harness.end(), await harness.end()
+    await one.submit(harness.task("lost"))
+    first = await harness.claim(one, lease=SHORT)
+    second = await harness.claim(one, lease=SHORT)
     await one.release(first, LONG)
     expect(await one.renew(second), "a worker released the task of its own later claim")
-    third = await stage.claim(other)
+    third = await harness.claim(other)
     await one.release(second, 0)
-    await stage.nothing(await stage.end())
-    await other.record(third, stage.outcome(third))
+    await harness.nothing(await harness.end())
+    await other.record(third, harness.outcome(third))
     await other.release(third, 0)
-    await stage.nothing(await stage.end())
+    await harness.nothing(await harness.end())
 
 
-async def tasks_outlive_those_who_submitted_them(stage: Stage) -> None:
-    """Closing an end forgets nothing."""
-    submitter = await stage.end()
-    await submitter.submit(stage.task("left"))
+async def tasks_outlive_those_who_submitted_them(harness: JournalHarness) -> None:
+    """Close the end that submitted a task; another end claims it."""
+    submitter = await harness.end()
+    await submitter.submit(harness.task("left"))
     await submitter.close()
-    await stage.claim(await stage.end())
+    await harness.claim(await harness.end())
 
 
-async def a_closed_end_refuses(stage: Stage) -> None:
-    """Closing twice is closing once. Afterwards everything raises UNAVAILABLE, also for those who were waiting."""
-    journal = await stage.end()
-    await journal.submit(stage.task("one"))
-    claim = await stage.claim(journal)
+async def a_closed_end_refuses(harness: JournalHarness) -> None:
+    """Close an end twice; every method raises UNAVAILABLE, also one that was waiting."""
+    journal = await harness.end()
+    await journal.submit(harness.task("one"))
+    claim = await harness.claim(journal)
     waiting = asyncio.create_task(journal.wait(claim.task.key, PATIENCE))
     await asyncio.sleep(0.05)
     for _ in range(2):
         await journal.close()
     unavailable = ErrorCode.UNAVAILABLE
     await refused("waiting on an end that is closed", waiting, unavailable)
-    await refused("submit on a closed end", journal.submit(stage.task("two")), unavailable)
-    await refused("claim on a closed end", journal.claim([stage.id()], lease=1, wait=0), unavailable)
+    await refused("submit on a closed end", journal.submit(harness.task("two")), unavailable)
+    await refused("claim on a closed end", journal.claim([harness.id()], lease=1, wait=0), unavailable)
     await refused("renew on a closed end", journal.renew(claim), unavailable)
     await refused("release on a closed end", journal.release(claim, 0), unavailable)
-    await refused("record on a closed end", journal.record(claim, stage.outcome(claim)), unavailable)
+    await refused("record on a closed end", journal.record(claim, harness.outcome(claim)), unavailable)
     await refused("outcome on a closed end", journal.outcome(claim.task.key), unavailable)
 
 
-async def _past(stage: Stage, journal: Journal, *, lease: float = LONG) -> tuple[Claim, tuple[int, int, int, bool]]:
-    claim = await stage.claim(journal, lease=lease)
+async def _past(
+    harness: JournalHarness, journal: Journal, *, lease: float = LONG
+) -> tuple[Claim, tuple[int, int, int, bool]]:
+    claim = await harness.claim(journal, lease=lease)
     return claim, (claim.failures, claim.losses, claim.lone_losses, claim.suspect)
 
 
-async def losses_are_counted_apart_from_failures(stage: Stage) -> None:
-    """A lease that runs out is a loss, a release says whether it is a failure."""
-    journal = await stage.end()
-    await journal.submit(stage.task("unlucky"))
-    claim, past = await _past(stage, journal, lease=SHORT)
+async def losses_are_counted_apart_from_failures(harness: JournalHarness) -> None:
+    """Count an expired lease as a loss, and a release as a failure only if it is flagged."""
+    journal = await harness.end()
+    await journal.submit(harness.task("unlucky"))
+    claim, past = await _past(harness, journal, lease=SHORT)
     expect(past == (0, 0, 0, False), f"the first claim of a task has the past {past}")
     for number in (1, 2):
-        claim, past = await _past(stage, journal, lease=SHORT if number == 1 else LONG)
+        claim, past = await _past(harness, journal, lease=SHORT if number == 1 else LONG)
         expect(past == (0, number, 0, True), f"{number} losses are counted as {past}")
     await journal.release(claim, 0, failed=True)
-    claim, past = await _past(stage, journal)
+    claim, past = await _past(harness, journal)
     expect(past == (1, 2, 0, False), f"2 losses and a failure are counted as {past}")
     await journal.release(claim, 0)
-    _, past = await _past(stage, journal)
+    _, past = await _past(harness, journal)
     expect(past == (1, 2, 0, False), f"2 losses, a failure and a release are counted as {past}")
 
 
-async def only_a_lone_task_is_blamed(stage: Stage) -> None:
-    """A loss counts as a lone one if the last renewal said that the worker has nothing else in hand."""
-    journal = await stage.end()
-    await journal.submit(stage.task("unlucky"))
-    claim = await stage.claim(journal, lease=2 * SHORT)
+async def only_a_lone_task_is_blamed(harness: JournalHarness) -> None:
+    """Count a loss as a lone one if the last renewal stated that the worker had no other task."""
+    journal = await harness.end()
+    await journal.submit(harness.task("unlucky"))
+    claim = await harness.claim(journal, lease=2 * SHORT)
     expect(await journal.renew(claim, alone=True), "a lease could not be renewed in time")
-    claim, past = await _past(stage, journal, lease=2 * SHORT)
+    claim, past = await _past(harness, journal, lease=2 * SHORT)
     expect(past == (0, 1, 1, True), f"a loss alone is counted as {past}")
     expect(await journal.renew(claim, alone=True) and await journal.renew(claim), "a lease could not be renewed")
-    claim, past = await _past(stage, journal, lease=2 * SHORT)
+    claim, past = await _past(harness, journal, lease=2 * SHORT)
     expect(past == (0, 2, 1, True), f"a loss alone, and one with others, are counted as {past}")
     expect(await journal.renew(claim, alone=True), "a lease could not be renewed in time")
     await journal.release(claim, 0)
-    claim, past = await _past(stage, journal, lease=SHORT)
+    claim, past = await _past(harness, journal, lease=SHORT)
     expect(past == (0, 2, 1, True), f"a task that was alone and was released has the past {past}")
-    _, past = await _past(stage, journal)
+    _, past = await _past(harness, journal)
     expect(past == (0, 3, 1, True), f"an attempt counts as alone because an earlier one was: {past}")
 
 
-async def _lost(stage: Stage, journal: Journal, *keys: str) -> set[str]:
-    """Have tasks submitted and claimed, and lost soon. Return their keys."""
+async def _lost(harness: JournalHarness, journal: Journal, *keys: str) -> set[str]:
+    """Submit and claim tasks with short leases that are not renewed. Return their keys."""
     for key in keys:
-        await journal.submit(stage.task(key))
-    return {(await stage.claim(journal, lease=4 * SHORT)).task.key for _ in keys}
+        await journal.submit(harness.task(key))
+    return {(await harness.claim(journal, lease=4 * SHORT)).task.key for _ in keys}
 
 
-async def _claim_all(stage: Stage, journal: Journal, number: int, *, suspects: bool = True) -> list[Claim]:
-    """Claim so many tasks, in portions."""
+async def _claim_all(harness: JournalHarness, journal: Journal, number: int, *, suspects: bool = True) -> list[Claim]:
+    """Claim this many tasks, in batches."""
     claimed: list[Claim] = []
     end = time.monotonic() + PATIENCE
     while len(claimed) < number:
         expect(time.monotonic() < end, f"{len(claimed)} tasks of {number} could be claimed")
         claims = await soon(
-            "claim returns", journal.claim([stage.id()], lease=LONG, wait=0.2, limit=9, suspects=suspects)
+            "claim returns", journal.claim([harness.id()], lease=LONG, wait=0.2, limit=9, suspects=suspects)
         )
         together = [claim.task.key for claim in claims if claim.suspect]
         expect(len(together) <= int(suspects), f"the suspects {together} were claimed with suspects={suspects}")
@@ -391,65 +392,65 @@ async def _claim_all(stage: Stage, journal: Journal, number: int, *, suspects: b
     return claimed
 
 
-async def suspects_come_one_at_a_time(stage: Stage) -> None:
-    """However many were lost with their worker, and whatever else there is to claim."""
-    journal, other = await stage.end(), await stage.end()
-    lost = await _lost(stage, journal, "a", "b", "c", "d")
+async def suspects_come_one_at_a_time(harness: JournalHarness) -> None:
+    """Lose several tasks with their worker; `claim` returns at most one of them, beside other tasks."""
+    journal, other = await harness.end(), await harness.end()
+    lost = await _lost(harness, journal, "a", "b", "c", "d")
     for number in range(3):
-        await journal.submit(stage.task(f"{number}"))
-    claimed = await _claim_all(stage, other, 7)
+        await journal.submit(harness.task(f"{number}"))
+    claimed = await _claim_all(harness, other, 7)
     found = sorted(claim.task.key for claim in claimed if claim.suspect)
     expect(found == sorted(lost), f"{sorted(lost)} were lost, and {found} were claimed as suspects")
 
 
-async def suspects_can_be_left_out(stage: Stage) -> None:
-    """Not for ever: they are there for the next worker that wants one."""
-    journal, other = await stage.end(), await stage.end()
-    lost = await _lost(stage, journal, "a", "b", "c")
-    await journal.release(await stage.claim(journal), 0)
+async def suspects_can_be_left_out(harness: JournalHarness) -> None:
+    """Claim without suspects; they stay in the queue for the next worker that accepts one."""
+    journal, other = await harness.end(), await harness.end()
+    lost = await _lost(harness, journal, "a", "b", "c")
+    await journal.release(await harness.claim(journal), 0)
     for number in range(3):
-        await journal.submit(stage.task(f"{number}"))
-    await _claim_all(stage, other, 3, suspects=False)
-    again = {claim.task.key for claim in await _claim_all(stage, other, 3)}
+        await journal.submit(harness.task(f"{number}"))
+    await _claim_all(harness, other, 3, suspects=False)
+    again = {claim.task.key for claim in await _claim_all(harness, other, 3)}
     expect(again == lost, f"of {sorted(lost)}, {sorted(again)} came back")
 
 
-async def a_suspect_is_cleared_by_a_failure(stage: Stage) -> None:
-    """But not by being given back: it may not even have begun."""
-    journal = await stage.end()
-    await _lost(stage, journal, "unlucky")
+async def a_suspect_is_cleared_by_a_failure(harness: JournalHarness) -> None:
+    """Release a suspect; only a failure clears it, since a released task may not have started."""
+    journal = await harness.end()
+    await _lost(harness, journal, "unlucky")
     for _ in range(2):
-        claim, past = await _past(stage, journal)
+        claim, past = await _past(harness, journal)
         expect(past == (0, 1, 0, True), f"a suspect that was released has the past {past}")
         await journal.release(claim, 0)
-    claim = await stage.claim(journal)
+    claim = await harness.claim(journal)
     await journal.release(claim, 0, failed=True)
-    _, past = await _past(stage, journal)
+    _, past = await _past(harness, journal)
     expect(past == (1, 1, 0, False), f"a suspect that has failed has the past {past}")
 
 
-async def innocents_are_run_beside_poison(stage: Stage) -> None:
-    """Workers die of some tasks, and of all that they have in hand only those are given up. All others are done."""
-    journal = await stage.end()
-    tasks = [stage.task(name) for name in ("a", "b", "poison c", "d", "poison e", "f")]
+async def innocents_are_run_beside_poison(harness: JournalHarness) -> None:
+    """Claim with workers that die of some tasks; only those are buried, and all others are done."""
+    journal = await harness.end()
+    tasks = [harness.task(name) for name in ("a", "b", "poison c", "d", "poison e", "f")]
     poison = {task.key for task in tasks if "poison" in task.key}
     for task in tasks:
         await journal.submit(task)
     given_up: dict[str, bool] = {}
     for _ in range(2 * len(poison) + 1):
-        end = await stage.end()
-        await _work_until_death(stage, end, len(tasks), given_up)
+        end = await harness.end()
+        await _work_until_death(harness, end, len(tasks), given_up)
         await end.close()
     buried = {key for key, buried in given_up.items() if buried}
     expect(buried == poison, f"{sorted(poison)} kill their worker, and {sorted(buried)} were given up")
     expect(len(given_up) == len(tasks), f"of {len(tasks)} tasks, {len(given_up)} have an outcome")
 
 
-async def _work_until_death(stage: Stage, end: Journal, number: int, given_up: dict[str, bool]) -> None:
-    """Be a worker that dies of poison, and gives up a task of which a worker has died that had nothing else."""
+async def _work_until_death(harness: JournalHarness, end: Journal, number: int, given_up: dict[str, bool]) -> None:
+    """Work until a poisoned task; bury a suspect that was alone with a worker that died."""
     patience = time.monotonic() + PATIENCE
     while len(given_up) < number and time.monotonic() < patience:
-        claims = await soon("claim returns", end.claim([stage.id()], lease=SHORT, wait=SHORT, limit=3))
+        claims = await soon("claim returns", end.claim([harness.id()], lease=SHORT, wait=SHORT, limit=3))
         if any("poison" in claim.task.key for claim in claims if not claim.suspect):
             return
         for claim in sorted(claims, key=lambda claim: claim.suspect):
@@ -459,5 +460,5 @@ async def _work_until_death(stage: Stage, end: Journal, number: int, given_up: d
                 if "poison" in claim.task.key:
                     return
             buried = claim.lone_losses > 0
-            await end.record(claim, stage.outcome(claim, buried=buried))
+            await end.record(claim, harness.outcome(claim, buried=buried))
             given_up[claim.task.key] = buried

@@ -1,1 +1,1 @@
-"""What carries the call protocol: one module a medium."""
+"""Transports of the call protocol: in memory, WebSocket, and brokers (Redis, NATS)."""

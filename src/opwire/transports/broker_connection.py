@@ -1,8 +1,8 @@
-"""What differs from one broker to another: one connection, and how a request finds one of those who serve it.
+"""The interface of a broker: one connection, and how a request is routed to one of its servers.
 
-A transport for another broker is one class with these methods; `BrokerTransport` does the rest. `ask`, `tell` and
-`tell_all` never wait. Every message goes with the address of its sender and a token, which the medium carries beside
-it.
+A transport for another broker is one class with these methods; `BrokerTransport` does the rest. `request`, `send` and
+`broadcast` never wait. Every message is sent with the address of its sender and a token, which the connection carries
+beside it.
 """
 
 from collections.abc import Iterable
@@ -11,101 +11,101 @@ from typing import Protocol
 from opwire.call import Address
 
 
-class Listener(Protocol):
-    """Whoever uses a medium. Its methods return at once and raise nothing."""
+class BrokerListener(Protocol):
+    """The user of a `BrokerConnection`. Its methods return at once and never raise."""
 
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
-        """A message for this end arrived, with the token that was given to `ask` or `tell`."""
+        """Handle a message to this end, with the token that was passed to `request` or `send`."""
         ...
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
-        """A message for all ends arrived, with the token that was given to `tell_all`."""
+        """Handle a broadcast, with the token that was passed to `broadcast`."""
         ...
 
     def routed(self, token: str, peer: Address) -> None:
-        """The request with this token was given to this end. A medium that does not know says nothing."""
+        """Record the server that received the request with this token. Optional: not every broker reports it."""
         ...
 
     def undelivered(self, token: str, reason: str) -> None:
-        """Nobody got the request with this token: nobody serves it, or why else."""
+        """Handle a request that no server received: the operation has none, or another reason."""
         ...
 
     def refused(self, operation_id: str, reason: str) -> None:
-        """The broker does not let this end ask for an operation, and does not say which request it refused."""
+        """Handle missing permission to request an operation, where the broker does not report which request it was."""
         ...
 
     def unreachable(self, peer: Address) -> None:
-        """The broker says that nobody listens at this address any more."""
+        """Handle the report of the broker that an address has no listener any more."""
         ...
 
     def disconnected(self, reason: str) -> None:
-        """The connection is gone; called once, and not by `close`."""
+        """Handle the loss of the connection; called once, and not by `close`."""
         ...
 
 
-class Medium(Protocol):
-    """One connection to a broker. After it is gone, `connect` makes another."""
+class BrokerConnection(Protocol):
+    """One connection to a broker. After it is lost, `connect` opens another."""
 
     name: str
-    """How the broker is called in messages to people: no password in it."""
+    """The name of the broker in messages to users, without a password."""
 
     max_message: int
-    """Bytes of a message that the broker lets through; may be learned by connecting."""
+    """The broker's limit of a message in bytes; may change by connecting."""
 
-    async def connect(self, address: Address, listener: Listener) -> None:
-        """Connect, and receive from now on what is sent to `address` or to all.
+    async def connect(self, address: Address, listener: BrokerListener) -> None:
+        """Connect, and receive what is sent to `address`, and broadcasts.
 
         Raises:
-            CallError: UNAVAILABLE, if the broker cannot be reached or refuses.
+            CallError: UNAVAILABLE if the broker cannot be reached or rejects the connection.
         """
         ...
 
     async def serve(self, operation_ids: Iterable[str]) -> None:
-        """When this returns, requests for these operations are given to this end, too.
+        """Route requests for further operations to this end. They arrive when this returns.
 
         Raises:
-            CallError: UNAVAILABLE, if the connection is gone.
+            CallError: UNAVAILABLE if the connection is lost.
         """
         ...
 
     async def unserve(self, operation_ids: Iterable[str]) -> None:
-        """When this returns, no new request for these operations arrives here.
+        """Stop routing requests for operations to this end. No new ones arrive when this returns.
 
         Raises:
-            CallError: UNAVAILABLE, if the connection is gone.
+            CallError: UNAVAILABLE if the connection is lost.
         """
         ...
 
-    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
-        """Send a message to one of those who serve an operation. If there is none, the listener is told.
+    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+        """Send a message to one of the servers of an operation. If there is none, `undelivered` is called.
 
-        A medium that can gives messages with the same `sticky_key` to the same one, as long as it is there.
+        Messages with the same `sticky_key` go to the same server while it is connected, if the broker supports it.
 
         Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is waiting to be sent.
+            CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
         """
         ...
 
-    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+    def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Send a message to one end. `control`: it is small, and ends or steers a call.
 
         Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is waiting to be sent.
+            CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
         """
         ...
 
-    def tell_all(self, token: str, message: bytes) -> None:
-        """Send a message to every end, this one included.
+    def broadcast(self, token: str, message: bytes) -> None:
+        """Send a message to every end, including this one.
 
         Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is waiting to be sent.
+            CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
         """
         ...
 
     def beat(self, every: float) -> None:
-        """Called once in `every` seconds: tell the broker that this end is alive, if it wants to know."""
+        """Renew the presence of this end at the broker, if the broker needs it; called every `every` seconds."""
         ...
 
     async def close(self) -> None:
-        """Send what is waiting, and leave, within a second or two. Closing again does nothing. Raises nothing."""
+        """Flush the queue and disconnect, within a second or two. Idempotent; never raises."""
         ...

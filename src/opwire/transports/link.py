@@ -1,39 +1,38 @@
-"""One connection: bytes in, bytes out, and nobody ever waits. What the transports with a network behind them share.
+"""A connection that never waits: the byte stream that the network transports share.
 
-What is written within one turn of the event loop leaves in few pieces. What the peer does not read is kept up to a
-bound, above which `write` raises: one slow peer costs memory up to that bound, and delays nobody. Small events that end
-or steer calls have room of their own above it (`control`), and what keeps the connection alive goes past what waits
-(`urgent`).
+Writes of one turn of the event loop are joined into few system calls. What the peer does not read is buffered up to a
+bound, above which `write` raises: a slow peer costs memory up to that bound, and delays no other. Small events that end
+or steer calls have a reserve above it (`control`), and keep-alives overtake the buffer (`urgent`).
 """
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from math import inf
 from typing import Any, cast
 
+from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
 
 logger = logging.getLogger("opwire.transports")
 
 MAX_BACKLOG = 16 * 1024 * 1024
-"""Bytes that may wait for a peer that does not read."""
+"""Default limit of the buffer for a peer that does not read, in bytes."""
 
-_RESERVE = 1024 * 1024  # above that: room for the events that end or steer calls
-# Bytes that are not kept back until the end of the turn. Joining all that one turn writes saves system calls, but makes
-# busy ends wait for each other. 64 calls in flight over NATS: 4 kB 19,600 calls/s, 8 kB 34,900, 64 kB 25,300.
+_RESERVE = 1024 * 1024  # bytes above that for events that end or steer calls
+# Bytes that are buffered until the end of the turn. Joining all writes of a turn saves system calls, but makes busy
+# ends wait for each other. 64 calls in flight over NATS: 4 kB 19,600 calls/s, 8 kB 34,900, 64 kB 25,300.
 _FLUSH_AT = 8 * 1024
-_PIECE = 64 * 1024  # bytes that are joined into one write
-_STEADY = 5.0  # seconds that work has to run for a failure to count as the first one
+_PIECE = 64 * 1024  # bytes joined into one write
+_STEADY = 5.0  # seconds of work after which a failure counts as the first one
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a restart
 
 
 class Backlogs:
-    """What several links together keep for peers that do not read: at most `total` bytes.
+    """Limits the buffers of several links together to `total` bytes.
 
-    Above that, the connection with the largest backlog ends: peers that read are not affected by those that do not.
+    Above that, the connection with the largest backlog is closed: peers that read are not affected.
     """
 
     def __init__(self, total: int) -> None:
@@ -42,25 +41,25 @@ class Backlogs:
         self._waiting: dict[Link, int] = {}
 
     def add(self, link: "Link", size: int) -> None:
-        """Count bytes that wait for a link whose peer does not keep up."""
+        """Count the buffered bytes of a link with a slow peer."""
         self._waiting[link] = self._waiting.get(link, 0) + size
         self._used += size
         while self._used > self._total:
             worst = max(self._waiting, key=lambda each: self._waiting[each])
             self.clear(worst)
-            worst.abort(f"the peer does not read what it is sent, and {self._total:,} bytes wait for it and others")
+            worst.abort(f"the peer does not read, and {self._total:,} bytes are buffered for it and others")
 
     def clear(self, link: "Link") -> None:
-        """Nothing waits for this link any more."""
+        """Remove a link whose buffer is empty."""
         self._used -= self._waiting.pop(link, 0)
 
 
 class Link(asyncio.Protocol):
-    """An asyncio protocol. `receive` gets the bytes that arrive, `lost` the reason, once, when the connection is gone.
+    """An asyncio protocol with two callbacks: `receive` for data, and `lost` with the reason, once.
 
-    What `receive` raises ends the connection: a transport that can go on after a bad message does not raise. CallError
-    and ValueError say that the peer broke the protocol; anything else is a fault of ours, and is logged.
-    `max_backlog` and `backlogs` may be changed while nothing waits.
+    An exception of `receive` closes the connection; a transport that tolerates an invalid message does not raise.
+    CallError and ValueError mean that the peer violated the protocol; any other exception is a bug here, and is logged.
+    `max_backlog` and `backlogs` may be changed while the buffer is empty.
     """
 
     def __init__(
@@ -79,7 +78,8 @@ class Link(asyncio.Protocol):
         self._waiting_bytes = 0
         self._scheduled = False
         self._paused = False
-        self._reason: str | None = None  # why we end the connection ourselves
+        self._is_closing = False  # `lost` is not called any more
+        self._reason: str | None = None  # why this end closes the connection
         self._gone: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 
@@ -87,45 +87,45 @@ class Link(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether something can be written."""
+        """Whether the connection accepts writes."""
         return self._transport is not None and self._reason is None
 
     @property
     def backlog(self) -> int:
-        """Bytes that the peer, or its operating system, has not taken yet."""
+        """Bytes that the operating system has not accepted yet."""
         return self._waiting_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     @property
     def remote(self) -> str:
-        """The host of the peer; empty if that is unknown."""
+        """The host of the peer; empty if unknown."""
         name: Any = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(name[0]) if name else ""
 
     @property
     def paused(self) -> bool:
-        """Whether the peer does not read as fast as it is sent to."""
+        """Whether the peer reads too slowly."""
         return self._paused
 
     def write(self, data: bytes) -> None:
-        """Send something that may be refused.
+        """Send data.
 
         Raises:
-            CallError: RATE_LIMITED if too much is waiting already, UNAVAILABLE if the connection is gone.
+            CallError: RATE_LIMITED if the buffer is full, UNAVAILABLE if the connection is closed.
         """
         self._put(data, self.max_backlog)
 
     def control(self, data: bytes) -> None:
-        """Send something small that ends or steers a call: there is room for it when there is none for others.
+        """Send a small message that ends or steers a call; it may use the reserve of the buffer.
 
         Raises:
-            CallError: RATE_LIMITED if even that is full, UNAVAILABLE if the connection is gone.
+            CallError: RATE_LIMITED if the reserve is full as well, UNAVAILABLE if the connection is closed.
         """
         self._put(data, self.max_backlog + _RESERVE)
 
     def urgent(self, data: bytes) -> None:
-        """Send something that has no order with anything else, before what is waiting.
+        """Send an independent message before the buffered ones.
 
-        It is dropped if a peer that reads nothing has had more of that than fits: it cannot make us answer for ever.
+        It is dropped once the buffer and its reserve are full, so that a peer that never reads cannot use up memory.
         """
         room = self.max_backlog + 2 * _RESERVE
         if self._transport is not None and self._reason is None and self.backlog + len(data) <= room:
@@ -135,7 +135,7 @@ class Link(asyncio.Protocol):
         if self._transport is None or self._reason is not None:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
         if self._paused and self.backlog + len(data) > limit:
-            full = f"the peer does not keep up: {self.backlog:,} bytes are waiting for it"
+            full = f"the peer does not keep up: {self.backlog:,} bytes are buffered for it"
             raise CallError(ErrorCode.RATE_LIMITED, full)
         self._waiting.append(data)
         self._waiting_bytes += len(data)
@@ -153,8 +153,8 @@ class Link(asyncio.Protocol):
 
     def _flush(self) -> None:
         while self._waiting and not self._paused and self._transport is not None:
-            # Joined, since a write of its own for each message is a system call each. Not all at once, since `urgent`
-            # cannot overtake what was handed over.
+            # Joined, since each write is a system call. Not all at once, since `urgent` cannot overtake data that was
+            # passed to asyncio.
             pieces = [self._waiting.popleft()]
             size = len(pieces[0])
             while self._waiting and size < _PIECE:
@@ -167,7 +167,7 @@ class Link(asyncio.Protocol):
             self._drained = None
 
     async def drain(self) -> None:
-        """Wait until nothing waits here any more, but in asyncio's own small buffer; or the connection is gone."""
+        """Wait until the buffer is empty, except for asyncio's own small one, or the connection is closed."""
         self._flush()
         while self.open and (self._waiting or self._paused):
             if self._drained is None:
@@ -177,67 +177,67 @@ class Link(asyncio.Protocol):
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """End the connection at once; `lost` is called with the reason."""
+        """Close the connection at once; `lost` is called with the reason."""
         if self._reason is None:
             self._reason = reason
-            if self._transport is not None:  # else as soon as it is there
+            if self._transport is not None:  # otherwise as soon as it is connected
                 self._transport.abort()
 
     async def close(self, *, grace: float = 1.0) -> None:
-        """Send what is waiting, then end the connection; `lost` is not called. Takes no longer than `grace` seconds."""
-        self._lost = _nothing
+        """Flush the buffer and close the connection, within `grace` seconds; `lost` is not called."""
+        self._is_closing = True
         transport, gone = self._transport, self._gone
         if transport is None or gone is None:
             return
         try:
             async with asyncio.timeout(grace):
                 await self.drain()
-                self._reason = self._reason or "it was closed"  # nothing more goes out, and nothing comes in
+                self._reason = self._reason or "it was closed"  # no more writes, and received data is ignored
                 transport.close()
                 await asyncio.shield(gone)
         except TimeoutError:
-            pass  # it ends without what is left
-        finally:  # whoever waits for it may be cancelled
+            pass  # the rest is dropped
+        finally:  # also if the caller is cancelled
             self._reason = self._reason or "it was closed"
             transport.abort()
         await asyncio.shield(gone)
 
-    # --- what asyncio calls -------------------------------------------------------------------------------------------
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
+        """Start to use the transport of asyncio."""
         self._transport = cast("asyncio.Transport", transport)
         self._gone = asyncio.get_running_loop().create_future()
         if self._reason is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes arrived."""
+        """Pass data to `receive`."""
         if self._reason is not None:
             return
         try:
             self._receive(data)
-        except (CallError, ValueError) as error:  # whatever a peer sends: this connection ends, and no other
+        except (CallError, ValueError) as error:  # invalid data closes this connection only
             self.abort(f"the peer broke the protocol: {error}")
         except Exception:
-            logger.exception("what a peer sent could not be dealt with")
-            self.abort("what the peer sent could not be dealt with")
+            logger.exception("data of a peer could not be handled")
+            self.abort("data of the peer could not be handled")
 
     def pause_writing(self) -> None:
-        """The peer does not read as fast as we write."""
+        """Start to buffer: the peer reads too slowly."""
         self._paused = True
         if self.backlogs is not None:
             self.backlogs.add(self, self.backlog)
 
     def resume_writing(self) -> None:
-        """The peer reads again."""
+        """Flush the buffer: the peer reads again."""
         self._paused = False
         if self.backlogs is not None:
             self.backlogs.clear(self)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Drop the buffer, and call `lost`."""
         reason = self._reason or (f"the connection broke: {exc}" if exc else "the peer closed the connection")
         self._transport, self._reason = None, reason
         self._waiting.clear()
@@ -248,30 +248,15 @@ class Link(asyncio.Protocol):
             if future is not None and not future.done():
                 future.set_result(None)
         self._drained = None
-        self._lost(reason)
-
-
-def check_numbers(**options: Any) -> None:
-    """Check that numeric options can be used.
-
-    Raises:
-        CallError: VALIDATION_ERROR, if one of them is not a finite number above zero.
-    """
-    for name, number in options.items():
-        if not isinstance(number, int | float) or isinstance(number, bool) or not 0 < number < inf:
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"{name} is a number above zero, not {number!r}")
-
-
-def back_off(attempt: int, *, first: float = 0.05, most: float = 5.0) -> float:
-    """Seconds to wait before connecting again: at once, then at random within a growing limit (attempts from 0)."""
-    return 0.0 if attempt == 0 else random.uniform(0, min(most, first * 2 ** min(attempt, 16)))  # noqa: S311
+        if not self._is_closing:
+            self._lost(reason)
 
 
 async def keep_running(what: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run what keeps a transport alive until it returns or is cancelled.
+    """Run a background task of a transport until it returns or is cancelled.
 
-    An exception, be it a bug here or a user's function that failed to give a token, is logged, and the work starts
-    again: at once, then after growing pauses while it keeps failing.
+    An exception, be it a bug here or a user's callback that failed to return a token, is logged, and the task restarts:
+    at once, then with back-off while it keeps failing.
     """
     attempt = 0
     while True:
@@ -279,12 +264,9 @@ async def keep_running(what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception:
-            logger.exception("%s failed, and is started again", what)
+            logger.exception("%s failed and is restarted", what)
         else:
             return
         attempt = 0 if time.monotonic() - began > _STEADY else attempt + 1
-        await asyncio.sleep(back_off(attempt))
-
-
-def _nothing(_: str) -> None:
-    """Stands for a callback that is not wanted any more."""
+        if attempt:
+            await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))

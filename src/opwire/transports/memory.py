@@ -1,4 +1,4 @@
-"""Calls within one process: events travel by reference, or through the wire format with `codec=True`."""
+"""Calls within one process: events are passed by reference, or encoded and decoded with `codec=True`."""
 
 from collections.abc import Iterable
 from itertools import count
@@ -9,43 +9,43 @@ from opwire.errors import CallError, ErrorCode
 
 
 class MemoryBus:
-    """The medium: every `MemoryTransport` on the same bus can reach the others.
+    """Connects the `MemoryTransport`s of one process.
 
         bus = MemoryBus()
         server, client = MemoryTransport(bus), MemoryTransport(bus)
 
-    With `codec=True` each event is encoded and decoded again, so that what works here works over a network.
+    With `codec=True` each event is encoded and decoded, as over a network. `max_message` limits its size in bytes.
     """
 
-    def __init__(self, *, codec: bool = False, limit: int = MAX_MESSAGE) -> None:
+    def __init__(self, *, codec: bool = False, max_message: int = MAX_MESSAGE) -> None:
         self.codec = codec
-        self.limit = limit
+        self.max_message = max_message
         self._numbers = count(1)
         self._ends: dict[Address, MemoryTransport] = {}
-        self._serving: dict[str, list[Address]] = {}  # operation id -> who serves it, whose turn it is first
+        self._serving: dict[str, list[Address]] = {}  # servers by operation id, the next one first
 
     def join(self, end: "MemoryTransport") -> Address:
-        """Add an end."""
+        """Add an end, and return its address."""
         address = f"memory-{next(self._numbers)}"
         self._ends[address] = end
         return address
 
     def leave(self, address: Address) -> None:
-        """Remove an end, and tell the others."""
+        """Remove an end, and report its loss to the others."""
         self._ends.pop(address, None)
         self.withdraw(address, list(self._serving))
         for end in tuple(self._ends.values()):
             end.lose(address)
 
     def announce(self, address: Address, operation_ids: Iterable[str]) -> None:
-        """Route requests for these operations to this end, too."""
+        """Route requests for operations to an end."""
         for operation_id in operation_ids:
             serving = self._serving.setdefault(operation_id, [])
             if address not in serving:
                 serving.append(address)
 
     def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
-        """Route no more requests for these operations to this end."""
+        """Stop routing requests for operations to an end."""
         for operation_id in operation_ids:
             serving = self._serving.get(operation_id, [])
             if address in serving:
@@ -54,31 +54,31 @@ class MemoryBus:
                     del self._serving[operation_id]
 
     def route(self, operation_id: str) -> Address:
-        """Whose turn it is to serve an operation.
+        """Return the next server of an operation, round robin.
 
         Raises:
-            CallError: UNAVAILABLE, if nobody serves anything.
+            CallError: UNAVAILABLE if the bus has no server at all.
         """
         serving = self._serving.get(operation_id)
         if serving is None:
-            # Whoever serves something else knows best how to say that there is no such operation.
+            # Any other server can return the best OPERATION_NOT_FOUND error, with suggestions.
             serving = next(iter(self._serving.values()), None)
             if serving is None:
-                raise CallError(ErrorCode.UNAVAILABLE, f"nobody on this bus serves {operation_id}")
+                raise CallError(ErrorCode.UNAVAILABLE, f"no server on this bus serves {operation_id}")
             return serving[0]
         if len(serving) > 1:
             serving.append(serving.pop(0))
         return serving[-1]
 
     def servers(self) -> list[Address]:
-        """The ends that serve anything."""
+        """Return the addresses of all servers."""
         return list(dict.fromkeys(address for serving in self._serving.values() for address in serving))
 
     def end(self, address: Address | None) -> "MemoryTransport":
-        """The end with this address.
+        """Return the end with this address.
 
         Raises:
-            CallError: UNAVAILABLE, if it is gone.
+            CallError: UNAVAILABLE if it is closed.
         """
         end = None if address is None else self._ends.get(address)
         if end is None:
@@ -105,29 +105,29 @@ class MemoryTransport:
         self._address = self._bus.join(self)
 
     async def announce(self, operation_ids: Iterable[str]) -> None:
-        """Serve these operations.
+        """Serve further operations.
 
         Raises:
-            CallError: UNAVAILABLE, if this end is closed.
+            CallError: UNAVAILABLE if this end is closed.
         """
         self._bus.announce(self._here(), operation_ids)
 
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
-        """Serve these operations no longer."""
+        """Stop serving operations."""
         if self._address is not None:
             self._bus.withdraw(self._address, operation_ids)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
-        """Who serves anything.
+        """Return the addresses of all servers.
 
         Raises:
-            CallError: UNAVAILABLE, if this end is closed.
+            CallError: UNAVAILABLE if this end is closed.
         """
         self._here()
         return self._bus.servers()
 
     def request(self, event: CallRequested) -> Address:
-        """Send a request to one of those who serve its operation.
+        """Send a request to one of the servers of its operation.
 
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
@@ -145,16 +145,16 @@ class MemoryTransport:
         """
         here, there = self._here(), self._bus.end(to)
         if self._bus.codec:
-            event = decode_event(encode_event(event, limit=self._bus.limit), limit=self._bus.limit)
+            event = decode_event(encode_event(event, limit=self._bus.max_message), limit=self._bus.max_message)
         there.deliver(event, here)
 
     def deliver(self, event: CallEvent, sender: Address) -> None:
-        """Hand an event to the receiver: at once, since a receiver never waits. A turn of the loop would cost 2 µs."""
+        """Deliver an event synchronously: a receiver never waits, and a turn of the event loop would cost 2 µs."""
         if self._address is not None and self._receiver is not None:
             self._receiver.received(event, sender)
 
     def lose(self, peer: Address) -> None:
-        """Tell the receiver that a peer is gone."""
+        """Report the loss of a peer to the receiver."""
         if self._address is not None and self._receiver is not None:
             self._receiver.lost(peer, "the peer left the bus")
 

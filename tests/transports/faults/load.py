@@ -72,7 +72,7 @@ class Load:
             self.outcomes[request_id] = []
             try:
                 input, context = {"delay": random.uniform(0, _WORK)}, Context(request_id=request_id)
-                envelope = await self._calls.call("fault.run", input, context, timeout=_NEVER)
+                envelope = await self._calls.call("fault.run", input, context=context, timeout=_NEVER)
             except CallError as error:
                 self._end(request_id, error.code)
                 await asyncio.sleep(_BREATH)

@@ -11,7 +11,7 @@ from tests.servers.brokers import Server
 from tests.servers.processes import Worker
 from tests.transports.engines import Engine
 from tests.transports.faults.actor import operations
-from tests.transports.faults.stage import Notes, process
+from tests.transports.faults.harness import Notes, process
 
 
 @requirement("transport.faults.caller-gone")

@@ -11,8 +11,8 @@ from opwire.transports.websocket import client
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
+from tests.transports.faults.harness import processes, staged
 from tests.transports.faults.load import Load
-from tests.transports.faults.stage import processes, staged
 
 CALLERS = 64
 

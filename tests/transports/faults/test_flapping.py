@@ -10,8 +10,8 @@ import pytest
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
+from tests.transports.faults.harness import Stage, staged
 from tests.transports.faults.load import Load
-from tests.transports.faults.stage import Stage, staged
 
 pytestmark = pytest.mark.usefixtures("quick_reconnects")
 

@@ -13,8 +13,8 @@ from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.engines import ENGINES
 from tests.transports.faults.actor import operations
+from tests.transports.faults.harness import staged
 from tests.transports.faults.load import Load
-from tests.transports.faults.stage import staged
 
 KIB, MIB = 1024, 1024 * 1024
 

@@ -9,8 +9,8 @@ from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.servers.faults import FaultProxy, Way
 from tests.transports.engines import Engine
+from tests.transports.faults.harness import Side, staged
 from tests.transports.faults.load import Load
-from tests.transports.faults.stage import Side, staged
 
 pytestmark = pytest.mark.usefixtures("quick_reconnects")
 

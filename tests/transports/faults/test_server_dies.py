@@ -8,8 +8,8 @@ from opwire.testing.harness import soon
 from tests.requirements import requirement
 from tests.servers.brokers import Server
 from tests.transports.engines import Engine
+from tests.transports.faults.harness import process, processes
 from tests.transports.faults.load import Load, runs_in
-from tests.transports.faults.stage import process, processes
 
 CALLERS = 64
 

@@ -13,28 +13,28 @@ from opwire.call.description import OperationInfo, ServerInfo, Statistics
 from opwire.operation import OperationType
 from opwire.testing.harness import soon
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
-from opwire.transports.nats.transport import NatsMedium, Subjects
-from tests.transports.mediums import Log, connected
+from opwire.transports.nats.transport import NatsBrokerConnection, Subjects
+from tests.transports.recording import Log, connected
 
 ANYONE = Security(NatsCredentials())
 
 
 class End:
-    """A medium that is connected, and what its listener was told."""
+    """A connection that is connected, and what its listener was told."""
 
-    def __init__(self, medium: NatsMedium, address: Address, log: Log) -> None:
-        self.medium = medium
+    def __init__(self, connection: NatsBrokerConnection, address: Address, log: Log) -> None:
+        self.connection = connection
         self.address = address
         self.log = log
 
     async def barrier(self) -> None:
         """Wait until the server has dealt with whatever this end has sent."""
-        await soon("the server answers", self.medium._open().barrier())
+        await soon("the server answers", self.connection._open().barrier())
 
 
 def description(operations: Mapping[str, Statistics]) -> Description:
     """What a service says about itself."""
-    server = ServerInfo(id="7f", name="shop", version="1.2.3", started=1_767_323_045_678, status="serving", in_hand=0)
+    server = ServerInfo(id="7f", name="shop", version="1.2.3", started=1_767_323_045_678, status="serving", in_flight=0)
     made = [
         OperationInfo(
             id=each,
@@ -62,10 +62,10 @@ async def end(
     describe: Callable[[], Description | None] = lambda: None,
 ) -> AsyncIterator[End]:
     """An end that serves these operations. Nobody beats for it."""
-    medium = NatsMedium(NatsServers(url), Subjects(prefix), security, describe=describe)
+    connection = NatsBrokerConnection(NatsServers(url), Subjects(prefix), security, describe=describe)
     log, address = Log(), token_hex(8)
-    async with connected(medium, address, log, *operations):
-        yield End(medium, address, log)
+    async with connected(connection, address, log, *operations):
+        yield End(connection, address, log)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What NATS' own tools are told. That they are asked and answered over a server is in test_medium.py."""
+"""What NATS' own tools are told. That they are asked and answered over a server is in test_broker_connection.py."""
 
 import json
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Subjects. That a real server takes them is in test_medium.py."""
+"""Subjects. That a real server takes them is in test_broker_connection.py."""
 
 import re
 from urllib.parse import unquote

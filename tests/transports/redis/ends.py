@@ -9,9 +9,9 @@ import hiredis
 
 from opwire.call import Address
 from opwire.transports.redis.connection import command, parse_url
-from opwire.transports.redis.transport import RedisMedium
+from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.servers.brokers import HOST, RedisServer
-from tests.transports.mediums import Log, connected
+from tests.transports.recording import Log, connected
 
 BEAT = 60.0
 """Seconds between two beats: nobody beats unless a test does, so a lease lasts as long as the test."""
@@ -34,17 +34,17 @@ def ask(server: RedisServer, *parts: bytes | str | int) -> Any:
 
 
 class End:
-    """A medium that is connected, and what its listener was told."""
+    """A connection that is connected, and what its listener was told."""
 
-    def __init__(self, medium: RedisMedium, address: Address, log: Log) -> None:
-        self.medium = medium
+    def __init__(self, connection: RedisBrokerConnection, address: Address, log: Log) -> None:
+        self.connection = connection
         self.address = address
         self.log = log
 
     async def barrier(self) -> None:
         """Wait until Redis has dealt with whatever this end has sent."""
         number = len(self.log.arrivals)
-        self.medium.tell(self.address, "", b"barrier", control=True)
+        self.connection.send(self.address, "", b"barrier", control=True)
         await self.log.until(lambda: b"barrier" in self.log.messages[number:])
         self.log.arrivals = [each for each in self.log.arrivals if each[2] != b"barrier"]
 
@@ -54,9 +54,9 @@ async def end(
     url: str, address: Address, *operations: str, prefix: str = "opwire", beat: float = BEAT
 ) -> AsyncIterator[End]:
     """An end that serves these operations. Nobody beats for it."""
-    medium, log = RedisMedium(parse_url(url), prefix=prefix, heartbeat=beat), Log()
-    async with connected(medium, address, log, *operations):
-        yield End(medium, address, log)
+    connection, log = RedisBrokerConnection(parse_url(url), prefix=prefix, heartbeat=beat), Log()
+    async with connected(connection, address, log, *operations):
+        yield End(connection, address, log)
     assert log.refusals == []  # Redis always says which request it refused
 
 

@@ -45,10 +45,10 @@ async def test_the_limits_of_a_server_are_learned_and_what_is_just_below_passes(
     limit = "pubsub 2mb 0 0" if setting == b"client-output-buffer-limit" else "1mb"
     server = own_redis(**{setting.decode(): limit})
     async with end(server.url, "one", "a.b") as one:
-        assert one.medium.max_message == MIB - ROOM
+        assert one.connection.max_message == MIB - ROOM
         for number in range(1, 4):
-            one.medium.ask("a.b", "token", b"x" * one.medium.max_message)
+            one.connection.request("a.b", "token", b"x" * one.connection.max_message)
             await one.log.until(lambda number=number: len(one.log.messages) == 2 * number - 1)
-            one.medium.tell("one", "token", b"y" * one.medium.max_message, control=False)
+            one.connection.send("one", "token", b"y" * one.connection.max_message, control=False)
             await one.log.until(lambda number=number: len(one.log.messages) == 2 * number)
         assert one.log.ends == []

@@ -91,7 +91,7 @@ async def serving(url: str, *, heartbeat: float = BEAT, **options: Any) -> Async
     counted = Counted()
     async with (
         PendingRequestMap(RedisTransport(url, heartbeat=heartbeat, **options)) as end,
-        CallHandler(counted.registry, end, identity=LOCAL_IDENTITY),
+        CallHandler(counted.registry, end, anonymous=LOCAL_IDENTITY),
     ):
         yield counted
 

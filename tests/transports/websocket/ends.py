@@ -145,7 +145,7 @@ class Ends:
             for name, handler in handlers.items():
                 type = OperationType.SUBSCRIPTION if isasyncgenfunction(handler) else OperationType.QUERY
                 registry.register(OperationSpec(namespace="test", name=name, type=type), handler)
-            await self._stack.enter_async_context(CallHandler(registry, calls, identity=LOCAL_IDENTITY))
+            await self._stack.enter_async_context(CallHandler(registry, calls, anonymous=LOCAL_IDENTITY))
         return calls
 
     async def plain(self, url: str, *, hello: bool = True, **options: Any) -> Plain:

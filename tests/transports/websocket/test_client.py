@@ -144,7 +144,7 @@ async def test_it_comes_back_to_a_server_that_was_away(ends: Ends) -> None:
 async def test_a_server_that_drops_everyone_is_not_stormed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[int] = []
 
-    def back_off(attempt: int) -> float:
+    def back_off(attempt: int, **_: float) -> float:
         attempts.append(attempt)
         return 0.01
 

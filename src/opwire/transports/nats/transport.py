@@ -42,7 +42,7 @@ import msgspec
 from opwire.call import MAX_MESSAGE, Address, Describing, Description
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.broker_connection import Listener
+from opwire.transports.broker_connection import BrokerListener
 from opwire.transports.nats.connection import NatsConnection, NatsCredentials, NatsServers, Security, open_any
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, publish, subscribe, unsubscribe
 
@@ -236,8 +236,8 @@ _NO_RESPONDERS = 503
 _OWN_INBOX, _ALL, _SERVICE = "in", "all", "srv"  # ids of our subscriptions; those of operations are numbers
 
 
-class NatsMedium:
-    """A `Medium` over a NATS server or cluster.
+class NatsBrokerConnection:
+    """A `BrokerConnection` over a NATS server or cluster.
 
     `describe` returns what this end serves, for NATS' own tools; their queries are ignored without it, or while it
     returns None.
@@ -259,7 +259,7 @@ class NatsMedium:
         self._receipts = Receipts()
         self._security = security
         self._describe = describe
-        self._listener: Listener | None = None
+        self._listener: BrokerListener | None = None
         self._connection: NatsConnection | None = None
         self._mine = ""  # the prefix of the subjects of our inbox
         self._sids = count(1)
@@ -267,7 +267,7 @@ class NatsMedium:
         self._discoverable = False
         self._errors: set[str] = set()
 
-    async def connect(self, address: Address, listener: Listener) -> None:
+    async def connect(self, address: Address, listener: BrokerListener) -> None:
         """Connect to the first server that accepts.
 
         Raises:
@@ -334,7 +334,7 @@ class NatsMedium:
         connection.link.control(unsubscribe(sids))
         await connection.barrier()
 
-    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Publish a request. The server chooses a subscriber, and ignores sticky keys.
 
         Raises:
@@ -342,7 +342,7 @@ class NatsMedium:
         """
         self._publish(self._subjects.call(operation_id), token, message, control=False)
 
-    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+    def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish to the inbox of one end.
 
         Raises:
@@ -351,7 +351,7 @@ class NatsMedium:
         # One subject for all messages to an end: NATS caches the subscribers of a subject, and each new one costs 1 µs.
         self._publish(self._subjects.to(to), token + self._receipts.make(to), message, control=control)
 
-    def tell_all(self, token: str, message: bytes) -> None:
+    def broadcast(self, token: str, message: bytes) -> None:
         """Publish to every end.
 
         Raises:
@@ -387,13 +387,13 @@ class NatsMedium:
                 self.ignored += 1
                 return
             try:
-                self.tell(sender[0], "", response, control=False)
+                self.send(sender[0], "", response, control=False)
             except CallError as error:
                 logger.debug("a service query was not answered: %s", error)
         else:
             self._listener.arrived(*sender, message.payload)
 
-    def _inbox_message(self, message: Message, listener: Listener) -> None:
+    def _inbox_message(self, message: Message, listener: BrokerListener) -> None:
         """Dispatch a message to our inbox. The token is in the reply, or in the subject for a peer without an inbox."""
         shown = message.subject[len(self._mine) :]
         if message.status == _NO_RESPONDERS:
@@ -476,5 +476,5 @@ class NatsTransport(BrokerTransport):
         def describe() -> Description | None:
             return self._receiver.describe() if isinstance(self._receiver, Describing) else None
 
-        medium = NatsMedium(NatsServers(servers), Subjects(prefix, queue), security, describe=describe)
-        super().__init__(medium, heartbeat=heartbeat, limit=max_message, signed=signed)
+        connection = NatsBrokerConnection(NatsServers(servers), Subjects(prefix, queue), security, describe=describe)
+        super().__init__(connection, heartbeat=heartbeat, max_message=max_message, signed=signed)

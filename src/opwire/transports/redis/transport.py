@@ -22,7 +22,7 @@ from msgspec import Struct
 from opwire.call import MAX_MESSAGE, Address
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker import BrokerTransport
-from opwire.transports.broker_connection import Listener
+from opwire.transports.broker_connection import BrokerListener
 from opwire.transports.redis.connection import (
     SETTINGS,
     Done,
@@ -264,8 +264,8 @@ class _Route(Struct):
     turn: int
 
 
-class RedisMedium:
-    """A `Medium` over one Redis server."""
+class RedisBrokerConnection:
+    """A `BrokerConnection` over one Redis server."""
 
     def __init__(self, target: Target, *, prefix: str, heartbeat: float) -> None:
         self.name = target.name
@@ -274,13 +274,13 @@ class RedisMedium:
         self._target = target
         self._names = RedisNames(prefix, target.db)
         self._presence = Presence(self._names, heartbeat)
-        self._listener: Listener | None = None
+        self._listener: BrokerListener | None = None
         self._connection: RedisConnection | None = None
         self._address = b""
         self._silent_beats = 0
         self._routes: dict[str, _Route] = {}
 
-    async def connect(self, address: Address, listener: Listener) -> None:
+    async def connect(self, address: Address, listener: BrokerListener) -> None:
         """Connect, and subscribe to our own channel and to the one for all.
 
         Raises:
@@ -391,7 +391,7 @@ class RedisMedium:
         if is_refusal(reply):
             logger.warning("%s: %s", what, refusal(self.name, reply).message)
 
-    def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
         """Route a message to the next server of an operation, or to the one for a sticky key.
 
         Raises:
@@ -426,7 +426,7 @@ class RedisMedium:
         reason = refusal(self.name, reply).message if is_refusal(reply) else "no server available"
         self._listener.undelivered(token, reason)
 
-    def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
+    def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish a message to one end.
 
         Raises:
@@ -441,7 +441,7 @@ class RedisMedium:
         else:
             self._refused("a message was not sent", reply)
 
-    def tell_all(self, token: str, message: bytes) -> None:
+    def broadcast(self, token: str, message: bytes) -> None:
         """Publish a message to all ends.
 
         Raises:
@@ -493,5 +493,5 @@ class RedisTransport(BrokerTransport):
         ssl: SSLContext | None = None,
         signed: "SignedRequests | None" = None,
     ) -> None:
-        medium = RedisMedium(parse_url(url, ssl), prefix=prefix, heartbeat=heartbeat)
-        super().__init__(medium, heartbeat=heartbeat, limit=max_message, signed=signed)
+        connection = RedisBrokerConnection(parse_url(url, ssl), prefix=prefix, heartbeat=heartbeat)
+        super().__init__(connection, heartbeat=heartbeat, max_message=max_message, signed=signed)

@@ -82,7 +82,7 @@ class Peer:
 
     def notify(self, event: CallEvent | events.SessionEvent, sender: Address = SERVER) -> None:
         """Send an event without raising; an event of a call is sent on behalf of the call's other side."""
-        if isinstance(event, events.Session):
+        if isinstance(event, events.SessionMessage):
             message = events.encode_session(event)
         else:
             message = encode_event(event)
@@ -349,7 +349,7 @@ class Admission:
         if peer.connection.over:
             policy.lost(peer.address)  # it left during the decision
             return
-        refusals = [events.Refusal.of(each, error) for each, error in refused.items()]
+        refusals = [events.RefusedOperation.of(each, error) for each, error in refused.items()]
         if refusals and not change.partial:
             policy.accepted(peer.address, [])
             peer.refuse(events.refusal_error(refusals), change.id)

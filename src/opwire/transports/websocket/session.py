@@ -173,7 +173,7 @@ class ClientSession:
             raise response
         return response
 
-    async def announce(self, operation_ids: Sequence[str]) -> list[events.Refusal]:
+    async def announce(self, operation_ids: Sequence[str]) -> list[events.RefusedOperation]:
         """Announce these operations; return those that the server refuses.
 
         All of them are sent at once, in as many messages as necessary, so that the server knows what will come.
@@ -195,19 +195,19 @@ class ClientSession:
             for task in tasks:
                 task.cancel()
 
-    async def _announce(self, operation_ids: list[str]) -> list[events.Refusal]:
+    async def _announce(self, operation_ids: list[str]) -> list[events.RefusedOperation]:
         try:
             done = await self.ask(events.Announce, operations=operation_ids, partial=True)
         except CallError as error:
             if error.code not in (ErrorCode.ACCESS_DENIED, ErrorCode.VALIDATION_ERROR):
                 raise
-            return [events.Refusal.of(each, error) for each in operation_ids]  # of a server that accepts all or none
+            return [events.RefusedOperation.of(each, error) for each in operation_ids]  # it accepts all or none
         return done.refused if isinstance(done, events.Done) else []
 
     def _arrived(self, message: bytes) -> None:
         try:
             event = events.decode_message(message, limit=self._max_received + MARGIN)
-            if isinstance(event, events.Session):
+            if isinstance(event, events.SessionMessage):
                 self._session_event(event)
                 return
             sender, unmatched = read_origin(message)

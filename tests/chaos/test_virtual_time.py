@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from opwire.testing import run_virtually
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 

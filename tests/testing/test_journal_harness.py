@@ -5,8 +5,8 @@ import pytest
 from opwire import CallError
 from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.errors import ErrorCode
-from opwire.testing import run_virtually
-from opwire.testing.journal_tasks import Stage, refused
+from opwire.testing.journal_tasks import JournalHarness, refused
+from tests.chaos.virtual_time import run_virtually
 
 
 async def nothing() -> None:
@@ -30,31 +30,31 @@ def test_refused_says_what_was_wrong() -> None:
 
 
 async def test_a_stage_closes_its_ends() -> None:
-    state = MemoryJournalState()
-    async with Stage(lambda: MemoryJournal(state)) as stage:
-        await stage.end()
-        await stage.end()
-        assert len(state.listeners) == 2
-    assert not state.listeners
+    books = MemoryJournalState()
+    async with JournalHarness(lambda: MemoryJournal(books)) as harness:
+        await harness.end()
+        await harness.end()
+        assert len(books.listeners) == 2
+    assert not books.listeners
 
 
 def test_stages_on_the_same_engine_do_not_meet() -> None:
-    one, other = Stage(MemoryJournal), Stage(MemoryJournal)
+    one, other = JournalHarness(MemoryJournal), JournalHarness(MemoryJournal)
     assert one.id() != other.id()
     assert one.task("k").key != other.task("k").key
 
 
 def test_a_claim_in_vain_and_a_claim_that_should_be_in_vain_are_noticed() -> None:
     async def in_vain() -> None:
-        async with Stage(MemoryJournal) as stage:
-            await stage.claim(await stage.end())
+        async with JournalHarness(MemoryJournal) as harness:
+            await harness.claim(await harness.end())
 
     async def not_in_vain() -> None:
-        async with Stage(MemoryJournal) as stage:
-            journal = await stage.end()
-            await stage.nothing(journal, wait=1)
-            await journal.submit(stage.task("k"))
-            await stage.nothing(journal)
+        async with JournalHarness(MemoryJournal) as harness:
+            journal = await harness.end()
+            await harness.nothing(journal, wait=1)
+            await journal.submit(harness.task("k"))
+            await harness.nothing(journal)
 
-    assert "in vain for a task to claim" in complaint(in_vain())
+    assert "no task could be claimed within" in complaint(in_vain())
     assert "could be claimed, and should not" in complaint(not_in_vain())

@@ -34,7 +34,7 @@ class Chaos:
         close: float = 0.0,
         longest: float = 0.05,
     ) -> None:
-        self.random = Random(seed)  # noqa: S311 - it has to be repeatable, not secret
+        self.random = Random(seed)
         self.counts: Counter[Fault] = Counter()
         self._longest = longest
         self._chances: dict[Fault, float] = {

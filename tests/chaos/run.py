@@ -20,9 +20,9 @@ from opwire.call import CallHandler, Overflow, PendingRequestMap, Transport
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
-from opwire.testing.chaos import FAULTS, Chaos, ChaosTransport, Fault
 from opwire.testing.harness import expect
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.transport import FAULTS, Chaos, ChaosTransport, Fault
 
 LONGEST = 1.0
 """Seconds: the longest deadline of a call in a run."""
@@ -211,7 +211,7 @@ class _World:
 
     async def _nested(self, end: _End, input: Any, context: Context) -> Any:
         self._ran(input["number"])
-        envelope = await end.calls.call("chaos.echo", {**input, "nested": True}, context.child())
+        envelope = await end.calls.call("chaos.echo", {**input, "nested": True}, context=context.child())
         expect(envelope.data == {**input, "nested": True}, f"a nested call got another's answer: {envelope.data}")
         return input
 

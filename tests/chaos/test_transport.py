@@ -8,8 +8,10 @@ import pytest
 
 from opwire.call import Address, CallCredit, CallEvent, CallRequested
 from opwire.errors import CallError, ErrorCode
-from opwire.testing import Chaos, ChaosTransport, check_transport, run_virtually
+from opwire.testing import check_transport
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.transport import Chaos, ChaosTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from opwire.call import CallHandler, PendingRequestMap
-from opwire.call.call_table import Arrival, Ledger
-from opwire.testing import Chaos, ChaosReport, run_chaos, run_virtually
-from opwire.testing.chaos import FAULTS
+from opwire.call.call_table import Arrival, CallTable
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.run import ChaosReport, run_chaos
+from tests.chaos.transport import FAULTS, Chaos
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 
@@ -90,7 +91,7 @@ def test_a_handler_that_runs_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     def forgetful(self: CallHandler, *args: Any) -> None:
         done(self, *args)
-        self._answered.clear()
+        self._ended.clear()
 
     monkeypatch.setattr(CallHandler, "_done", forgetful)
     assert "handlers ran twice" in complaint()
@@ -98,27 +99,27 @@ def test_a_handler_that_runs_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 @requirement("chaos.belongs")
 def test_an_answer_to_another_question_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived = Ledger.arrived
+    arrived = CallTable.arrived
     last: dict[int, Any] = {}
 
-    def confused(self: Ledger[Any], *args: Any) -> Any:
+    def confused(self: CallTable[Any], *args: Any) -> Any:
         arrival = arrived(self, *args)
         if arrival is None or not arrival.final or arrival.value is None or isinstance(arrival.value, Exception):
             return arrival
         value, last[0] = last.get(0, arrival.value), arrival.value
         return Arrival(arrival.sink, value, True)
 
-    monkeypatch.setattr(Ledger, "arrived", confused)
+    monkeypatch.setattr(CallTable, "arrived", confused)
     assert "got another's answer" in complaint()
 
 
 @requirement("chaos.belongs")
 def test_a_lost_item_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(self: Ledger[Any], event: Any, entry: Any) -> Any:
+    def careless(self: CallTable[Any], event: Any, entry: Any) -> Any:
         entry.last_seq = event.seq
         return Arrival(entry.sink, event.output, False)
 
-    monkeypatch.setattr(Ledger, "_item", careless)
+    monkeypatch.setattr(CallTable, "_item", careless)
     assert "expected" in complaint() or "went back" in complaint()
 
 

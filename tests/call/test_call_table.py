@@ -1,4 +1,4 @@
-"""The books of a caller: every call that was opened is settled exactly once, or still open."""
+"""The machine of a caller: every call that was opened is settled exactly once, or still open."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from opwire import CallError, ErrorCode, ResponseEnvelope, local_envelope
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallRequested, CallResponded
-from opwire.call.call_table import Arrival, Ledger
+from opwire.call.call_table import Arrival, CallTable
 from tests.requirements import requirement
 
 ENVELOPE = local_envelope(3, "math.add")
@@ -23,11 +23,12 @@ def request(id: str) -> CallRequested:
     return CallRequested(request_id=id, operation_id="math.add")
 
 
-def opened(*, streams: bool = False, peer: str | None = "server", id: str = "r") -> Ledger[str]:
-    ledger: Ledger[str] = Ledger()
-    ledger.open(request(id), "sink", streams=streams)
-    ledger.routed(id, peer)
-    return ledger
+def opened(*, streams: bool = False, peer: str | None = "server", id: str = "r") -> CallTable[str]:
+    table: CallTable[str] = CallTable()
+    table.open(request(id), "sink", streams=streams)
+    if peer is not None:
+        table.routed(id, peer)
+    return table
 
 
 def error_of(arrival: Arrival[str] | None) -> CallError:
@@ -43,27 +44,27 @@ def refusal(id: str = "r", *, not_started: bool | None = True) -> CallFailed:
 
 @requirement("call.moves-on")
 def test_a_request_that_a_server_has_not_begun_is_asked_of_another_and_stays_open() -> None:
-    ledger = opened()
-    arrival = ledger.arrived(refusal(), "server")
+    table = opened()
+    arrival = table.arrived(refusal(), "server")
     assert arrival is not None
     assert (arrival.again, arrival.final) == (request("r"), False)
-    ledger.routed("r", "server")  # the first `request` returns after its refusal has arrived
-    ledger.routed("r", "another", arrival.move)
-    assert ledger.arrived(answer(), "server") is None
-    settled = ledger.arrived(answer(), "another")
+    table.routed("r", "server")  # the first `request` returns after its refusal has arrived
+    table.routed("r", "another", arrival.move)
+    assert table.arrived(answer(), "server") is None
+    settled = table.arrived(answer(), "another")
     assert settled is not None
     assert settled.value is ENVELOPE
 
 
 @requirement("call.moves-on")
 def test_a_request_moves_on_a_few_times_and_then_fails_with_the_last_refusal() -> None:
-    ledger = opened()
+    table = opened()
     for _ in range(4):
-        arrival = ledger.arrived(refusal(), "server")
+        arrival = table.arrived(refusal(), "server")
         assert arrival is not None
         assert arrival.again is not None
-    assert error_of(ledger.arrived(refusal(), "server")).code is ErrorCode.UNAVAILABLE
-    assert len(ledger) == 0
+    assert error_of(table.arrived(refusal(), "server")).code is ErrorCode.UNAVAILABLE
+    assert len(table) == 0
 
 
 @requirement("call.moves-on")
@@ -74,17 +75,17 @@ def test_a_failure_that_does_not_say_that_nothing_was_begun_is_the_end(not_start
 
 @requirement("call.moves-on")
 def test_a_request_to_one_server_does_not_move() -> None:
-    ledger: Ledger[str] = Ledger()
-    ledger.open(request("r"), "sink", streams=False, movable=False)
-    ledger.routed("r", "server")
-    assert error_of(ledger.arrived(refusal(), "server")).message == "leaving"
+    table: CallTable[str] = CallTable()
+    table.open(request("r"), "sink", streams=False, movable=False)
+    table.routed("r", "server")
+    assert error_of(table.arrived(refusal(), "server")).message == "leaving"
 
 
 @requirement("call.moves-on")
 def test_a_subscription_that_has_had_items_does_not_move() -> None:
-    ledger = opened(streams=True)
-    ledger.arrived(answer(seq=1), "server")
-    assert error_of(ledger.arrived(refusal(), "server")).message == "leaving"
+    table = opened(streams=True)
+    table.arrived(answer(seq=1), "server")
+    assert error_of(table.arrived(refusal(), "server")).message == "leaving"
 
 
 # --- one answer -------------------------------------------------------------------------------------------------------
@@ -92,9 +93,9 @@ def test_a_subscription_that_has_had_items_does_not_move() -> None:
 
 @requirement("call.one-outcome")
 def test_an_answer_settles_its_call() -> None:
-    ledger = opened()
-    assert ledger.arrived(answer(), "server") == Arrival("sink", ENVELOPE, True)
-    assert len(ledger) == 0
+    table = opened()
+    assert table.arrived(answer(), "server") == Arrival("sink", ENVELOPE, True)
+    assert len(table) == 0
 
 
 @requirement("call.error.travels")
@@ -118,12 +119,12 @@ def test_a_call_that_is_completed_without_an_answer_is_a_protocol_error() -> Non
 
 @requirement("call.wrong-verb")
 def test_an_item_of_a_subscription_is_no_answer_to_a_call_and_its_server_is_to_stop() -> None:
-    ledger = opened()
-    arrival = ledger.arrived(answer(seq=1), "server")
+    table = opened()
+    arrival = table.arrived(answer(seq=1), "server")
     assert error_of(arrival).code is ErrorCode.VALIDATION_ERROR
     assert arrival is not None
     assert arrival.stop
-    assert "r" not in ledger
+    assert "r" not in table
 
 
 @requirement("call.unknown-ids")
@@ -138,18 +139,18 @@ def test_an_item_of_a_subscription_is_no_answer_to_a_call_and_its_server_is_to_s
     ids=lambda event: type(event).__name__,
 )
 def test_events_for_unknown_calls_are_ignored_and_counted(event: CallEvent) -> None:
-    ledger = opened()
-    assert ledger.arrived(event, "server") is None
-    assert ledger.dropped == {"unknown": 1}
-    assert "r" in ledger
+    table = opened()
+    assert table.arrived(event, "server") is None
+    assert table.dropped == {"unknown": 1}
+    assert "r" in table
 
 
 @requirement("call.duplicates")
 def test_late_and_duplicate_answers_are_dropped_and_counted() -> None:
-    ledger = opened()
-    assert ledger.arrived(answer(), "server") is not None
-    assert [ledger.arrived(answer(), "server") for _ in range(3)] == [None] * 3
-    assert ledger.dropped == {"unknown": 3}
+    table = opened()
+    assert table.arrived(answer(), "server") is not None
+    assert [table.arrived(answer(), "server") for _ in range(3)] == [None] * 3
+    assert table.dropped == {"unknown": 3}
 
 
 @requirement("call.unknown-ids")
@@ -159,49 +160,48 @@ def test_late_and_duplicate_answers_are_dropped_and_counted() -> None:
     ids=["credit", "request"],
 )
 def test_what_only_a_caller_may_send_settles_nothing(event: CallEvent) -> None:
-    ledger = opened()
-    assert ledger.arrived(event, "server") is None
-    assert "r" in ledger
+    table = opened()
+    assert table.arrived(event, "server") is None
+    assert "r" in table
 
 
 @requirement("call.foreign-answers")
 def test_only_the_peer_that_a_request_went_to_can_answer_it() -> None:
-    ledger = opened()
+    table = opened()
     for event in (answer(), CallFailed(request_id="r", code="", message=""), CallAborted(request_id="r")):
-        assert ledger.arrived(event, "somebody else") is None
-    assert ledger.dropped == {"foreign": 3}
-    assert ledger.arrived(answer(), "server") == Arrival("sink", ENVELOPE, True)
+        assert table.arrived(event, "somebody else") is None
+    assert table.dropped == {"foreign": 3}
+    assert table.arrived(answer(), "server") == Arrival("sink", ENVELOPE, True)
 
 
 @requirement("call.foreign-answers")
 def test_where_only_the_answer_tells_who_serves_the_first_to_speak_is_the_one() -> None:
-    ledger = opened(streams=True, peer=None)
-    assert ledger.peer("r") is None
-    assert ledger.arrived(answer(seq=1), "first") is not None
-    assert ledger.peer("r") == "first"
-    assert ledger.arrived(answer(seq=2), "second") is None
-    ledger.routed("r", None)
-    assert ledger.peer("r") == "first", "what is known is not forgotten"
+    table = opened(streams=True, peer=None)
+    assert table.peer("r") is None
+    assert table.arrived(answer(seq=1), "first") is not None
+    assert table.peer("r") == "first"
+    assert table.arrived(answer(seq=2), "second") is None
+    assert table.peer("r") == "first", "what is known is not forgotten"
 
 
 @requirement("call.one-outcome")
 def test_a_request_id_that_is_in_use_cannot_be_opened_again() -> None:
-    ledger = opened()
+    table = opened()
     with pytest.raises(ValueError, match="'r' is in use"):
-        ledger.open(request("r"), "other", streams=False)
-    assert ledger.settle("r") == "sink"
-    ledger.open(request("r"), "other", streams=False)
-    assert ledger.settle("r") == "other"
+        table.open(request("r"), "other", streams=False)
+    assert table.settle("r") == "sink"
+    table.open(request("r"), "other", streams=False)
+    assert table.settle("r") == "other"
 
 
 @requirement("call.one-outcome")
 def test_a_call_that_its_owner_ends_is_settled_once() -> None:
-    ledger = opened()
-    assert ledger.settle("r") == "sink"
-    assert ledger.settle("r") is None
-    assert ledger.arrived(answer(), "server") is None
-    ledger.routed("r", "late")
-    assert ledger.peer("r") is None
+    table = opened()
+    assert table.settle("r") == "sink"
+    assert table.settle("r") is None
+    assert table.arrived(answer(), "server") is None
+    table.routed("r", "late")
+    assert table.peer("r") is None
 
 
 # --- subscriptions ----------------------------------------------------------------------------------------------------
@@ -209,43 +209,43 @@ def test_a_call_that_its_owner_ends_is_settled_once() -> None:
 
 @requirement("subscribe.order")
 def test_items_arrive_in_order_until_the_end() -> None:
-    ledger = opened(streams=True)
+    table = opened(streams=True)
     for seq in (1, 2, 3):
-        assert ledger.arrived(answer(seq=seq), "server") == Arrival("sink", ENVELOPE, False)
-    assert ledger.arrived(CallCompleted(request_id="r", seq=3), "server") == Arrival("sink", None, True)
+        assert table.arrived(answer(seq=seq), "server") == Arrival("sink", ENVELOPE, False)
+    assert table.arrived(CallCompleted(request_id="r", seq=3), "server") == Arrival("sink", None, True)
 
 
 @requirement("subscribe.order")
 def test_items_of_a_peer_that_does_not_number_them_are_taken_as_they_come() -> None:
-    ledger = opened(streams=True)
+    table = opened(streams=True)
     for _ in range(3):
-        assert ledger.arrived(answer(), "server") == Arrival("sink", ENVELOPE, False)
-    assert ledger.arrived(CallCompleted(request_id="r"), "server") == Arrival("sink", None, True)
+        assert table.arrived(answer(), "server") == Arrival("sink", ENVELOPE, False)
+    assert table.arrived(CallCompleted(request_id="r"), "server") == Arrival("sink", None, True)
 
 
 @requirement("call.duplicates")
 def test_an_item_that_comes_twice_is_dropped_and_counted() -> None:
-    ledger = opened(streams=True)
-    ledger.arrived(answer(seq=1), "server")
-    ledger.arrived(answer(seq=2), "server")
-    assert ledger.arrived(answer(seq=1), "server") is None
-    assert ledger.arrived(answer(seq=2), "server") is None
-    assert ledger.dropped == {"duplicate": 2}
-    assert ledger.arrived(answer(seq=3), "server") is not None
+    table = opened(streams=True)
+    table.arrived(answer(seq=1), "server")
+    table.arrived(answer(seq=2), "server")
+    assert table.arrived(answer(seq=1), "server") is None
+    assert table.arrived(answer(seq=2), "server") is None
+    assert table.dropped == {"duplicate": 2}
+    assert table.arrived(answer(seq=3), "server") is not None
 
 
 @requirement("subscribe.lost-items")
 @pytest.mark.parametrize("event", [answer(seq=3), CallCompleted(request_id="r", seq=2)], ids=["item", "end"])
 def test_a_lost_item_ends_the_stream_with_its_number_and_its_server_is_to_stop(event: CallEvent) -> None:
-    ledger = opened(streams=True)
-    ledger.arrived(answer(seq=1), "server")
-    arrival = ledger.arrived(event, "server")
+    table = opened(streams=True)
+    table.arrived(answer(seq=1), "server")
+    arrival = table.arrived(event, "server")
     error = error_of(arrival)
     assert error.code is ErrorCode.UNAVAILABLE
     assert "item 2" in error.message
     assert arrival is not None
     assert arrival.stop
-    assert len(ledger) == 0
+    assert len(table) == 0
 
 
 # --- lost peers -------------------------------------------------------------------------------------------------------
@@ -253,14 +253,15 @@ def test_a_lost_item_ends_the_stream_with_its_number_and_its_server_is_to_stop(e
 
 @requirement("call.lost-peer")
 def test_a_lost_peer_ends_the_calls_that_it_serves_and_no_others() -> None:
-    ledger: Ledger[str] = Ledger()
+    table: CallTable[str] = CallTable()
     for id, peer in (("a", "one"), ("b", "two"), ("c", "one"), ("d", None)):
-        ledger.open(request(id), f"sink {id}", streams=False)
-        ledger.routed(id, peer)
-    assert list(ledger.lost("one")) == ["sink a", "sink c"]
-    assert ("b" in ledger, "d" in ledger, len(ledger)) == (True, True, 2)
-    assert list(ledger.lost(None)) == ["sink b", "sink d"]
-    assert list(ledger.lost(None)) == []
+        table.open(request(id), f"sink {id}", streams=False)
+        if peer is not None:
+            table.routed(id, peer)
+    assert list(table.lost("one")) == ["sink a", "sink c"]
+    assert ("b" in table, "d" in table, len(table)) == (True, True, 2)
+    assert list(table.lost(None)) == ["sink b", "sink d"]
+    assert list(table.lost(None)) == []
 
 
 # --- every sequence of events -----------------------------------------------------------------------------------------
@@ -278,14 +279,14 @@ class Sink:
         self.ends: list[str] = []
 
 
-class Books(RuleBasedStateMachine):
+class OpenCalls(RuleBasedStateMachine):
     """Calls to several peers, with foreign senders, duplicates, gaps, aborts, lost peers and the close."""
 
     ids = Bundle("ids")
 
     @initialize()
     def start(self) -> None:
-        self.ledger: Ledger[Sink] = Ledger()
+        self.table: CallTable[Sink] = CallTable()
         self.sinks: dict[str, Sink] = {}
         self.dropped: Counter[str] = Counter()
 
@@ -297,8 +298,8 @@ class Books(RuleBasedStateMachine):
         return not self.sinks[id].ends
 
     def tell(self, event: CallEvent, sender: str) -> str:
-        """Hand an event to the books and to its sink; what became of it."""
-        arrival = self.ledger.arrived(event, sender)
+        """Apply an event to the table and to its sink; return its effect."""
+        arrival = self.table.arrived(event, sender)
         if arrival is None:
             return "dropped"
         sink = self.sinks[event.request_id]
@@ -331,8 +332,9 @@ class Books(RuleBasedStateMachine):
     def open(self, streams: bool, peer: str | None) -> str:
         id = f"r{len(self.sinks)}"
         self.sinks[id] = Sink(streams=streams, peer=peer)
-        self.ledger.open(request(id), self.sinks[id], streams=streams)
-        self.ledger.routed(id, peer)
+        self.table.open(request(id), self.sinks[id], streams=streams)
+        if peer is not None:
+            self.table.routed(id, peer)
         return id
 
     @rule(id=ids, sender=PEERS)
@@ -372,7 +374,7 @@ class Books(RuleBasedStateMachine):
     @rule(id=consumes(ids))
     def given_up(self, id: str) -> None:
         was_open = self.is_open(id)
-        sink = self.ledger.settle(id)
+        sink = self.table.settle(id)
         assert (sink is not None) == was_open
         if sink is not None:
             assert sink is self.sinks[id]
@@ -381,66 +383,66 @@ class Books(RuleBasedStateMachine):
     @rule(sender=PEERS, id=st.sampled_from(["never", "seen"]))
     def unknown(self, sender: str, id: str) -> None:
         self.dropped["unknown"] += 1
-        assert self.ledger.arrived(answer(id), sender) is None
+        assert self.table.arrived(answer(id), sender) is None
 
     @rule(peer=PEERS)
     def lost(self, peer: str) -> None:
         expected = [id for id, sink in self.sinks.items() if not sink.ends and sink.peer == peer]
-        told = list(self.ledger.lost(peer))
+        told = list(self.table.lost(peer))
         assert told == [self.sinks[id] for id in expected]
         for sink in told:
             self.end(sink, "lost")
 
     @rule()
     def close(self) -> None:
-        told = list(self.ledger.lost(None))
+        told = list(self.table.lost(None))
         assert told == [sink for sink in self.sinks.values() if not sink.ends]
         for sink in told:
             self.end(sink, "closed")
-        assert len(self.ledger) == 0
+        assert len(self.table) == 0
 
     @invariant()
     def every_call_is_settled_once_or_still_open(self) -> None:
-        if not hasattr(self, "ledger"):
+        if not hasattr(self, "table"):
             return
         for id, sink in self.sinks.items():
             assert len(sink.ends) <= 1
-            assert (id in self.ledger) == (not sink.ends)
-        assert len(self.ledger) == sum(not sink.ends for sink in self.sinks.values())
+            assert (id in self.table) == (not sink.ends)
+        assert len(self.table) == sum(not sink.ends for sink in self.sinks.values())
 
     @invariant()
     def whatever_was_dropped_is_counted(self) -> None:
-        if hasattr(self, "ledger"):
-            assert self.ledger.dropped == self.dropped
+        if hasattr(self, "table"):
+            assert self.table.dropped == self.dropped
 
 
-Books.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+OpenCalls.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 
 
 @requirement("call.one-outcome", "call.duplicates", "call.foreign-answers")
-class TestBooks(Books.TestCase):  # type: ignore[name-defined,misc]
+class TestBooks(OpenCalls.TestCase):  # type: ignore[name-defined,misc]
     """Whatever arrives, in whatever order: each call is settled exactly once or still open."""
 
 
 @requirement("call.one-outcome")
 def test_the_machine_can_reach_every_way_in_which_a_call_ends() -> None:
-    books = Books()
-    books.start()
+    machine = OpenCalls()
+    machine.start()
     one = "one"
     for streams in (False, True):
         for step in (
-            lambda id: books.next_item_or_answer(id=id, sender=one),
-            lambda id: books.item_after_a_gap(id=id, sender=one, skipped=1),
-            lambda id: books.completed(id=id, sender=one, missing=0, counted=True),
-            lambda id: books.failed(id=id, sender=one),
-            lambda id: books.stopped(id=id, sender=one),
-            lambda id: books.given_up(id=id),
-            lambda id: books.lost(peer=one),
+            lambda id: machine.next_item_or_answer(id=id, sender=one),
+            lambda id: machine.item_after_a_gap(id=id, sender=one, skipped=1),
+            lambda id: machine.completed(id=id, sender=one, missing=0, counted=True),
+            lambda id: machine.failed(id=id, sender=one),
+            lambda id: machine.stopped(id=id, sender=one),
+            lambda id: machine.given_up(id=id),
+            lambda id: machine.lost(peer=one),
         ):
-            step(books.open(streams=streams, peer=one))
-    books.open(streams=False, peer="two")
-    books.close()
-    ends = Counter(how for sink in books.sinks.values() for how in sink.ends)
+            step(machine.open(streams=streams, peer=one))
+    machine.open(streams=False, peer="two")
+    machine.close()
+    ends = Counter(how for sink in machine.sinks.values() for how in sink.ends)
     assert ends == {
         "ResponseEnvelope": 1,
         "NoneType": 1,
@@ -453,5 +455,5 @@ def test_the_machine_can_reach_every_way_in_which_a_call_ends() -> None:
         "lost": 3,  # the stream that had only got an item, too
         "closed": 1,
     }
-    books.every_call_is_settled_once_or_still_open()
-    books.whatever_was_dropped_is_counted()
+    machine.every_call_is_settled_once_or_still_open()
+    machine.whatever_was_dropped_is_counted()

@@ -1,4 +1,4 @@
-"""A Redis server as a medium, below the leases and calls that all brokers share."""
+"""A Redis server as a connection, below the leases and calls that all brokers share."""
 
 import asyncio
 import json
@@ -13,11 +13,11 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.redis.connection import parse_url
-from opwire.transports.redis.transport import RedisMedium
+from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
-from tests.transports.mediums import Log
+from tests.transports.recording import Log
 from tests.transports.redis.ends import BEAT, End, ask, end, exhaust
 
 Redis = Callable[..., RedisServer]
@@ -43,9 +43,9 @@ def listed(server: RedisServer, operation_id: str = "a.b") -> list[bytes]:
 async def test_messages_arrive_with_their_sender_and_token(own_redis: Redis) -> None:
     url = own_redis().url
     async with end(url, "one") as one, end(url, "two", "a.b") as two:
-        one.medium.ask("a.b", "t1", b'{"a":\n1}')
-        one.medium.tell("two", "t2", b"", control=False)
-        one.medium.tell_all("t3", b"all")
+        one.connection.request("a.b", "t1", b'{"a":\n1}')
+        one.connection.send("two", "t2", b"", control=False)
+        one.connection.broadcast("t3", b"all")
         await two.log.until(lambda: len(two.log.arrivals) == 2 and two.log.rumours)
         assert two.log.arrivals == [("one", "t1", b'{"a":\n1}'), ("one", "t2", b"")]
         await one.log.until(lambda: one.log.rumours)
@@ -62,8 +62,8 @@ async def test_the_servers_of_an_operation_take_exact_turns(own_redis: Redis) ->
         end(url, "2", "a.b", "c.d") as c,
     ):
         for number in range(90):
-            caller.medium.ask("a.b", "", b"%d" % number)
-            caller.medium.ask("c.d", "", b"other")  # in between, and in turns of its own
+            caller.connection.request("a.b", "", b"%d" % number)
+            caller.connection.request("c.d", "", b"other")  # in between, and in turns of its own
         for each in (caller, a, b, c):
             await each.barrier()
         others = [Counter(each.log.messages)[b"other"] for each in (a, b, c)]
@@ -79,7 +79,7 @@ async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis:
         """Who got the message for each key, which was sent twice."""
         for token in ("first", "second"):
             for key in keys:
-                caller.medium.ask("a.b", token, json.dumps(key).encode(), key)
+                caller.connection.request("a.b", token, json.dumps(key).encode(), key)
         for each in (caller, *servers):
             await each.barrier()
         got = [(json.loads(message), each.address) for each in servers for message in each.log.messages]
@@ -102,23 +102,23 @@ async def test_messages_with_one_key_go_to_one_server_until_it_leaves(own_redis:
 async def test_a_request_that_nobody_serves_is_undelivered(own_redis: Redis) -> None:
     async with end(own_redis().url, "caller", "c.d") as caller:
         for number, operation_id in enumerate(("a.b", "", "c.d ", "línea 🜚", "\ud800", "a\nb")):
-            caller.medium.ask(operation_id, f"{number}", b"{}")
+            caller.connection.request(operation_id, f"{number}", b"{}")
         await caller.log.until(lambda: len(caller.log.failures) == 6)
         assert caller.log.failures == [(f"{number}", "no server available") for number in range(6)]
-        assert caller.medium._routes == {}  # whoever asks for anything at all is not to use up memory
+        assert caller.connection._routes == {}  # whoever asks for anything at all is not to use up memory
 
 
 async def test_an_end_is_unreachable_as_soon_as_it_has_closed(own_redis: Redis) -> None:
     url = own_redis().url
     async with end(url, "caller") as caller:
         async with end(url, "leaving") as leaving:
-            caller.medium.tell("leaving", "", b"{}", control=True)
+            caller.connection.send("leaving", "", b"{}", control=True)
             await caller.barrier()
             assert caller.log.gone == []
-            connection: Any = leaving.medium._connection
+            connection: Any = leaving.connection._connection
             socket = connection._link._transport.get_extra_info("socket").dup()
         with socket:  # which keeps the connection open, as if Redis had not noticed yet that it is not
-            caller.medium.tell("leaving", "", b"{}", control=True)
+            caller.connection.send("leaving", "", b"{}", control=True)
             await caller.log.until(lambda: caller.log.gone)
             assert caller.log.gone == ["leaving"]
 
@@ -128,8 +128,8 @@ async def test_what_was_sent_before_closing_arrives(own_redis: Redis) -> None:
     async with end(url, "staying", "a.b") as staying:
         async with end(url, "leaving") as leaving:
             for number in range(5_000):
-                leaving.medium.tell("staying", "", b"%d" % number, control=True)
-                leaving.medium.tell("leaving", "", b"x" * 1_000, control=True)  # replies and messages are on their way
+                leaving.connection.send("staying", "", b"%d" % number, control=True)
+                leaving.connection.send("leaving", "", b"x" * 1_000, control=True)  # replies and messages are in flight
         await staying.barrier()
         assert staying.log.messages == [b"%d" % number for number in range(5_000)]
 
@@ -142,7 +142,7 @@ async def test_garbage_on_a_channel_is_ignored_and_counted(own_redis: Redis) -> 
             assert ask(server, "PUBLISH", "opwire:end:one", garbage) == 1
             assert ask(server, "PUBLISH", "opwire:all:0", garbage) == 1
         await one.barrier()
-        assert one.medium.ignored == 10
+        assert one.connection.ignored == 10
         assert one.log.arrivals == one.log.rumours == []
 
 
@@ -154,9 +154,9 @@ async def test_prefixes_and_databases_do_not_meet(own_redis: Redis) -> None:
         end(url, "other", "a.b", prefix="other") as other,
         end(f"{url}/1", "database", "a.b") as database,
     ):
-        caller.medium.ask("a.b", "t", b"{}")
-        caller.medium.tell("other", "t", b"{}", control=False)
-        caller.medium.tell_all("t", b"{}")
+        caller.connection.request("a.b", "t", b"{}")
+        caller.connection.send("other", "t", b"{}", control=False)
+        caller.connection.broadcast("t", b"{}")
         await caller.log.until(lambda: caller.log.failures and caller.log.gone and caller.log.rumours)
         await other.barrier()
         await database.barrier()
@@ -171,16 +171,16 @@ async def test_when_too_much_is_waiting_there_is_still_room_for_what_ends_or_ste
 
         def pour() -> None:
             for _ in range(1_000):
-                one.medium.tell("two", "", b"x" * 100_000, control=False)
+                one.connection.send("two", "", b"x" * 100_000, control=False)
 
         with pytest.raises(CallError, match="does not keep up") as caught:
             pour()
         assert caught.value.code is ErrorCode.RATE_LIMITED
         with pytest.raises(CallError, match="does not keep up"):
-            one.medium.ask("a.b", "t", b"x" * 100_000)
-        one.medium.tell("two", "", b"y" * 100_000, control=True)
-        one.medium.tell_all("", b"z" * 100_000)
-        one.medium.beat(BEAT)
+            one.connection.request("a.b", "t", b"x" * 100_000)
+        one.connection.send("two", "", b"y" * 100_000, control=True)
+        one.connection.broadcast("", b"z" * 100_000)
+        one.connection.beat(BEAT)
         server.thaw()
         await two.log.until(lambda: two.log.rumours)
         assert two.log.messages[-1] == b"y" * 100_000
@@ -195,13 +195,13 @@ async def test_a_beat_that_finds_no_room_is_told_to_the_log(own_redis: Redis, ca
 
         def pour(message: bytes) -> None:
             for _ in range(1_000):
-                one.medium.tell("two", "", message, control=True)
+                one.connection.send("two", "", message, control=True)
 
         for size in (100_000, 1_000, 1):
             with pytest.raises(CallError, match="does not keep up"):
                 pour(b"x" * size)
         with caplog.at_level(logging.WARNING, "opwire.transports"):
-            one.medium.beat(BEAT)
+            one.connection.beat(BEAT)
         server.thaw()
         await one.log.until(lambda: one.log.gone)
     assert "was not renewed: the peer does not keep up" in caplog.text
@@ -211,15 +211,15 @@ async def test_one_who_is_not_connected_refuses_to_send(own_redis: Redis) -> Non
     async with end(own_redis().url, "one") as one:
         pass
     for send in (
-        lambda: one.medium.ask("a.b", "t", b"{}"),
-        lambda: one.medium.tell("two", "t", b"{}", control=True),
-        lambda: one.medium.tell_all("t", b"{}"),
+        lambda: one.connection.request("a.b", "t", b"{}"),
+        lambda: one.connection.send("two", "t", b"{}", control=True),
+        lambda: one.connection.broadcast("t", b"{}"),
     ):
         with pytest.raises(CallError, match="not connected") as caught:
             send()
         assert caught.value.code is ErrorCode.UNAVAILABLE
-    one.medium.beat(BEAT)
-    await one.medium.close()
+    one.connection.beat(BEAT)
+    await one.connection.close()
 
 
 # --- serving ----------------------------------------------------------------------------------------------------------
@@ -229,8 +229,8 @@ async def test_whoever_leaves_leaves_nothing_behind(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", *(f"many.{number}" for number in range(1_223))) as one:
         assert ask(server, "DBSIZE") == 1_224
-        await one.medium.unserve([f"many.{number}" for number in range(1_000)])
-        await one.medium.unserve([])
+        await one.connection.unserve([f"many.{number}" for number in range(1_000)])
+        await one.connection.unserve([])
         assert ask(server, "DBSIZE") == 224
     assert ask(server, "DBSIZE") == 0
 
@@ -238,17 +238,17 @@ async def test_whoever_leaves_leaves_nothing_behind(own_redis: Redis) -> None:
 async def test_announcing_twice_gives_one_turn(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
-        await one.medium.serve(["a.b", "a.b"])
-        await one.medium.serve([])
+        await one.connection.serve(["a.b", "a.b"])
+        await one.connection.serve([])
         assert listed(server) == [b"opwire:end:one"]
 
 
 async def test_announcing_nothing_waits_for_what_was_announced_before(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one") as one:
-        earlier = asyncio.create_task(one.medium.serve(["a.b"]))
+        earlier = asyncio.create_task(one.connection.serve(["a.b"]))
         await asyncio.sleep(0)  # now it is on its way
-        await one.medium.serve([])
+        await one.connection.serve([])
         assert listed(server) == [b"opwire:end:one"]
         await earlier
 
@@ -259,12 +259,12 @@ async def test_a_lease_lives_as_long_as_somebody_beats(own_redis: Redis) -> None
     async with end(server.url, "beats", "a.b", beat=0.1) as one, end(server.url, "frozen", "c.d", beat=0.1) as frozen:
 
         def other_has_run_out() -> bool:
-            one.medium.beat(0.1)
+            one.connection.beat(0.1)
             return not ask(server, "EXISTS", "opwire:end:frozen")
 
         await until("the lease of the other runs out", other_has_run_out)
-        one.medium.ask("c.d", "1", b"{}")
-        one.medium.ask("a.b", "2", b"{}")
+        one.connection.request("c.d", "1", b"{}")
+        one.connection.request("a.b", "2", b"{}")
         await one.log.until(lambda: one.log.failures and one.log.arrivals)
         assert frozen.log.arrivals == []
 
@@ -274,10 +274,10 @@ async def test_one_that_was_silent_for_too_long_serves_again_with_its_next_beat(
     server = own_redis()
     async with end(server.url, "caller") as caller, end(server.url, "held up", "a.b", "c.d", beat=0.01) as served:
         await until("the lease runs out", lambda: not ask(server, "EXISTS", "opwire:end:held up"))
-        caller.medium.ask("a.b", "1", b"{}")
-        caller.medium.ask("c.d", "2", b"{}")
+        caller.connection.request("a.b", "1", b"{}")
+        caller.connection.request("c.d", "2", b"{}")
         await caller.log.until(lambda: len(caller.log.failures) == 2)
-        served.medium.beat(0.01)
+        served.connection.beat(0.01)
         await until("it is listed", lambda: listed(server, "a.b") and listed(server, "c.d"))
 
 
@@ -285,7 +285,7 @@ async def test_announcing_something_else_brings_back_what_was_lost_with_the_leas
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
         ask(server, "FLUSHALL")
-        await one.medium.serve(["c.d"])
+        await one.connection.serve(["c.d"])
         assert listed(server, "a.b") == listed(server, "c.d") == [b"opwire:end:one"]
 
 
@@ -294,7 +294,7 @@ async def test_what_redis_loses_comes_back_with_the_next_beat(own_redis: Redis) 
     server = own_redis()
     async with end(server.url, "one", *(f"many.{number}" for number in range(1_223))) as one:
         ask(server, "FLUSHALL")
-        one.medium.beat(BEAT)
+        one.connection.beat(BEAT)
         await until("everything is back", lambda: ask(server, "DBSIZE") == 1_224)
 
 
@@ -305,7 +305,7 @@ async def test_a_list_that_redis_evicts_comes_back_though_the_lease_is_there(own
         ask(server, "DEL", "opwire:serving:a.b")
         ask(server, "DEL", "opwire:serving:c.d")
         for _ in range(2):  # a part of the lists at each beat
-            one.medium.beat(1)
+            one.connection.beat(1)
             await one.barrier()
         assert listed(server, "a.b") == listed(server, "c.d") == [b"opwire:end:one"]
 
@@ -313,13 +313,13 @@ async def test_a_list_that_redis_evicts_comes_back_though_the_lease_is_there(own
 async def test_what_was_withdrawn_does_not_come_back(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b", "c.d", "e.f") as one:
-        one.medium.beat(BEAT)
-        await one.medium.unserve(["c.d", "e.f"])
+        one.connection.beat(BEAT)
+        await one.connection.unserve(["c.d", "e.f"])
         for _ in range(4):
-            one.medium.beat(BEAT)
+            one.connection.beat(BEAT)
             await one.barrier()
         ask(server, "FLUSHALL")
-        one.medium.beat(BEAT)
+        one.connection.beat(BEAT)
         await one.barrier()
         assert (listed(server, "a.b"), listed(server, "c.d"), listed(server, "e.f")) == ([b"opwire:end:one"], [], [])
 
@@ -332,7 +332,7 @@ async def test_requests_pass_while_somebody_empties_the_cache_of_scripts(own_red
             if number % 50 == 25:
                 await caller.barrier()
                 ask(server, "SCRIPT", "FLUSH")
-            caller.medium.ask("a.b", f"{number}", b"%d" % number)
+            caller.connection.request("a.b", f"{number}", b"%d" % number)
         await served.log.until(lambda: len(served.log.messages) == 200)
         await served.barrier()
         assert served.log.messages == [b"%d" % number for number in range(200)]
@@ -346,11 +346,11 @@ async def test_without_memory_calls_go_on_and_servers_come_and_stay(own_redis: R
         exhaust(server)
         async with end(server.url, "caller") as caller, end(server.url, "late", "c.d") as late:
             ask(server, "PEXPIRE", "opwire:end:server", 1_000)
-            served.medium.beat(BEAT)
+            served.connection.beat(BEAT)
             await served.barrier()
             assert ask(server, "PTTL", "opwire:end:server") > 1_000
-            caller.medium.ask("a.b", "t", b"{}")
-            caller.medium.ask("c.d", "t", b"{}")
+            caller.connection.request("a.b", "t", b"{}")
+            caller.connection.request("c.d", "t", b"{}")
             await served.log.until(lambda: served.log.messages)
             await late.log.until(lambda: late.log.messages)
 
@@ -361,14 +361,14 @@ async def test_an_announcement_that_redis_refuses_fails_and_what_is_served_goes_
     ask(server, "SET", "opwire:serving:c.d", "")
     async with end(server.url, "server", "a.b") as served:
         with pytest.raises(CallError, match="WRONGTYPE") as caught:
-            await served.medium.serve(["c.d"])
+            await served.connection.serve(["c.d"])
         assert caught.value.code is ErrorCode.UNAVAILABLE
         ask(server, "DEL", "opwire:serving:c.d")
         for _ in range(3):
-            served.medium.beat(BEAT)
+            served.connection.beat(BEAT)
             await served.barrier()
         assert (listed(server, "a.b"), listed(server, "c.d")) == ([b"opwire:end:server"], [])
-        await served.medium.serve(["c.d"])
+        await served.connection.serve(["c.d"])
         assert listed(server, "c.d") == [b"opwire:end:server"]
 
 
@@ -382,7 +382,7 @@ async def test_a_lease_that_cannot_be_renewed_is_told_to_the_log(
         ask(server, *loss.split())
         ask(server, "SET", "opwire:serving:a.b", "")
         with caplog.at_level(logging.WARNING, "opwire.transports"):
-            served.medium.beat(BEAT)
+            served.connection.beat(BEAT)
             await served.barrier()
     assert "the lease was not renewed: Redis at" in caplog.text
     assert "WRONGTYPE" in caplog.text
@@ -396,7 +396,7 @@ async def test_an_operation_that_redis_does_not_take_back_is_told_to_the_log(
         ask(server, "FLUSHALL")
         ask(server, "SET", "opwire:serving:c.d", "")
         with caplog.at_level(logging.WARNING, "opwire.transports"):
-            served.medium.beat(1)
+            served.connection.beat(1)
             await served.barrier()
             await served.barrier()  # the first one was sent before the loss was known
         assert listed(server) == [b"opwire:end:server"]
@@ -409,7 +409,7 @@ async def test_an_operation_that_redis_does_not_take_back_is_told_to_the_log(
 async def test_one_connection_does_it_all(own_redis: Redis) -> None:
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
-        one.medium.ask("a.b", "t", b"{}")
+        one.connection.request("a.b", "t", b"{}")
         await one.log.until(lambda: one.log.messages)
         clients = ask(server, "CLIENT", "LIST").decode().splitlines()
         assert sum("name=opwire" in each for each in clients) == 1
@@ -421,14 +421,14 @@ async def test_a_message_whose_reply_is_lost_is_delivered_once(own_redis: Redis)
     async with FaultProxy(HOST, server.port) as proxy, end(server.url, "server", "a.b") as served:
         async with end(f"redis://{HOST}:{proxy.port}", "caller") as caller:
             proxy.drop_replies = True
-            caller.medium.ask("a.b", "t", b"asked")
-            caller.medium.tell("server", "t", b"told", control=False)
+            caller.connection.request("a.b", "t", b"asked")
+            caller.connection.send("server", "t", b"told", control=False)
             await served.log.until(lambda: len(served.log.messages) == 2)
             proxy.cut()
             await caller.log.until(lambda: caller.log.ends)
             proxy.flow()
-            await caller.medium.connect("again", caller.log)
-            caller.medium.tell("server", "t", b"last", control=False)
+            await caller.connection.connect("again", caller.log)
+            caller.connection.send("server", "t", b"last", control=False)
             await served.log.until(lambda: served.log.messages[-1] == b"last")
         assert served.log.messages == [b"asked", b"told", b"last"]
         assert caller.log.failures == []  # nobody knows that they did not arrive
@@ -441,10 +441,10 @@ async def test_one_that_connects_again_is_not_asked_under_its_old_name(own_redis
         await served.log.until(lambda: served.log.ends)
         # As if Redis had not noticed: somebody still reads what is sent to the old name.
         async with end(server.url, "before") as before, end(server.url, "caller") as caller:
-            await served.medium.connect("after", served.log)
-            await served.medium.serve(["a.b"])
+            await served.connection.connect("after", served.log)
+            await served.connection.serve(["a.b"])
             for number in range(4):
-                caller.medium.ask("a.b", f"{number}", b"{}")
+                caller.connection.request("a.b", f"{number}", b"{}")
             for each in (caller, before):
                 await each.barrier()
             await served.log.until(lambda: len(served.log.messages) == 4)
@@ -457,12 +457,12 @@ async def test_a_server_that_does_not_answer_two_beats_is_given_up(own_redis: Re
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
         for _ in range(10):
-            one.medium.beat(BEAT)
+            one.connection.beat(BEAT)
             await one.barrier()
         server.freeze()
         for _ in range(3):
             assert one.log.ends == []
-            one.medium.beat(BEAT)
+            one.connection.beat(BEAT)
         await one.log.until(lambda: one.log.ends)
         assert one.log.ends == ["it does not answer"]
 
@@ -475,14 +475,14 @@ async def test_a_server_that_becomes_a_replica_is_left_until_it_is_primary_again
     server = own_redis()
     async with end(server.url, "one", *operations) as one:
         ask(server, "REPLICAOF", HOST, 1)
-        one.medium.beat(BEAT)
+        one.connection.beat(BEAT)
         await one.log.until(lambda: one.log.ends)
         assert one.log.ends == ["it has become a read-only replica"]
         with pytest.raises(CallError, match="connect to its primary"):
-            await one.medium.connect("again", one.log)
+            await one.connection.connect("again", one.log)
         ask(server, "REPLICAOF", "NO", "ONE")
-        await one.medium.connect("again", one.log)
-        one.medium.tell("again", "t", b"{}", control=False)
+        await one.connection.connect("again", one.log)
+        one.connection.send("again", "t", b"{}", control=False)
         await one.log.until(lambda: one.log.messages)
 
 
@@ -512,7 +512,7 @@ async def test_the_beats_of_a_server_take_dead_ones_off_its_lists(own_redis: Red
     async with end(server.url, "one", "a.b", "c.d") as one:
         for key in ("a.b", "c.d"):
             ask(server, "LPUSH", f"opwire:serving:{key}", *(f"opwire:end:{number}" for number in range(70)))
-        one.medium.beat(BEAT)
+        one.connection.beat(BEAT)
         await one.barrier()
         assert listed(server) == ask(server, "LRANGE", "opwire:serving:c.d", 0, -1) == [b"opwire:end:one"]
 
@@ -524,14 +524,14 @@ async def test_a_caller_learns_which_server_got_its_request_however_many_dead_on
     server = own_redis()
     async with end(server.url, "one", "a.b") as one, end(server.url, "caller") as caller:
         ask(server, "LPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(3_000)))
-        caller.medium.ask("a.b", "t1", b"{}")
-        caller.medium.ask("a.b", "t2", b"{}", "key")
+        caller.connection.request("a.b", "t1", b"{}")
+        caller.connection.request("a.b", "t2", b"{}", "key")
         await caller.log.until(lambda: len(caller.log.routes) == 2)
         assert sorted(caller.log.routes) == [("t1", "one"), ("t2", "one")]
         await one.log.until(lambda: len(one.log.messages) == 2)
         ask(server, "DEL", "opwire:serving:a.b")
         ask(server, "RPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(3_000)))
-        caller.medium.ask("a.b", "t3", b"{}")
+        caller.connection.request("a.b", "t3", b"{}")
         await caller.log.until(lambda: caller.log.failures)
         assert caller.log.failures == [("t3", "no server available")]
 
@@ -576,15 +576,15 @@ async def test_a_user_with_no_more_rights_than_needed_can_call_and_serve(own_red
     ask(server, "ACL", "SETUSER", "ann", "on", ">secret", "~opwire:*", "resetchannels", "&opwire:*", *commands, *lists)
     async with end(f"redis://ann:secret@{HOST}:{server.port}", "ann", "a.b") as ann:
         ask(server, "RPUSH", "opwire:serving:a.b", *(f"opwire:end:{number}" for number in range(9)))
-        ann.medium.beat(BEAT)
+        ann.connection.beat(BEAT)
         for _ in range(9):
-            ann.medium.ask("a.b", "t", b"{}", "key")
-            ann.medium.ask("a.b", "t", b"{}")
+            ann.connection.request("a.b", "t", b"{}", "key")
+            ann.connection.request("a.b", "t", b"{}")
         await ann.log.until(lambda: len(ann.log.messages) == 18)
         assert listed(server) == [b"opwire:end:ann"]
-        await ann.medium.unserve(["a.b"])
-        ann.medium.beat(BEAT)
-        ann.medium.ask("a.b", "t", b"{}")
+        await ann.connection.unserve(["a.b"])
+        ann.connection.beat(BEAT)
+        ann.connection.request("a.b", "t", b"{}")
         await ann.log.until(lambda: ann.log.failures)
         assert ann.log.failures == [("t", "no server available")]
 
@@ -594,8 +594,8 @@ async def test_a_request_that_redis_refuses_fails_alone(own_redis: Redis) -> Non
     server = own_redis()
     async with end(server.url, "caller") as caller, end(server.url, "server", "a.b"):
         ask(server, "SET", "opwire:serving:wrong.type", "")
-        caller.medium.ask("wrong.type", "t", b"{}")
-        caller.medium.ask("a.b", "u", b"{}")
+        caller.connection.request("wrong.type", "t", b"{}")
+        caller.connection.request("a.b", "u", b"{}")
         await caller.log.until(lambda: caller.log.failures)
         await caller.barrier()
         ((token, reason),) = caller.log.failures
@@ -622,7 +622,7 @@ async def test_a_message_that_redis_refuses_is_told_to_the_log(
     )
     async with end(f"redis://ann:secret@{HOST}:{server.port}", "ann") as ann, end(server.url, "bob") as bob:
         with caplog.at_level(logging.WARNING, "opwire.transports"):
-            ann.medium.tell("bob", "t", b"{}", control=False)
+            ann.connection.send("bob", "t", b"{}", control=False)
             await ann.barrier()
         assert "a message was not sent: Redis at" in caplog.text
         assert bob.log.messages == []
@@ -641,18 +641,18 @@ async def test_goodbye_to_a_frozen_server_takes_no_longer_than_a_second_or_two(o
     server = own_redis()
     async with end(server.url, "one", "a.b") as one:
         server.freeze()
-        await soon("it is closed", one.medium.close())
+        await soon("it is closed", one.connection.close())
         assert one.log.ends == []
 
 
 async def test_connecting_can_be_given_up(own_redis: Redis) -> None:
     server, log = own_redis(), Log()
     server.freeze()
-    medium = RedisMedium(parse_url(server.url), prefix="opwire", heartbeat=BEAT)
+    connection = RedisBrokerConnection(parse_url(server.url), prefix="opwire", heartbeat=BEAT)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await medium.connect("one", log)
+            await connection.connect("one", log)
     server.thaw()
-    await soon("it connects", medium.connect("one", log))
-    await medium.close()
+    await soon("it connects", connection.connect("one", log))
+    await connection.close()
     assert log.ends == []

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from opwire.call import Address
 from opwire.testing.harness import soon
-from opwire.transports.broker_connection import Medium
+from opwire.transports.broker_connection import BrokerConnection
 
 
 class Log:
@@ -66,12 +66,12 @@ class Log:
 
 
 @asynccontextmanager
-async def connected(medium: Medium, address: Address, log: Log, *operations: str) -> AsyncIterator[None]:
+async def connected(connection: BrokerConnection, address: Address, log: Log, *operations: str) -> AsyncIterator[None]:
     """Serve these operations at this address. Nobody beats for it."""
-    await medium.connect(address, log)
+    await connection.connect(address, log)
     try:
         if operations:
-            await medium.serve(operations)
+            await connection.serve(operations)
         yield
     finally:
-        await medium.close()
+        await connection.close()

@@ -21,11 +21,11 @@ from opwire.testing.harness import soon
 from opwire.transports.nats import connection
 from opwire.transports.nats.connection import NatsServers
 from opwire.transports.nats.protocol import Info
-from opwire.transports.nats.transport import NatsMedium, Subjects
+from opwire.transports.nats.transport import NatsBrokerConnection, Subjects
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
-from tests.transports.mediums import Log
 from tests.transports.nats.ends import ANYONE, description, end, flushed, plain_client
+from tests.transports.recording import Log
 
 StartNats = Callable[..., NatsServer]
 
@@ -55,7 +55,7 @@ async def test_requests_for_operations_with_whatever_ids_arrive_at_those_who_ser
 ) -> None:
     async with end(nats_server.url, *ODD_IDS) as server, end(nats_server.url) as caller:
         for number, operation_id in enumerate(ODD_IDS):
-            caller.medium.ask(operation_id, f"t{number}", operation_id.encode())
+            caller.connection.request(operation_id, f"t{number}", operation_id.encode())
         await server.log.until(lambda: len(server.log.arrivals) == len(ODD_IDS))
         sent = [(caller.address, f"t{number}", each.encode()) for number, each in enumerate(ODD_IDS)]
         assert server.log.arrivals == sent
@@ -64,10 +64,10 @@ async def test_requests_for_operations_with_whatever_ids_arrive_at_those_who_ser
 
 async def test_a_message_says_who_sent_it_and_with_which_token(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one, end(nats_server.url) as other:
-        one.medium.tell(other.address, "t0ken", b"first", control=False)
-        one.medium.tell(other.address, "", b"second", control=True)
-        one.medium.tell_all("t0ken", b"third")
-        one.medium.tell_all("", b"fourth")
+        one.connection.send(other.address, "t0ken", b"first", control=False)
+        one.connection.send(other.address, "", b"second", control=True)
+        one.connection.broadcast("t0ken", b"third")
+        one.connection.broadcast("", b"fourth")
         await other.log.until(lambda: len(other.log.rumours) == 2)
         assert other.log.arrivals == [(one.address, "t0ken", b"first"), (one.address, "", b"second")]
         assert other.log.rumours == [(one.address, "t0ken", b"third"), (one.address, "", b"fourth")]
@@ -84,8 +84,8 @@ async def test_what_is_told_to_all_does_not_overtake_the_request_before_it(nats_
         log.overheard = lambda sender, token, message: order.append(message)  # type: ignore[method-assign]
         async with end(nats_server.url) as caller:
             for number in range(1000):
-                caller.medium.ask(f"order.{number % 20}", "t", b"request %d" % number)
-                caller.medium.tell_all("t", b"abort %d" % number)
+                caller.connection.request(f"order.{number % 20}", "t", b"request %d" % number)
+                caller.connection.broadcast("t", b"abort %d" % number)
             await caller.barrier()
         await server.barrier()
     assert order == [word % number for number in range(1000) for word in (b"request %d", b"abort %d")]
@@ -93,9 +93,9 @@ async def test_what_is_told_to_all_does_not_overtake_the_request_before_it(nats_
 
 async def test_two_prefixes_do_not_meet(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b", prefix="one") as server, end(nats_server.url, prefix="one.two") as caller:
-        caller.medium.ask("a.b", "t0ken", b"")
-        caller.medium.tell(server.address, "t0ken", b"", control=False)
-        caller.medium.tell_all("t0ken", b"")
+        caller.connection.request("a.b", "t0ken", b"")
+        caller.connection.send(server.address, "t0ken", b"", control=False)
+        caller.connection.broadcast("t0ken", b"")
         await caller.log.until(lambda: caller.log.failures and caller.log.gone and caller.log.rumours)
         await server.barrier()
         assert server.log.arrivals == server.log.rumours == []
@@ -108,8 +108,8 @@ async def test_two_prefixes_do_not_meet(nats_server: NatsServer) -> None:
 async def test_an_operation_is_never_without_responders_once_serve_has_returned(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as server, end(nats_server.url) as caller:
         for number in range(300):
-            await server.medium.serve([f"late.{number}"])
-            caller.medium.ask(f"late.{number}", f"{number}", b"")
+            await server.connection.serve([f"late.{number}"])
+            caller.connection.request(f"late.{number}", f"{number}", b"")
             await caller.barrier()
         await server.log.until(lambda: len(server.log.arrivals) == 300)
         assert caller.log.failures == []
@@ -119,8 +119,8 @@ async def test_an_operation_is_never_without_responders_once_serve_has_returned(
 async def test_no_request_arrives_once_unserve_has_returned_and_none_is_lost_before(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server, end(nats_server.url) as caller:
         for number in range(500):
-            caller.medium.ask("a.b", f"{number}", b"")
-        await server.medium.unserve(["a.b", "never.served"])
+            caller.connection.request("a.b", f"{number}", b"")
+        await server.connection.unserve(["a.b", "never.served"])
         arrived = len(server.log.arrivals)
         await caller.barrier()
         await server.barrier()
@@ -130,13 +130,13 @@ async def test_no_request_arrives_once_unserve_has_returned_and_none_is_lost_bef
 
 async def test_serving_an_operation_twice_gives_no_second_turn(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as server, end(nats_server.url) as caller:
-        await server.medium.serve(["a.b"])
-        caller.medium.ask("a.b", "t0ken", b"")
+        await server.connection.serve(["a.b"])
+        caller.connection.request("a.b", "t0ken", b"")
         await caller.barrier()
         await server.barrier()
         assert len(server.log.arrivals) == 1
-        await server.medium.unserve(["a.b"])
-        caller.medium.ask("a.b", "t0ken", b"")
+        await server.connection.unserve(["a.b"])
+        caller.connection.request("a.b", "t0ken", b"")
         await caller.log.until(lambda: caller.log.failures)
 
 
@@ -149,7 +149,7 @@ async def test_those_who_serve_an_operation_share_its_requests(nats_server: Nats
         end(nats_server.url) as caller,
     ):
         for number in range(300):
-            caller.medium.ask("a.b", f"{number}", b"")
+            caller.connection.request("a.b", f"{number}", b"")
         await caller.barrier()
         for server in (one, two, three):
             await server.barrier()
@@ -164,7 +164,7 @@ async def test_those_who_serve_an_operation_share_its_requests(nats_server: Nats
 @requirement("transport.nats.nobody")
 async def test_a_request_that_nobody_serves_comes_back(nats_server: NatsServer) -> None:
     async with end(nats_server.url, "a.b") as caller:
-        caller.medium.ask("a.c", "t0ken", b"")
+        caller.connection.request("a.c", "t0ken", b"")
         await caller.log.until(lambda: caller.log.failures)
         assert caller.log.failures == [("t0ken", "no server available")]
         assert caller.log.gone == caller.log.arrivals == []
@@ -174,9 +174,9 @@ async def test_a_request_that_nobody_serves_comes_back(nats_server: NatsServer) 
 async def test_a_message_for_an_end_that_is_gone_names_that_end(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one:
         async with end(nats_server.url) as other:
-            one.medium.tell(other.address, "t0ken", b"", control=False)
+            one.connection.send(other.address, "t0ken", b"", control=False)
             await other.log.until(lambda: other.log.arrivals)
-        one.medium.tell(other.address, "t0ken", b"", control=False)
+        one.connection.send(other.address, "t0ken", b"", control=False)
         await one.log.until(lambda: one.log.gone)
         assert one.log.gone == [other.address]
         assert one.log.failures == []
@@ -192,7 +192,7 @@ async def test_a_plain_client_asks_with_its_own_inbox_and_is_answered_there(nats
         await server.log.until(lambda: server.log.arrivals)
         sender, token, message = server.log.arrivals[0]
         assert (token, message) == ("", b"hello")
-        server.medium.tell(sender, token, b"hi", control=False)
+        server.connection.send(sender, token, b"hi", control=False)
         assert (await asking).data == b"hi"
 
 
@@ -203,7 +203,7 @@ async def test_a_plain_client_that_is_gone_is_named_like_any_other(nats_server: 
             await client.publish("opwire.call.a.b", b"", reply="_INBOX.some.where")
             await server.log.until(lambda: server.log.arrivals)
         sender, _, _ = server.log.arrivals[0]
-        server.medium.tell(sender, "", b"", control=False)
+        server.connection.send(sender, "", b"", control=False)
         await server.log.until(lambda: server.log.gone)
         assert server.log.gone == [sender]
 
@@ -217,11 +217,11 @@ async def test_a_plain_client_can_answer_with_the_token_and_cannot_be_told_anyth
 
         await client.subscribe("opwire.call.a.b", cb=respond)
         await flushed(client)
-        caller.medium.ask("a.b", "t0ken", b"hello")
+        caller.connection.request("a.b", "t0ken", b"hello")
         await caller.log.until(lambda: caller.log.arrivals)
         assert caller.log.arrivals == [("", "t0ken", b"hi")]
         with pytest.raises(CallError, match="gave no reply subject") as failure:
-            caller.medium.tell("", "t0ken", b"", control=True)
+            caller.connection.send("", "t0ken", b"", control=True)
         assert failure.value.code is ErrorCode.UNAVAILABLE
 
 
@@ -239,7 +239,7 @@ async def test_what_cannot_or_must_not_be_answered_is_ignored_and_counted(nats_s
         await client.publish(f"opwire.in.{server.address}.t0ken", b"", headers={"Status": "x"})
         await flushed(client)
         await server.barrier()
-        assert server.medium.ignored == 2 * 6 + 5
+        assert server.connection.ignored == 2 * 6 + 5
         assert server.log.arrivals == [("", "t0ken", b"")]
         assert server.log.rumours == []
 
@@ -259,21 +259,21 @@ async def test_other_states_than_nobody_is_there_are_ignored_and_counted(nats_se
     async with end(nats_server.url) as one:
         await publish_headers(nats_server, f"opwire.in.{one.address}.t", b"NATS/1.0 408 Timeout\r\n\r\n")
         await one.barrier()
-        assert one.medium.ignored == 1
+        assert one.connection.ignored == 1
         assert one.log.arrivals == one.log.failures == []
 
 
 @requirement("transport.nats.no-deputy")
 async def test_a_forged_no_responders_status_names_no_peer(nats_server: NatsServer) -> None:
     async with end(nats_server.url) as one, end(nats_server.url) as other, end(nats_server.url) as thief:
-        other.medium.tell(thief.address, "t", b"", control=True)  # which shows the thief a receipt of `other`
-        of_another = other.medium._receipts.make(thief.address)
-        of_itself = one.medium._receipts.make(thief.address).replace(thief.address, other.address)
+        other.connection.send(thief.address, "t", b"", control=True)  # which shows the thief a receipt of `other`
+        of_another = other.connection._receipts.make(thief.address)
+        of_itself = one.connection._receipts.make(thief.address).replace(thief.address, other.address)
         for shown in (f"x-{other.address}", f"-{other.address}", f"x{of_another}", f"x{of_itself}", "-", "x-"):
             await publish_headers(nats_server, f"opwire.in.{one.address}.{shown}", b"NATS/1.0 503\r\n\r\n")
         await one.barrier()
         assert one.log.gone == one.log.failures == one.log.arrivals == []
-        assert one.medium.ignored == 6
+        assert one.connection.ignored == 6
 
 
 @requirement("transport.nats.garbage")
@@ -286,7 +286,7 @@ async def test_invalid_headers_of_another_client_do_not_end_the_connection(
     async with end(nats_server.url, "a.b") as one, end(nats_server.url) as other:
         for subject in ("opwire.call.a.b", "opwire.all", f"opwire.in.{one.address}.t"):
             await publish_headers(nats_server, subject, head, b"payload")
-        other.medium.ask("a.b", "t0ken", b"hello")
+        other.connection.request("a.b", "t0ken", b"hello")
         await one.log.until(lambda: (other.address, "t0ken", b"hello") in one.log.arrivals)
         assert one.log.ends == other.log.ends == []
 
@@ -300,12 +300,12 @@ async def test_a_message_that_the_server_would_not_let_through_is_refused_here_a
 ) -> None:
     server = own_nats(max_payload=1000)
     async with end(server.url, "a.b") as one:
-        assert one.medium.max_message == 1000
-        one.medium.ask("a.b", "fits", b"x" * 1000)
+        assert one.connection.max_message == 1000
+        one.connection.request("a.b", "fits", b"x" * 1000)
         for send in (
-            lambda: one.medium.ask("a.b", "t", b"x" * 1001),
-            lambda: one.medium.tell(one.address, "t", b"x" * 1001, control=True),
-            lambda: one.medium.tell_all("t", b"x" * 1001),
+            lambda: one.connection.request("a.b", "t", b"x" * 1001),
+            lambda: one.connection.send(one.address, "t", b"x" * 1001, control=True),
+            lambda: one.connection.broadcast("t", b"x" * 1001),
         ):
             with pytest.raises(CallError) as failure:
                 send()
@@ -317,9 +317,9 @@ async def test_a_message_that_the_server_would_not_let_through_is_refused_here_a
 
 @pytest.mark.parametrize(("said", "believed"), [(-5, 1), (0, 1), (10**400, 64 * 2**20), (5_000, 5_000)])
 def test_how_large_a_message_may_be_is_bounded_whatever_the_server_says(said: int, believed: int) -> None:
-    medium = NatsMedium(NatsServers("nats://a:1"), Subjects("opwire"), ANYONE)
-    medium.on_info(Info(max_payload=said))
-    assert medium.max_message == believed
+    connection = NatsBrokerConnection(NatsServers("nats://a:1"), Subjects("opwire"), ANYONE)
+    connection.on_info(Info(max_payload=said))
+    assert connection.max_message == believed
 
 
 ANN: dict[str, Any] = {"user": "ann", "password": "s3cret"}
@@ -338,14 +338,14 @@ async def test_an_operation_that_may_not_be_asked_for_is_refused_at_once_and_the
     url = restricted(own_nats, publish={"deny": ["opwire.call.github.>"]})
     async with end(url, "a.b") as one:
         for _ in range(3):
-            one.medium.ask("github.repos/get", "t0ken", b"")
-        one.medium.ask("a.b", "t0ken", b"")
+            one.connection.request("github.repos/get", "t0ken", b"")
+        one.connection.request("a.b", "t0ken", b"")
         await one.log.until(lambda: one.log.arrivals)
         complaint = 'Permissions Violation for Publish to "opwire.call.github.repos%2Fget"'
         assert one.log.refusals == 3 * [("github.repos/get", complaint)]
         assert one.log.ends == []
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in warnings] == [f"{one.medium.name} reports: {complaint}"]
+    assert [record.getMessage() for record in warnings] == [f"{one.connection.name} reports: {complaint}"]
     assert "s3cret" not in caplog.text
 
 
@@ -356,19 +356,19 @@ async def test_if_one_operation_may_not_be_served_none_of_the_announcement_is(ow
         with pytest.raises(
             CallError, match=r'refused: Permissions Violation for Subscription to "opwire\.call\.secret'
         ):
-            await server.medium.serve(["a.b", "secret.b", "a.c"])
+            await server.connection.serve(["a.b", "secret.b", "a.c"])
         for token, operation_id in (("one", "a.b"), ("two", "a.c"), ("three", "a.before")):
-            server.medium.ask(operation_id, token, b"")
+            server.connection.request(operation_id, token, b"")
         await server.log.until(lambda: server.log.arrivals)
         assert server.log.failures == [("one", "no server available"), ("two", "no server available")]
-        await server.medium.serve(["a.b", "a.c"])
+        await server.connection.serve(["a.b", "a.c"])
 
 
 async def test_complaints_about_something_else_do_not_fail_an_announcement(own_nats: StartNats) -> None:
     url = restricted(own_nats, publish={"deny": ["opwire.call.secret.>"]})
     async with end(url) as server:
-        server.medium.ask("secret.b", "t0ken", b"")
-        await server.medium.serve(["a.b"])
+        server.connection.request("secret.b", "t0ken", b"")
+        await server.connection.serve(["a.b"])
         assert len(server.log.refusals) == 1
 
 
@@ -377,14 +377,14 @@ async def test_a_server_with_too_many_subscriptions_says_so(own_nats: StartNats)
     server = own_nats(max_subscriptions=10)
     async with end(server.url) as one:
         with pytest.raises(CallError, match="refused: maximum subscriptions exceeded"):
-            await one.medium.serve([f"a.{number}" for number in range(20)])
-        await one.medium.serve(["a.b"])
+            await one.connection.serve([f"a.{number}" for number in range(20)])
+        await one.connection.serve(["a.b"])
 
 
 async def test_each_complaint_is_logged_once_and_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
-    medium = NatsMedium(NatsServers("nats://ann:s3cret@example"), Subjects("opwire"), ANYONE)
+    connection = NatsBrokerConnection(NatsServers("nats://ann:s3cret@example"), Subjects("opwire"), ANYONE)
     for number in range(1000):
-        medium.on_error(f"complaint {number % 300}")
+        connection.on_error(f"complaint {number % 300}")
     assert len(caplog.records) == 100
     assert caplog.records[0].getMessage() == "nats://example:4222 reports: complaint 0"
 
@@ -393,20 +393,20 @@ async def test_each_complaint_is_logged_once_and_not_without_end(caplog: pytest.
 
 
 async def test_an_end_that_is_not_connected_raises_unavailable() -> None:
-    medium = NatsMedium(NatsServers("nats://example"), Subjects("opwire"), ANYONE)
+    connection = NatsBrokerConnection(NatsServers("nats://example"), Subjects("opwire"), ANYONE)
     for send in (
-        lambda: medium.ask("a.b", "t", b""),
-        lambda: medium.tell("someone", "t", b"", control=True),
-        lambda: medium.tell_all("t", b""),
+        lambda: connection.request("a.b", "t", b""),
+        lambda: connection.send("someone", "t", b"", control=True),
+        lambda: connection.broadcast("t", b""),
     ):
         with pytest.raises(CallError, match="not connected to nats://example:4222") as failure:
             send()
         assert failure.value.code is ErrorCode.UNAVAILABLE
-    for work in (medium.serve(["a.b"]), medium.unserve(["a.b"])):
+    for work in (connection.serve(["a.b"]), connection.unserve(["a.b"])):
         with pytest.raises(CallError):
             await work
-    medium.beat(1.0)
-    await medium.close()
+    connection.beat(1.0)
+    await connection.close()
 
 
 @requirement("transport.nats.outage")
@@ -416,12 +416,12 @@ async def test_nothing_is_kept_for_later_while_the_server_is_gone(own_nats: Star
         server.kill()
         await one.log.until(lambda: one.log.ends)
         with pytest.raises(CallError) as failure:
-            one.medium.ask("a.b", "t0ken", b"")
+            one.connection.request("a.b", "t0ken", b"")
         assert failure.value.code is ErrorCode.UNAVAILABLE
         server.start()
-        await one.medium.connect("another", one.log)
-        await one.medium.serve(["a.b"])
-        one.medium.ask("a.b", "later", b"")
+        await one.connection.connect("another", one.log)
+        await one.connection.serve(["a.b"])
+        one.connection.request("a.b", "later", b"")
         await one.log.until(lambda: one.log.arrivals)
         assert [token for _, token, _ in one.log.arrivals] == ["later"]
         assert len(one.log.ends) == 1
@@ -439,11 +439,11 @@ async def test_the_first_server_that_lets_us_is_used_and_if_there_is_none_each_s
     urls = [f"nats://{HOST}:{server.port}" for server in (closed, gone, frozen)]
     for _ in range(3):
         async with end([*urls[:2], good.url], "a.b") as one:
-            one.medium.ask("a.b", "t0ken", b"")
+            one.connection.request("a.b", "t0ken", b"")
             await one.log.until(lambda: one.log.arrivals)
-    medium = NatsMedium(NatsServers(urls), Subjects("opwire"), ANYONE)
+    broker = NatsBrokerConnection(NatsServers(urls), Subjects("opwire"), ANYONE)
     with pytest.raises(CallError) as failure:
-        await soon("all are tried", medium.connect("address", Log()))
+        await soon("all are tried", broker.connect("address", Log()))
     assert failure.value.code is ErrorCode.UNAVAILABLE
     for reason in (
         f"{urls[0]} refused: Authorization Violation",
@@ -471,7 +471,7 @@ async def test_the_other_servers_of_a_cluster_are_learned_and_used_when_the_firs
     async with end(first.url, "a.b") as one, end(second.url) as other:
 
         async def learned() -> None:
-            while len(one.medium._servers.shuffled()) < 2:
+            while len(one.connection._servers.shuffled()) < 2:
                 await asyncio.sleep(0.01)
 
         await soon("the first server tells of the second", learned())
@@ -482,13 +482,13 @@ async def test_the_other_servers_of_a_cluster_are_learned_and_used_when_the_firs
                 await asyncio.sleep(0.01)
 
         await soon("the server says that it is about to shut down", warned())
-        other.medium.ask("a.b", "before", b"")
+        other.connection.request("a.b", "before", b"")
         await one.log.until(lambda: one.log.arrivals)
         first.kill()
         await one.log.until(lambda: one.log.ends)
-        await one.medium.connect("again", one.log)
-        await one.medium.serve(["a.b"])
-        other.medium.ask("a.b", "t0ken", b"")
+        await one.connection.connect("again", one.log)
+        await one.connection.serve(["a.b"])
+        other.connection.request("a.b", "t0ken", b"")
         await one.log.until(lambda: len(one.log.arrivals) == 2)
 
 
@@ -509,8 +509,8 @@ async def test_what_a_server_says_of_itself_while_we_connect_is_not_forgotten() 
     done = asyncio.Event()
     async with await asyncio.start_server(talk, HOST, 0) as server:
         async with end(f"nats://{HOST}:{server.sockets[0].getsockname()[1]}") as one:
-            assert one.medium.max_message == 77
-            assert "elsewhere" in {each.host for each in one.medium._servers.shuffled()}
+            assert one.connection.max_message == 77
+            assert "elsewhere" in {each.host for each in one.connection._servers.shuffled()}
         await soon("the server has seen us leave", done.wait())
 
 
@@ -543,7 +543,7 @@ async def test_an_end_describes_itself_once_to_be_found_and_once_for_each_questi
         return times[-1]
 
     async with end(nats_server.url, "a.b", describe=describe) as one, plain_client(nats_server.url) as client:
-        await one.medium.serve(["a.c"])
+        await one.connection.serve(["a.c"])
         assert len(times) == 1
         await question(client, "$SRV.STATS")
         assert len(times) == 2
@@ -574,5 +574,5 @@ async def test_a_question_without_a_place_for_the_answer_or_with_too_long_an_ans
         await client.publish("$SRV.INFO", b"", reply="_INBOX.answers")
         await flushed(client)
         await one.barrier()
-        assert one.medium.ignored == 2
+        assert one.connection.ignored == 2
         assert one.log.ends == []

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from opwire.testing.__main__ import main
+from tests.chaos.__main__ import main
 from tests.requirements import requirement
 
 
@@ -20,7 +20,7 @@ def test_the_command_prints_what_it_injected(capsys: pytest.CaptureFixture[str])
 @requirement("chaos.counts")
 def test_the_command_fails_where_the_run_fails() -> None:
     # So few calls meet no fault of some kind.
-    command = [sys.executable, "-m", "opwire.testing", "--calls", "4"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tests.chaos", "--calls", "4"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode != 0
     assert "never injected" in run.stderr

@@ -39,7 +39,7 @@ async def call_error(awaitable: Any) -> CallError:
     return caught.value
 
 
-class Scene:
+class Ends:
     """A bus with one server and one client."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(
+async def connected_ends(
     registry: OperationRegistry,
     *,
     bus: MemoryBus | None = None,
@@ -73,14 +73,14 @@ async def scene(
     window: int = 64,
     timeout: float = 30,
     **options: Any,
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[Ends]:
     bus = bus or MemoryBus()
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(PendingRequestMap(transport(bus)))
         handler = await stack.enter_async_context(CallHandler(registry, server, **options))
         client = await stack.enter_async_context(PendingRequestMap(transport(bus), window=window, timeout=timeout))
-        made = Scene(bus, server, handler, client)
+        made = Ends(bus, server, handler, client)
         yield made
     await until(lambda: made.at_rest)
     await until(lambda: asyncio.all_tasks() <= before)

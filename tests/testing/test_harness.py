@@ -7,15 +7,15 @@ import pytest
 
 from opwire.call import CallRequested
 from opwire.operation import Context
-from opwire.testing import run_virtually
-from opwire.testing.harness import PATIENCE, Scene, expect, item, soon
+from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
 from opwire.transports.memory import MemoryBus, MemoryTransport
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 
-def scene() -> Scene:
+def harness() -> TransportHarness:
     bus = MemoryBus()
-    return Scene(lambda: MemoryTransport(bus))
+    return TransportHarness(lambda: MemoryTransport(bus))
 
 
 def test_an_expectation_that_does_not_hold_is_told() -> None:
@@ -28,7 +28,7 @@ def test_waiting_in_vain_ends_and_says_for_what() -> None:
     async def run() -> float:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        with pytest.raises(AssertionError, match="in vain: the moon rises"):
+        with pytest.raises(AssertionError, match="after 5 s: the moon rises"):
             await soon("the moon rises", asyncio.Event().wait())
         return loop.time() - began
 
@@ -42,13 +42,16 @@ async def test_what_happens_in_time_is_given_back() -> None:
 @requirement("transport.contract")
 async def test_scenes_on_the_same_medium_do_not_meet() -> None:
     bus = MemoryBus()
-    async with Scene(lambda: MemoryTransport(bus)) as first, Scene(lambda: MemoryTransport(bus)) as second:
+    async with (
+        TransportHarness(lambda: MemoryTransport(bus)) as first,
+        TransportHarness(lambda: MemoryTransport(bus)) as second,
+    ):
         assert first.id("echo") != second.id("echo")
 
 
 @requirement("transport.contract")
 async def test_a_probe_keeps_what_arrives_and_from_whom() -> None:
-    async with scene() as stage:
+    async with harness() as stage:
         server, caller = await stage.probe("talk"), await stage.probe()
         event = CallRequested(request_id="r", operation_id=stage.id("talk"))
         caller.transport.request(event)
@@ -62,7 +65,7 @@ async def test_a_probe_keeps_what_arrives_and_from_whom() -> None:
 
 @requirement("transport.contract")
 async def test_a_conversation_gives_each_side_the_others_address() -> None:
-    async with scene() as stage:
+    async with harness() as stage:
         talk = await stage.conversation()
         assert talk.server.senders == [talk.caller_address]
         assert talk.caller.senders == [talk.server_address]
@@ -78,7 +81,7 @@ async def test_a_server_serves_functions_and_generators() -> None:
         for number in range(input):
             yield number
 
-    async with scene() as stage:
+    async with harness() as stage:
         await stage.server(one=one, many=many)
         caller = await stage.caller()
         assert (await caller.call(stage.id("one"), 7)).data == 7
@@ -96,7 +99,7 @@ async def test_leaving_a_scene_closes_its_ends_and_stops_what_was_begun() -> Non
         finally:
             stopped.set()
 
-    async with scene() as stage:
+    async with harness() as stage:
         await stage.server(wait=wait)
         caller = await stage.caller()
         call = stage.begin(caller.call(stage.id("wait")))
@@ -110,7 +113,7 @@ async def test_a_call_that_fails_while_nobody_looks_does_not_disturb_the_end_of_
     async def fail() -> None:
         raise KeyError("unseen")
 
-    async with scene() as stage:
+    async with harness() as stage:
         task = stage.begin(fail())
         await asyncio.wait([task])
     assert isinstance(task.exception(), KeyError)
