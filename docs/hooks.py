@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opwire import (
-    ERROR_TABLE,
+from opwire import ERROR_TABLE
+from opwire.call import CALL_EVENT_SCHEMAS
+from opwire.cli.exit_codes import IN_WORDS, OF_ERROR_CODE
+from opwire.cli.program import COMMANDS
+from opwire.config import TEMPLATE
+from opwire.schemas import (
     HTTP_RESPONSE_META_SCHEMA,
     LOCAL_RESPONSE_META_SCHEMA,
     MCP_CONTENT_BLOCK_SCHEMA,
@@ -19,10 +23,6 @@ from opwire import (
     RESPONSE_ENVELOPE_SCHEMA,
     RESPONSE_META_SCHEMA,
 )
-from opwire.call import CALL_EVENT_SCHEMAS
-from opwire.cli.exit_codes import IN_WORDS, OF_ERROR_CODE
-from opwire.cli.program import COMMANDS
-from opwire.config import TEMPLATE
 
 _MARK = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
 

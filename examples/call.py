@@ -13,10 +13,10 @@ async def main(url: str) -> None:
     async with Spoke(None, url, **token) as spoke:
         for found in await spoke.discover():
             print("found", found.server.name, found.server.version, *(each.id for each in found.operations))
-        envelope = await spoke.call("math.add", {"a": 1, "b": 2}, timeout=5)
-        print("math.add", envelope.data["sum"], "by another process:", envelope.data["process"] != os.getpid())
+        data = await spoke.call("math.add", {"a": 1, "b": 2}, timeout=5)
+        print("math.add", data["sum"], "by another process:", data["process"] != os.getpid())
         async for tick in spoke.subscribe("clock.ticks", {"count": 3}):
-            print("clock.ticks", tick.data)
+            print("clock.ticks", tick)
 
 
 if __name__ == "__main__":

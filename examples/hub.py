@@ -20,7 +20,7 @@ async def main(url: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with Hub(None, url, auth=auth) as hub:
+    async with Hub(None, url, authenticate=auth) as hub:
         print("listening", hub.url, flush=True)
         await stop.wait()
         await hub.drain()

@@ -42,7 +42,7 @@ async def main(url: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with Spoke(registry, url, name="example", version="1.0.0", identity=everybody, **token) as spoke:
+    async with Spoke(registry, url, name="example", version="1.0.0", anonymous=everybody, **token) as spoke:
         print("serving", *(spec.id for spec in registry.list()), flush=True)
         await stop.wait()
         await spoke.drain()

@@ -623,7 +623,7 @@ HUB: dict[str, str] = {
     "hub.restart": "When a hub goes, every call has one outcome, and its spokes come back to the next one.",
     "hub.failover": "A spoke with several URLs goes to the next hub.",
     "hub.tls": "A hub may be encrypted.",
-    "hub.broker": "Over a broker a hub shows what others serve there, and looks again.",
+    "hub.broker": "Over a broker a node shows what others serve there, and polls for changes.",
     "hub.same-api": "A spoke is used in the same way over a hub and over a broker.",
     "hub.connect": "The scheme of a URL tells the engine; a missing package is named.",
     "hub.token": "A spoke without a good token is refused with UNAUTHENTICATED, and does not hammer.",
@@ -1081,9 +1081,8 @@ CONFIG: dict[str, str] = {
     "config.concurrent": "Sources are loaded at the same time.",
     "config.failing-source": "A source that fails or hangs is reported with its reason; the others are there.",
     "config.required": "A required source that fails stops the start, and the others are closed.",
-    "config.reload": "Of a changed configuration only what is different is closed and opened; the registry stays.",
-    "config.hot-reload": "An edited configuration file, Python module or OpenAPI document is taken over.",
-    "config.broken-reload": "A file or source that cannot be loaded anew is reported, and what ran runs on.",
+    "config.hot-reload": "`serve --reload` restarts after edits of the configuration, Python modules or documents.",
+    "config.broken-reload": "An invalid configuration file is reported, and the running process goes on.",
     "config.identities": "Who shows an identity's token has its name, scopes, resources and namespaces.",
     "config.surfaces": "Surfaces, hub and spoke are made as the file says, and let in whom it names.",
 }
@@ -1098,14 +1097,15 @@ CLIENT: dict[str, str] = {
     "client.is-error": "A tool's isError raises or is returned, by policy; an envelope is always given as it is.",
     "client.retries": "Only QUERYs are repeated, after retryable errors, with jitter and one budget, before the "
     "deadline, honouring retry_after.",
-    "client.pages": "Pages are found by Link header, cursor field or number, and end by themselves; endless and "
-    "repeated ones are errors.",
+    "client.pages": "Pages are found by Link header or by a named cursor, and end by themselves; endless and repeated "
+    "ones are errors.",
     "client.operations": "`operations` shows what the caller can call, whatever answers.",
     "client.identity": "Over a registry the caller is trusted unless an identity is given; then access is checked.",
     "client.targets": "A target that cannot be used, or whose package is missing, is told with what to do.",
     "client.closed": "A client that is not open refuses; closing ends what is under way on its own connection.",
     "client.http": "Over HTTP, envelopes and problems are read back whole; foreign answers are errors by status.",
     "client.sync": "SyncClient works in scripts, threads and beside a running loop, and leaves no thread.",
+    "client.interceptors": "An interceptor of a client is around every call with its retries, and around each item.",
     "client.codegen": "`generate_client` writes a deterministic typed module that pyright strict accepts and that "
     "runs.",
 }

@@ -211,13 +211,13 @@ def test_an_error_about_a_value_is_also_the_builtin_that_python_raises_for_it(
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), 10**400, -(10**400), True, "5", [1]])
 def test_an_option_that_is_not_a_usable_number_is_refused_by_its_name(wrong: Any) -> None:
     for check in (check_above_zero, check_not_below_zero, check_counts):
-        with pytest.raises(UsageError, match=r"^max_things is a ") as raised:
+        with pytest.raises(UsageError, match=r"^max_things must be a ") as raised:
             check(fine=None, max_things=wrong)
         assert len(str(raised.value)) < 150
 
 
 def test_a_number_that_python_itself_refuses_to_write_is_refused_too() -> None:
-    with pytest.raises(UsageError, match="one of so many digits"):
+    with pytest.raises(UsageError, match="too many digits"):
         check_counts(a=10**5_000)
 
 
@@ -226,7 +226,7 @@ def test_zero_and_fractions_are_taken_where_they_mean_something() -> None:
     check_not_below_zero(a=0.5, b=0)
     check_counts(a=1, b=None)
     for check, wrong in ((check_above_zero, 0), (check_counts, 0), (check_counts, 1.5)):
-        with pytest.raises(UsageError, match="a is a"):
+        with pytest.raises(UsageError, match="a must be a"):
             check(a=wrong)
 
 

@@ -129,7 +129,7 @@ async def test_items_may_come_from_a_sync_or_async_generator_or_any_async_iterat
 async def test_a_subscription_whose_handler_gives_a_value_says_so(registry: OperationRegistry, handler: Any) -> None:
     registry.register(OperationSpec(namespace="a", name="b", type=OperationType.SUBSCRIPTION), handler)
     error = await call_error(first_of(registry.subscribe("a.b", [1])))
-    assert str(error) == "EXECUTION_ERROR: a.b: the handler of a subscription has to yield its items"
+    assert str(error) == "EXECUTION_ERROR: a.b: the handler of a subscription must yield its items"
 
 
 @requirement("handlers.wrong-kind")
@@ -448,7 +448,7 @@ async def test_an_unforeseen_exception_is_a_fixed_sentence_with_an_error_id_and_
     error = await call_error(registry.execute("a.b"))
     error_id = error.details["errorId"]
     assert error.code is ErrorCode.EXECUTION_ERROR
-    assert error.message == f"a.b failed unexpectedly; the log of its server knows more under error id {error_id}"
+    assert error.message == f"a.b failed unexpectedly; see error id {error_id} in the log of its server"
     assert error.details == {"errorId": error_id}
     assert "hunter2" not in f"{error!r} {error} {error.details}"
     assert error.__cause__ is original
@@ -831,7 +831,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_behind_and_repor
     error = await call_error(within(registry.execute("a.b")))
     assert error.code is ErrorCode.TIMEOUT
     assert stubborn.cancelled == 1
-    assert caplog.text.count("a.b did not stop within 0.02 s of being cancelled, and is left behind") == 1
+    assert caplog.text.count("a.b did not stop within 0.02 s of being cancelled, and is abandoned") == 1
     assert asyncio.all_tasks() == before, "asyncio.run would wait for it at its end"
     task = asyncio.current_task()
     assert task is not None
@@ -847,8 +847,8 @@ async def test_a_caller_that_is_cancelled_does_not_wait_for_a_stubborn_handler(
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await within(calling)
-    await until(lambda: "left behind" in caplog.text)
-    assert caplog.text.count("left behind") == 1
+    await until(lambda: "is abandoned" in caplog.text)
+    assert caplog.text.count("is abandoned") == 1
 
 
 @requirement("deadlines.stubborn")
@@ -874,7 +874,7 @@ asyncio.run(main())
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert ended.stdout == "TIMEOUT: a.b did not answer within 0.05 s\n"
-    assert "is left behind" in ended.stderr
+    assert "is abandoned" in ended.stderr
     assert "destroyed" not in ended.stderr
 
 

@@ -67,20 +67,21 @@ def test_a_spec_cannot_be_changed_but_replaced() -> None:
 @requirement("operation.types")
 def test_a_type_may_be_given_by_its_word_and_is_one_of_three() -> None:
     assert [each.value for each in OperationType] == ["query", "mutation", "subscription"]
-    spec = OperationSpec(namespace="a", name="b", type="subscription")  # pyright: ignore[reportArgumentType]
+    spec = OperationSpec(namespace="a", name="b", type="subscription")
     assert spec.type is OperationType.SUBSCRIPTION
-    with pytest.raises(RegistrationError, match=r"a\.b: type is one of query, mutation, subscription"):
-        OperationSpec(namespace="a", name="b", type="command")  # pyright: ignore[reportArgumentType]
+    assert OperationSpec(namespace="a", name="b", type="MUTATION").type is OperationType.MUTATION
+    with pytest.raises(RegistrationError, match=r"a\.b: type must be one of query, mutation, subscription"):
+        OperationSpec(namespace="a", name="b", type="command")
 
 
 def test_lists_given_for_tags_and_examples_become_tuples() -> None:
-    spec = OperationSpec(namespace="a", name="b", tags=["x"], examples=[1])  # pyright: ignore[reportArgumentType]
+    spec = OperationSpec(namespace="a", name="b", tags=["x"], examples=[1])
     assert (spec.tags, spec.examples) == (("x",), (1,))
 
 
 @requirement("operation.id")
 def test_an_id_is_always_namespace_dot_name_whatever_is_said() -> None:
-    assert OperationSpec(namespace="math", name="add", id="other.id").id == "math.add"
+    assert OperationSpec(namespace="math", name="add", id="other.id").id == "math.add"  # pyright: ignore[reportCallIssue]
 
 
 @requirement("operation.id")

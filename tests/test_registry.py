@@ -578,7 +578,7 @@ def test_a_source_takes_nothing_from_others_neither_at_first_nor_later(caplog: p
     registry.follow(tools)
     tools.tell(Operation(spec("t.mine", title="theirs"), echo), gone=("t.mine", "t.unknown"))
     assert [each.title for each in registry.list()] == ["mine", ""]
-    assert "t.mine is not added" in caplog.text
+    assert "t.mine is ignored" in caplog.text
 
 
 @requirement("registry.follow")

@@ -23,7 +23,7 @@ _registry.mutation(OPERATION)(add)
 
 
 def _working(journal: Journal) -> DurableWorker:
-    return DurableWorker(_registry, journal, concurrency=_AT_ONCE, identity=LOCAL_IDENTITY)
+    return DurableWorker(_registry, journal, concurrency=_AT_ONCE, anonymous=LOCAL_IDENTITY)
 
 
 def _submitting(journal: Journal) -> Call:

@@ -116,7 +116,7 @@ async def _relaying(_: str) -> AsyncGenerator[str]:
 async def _hub(_: str) -> AsyncGenerator[str]:
     """A relay that asks who comes, writes on each request whose it is, and shows what is served in its registry."""
     everybody = allow_anonymous(Grant(Identity(id="everybody", scopes=("*",)), announces=("*",)))
-    async with Hub(None, f"ws://{HOST}:0", auth=everybody) as hub:
+    async with Hub(None, f"ws://{HOST}:0", authenticate=everybody) as hub:
         yield hub.url
 
 

@@ -18,9 +18,9 @@ async def take(item: str, context: Context) -> str:
 
 @shop.mutation("shop.order")
 async def order(item: str, context: Context) -> list[str]:
-    own = await spokes["shop"].call("stock.take", {"item": item}, context.detached())  # as the shop itself
-    passed_on = await spokes["shop"].call("stock.take", {"item": item}, context)  # as the caller of shop.order
-    return [own.data, passed_on.data]
+    own = await spokes["shop"].call("stock.take", {"item": item}, context=context.detached())  # as the shop itself
+    passed_on = await spokes["shop"].call("stock.take", {"item": item}, context=context)  # as the caller of shop.order
+    return [own, passed_on]
 
 
 async def main(delegates: bool) -> None:
@@ -30,13 +30,13 @@ async def main(delegates: bool) -> None:
         ALICE: Identity(id="alice"),
     }
     async with (
-        Hub(None, "ws://127.0.0.1:0", auth=StaticTokens(tokens)) as hub,
+        Hub(None, "ws://127.0.0.1:0", authenticate=StaticTokens(tokens)) as hub,
         Spoke(stock, hub.url, token=STOCK),
         Spoke(shop, hub.url, token=SHOP) as spokes["shop"],
         Spoke(None, hub.url, token=ALICE) as alice,
     ):
         try:
-            print((await alice.call("shop.order", {"item": "tea"})).data)
+            print(await alice.call("shop.order", {"item": "tea"}))
         except CallError as error:
             print(error.code.value)
 

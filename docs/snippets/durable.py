@@ -12,7 +12,7 @@ ORDER = {"lines": [{"article": "tea", "price": 4.5}]}
 
 
 async def main() -> None:
-    async with RedisJournal(URL) as journal, DurableWorker(registry, journal, identity=Identity(id="team")):
+    async with RedisJournal(URL) as journal, DurableWorker(registry, journal, anonymous=Identity(id="team")):
         calls = DurableCalls(journal)
         print((await calls.call("shop.order", ORDER, key="order-17")).data)
         print((await calls.call("shop.order", ORDER, key="order-17")).data)  # the same outcome; nothing ran again

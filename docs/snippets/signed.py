@@ -23,7 +23,7 @@ async def main() -> None:
     serves = SignedRequests(verifier=Verifier(authority.public_pem))
     calls = SignedRequests(signer=Signer(certificate, key))
     async with Spoke(registry, URL, signed=serves), Spoke(None, URL, signed=calls) as ada, Spoke(None, URL) as mallory:
-        print((await ada.call("who.am_i")).data)
+        print(await ada.call("who.am_i"))
         try:
             await mallory.call("who.am_i")
         except CallError as error:

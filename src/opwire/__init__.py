@@ -1,17 +1,17 @@
 """opwire: call anything, get one envelope.
 
-from opwire import OperationRegistry
+    from opwire import OperationRegistry, from_openapi, serve_mcp
 
-registry = OperationRegistry()
+    registry = OperationRegistry()
+
+`Client`, `Hub`, `from_mcp` and the other names of `_LAZY` need optional dependencies, and are imported on first access.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from opwire.env import Env
 from opwire.envelope import (
-    HTTP_RESPONSE_META_SCHEMA,
-    LOCAL_RESPONSE_META_SCHEMA,
-    MCP_CONTENT_BLOCK_SCHEMA,
-    MCP_RESPONSE_META_SCHEMA,
-    RESPONSE_ENVELOPE_SCHEMA,
-    RESPONSE_META_SCHEMA,
     RESPONSE_SOURCES,
     HTTPResponseMeta,
     LocalResponseMeta,
@@ -37,60 +37,75 @@ from opwire.errors import (
     ConversionError,
     ErrorCode,
     HintError,
+    MissingExtraError,
     NotPlainError,
     OpwireError,
     RegistrationError,
     SchemaError,
     ToolEnvelopeError,
+    UsageError,
 )
 from opwire.operation import (
     AccessControl,
     Context,
     Handler,
     Identity,
+    Interceptor,
+    NormalizeMode,
     Operation,
     OperationSpec,
     OperationType,
     Progress,
     ResourceRule,
     Source,
+    SourceChange,
     check_access,
 )
-from opwire.registry import OperationRegistry, build_env
-from opwire.schema import UNKNOWN, Schema
+from opwire.registry import Change, OperationRegistry, build_env
+from opwire.schema import UNKNOWN, Problem, Schema
+
+if TYPE_CHECKING:
+    from opwire.adapters.mcp import from_mcp
+    from opwire.adapters.openapi import from_openapi
+    from opwire.client import Client, SyncClient
+    from opwire.hub import Hub, Spoke
+    from opwire.serve.http import serve_http
+    from opwire.serve.mcp import serve_mcp
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ERROR_TABLE",
-    "HTTP_RESPONSE_META_SCHEMA",
-    "LOCAL_RESPONSE_META_SCHEMA",
-    "MCP_CONTENT_BLOCK_SCHEMA",
-    "MCP_RESPONSE_META_SCHEMA",
-    "RESPONSE_ENVELOPE_SCHEMA",
-    "RESPONSE_META_SCHEMA",
     "RESPONSE_SOURCES",
     "UNKNOWN",
     "AccessControl",
     "CallError",
     "CastError",
+    "Change",
+    "Client",
     "ConfigError",
     "Context",
     "ConversionError",
+    "Env",
     "ErrorCode",
     "HTTPResponseMeta",
     "Handler",
     "HintError",
+    "Hub",
     "Identity",
+    "Interceptor",
     "LocalResponseMeta",
     "MCPContentBlock",
     "MCPResponseMeta",
+    "MissingExtraError",
+    "NormalizeMode",
     "NotPlainError",
     "Operation",
     "OperationRegistry",
     "OperationSpec",
     "OperationType",
     "OpwireError",
+    "Problem",
     "Progress",
     "RegistrationError",
     "ResourceRule",
@@ -100,15 +115,44 @@ __all__ = [
     "Schema",
     "SchemaError",
     "Source",
+    "SourceChange",
+    "Spoke",
+    "SyncClient",
     "ToolEnvelopeError",
+    "UsageError",
     "build_env",
     "check_access",
     "decode_envelope",
     "encode_envelope",
+    "from_mcp",
+    "from_openapi",
     "http_envelope",
     "is_response_envelope",
     "local_envelope",
     "mcp_envelope",
     "read_envelope",
+    "serve_http",
+    "serve_mcp",
     "unwrap",
 ]
+
+_LAZY = {
+    "Client": "opwire.client",
+    "Hub": "opwire.hub",
+    "Spoke": "opwire.hub",
+    "SyncClient": "opwire.client",
+    "from_mcp": "opwire.adapters.mcp",
+    "from_openapi": "opwire.adapters.openapi",
+    "serve_http": "opwire.serve.http",
+    "serve_mcp": "opwire.serve.mcp",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

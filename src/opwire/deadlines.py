@@ -1,9 +1,8 @@
-"""Deadlines of many calls at once.
+"""Deadlines and timeouts of many concurrent calls.
 
-Nearly every call has a deadline, and nearly none reaches it. A loop timer for each costs 4 µs to make and cancel; here
-calls that are due within the same 10 ms share an entry, one timer waits for the earliest entry, and joining and leaving
-costs 0.5 µs. An entry that was left by its last call goes at once, however far away it is. A deadline is never early,
-and at most 10 ms late.
+Nearly every call has a deadline, and few reach it. An event-loop timer per call costs 4 µs to create and cancel. Here,
+calls that expire within the same 10 ms share a heap entry, one timer waits for the earliest entry, and adding and
+discarding costs 0.5 µs. An entry is removed with its last call. A deadline never fires early, and at most 10 ms late.
 """
 
 import asyncio
@@ -19,13 +18,13 @@ from opwire.errors import CallError, ErrorCode
 K = TypeVar("K")
 
 MAX_SECONDS = 86_400.0
-"""The longest time, in seconds, that a peer can ask for: what it says beyond that counts as a day."""
+"""The longest timeout, in seconds, that a peer can request; longer ones count as a day."""
 
 _TICK = 0.01
-_LOOK = 0.25  # seconds between two looks at whether the loop is held up
-_TOLERATED = 0.1  # seconds by which a look may be late
-_CATCH_UP = 5.0  # seconds, at most, that it takes to read what has waited
-_SPARE = 64  # emptied entries that may wait in the heap before it is built again
+_LOOK = 0.25  # seconds between two checks for a blocked event loop
+_TOLERATED = 0.1  # seconds by which a check may be late
+_CATCH_UP = 5.0  # seconds, at most, to read the messages buffered meanwhile
+_SPARE = 64  # stale entries in the heap before it is rebuilt
 
 
 def back_off(attempt: int, *, first: float, longest: float) -> float:
@@ -35,12 +34,12 @@ def back_off(attempt: int, *, first: float, longest: float) -> float:
 
 
 def bounded_seconds(seconds: object, most: float = MAX_SECONDS) -> float:
-    """Return a time in seconds that came from a peer, at least 0 and at most `most`.
+    """Return a number of seconds from a peer, clamped to 0 and `most`.
 
-    Use it for every timeout, deadline and delay that is read from outside, integers of any size included.
+    Use it for every timeout, deadline and delay that comes from outside, integers of any size included.
 
     Raises:
-        ValueError: it is not a number, or NaN. (An infinity is a very long time.)
+        ValueError: not a number, or NaN. Infinity is clamped.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= inf:
         raise ValueError("a time is a number")
@@ -48,7 +47,7 @@ def bounded_seconds(seconds: object, most: float = MAX_SECONDS) -> float:
 
 
 class Deadlines:
-    """What is due when, on the running event loop."""
+    """Callbacks by their deadline, on the running event loop."""
 
     __slots__ = ("_armed", "_due", "_loop", "_ticks", "_timer")
 
@@ -58,15 +57,15 @@ class Deadlines:
     def _reset(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._loop = loop
         self._due: dict[int, dict[Any, Callable[[Any], None]]] = {}
-        self._ticks: list[int] = []  # a heap of the keys of `_due`, and of some that are gone
+        self._ticks: list[int] = []  # a heap of the keys of `_due`, some of them stale
         self._armed: float = inf  # the tick that the timer waits for
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, key: K, when: float, expire: Callable[[K], None]) -> int:
-        """Call `expire(key)` at a monotonic time. The number that is returned, and the key, take it back."""
+        """Call `expire(key)` at a monotonic time; return the tick to pass to `discard`."""
         tick = int(when / _TICK) + 1
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # another `asyncio.run`: the timer of the last one is gone with it
+        if loop is not self._loop:  # a new event loop: the timer of the previous one is gone
             self._reset(loop)
         due = self._due.get(tick)
         if due is None:
@@ -78,7 +77,7 @@ class Deadlines:
         return tick
 
     def discard(self, key: object, tick: int) -> None:
-        """Take one back; a no-op if it was due already."""
+        """Remove a deadline; a no-op if it has expired."""
         due = self._due.get(tick)
         if due is None or due.pop(key, None) is None or due:
             return
@@ -88,7 +87,7 @@ class Deadlines:
             heapify(self._ticks)
 
     def _arm(self, tick: int) -> None:
-        """Wait for this tick, the earliest. A timer for one that was taken back meanwhile fires for nothing, once."""
+        """Set the timer for the earliest tick. A timer for a discarded one fires once without effect."""
         if self._timer is not None:
             self._timer.cancel()
         self._armed = tick
@@ -106,15 +105,15 @@ class Deadlines:
             for key, expire in due.items():
                 try:
                     expire(key)
-                except Exception as error:  # the others are due all the same
+                except Exception as error:  # the other deadlines still expire
                     context = {"message": "a callback of a deadline failed", "exception": error}
                     asyncio.get_running_loop().call_exception_handler(context)
 
     async def limit(self, call: Callable[[], Awaitable[Any]], when: float | None, complaint: str) -> Any:
-        """Await a call, but not beyond a monotonic time; if that has passed already, do not even begin.
+        """Await a call until a monotonic time; if that has passed, do not start it.
 
         Raises:
-            CallError: TIMEOUT, with the complaint and the time that there was as its message.
+            CallError: TIMEOUT; the message contains `complaint` and the time available.
         """
         if when is None:
             return await call()
@@ -136,7 +135,7 @@ class Deadlines:
 
 
 class _Scope:
-    """A task that is cancelled if its time is up before it leaves."""
+    """Cancels a task at its deadline, unless it leaves before."""
 
     __slots__ = ("_before", "_expired", "_task")
 
@@ -151,7 +150,7 @@ class _Scope:
             self._task.cancel()
 
     def leave(self) -> bool:
-        """Take back what was done to the task. True if it was this deadline alone that cancelled it."""
+        """Undo the cancellation. Return True if only this deadline cancelled the task."""
         task, self._task = self._task, None
         return task is not None and self._expired and task.uncancel() <= self._before
 
@@ -161,34 +160,34 @@ def _timeout(complaint: str, seconds: float) -> CallError:
 
 
 class HoldUps:
-    """How long the event loop was held up lately: by a handler that blocks, or because the process was stopped.
+    """Measures how long the event loop was blocked, by a handler or because the process was stopped.
 
-    What is read after a hold-up may have waited in a socket for as long.
+    A message that is read afterwards may have been buffered in a socket for as long.
     """
 
     __slots__ = ("_due", "_handle", "_held_up", "_until")
 
     def __init__(self) -> None:
-        self._due = inf  # the monotonic time of the next look
+        self._due = inf  # the monotonic time of the next check
         self._held_up = 0.0
-        self._until = 0.0  # until then, what is read may have waited
+        self._until = 0.0  # until then, messages may have been buffered
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look at the running loop from now on."""
+        """Start to watch the running event loop."""
         self.stop()
         self._schedule(time.monotonic())
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         self._due = inf
 
     def recent(self, now: float) -> float:
-        """Return for how many seconds a message that is read now may have waited because of the loop."""
-        late = now - self._due  # the first messages after a hold-up are read before the timer is run
+        """Return the seconds for which a message that is read now may have been buffered."""
+        late = now - self._due  # the first messages are read before the timer runs
         return max(late if late > _TOLERATED else 0.0, self._held_up if now < self._until else 0.0)
 
     def _schedule(self, now: float) -> None:

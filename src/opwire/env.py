@@ -1,8 +1,8 @@
-"""Operations as callables, by namespace and name: what a handler calls other operations with.
+"""Operations as callables, by namespace and name: the interface through which a handler calls other operations.
 
-`Env` and `Namespace` read like mappings: `list(env)`, `"math" in env`, `len(env.math)`, `dir(env)`. They look nothing
-up before they are asked, so making one costs nothing, and both see operations that are registered later. `get`,
-`items` and `values` are left to operations, which often have these names.
+`Env` and `Namespace` read like mappings: `list(env)`, `"math" in env`, `len(env.math)`, `dir(env)`. Lookup is lazy, so
+creating one is free, and both include operations that are registered later. `get`, `items` and `values` are not
+methods, because operations often have these names.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -16,11 +16,11 @@ from opwire.operation import Context, OperationSpec, OperationType, check_access
 T = TypeVar("T")
 
 Call = Callable[[str, Any], Any]
-"""Takes an operation's id and input; gives an awaitable envelope, or the envelopes of a subscription."""
+"""Takes an operation's id and input; returns an awaitable envelope, or the stream of a subscription."""
 
 
 class Caller(Protocol):
-    """The part of a registry that an env needs."""
+    """The methods of a registry that an env uses."""
 
     def get_spec(self, operation_id: str) -> OperationSpec | None: ...
     def list(self, *, namespace: str | None = None) -> Sequence[OperationSpec]: ...
@@ -33,15 +33,15 @@ class Caller(Protocol):
 
 
 class _Names(Generic[T]):
-    """Members by name: as attributes, as items, and as keys to iterate over."""
+    """Access members as attributes, as items, and as keys."""
 
-    __reversed__ = None  # otherwise `reversed` would ask for the items 0, 1, 2, …
+    __reversed__ = None  # `reversed` would look up the items 0, 1, 2, … otherwise
 
     def __getattr__(self, name: str) -> T:
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "keys" and name not in self:
-            return cast("T", self._keys)  # what `dict(env)` and `{**env}` ask for
+            return cast("T", self._keys)  # used by `dict(env)` and `{**env}`
         found = self.__dict__[name] = self._member(name)  # the next look-up is a plain attribute
         return found
 
@@ -57,7 +57,7 @@ class _Names(Generic[T]):
         return len(self._keys())
 
     def __bool__(self) -> bool:
-        return True  # as before there was a length: an env without operations is still an env
+        return True  # an env without operations is true, although its length is 0
 
     def __contains__(self, name: object) -> bool:
         return name in self._keys()
@@ -72,12 +72,12 @@ class _Names(Generic[T]):
         raise NotImplementedError
 
     def _keys(self) -> dict[str, None]:
-        """The names that there are now, in the order of registration."""
+        """Return the current names in the order of registration."""
         raise NotImplementedError
 
 
 class Env(_Names["Namespace"]):
-    """Namespaces: `env.math`, `env["math"]`."""
+    """The namespaces of a registry: `env.math`, `env["math"]`."""
 
     def __init__(self, caller: Caller, context: Context | None, *, checked: bool = False) -> None:
         self._caller = caller
@@ -91,7 +91,7 @@ class Env(_Names["Namespace"]):
         return {spec.namespace: None for spec in self._specs()}
 
     def _specs(self, namespace: str | None = None) -> list[OperationSpec]:
-        """Return the operations that can be called; of a checked env, only those that the identity may call."""
+        """Return the operations; in a checked env, only those that the identity may call."""
         found = self._caller.list(namespace=namespace)
         identity = self._context and self._context.identity
         return [spec for spec in found if not self._checked or may_access(spec, identity)]
@@ -100,11 +100,7 @@ class Env(_Names["Namespace"]):
         return f"<Env of {self._caller!r}>"
 
     def _call(self, operation_id: str, input: Any) -> Any:
-        """Call an operation: an awaitable envelope, or the envelopes of a subscription.
-
-        Raises:
-            CallError: when access is checked and denied.
-        """
+        """Return an awaitable envelope, or the stream of a subscription."""
         context = None if self._context is None else self._context.child()
         spec = self._caller.get_spec(operation_id)
         if self._checked and spec is not None:
@@ -115,7 +111,7 @@ class Env(_Names["Namespace"]):
         return self._caller.execute(operation_id, input, context)
 
     def _checked_too(self, context: Context) -> "Env":
-        """The env of a handler that was called through a checked one."""
+        """Return the env for a handler called through a checked env: checked as well."""
         return Env(self._caller, context, checked=True)
 
 
@@ -138,7 +134,7 @@ class Namespace(_Names["EnvCall"]):
 
 
 class EnvCall:
-    """One operation: `await env.math.add(a=1, b=2)` or `await env.math.add({"a": 1, "b": 2})` gives its envelope."""
+    """One operation: `await env.math.add(a=1, b=2)` or `await env.math.add({"a": 1, "b": 2})` returns its envelope."""
 
     def __init__(self, call: Call, operation_id: str) -> None:
         self._call = call

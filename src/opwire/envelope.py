@@ -1,14 +1,11 @@
-"""The one shape of every result: `ResponseEnvelope {data, meta}`, and what `meta` can be.
+"""The result of every call: `ResponseEnvelope {data, meta}`, its three kinds of meta, and MCP content blocks.
 
-Rules: no I/O. Adapters build envelopes through the three factories only. `is_response_envelope` is the sole
-detection. On the wire everything is camelCase, absent optional fields are left out, and the bytes are the same
-that a TypeScript peer of the protocol writes. A new source is a new meta class here, plus its entry in
-`RESPONSE_SOURCES` and in the schemas at the end of this file.
+Rules: no I/O. Adapters create envelopes through the three factories only, and `is_response_envelope` is the only
+detection. Encoded names are camelCase, missing optional fields are omitted, and the bytes equal those of a TypeScript
+peer. A new source is a new meta class here, plus its entry in `RESPONSE_SOURCES` and in the schemas below.
 
-MCP content blocks: our own types, so that the core never imports the MCP SDK.
-
-A block is plain data, exactly as it is on the wire. Fields that a newer protocol adds stay in the dict; a block of
-a kind that is not known here becomes a text block holding its JSON, so that nothing is lost and nothing breaks.
+Content blocks are plain dicts as MCP encodes them; the types are defined here, so that the core never imports the MCP
+SDK. Fields of a newer protocol are kept. A block of an unknown type becomes a text block with its JSON.
 """
 
 import logging
@@ -39,7 +36,7 @@ from opwire.typed.plain import find_nonfinite, read_json, replace_surrogates, wr
 
 
 class MCPAnnotations(TypedDict, total=False):
-    """Hints for showing a block."""
+    """Display hints of a block."""
 
     audience: list[Literal["user", "assistant"]]
     priority: float
@@ -64,7 +61,7 @@ class ImageBlock(TypedDict):
 
 
 class AudioBlock(TypedDict):
-    """Sound, base64."""
+    """Audio, base64."""
 
     type: Literal["audio"]
     data: str
@@ -73,7 +70,7 @@ class AudioBlock(TypedDict):
 
 
 class MCPResourceContent(TypedDict):
-    """What a resource holds: text, or base64 bytes as `blob`."""
+    """The content of a resource: text, or base64 bytes as `blob`."""
 
     uri: str
     mimeType: NotRequired[str]
@@ -82,7 +79,7 @@ class MCPResourceContent(TypedDict):
 
 
 class ResourceBlock(TypedDict):
-    """A resource, embedded."""
+    """An embedded resource."""
 
     type: Literal["resource"]
     resource: MCPResourceContent
@@ -90,7 +87,7 @@ class ResourceBlock(TypedDict):
 
 
 class ResourceLinkBlock(TypedDict):
-    """A resource, by address."""
+    """A resource by URI."""
 
     type: Literal["resource_link"]
     uri: str
@@ -103,7 +100,7 @@ class ResourceLinkBlock(TypedDict):
 if TYPE_CHECKING:
     MCPContentBlock = TextBlock | ImageBlock | AudioBlock | ResourceBlock | ResourceLinkBlock
 else:
-    # msgspec reads annotations at run time and takes no union of several TypedDicts.
+    # msgspec evaluates annotations at run time and rejects a union of several TypedDicts.
     MCPContentBlock = dict[str, Any]
 
 _STRING = {"type": "string"}
@@ -149,10 +146,10 @@ _READABLE: dict[str, type[Any]] = {
 
 
 def content_blocks(blocks: Iterable[Any]) -> list[MCPContentBlock]:
-    """The blocks, each as it is if it is of a known kind, else as a text block holding its JSON.
+    """Return the blocks, with each block of an unknown type encoded as a text block.
 
     Raises:
-        ConversionError: one of them is not a JSON object at all, or has no JSON form.
+        ConversionError: a block is not an object, or cannot be encoded as JSON.
     """
     return [_known(block) for block in blocks]
 
@@ -165,7 +162,7 @@ def _known(block: Any) -> MCPContentBlock:
     if shape is not None:
         try:
             msgspec.convert(plain, shape)
-        except ValueError:  # something is missing, of a wrong type, or not text that UTF-8 can carry
+        except ValueError:  # a missing field, a wrong type, or a lone surrogate
             pass
         else:
             return cast("MCPContentBlock", plain)
@@ -190,7 +187,7 @@ RESPONSE_SOURCES: tuple[ResponseSource, ...] = ("local", "http", "mcp")
 class LocalResponseMeta(
     Struct, frozen=True, gc=False, omit_defaults=True, rename="camel", tag_field="source", tag="local"
 ):
-    """The answer of a Python function. `timestamp` is in Unix epoch milliseconds."""
+    """Meta of a Python function's result. `timestamp` is in Unix epoch milliseconds."""
 
     source: ClassVar[Literal["local"]] = "local"
     operation_id: str
@@ -199,7 +196,7 @@ class LocalResponseMeta(
 
 
 class HTTPResponseMeta(Struct, frozen=True, omit_defaults=True, rename="camel", tag_field="source", tag="http"):
-    """The answer of an HTTP API. Header names are lower-case, several values of one name joined with ", "."""
+    """Meta of an HTTP response. Header names are lower-case; repeated headers are joined with ", "."""
 
     source: ClassVar[Literal["http"]] = "http"
     status_code: Number
@@ -212,7 +209,7 @@ class HTTPResponseMeta(Struct, frozen=True, omit_defaults=True, rename="camel", 
 
 
 class MCPResponseMeta(Struct, frozen=True, rename="camel", tag_field="source", tag="mcp"):
-    """The answer of an MCP tool. `structured_content` may be any JSON value: what counts is that it is there."""
+    """Meta of an MCP tool's result. `structured_content` may be any JSON value, null included; UNSET is missing."""
 
     source: ClassVar[Literal["mcp"]] = "mcp"
     is_error: bool
@@ -225,7 +222,7 @@ ResponseMeta = LocalResponseMeta | HTTPResponseMeta | MCPResponseMeta
 
 
 class ResponseEnvelope(Struct, Generic[T], frozen=True):
-    """A result and where it came from.
+    """A result and its origin.
 
     envelope = await registry.execute("math.add", {"a": 1, "b": 2})
     envelope.data         # 3
@@ -237,7 +234,7 @@ class ResponseEnvelope(Struct, Generic[T], frozen=True):
 
 
 def is_response_envelope(value: Any) -> TypeGuard[ResponseEnvelope[Any] | Mapping[str, Any]]:
-    """Whether a value is an envelope: ours, or a mapping with `data` and a `meta.source` of the closed set."""
+    """Return whether a value is an envelope, or a mapping with `data` and a known `meta.source`."""
     if isinstance(value, ResponseEnvelope):
         return True
     if not isinstance(value, Mapping) or "data" not in value or "meta" not in value:
@@ -247,7 +244,7 @@ def is_response_envelope(value: Any) -> TypeGuard[ResponseEnvelope[Any] | Mappin
 
 
 def local_envelope(data: T, operation_id: str) -> ResponseEnvelope[T]:
-    """The envelope of a Python function's result, stamped with the time."""
+    """Return the envelope of a Python function's result, with the current time."""
     return ResponseEnvelope(data, LocalResponseMeta(operation_id, time_ns() // 1_000_000))
 
 
@@ -261,7 +258,7 @@ def http_envelope(
     last_event_id: str | None = None,
     set_cookie: Iterable[str] | None = None,
 ) -> ResponseEnvelope[T]:
-    """The envelope of an HTTP response; headers as they came, a mapping or pairs in any case."""
+    """Return the envelope of an HTTP response; headers may be a mapping or pairs, in any case."""
     pairs = cast("Mapping[str, str]", headers).items() if isinstance(headers, Mapping) else headers
     joined: dict[str, str] = {}
     cookies = list(set_cookie or ())
@@ -283,7 +280,7 @@ def mcp_envelope(
     structured_content: Any | UnsetType = UNSET,
     _meta: Mapping[str, Any] | UnsetType = UNSET,
 ) -> ResponseEnvelope[T]:
-    """The envelope of an MCP tool's result; blocks of an unknown kind become text blocks holding their JSON."""
+    """Return the envelope of an MCP tool's result; see `content_blocks` for blocks of unknown types."""
     extensions = _meta if isinstance(_meta, UnsetType) else dict(_meta)
     return ResponseEnvelope(data, MCPResponseMeta(is_error, content_blocks(content), structured_content, extensions))
 
@@ -293,39 +290,39 @@ def unwrap(envelope: ResponseEnvelope[T]) -> T: ...
 @overload
 def unwrap(envelope: ResponseEnvelope[Any], output_type: type[U]) -> U: ...
 @overload
-def unwrap(envelope: ResponseEnvelope[Any], output_type: Any) -> Any: ...  # a union, which is no `type`
+def unwrap(envelope: ResponseEnvelope[Any], output_type: Any) -> Any: ...  # a union is not a `type`
 def unwrap(envelope: ResponseEnvelope[Any], output_type: Any = None) -> Any:
-    """The data alone; with a type, the data as that type.
+    """Return the data; with a type, converted to it.
 
     unwrap(envelope)         # {"total": 3}
     unwrap(envelope, Sum)    # Sum(total=3)
 
     Raises:
-        ConversionError: the data does not fit the type.
+        ConversionError: the data cannot be converted.
     """
     return envelope.data if output_type is None else convert(envelope.data, output_type)
 
 
-# --- on the wire ----------------------------------------------------------------------------------------------------
+# --- encoding -------------------------------------------------------------------------------------------------------
 
 
 class WireEnvelope(Struct):
-    """An envelope as it arrives: a TypeScript peer drops `data` when it is undefined."""
+    """A decoded envelope; TypeScript peers omit `data` if it is undefined."""
 
     meta: ResponseMeta
     data: Any = None
 
 
-_EXACT = 2**53  # up to here every integer has a float of its own
+_EXACT = 2**53  # the largest range in which every integer has its own float
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(WireEnvelope)
 
 
 def encode_envelope(envelope: ResponseEnvelope[Any]) -> bytes:
-    """The envelope as JSON: bytes as base64, NaN and infinities as null, lone surrogates replaced.
+    """Encode an envelope as JSON: bytes as base64, NaN and infinities as null, lone surrogates replaced.
 
     Raises:
-        ConversionError: the data has no JSON form, or is nested too deeply for any peer to read.
+        ConversionError: the data cannot be encoded, or is nested too deeply to be decoded.
     """
     try:
         encoded = write_json(_encoder, wire_form(envelope))
@@ -338,16 +335,16 @@ def encode_envelope(envelope: ResponseEnvelope[Any]) -> bytes:
 
 
 def warn_of_nulls(encoded: bytes, *data: Any) -> None:
-    """Say so where NaN or an infinity was sent: msgspec writes them as null without a word."""
+    """Log a warning for NaN and infinities, which msgspec encodes as null."""
     if b"null" in encoded and find_nonfinite(list(data)):
         logger.warning("the data holds NaN or an infinity, which is sent as null")
 
 
 def decode_envelope(message: bytes | str) -> ResponseEnvelope[Any]:
-    """The envelope that a JSON text holds.
+    """Decode an envelope from JSON.
 
     Raises:
-        ConversionError: it is not JSON, or not an envelope.
+        ConversionError: invalid JSON, or not an envelope.
     """
     try:
         wire = read_json(_decoder, message)
@@ -357,10 +354,10 @@ def decode_envelope(message: bytes | str) -> ResponseEnvelope[Any]:
 
 
 def read_envelope(value: Mapping[str, Any]) -> ResponseEnvelope[Any]:
-    """The envelope that a mapping in wire form holds.
+    """Decode an envelope from a mapping with encoded names.
 
     Raises:
-        ConversionError: fields are missing or of a wrong type.
+        ConversionError: a field is missing or invalid.
     """
     try:
         wire = msgspec.convert(value, WireEnvelope)
@@ -370,7 +367,7 @@ def read_envelope(value: Mapping[str, Any]) -> ResponseEnvelope[Any]:
 
 
 def wire_form(envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
-    """The envelope itself; binary data is marked, because msgspec writes bytes as base64."""
+    """Return the envelope to encode: binary data is marked, because msgspec encodes bytes as base64."""
     meta = envelope.meta
     if not isinstance(envelope.data, bytes) or isinstance(meta, MCPResponseMeta):
         return envelope
@@ -378,10 +375,10 @@ def wire_form(envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
 
 
 def arrived_envelope(wire: WireEnvelope) -> ResponseEnvelope[Any]:
-    """The envelope that arrived: blocks mapped, binary data decoded.
+    """Return the envelope of a decoded one: blocks mapped, binary data decoded.
 
     Raises:
-        ConversionError: the data is not what its meta says.
+        ConversionError: the data does not match its meta.
     """
     meta, data = wire.meta, wire.data
     if isinstance(meta, MCPResponseMeta):
@@ -405,17 +402,17 @@ def _is_small_int(number: Number) -> bool:
 
 
 def _number(number: Number, field: str) -> Number:
-    """Return an integral float as int, any other finite number as it is.
+    """Return an integral float as int, and any other finite number unchanged.
 
     Raises:
-        ConversionError: NaN, an infinity, or an integer beyond the range of a float, which peers read as infinity.
+        ConversionError: NaN, an infinity, or an integer beyond the range of a float, which peers decode as infinity.
     """
     if not abs(number) <= sys.float_info.max:  # NaN compares false, and the comparison with an integer is exact
         raise ConversionError(f"not a readable envelope: `meta.{field}` is not a finite number")
     return int(number) if abs(number) <= _EXACT and number == int(number) else number
 
 
-# --- schemas of the wire form ---------------------------------------------------------------------------------------
+# --- schemas of encoded envelopes-------------------------------------------------------------------------------------
 
 _FINITE = {"type": "number", "minimum": -sys.float_info.max, "maximum": sys.float_info.max}
 

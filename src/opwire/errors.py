@@ -1,21 +1,21 @@
-"""Every exception of opwire, and the one table that maps an error code to each surface.
+"""Every exception that opwire raises, and the table that maps error codes to HTTP, JSON-RPC and ToolEnvelope.
 
     OpwireError
-    ├── CallError            a call failed: code, message, details; the only error that crosses a wire
-    ├── RegistrationError    an operation cannot be registered as given: bad id, duplicate, wrong kind of handler
-    │   └── HintError        a type hint that cannot be expressed as JSON Schema; names the parameter
-    ├── SchemaError          a JSON Schema that is not valid, or refers to what is not there
-    ├── CastError            `Schema.cast` has no answer for this value, where TypeBox's Cast throws too
-    ├── NotPlainError        a value that has no JSON form: an open file, a cycle, a generator
-    ├── ConversionError      plain data that does not fit the Python type it is asked to become
+    ├── CallError            a call failed: code, message, details; the only error sent to a peer
+    ├── RegistrationError    an invalid registration: bad id, duplicate, wrong kind of handler
+    │   └── HintError        a type hint without a JSON Schema; names the parameter
+    ├── SchemaError          an invalid JSON Schema, or a reference that cannot be resolved
+    ├── CastError            `Schema.cast` failed where TypeBox's Value.Cast throws as well
+    ├── NotPlainError        a value that cannot be encoded as JSON: an open file, a cycle
+    ├── ConversionError      plain data that cannot be converted to a Python type
     ├── UsageError           an invalid argument: a window of 0 items, a negative number of seconds
     ├── MissingExtraError    an optional dependency is not installed; names the extra that installs it
-    ├── ConfigError          a configuration file that cannot be used; names the file and the key
-    └── ToolEnvelopeError    a text block that is not a readable ToolEnvelope V1 block
+    ├── ConfigError          an invalid configuration file; names the file and the key
+    └── ToolEnvelopeError    a text block that cannot be decoded as ToolEnvelope V1
 
-Rules: errors carry plain data, so this file imports nothing of ours. Nobody else writes a status number:
-every surface asks `ERROR_TABLE`. A `CallError` reaches the peer with its message as it is; anything else that
-a handler raises becomes a fixed sentence with an error id, its traceback stays in the log.
+Rules: errors contain plain data, so this module imports nothing of opwire. `ERROR_TABLE` is the only place with status
+numbers. A `CallError` is sent to the peer with its message; any other exception of a handler becomes a fixed sentence
+with an error id, and its traceback is logged.
 """
 
 from collections.abc import Generator, Mapping
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 
 class ErrorCode(StrEnum):
-    """Why a call failed. The value is the code on the wire."""
+    """The reason why a call failed. The value is sent to peers."""
 
     OPERATION_NOT_FOUND = "OPERATION_NOT_FOUND"
     ACCESS_DENIED = "ACCESS_DENIED"
@@ -43,13 +43,13 @@ class ErrorCode(StrEnum):
 
 
 class ErrorRow(NamedTuple):
-    """What one error code is on each surface."""
+    """The representation of one error code on each surface, and its defaults."""
 
     http_status: int
     json_rpc_code: int
     category: str  # of ToolEnvelope V1
-    retryable: bool  # the default; an instance may say otherwise
-    message: str  # for an error that comes without one
+    retryable: bool  # the default; an instance may override it
+    message: str  # the default
 
 
 ERROR_TABLE: Mapping[ErrorCode, ErrorRow] = MappingProxyType(
@@ -57,11 +57,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorRow] = MappingProxyType(
         ErrorCode.OPERATION_NOT_FOUND: ErrorRow(404, -32601, "not_found", False, "No such operation."),
         ErrorCode.ACCESS_DENIED: ErrorRow(403, -32003, "authorization", False, "Access denied."),
         ErrorCode.UNAUTHENTICATED: ErrorRow(401, -32001, "authorization", False, "Authentication required."),
-        ErrorCode.VALIDATION_ERROR: ErrorRow(422, -32602, "validation", False, "The input is not valid."),
+        ErrorCode.VALIDATION_ERROR: ErrorRow(422, -32602, "validation", False, "The input is invalid."),
         ErrorCode.EXECUTION_ERROR: ErrorRow(500, -32000, "execution", False, "The operation failed."),
         ErrorCode.TIMEOUT: ErrorRow(504, -32004, "timeout", True, "The operation took too long."),
         ErrorCode.ABORTED: ErrorRow(499, -32005, "execution", False, "The call was stopped."),
-        ErrorCode.UNAVAILABLE: ErrorRow(503, -32006, "network", True, "Nobody can serve this call at the moment."),
+        ErrorCode.UNAVAILABLE: ErrorRow(
+            503, -32006, "network", True, "No server is available for this call at the moment."
+        ),
         ErrorCode.RATE_LIMITED: ErrorRow(429, -32007, "rate_limit", True, "Too many calls."),
         ErrorCode.PAYLOAD_TOO_LARGE: ErrorRow(413, -32008, "validation", False, "The message is too large."),
         ErrorCode.PROTOCOL_ERROR: ErrorRow(400, -32600, "network", False, "The message is malformed."),
@@ -71,14 +73,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorRow] = MappingProxyType(
 
 
 class OpwireError(Exception):
-    """The root: `except OpwireError` catches everything that opwire itself raises."""
+    """The base class: `except OpwireError` catches every exception that opwire raises."""
 
 
 class CallError(OpwireError):
     """A call failed.
 
-    `details` is plain JSON data for the peer. `retryable` is the table's default unless given; `retry_after`
-    is in seconds.
+    `details` is plain JSON data for the peer. `retryable` defaults to the table's value; `retry_after` is in seconds.
 
         raise CallError("RATE_LIMITED", "100 calls a minute", retry_after=12.5)
     """
@@ -110,33 +111,33 @@ class CallError(OpwireError):
         return f"{self.code.value}: {self.message}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions pickle through their args, which would lose the two keyword fields.
+        # Exceptions pickle their args only, which would lose the two keyword fields.
         state = {"retryable": self.retryable, "retry_after": self.retry_after}
         return (type(self), (self.code.value, self.message, self.details), state)
 
 
 class RegistrationError(OpwireError, ValueError):
-    """An operation cannot be registered as given."""
+    """An invalid registration: bad id, duplicate, or wrong kind of handler."""
 
 
 class HintError(RegistrationError, TypeError):
-    """A type hint that cannot be expressed as JSON Schema."""
+    """A type hint that has no JSON Schema."""
 
 
 class SchemaError(OpwireError, ValueError):
-    """A JSON Schema that is not valid, or refers to what is not there."""
+    """An invalid JSON Schema, or a reference in it that cannot be resolved."""
 
 
 class CastError(OpwireError, ValueError):
-    """`Schema.cast` has no answer for this value, where TypeBox's `Value.Cast` throws too."""
+    """`Schema.cast` failed for a value for which TypeBox's `Value.Cast` throws as well."""
 
 
 class NotPlainError(OpwireError, TypeError):
-    """A value that has no JSON form; the message says which and where."""
+    """A value that cannot be encoded as JSON; the message names it and its path."""
 
 
 class ConversionError(OpwireError, ValueError):
-    """Plain data that does not fit the Python type it is asked to become."""
+    """Plain data that cannot be converted to the requested Python type."""
 
 
 class UsageError(OpwireError, ValueError):
@@ -165,18 +166,18 @@ def needs_extra(extra: str) -> Generator[None]:
 
 
 class ConfigError(OpwireError, ValueError):
-    """A configuration file that cannot be used; the message names the file and the key."""
+    """An invalid configuration file; the message names the file and the key."""
 
 
 class ToolEnvelopeError(OpwireError, ValueError):
-    """A text block that is not a readable ToolEnvelope V1 block."""
+    """A text block that cannot be decoded as ToolEnvelope V1."""
 
 
 _MAX_OPTION = 1e15
 
 
 def check_above_zero(**options: object) -> None:
-    """Check options that are numbers above zero; None passes.
+    """Validate options that must be numbers above zero; None is allowed.
 
     Raises:
         UsageError: the message names the option.
@@ -187,18 +188,18 @@ def check_above_zero(**options: object) -> None:
 
 
 def check_not_below_zero(**options: object) -> None:
-    """Check options that are numbers from zero on; None passes.
+    """Validate options that must be numbers of at least zero; None is allowed.
 
     Raises:
         UsageError: the message names the option.
     """
     for option, value in options.items():
         if value is not None and not 0 <= _number(value) <= _MAX_OPTION:
-            raise _wrong_option(option, "a number from zero on", value)
+            raise _wrong_option(option, "a number of at least zero", value)
 
 
 def check_counts(**options: object) -> None:
-    """Check options that are whole numbers from 1 on; None passes.
+    """Validate options that must be whole numbers of at least one; None is allowed.
 
     Raises:
         UsageError: the message names the option.
@@ -213,6 +214,6 @@ def _number(value: object) -> float:
 
 
 def _wrong_option(option: str, wanted: str, value: object) -> UsageError:
-    is_short = not isinstance(value, int) or -_MAX_OPTION < value < _MAX_OPTION  # Python does not write long ones
-    shown = f"{value!r:.50}" if is_short else "one of so many digits"
-    return UsageError(f"{option} is {wanted}, not {shown}")
+    is_short = not isinstance(value, int) or -_MAX_OPTION < value < _MAX_OPTION  # Python refuses to format longer ones
+    shown = f"{value!r:.50}" if is_short else "a number with too many digits"
+    return UsageError(f"{option} must be {wanted}, not {shown}")

@@ -1,7 +1,4 @@
-"""Running a handler, whatever it is: async or sync, value or generator, within its deadline, its failures named.
-
-An operation bound to its handler: input to arguments, handler to result, result to envelope.
-"""
+"""Run handlers, sync or async, functions or generators: validate input, enforce deadlines, map exceptions."""
 
 import asyncio
 import inspect
@@ -27,35 +24,35 @@ from opwire.workers import WorkerPool
 logger = logging.getLogger("opwire.invoke")
 
 CLOSE_GRACE = 5.0
-"""Seconds that a handler is given to end after it was cancelled, and a subscription's generator to run `finally`."""
+"""Seconds for a cancelled handler to return, and for a subscription's generator to run `finally`."""
 
 FAILURES = (Exception, SystemExit, asyncio.CancelledError)
-"""What a handler may raise that is a failure of the call; a KeyboardInterrupt is none."""
+"""Exceptions of a handler that fail the call; a KeyboardInterrupt ends the process."""
 
 Run = Callable[[Any, Context], Awaitable[Any]]
 Open = Callable[[Any, Context], AsyncIterator[Any]]
 
 END = object()
-"""Stands for the end of a stream."""
+"""The end of a stream."""
 
 _UNLIMITED = Context()
 
 
 def is_generator_function(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a generator, sync or async."""
+    """Return whether a callable is a generator function, sync or async."""
     target = _unwrapped(function)
     return inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target)
 
 
 def _unwrapped(function: Any) -> Any:
-    """What decides how a callable runs: behind a partial, and the `__call__` of an object."""
+    """Return the function behind a partial or a callable object."""
     if isinstance(function, partial):
         function = cast("partial[Any]", function).func
     return function if inspect.isroutine(function) else type(function).__call__
 
 
 def runner(handler: Handler, function: Callable[..., Any], pool: WorkerPool, label: str, *, inline: bool) -> Run:
-    """How to run a handler of a query or mutation. `function` is what the handler calls, and tells its kind."""
+    """Return the coroutine function that runs a handler; whether `function` is async decides where it runs."""
     if inspect.iscoroutinefunction(_unwrapped(function)):
         return cast("Run", handler)
 
@@ -70,10 +67,10 @@ def runner(handler: Handler, function: Callable[..., Any], pool: WorkerPool, lab
 
 
 async def run_within(call: Callable[[], Awaitable[Any]], deadlines: Deadlines, when: float, label: str) -> Any:
-    """Run a handler until a monotonic time, and leave it behind if it ignores its cancellation for `CLOSE_GRACE`.
+    """Run a handler until a monotonic time, and abandon it if it ignores its cancellation for `CLOSE_GRACE`.
 
-    It runs in a task of its own, which costs 10 µs: a coroutine cannot be taken out of the task that runs it, and there
-    it would keep the caller for ever.
+    It runs in its own task, which costs 10 µs: a coroutine cannot be removed from the task that runs it, and would
+    block the caller forever.
 
     Raises:
         CallError: TIMEOUT.
@@ -103,7 +100,9 @@ async def run_within(call: Callable[[], Awaitable[Any]], deadlines: Deadlines, w
         _settle(outcome, None, asyncio.CancelledError())
 
     tick = deadlines.add(task, when, expire)
-    task.add_done_callback(lambda _: _settle(outcome, None, asyncio.CancelledError()))  # it may end before it began
+    task.add_done_callback(
+        lambda _: _settle(outcome, None, asyncio.CancelledError())
+    )  # it may be cancelled before it starts
     try:
         value, error = await outcome
     except asyncio.CancelledError:
@@ -118,7 +117,7 @@ async def run_within(call: Callable[[], Awaitable[Any]], deadlines: Deadlines, w
 
 
 async def _run_into(outcome: asyncio.Future[Any], call: Callable[[], Awaitable[Any]]) -> None:
-    """Run a handler, and settle a future with what it gives or raises: SystemExit in a task would end the loop."""
+    """Run a handler and store its result or exception in a future: SystemExit in a task would stop the loop."""
     try:
         value = await call()
     except FAILURES as error:
@@ -133,10 +132,10 @@ def _settle(outcome: asyncio.Future[Any], value: Any, error: BaseException | Non
 
 
 def leave_behind(task: asyncio.Task[Any], label: str) -> None:
-    """Report a task that does not end, and forget it: `asyncio.run` would wait for it at its end."""
-    logger.warning("%s did not stop within %g s of being cancelled, and is left behind", label, CLOSE_GRACE)
-    asyncio.tasks._unregister_task(task)  # it is documented, under "Extending asyncio"
-    task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue] - it was reported
+    """Log and abandon a task that ignores its cancellation: `asyncio.run` would wait for it at exit."""
+    logger.warning("%s did not stop within %g s of being cancelled, and is abandoned", label, CLOSE_GRACE)
+    asyncio.tasks._unregister_task(task)  # documented under "Extending asyncio"
+    task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue] - it was logged above
 
 
 def _late(label: str, seconds: float) -> CallError:
@@ -144,7 +143,7 @@ def _late(label: str, seconds: float) -> CallError:
 
 
 def opener(handler: Handler, pool: WorkerPool, label: str) -> Open:
-    """How to open a handler of a subscription."""
+    """Return the function that opens the stream of a subscription's handler."""
 
     async def stream(input: Any, context: Context) -> AsyncGenerator[Any]:
         items = handler(input, context)
@@ -153,7 +152,7 @@ def opener(handler: Handler, pool: WorkerPool, label: str) -> Open:
         if inspect.isgenerator(items):
             items = _drive(cast("Generator[Any]", items), pool, label)
         if not hasattr(items, "__aiter__"):
-            raise CallError(ErrorCode.EXECUTION_ERROR, f"{label}: the handler of a subscription has to yield its items")
+            raise CallError(ErrorCode.EXECUTION_ERROR, f"{label}: the handler of a subscription must yield its items")
         try:
             async for item in cast("AsyncIterator[Any]", items):
                 yield item
@@ -164,7 +163,7 @@ def opener(handler: Handler, pool: WorkerPool, label: str) -> Open:
 
 
 async def _drive(items: Generator[Any], pool: WorkerPool, label: str) -> AsyncGenerator[Any]:
-    """A sync generator, advanced on worker threads and closed where it was last advanced."""
+    """Advance a sync generator on worker threads, and close it on one."""
     left = False
 
     def advance() -> Any:
@@ -185,7 +184,7 @@ async def _drive(items: Generator[Any], pool: WorkerPool, label: str) -> AsyncGe
 
 
 async def close_stream(stream: Any, label: str) -> None:
-    """Run a generator's `finally` blocks; one that does not end is left behind, and reported."""
+    """Close a generator; if that fails or times out, log a warning."""
     aclose = getattr(stream, "aclose", None)
     if aclose is None:
         return
@@ -199,10 +198,10 @@ async def close_stream(stream: Any, label: str) -> None:
 async def next_item(
     stream: AsyncIterator[Any], deadlines: Deadlines, context: Context, idle: float | None, label: str
 ) -> Any:
-    """The next item of a subscription, or END.
+    """Return the next item of a subscription, or END.
 
     Raises:
-        CallError: TIMEOUT, at the deadline of the call or after too long a gap.
+        CallError: TIMEOUT, at the deadline of the call or after `idle` seconds without an item.
     """
     limits = _UNLIMITED if context.watched else context
     try:
@@ -212,21 +211,21 @@ async def next_item(
 
 
 def failure(error: BaseException, label: str) -> CallError:
-    """What the caller is told of a handler's failure: a CallError as it is, anything else as an error id.
+    """Return the `CallError` for an exception of a handler: unexpected ones are logged, and become an error id.
 
     Raises:
-        CancelledError: when it is the caller itself who was cancelled.
+        CancelledError: the caller itself was cancelled.
     """
     if isinstance(error, CallError):
         return error
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise error  # it is the caller who was cancelled
+            raise error  # the caller was cancelled
         return CallError(ErrorCode.ABORTED, f"{label} stopped itself")
     error_id = uuid4().hex[:12]
     logger.error("%s failed, error id %s", label, error_id, exc_info=error)
-    message = f"{label} failed unexpectedly; the log of its server knows more under error id {error_id}"
+    message = f"{label} failed unexpectedly; see error id {error_id} in the log of its server"
     return CallError(ErrorCode.EXECUTION_ERROR, message, {"errorId": error_id})
 
 
@@ -250,7 +249,7 @@ class Interceptors:
         return remove
 
     def cached(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
-        """Return what `around` returned for the same spec: an interceptor may keep state for an operation."""
+        """Return the cached result of `around` for a spec: an interceptor may keep state per operation."""
         if not self._installed:
             return None
         known = self._calls.get(spec.id)
@@ -259,7 +258,7 @@ class Interceptors:
         return known[1]
 
     def around(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
-        """Return the call of an operation with every interceptor around it, or None if none is installed."""
+        """Wrap every interceptor around an operation's handler; return None without interceptors."""
         return InterceptedCall(spec, handler, self._installed) if self._installed else None
 
 
@@ -314,13 +313,13 @@ class InterceptedCall:
 
 _SHOWN = 3  # problems in the message; all of them are in the details
 _UNUSABLE = (
-    "{}: its input schema cannot be used, so that no input can be validated: {}; correct the schema, or allow the call "
+    "{}: the input cannot be validated, because the input schema is invalid: {}; correct the schema, or allow the call "
     "with unchecked_input=True"
 )
 
 
 class BoundOperation:
-    """What the registry keeps of an operation."""
+    """An operation with its handler, as the registry stores it."""
 
     __slots__ = (
         "accepts",
@@ -345,28 +344,28 @@ class BoundOperation:
         self.run: Run | None = None  # of a query or mutation that has a handler
         self.open: Open | None = None  # of a subscription that has a handler
         self.intercepted: InterceptedCall | None = None  # where the registry has interceptors
-        self.prepare: Callable[[Any], Any] | None = None  # objects that are not plain -> plain input
-        self.convert: Callable[[Any], Any] | None = None  # valid input -> arguments, where a function has types
-        self.exact: frozenset[type] = SCALARS  # valid flat input of these types is passed on as it is
-        self.flat: type[Struct] | None = None  # input that converts to this is valid, and passed on as it is
+        self.prepare: Callable[[Any], Any] | None = None  # objects of a local caller -> plain input
+        self.convert: Callable[[Any], Any] | None = None  # valid input -> typed arguments
+        self.exact: frozenset[type] = SCALARS  # valid flat input of these types needs no conversion
+        self.flat: type[Struct] | None = None  # input that msgspec converts to this is valid and needs no conversion
         self.accepts: Callable[[Any], bool] = self._compile_and_test
 
     def arguments(self, input: Any) -> Any:
-        """The input, validated and converted to what the handler awaits.
+        """Validate the input and convert it to the handler's arguments.
 
         Raises:
-            CallError: VALIDATION_ERROR, with the problems in its details; EXECUTION_ERROR, if the input schema itself
-                cannot be used.
+            CallError: VALIDATION_ERROR, with the problems in its details; EXECUTION_ERROR, if the input schema is
+                invalid.
         """
-        # Nearly all input is a flat object that fits: it leaves by one of these two doors, in 0.2 or 0.4 µs. The
-        # survey and the conversion behind `_arguments` take 2 µs and more.
+        # Nearly all input is a valid flat object and returns on one of these two fast paths, in 0.2 or 0.4 µs. The
+        # survey and the conversion of `_arguments` take 2 µs and more.
         try:
             if self.flat is not None:
                 msgspec.convert(input, self.flat)
                 return input
             if self._is_exact(input) and self.accepts(input):
                 return input
-        except ValueError:  # it does not fit, or is not JSON at all
+        except ValueError:  # invalid, or not JSON
             pass
         return self._arguments(input)
 
@@ -405,13 +404,13 @@ class BoundOperation:
             return False
 
     def _compile_and_test(self, input: Any) -> bool:
-        """Compile the schema at the first call, and leave the test to it from then on."""
+        """Compile the schema with the first call, and replace this method by the compiled check."""
         try:
             self.accepts = self.spec.input_schema.compile().checker()
         except SchemaError as error:
             if not self.spec.unchecked_input:
                 raise CallError(ErrorCode.EXECUTION_ERROR, _UNUSABLE.format(self.spec.id, error)) from error
-            logger.warning("%s: its input schema is not used: %s", self.spec.id, error)
+            logger.warning("%s: the input schema is ignored, because it is invalid: %s", self.spec.id, error)
             self.accepts = _always
         return self.accepts(input)
 

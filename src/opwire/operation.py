@@ -1,13 +1,13 @@
-"""What an operation is: its specification, who may call it, and what a handler is given.
+"""Operations: specs, access control, and the context that handlers receive.
 
-Who may call what. Asked by the call handler and by every surface that faces outward, never by `execute`.
+Access is checked by the dispatcher of every surface, never by `OperationRegistry.execute`.
 """
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeGuard
 from uuid import uuid4
 
 from msgspec import Struct
@@ -17,35 +17,39 @@ from opwire.errors import CallError, ErrorCode, RegistrationError
 from opwire.schema import UNKNOWN, Schema
 
 NormalizeMode = Literal["fit", "cast", "check", "off"]
-"""What is done to a result that does not match its schema; see the `pipeline` module."""
+"""How a result that does not match its schema is repaired; see the `pipeline` module."""
 
 NORMALIZE_MODES: tuple[NormalizeMode, ...] = ("fit", "cast", "check", "off")
 
-# W3C's Trace Context: an id of zeros is none, and a version after 00 may say more at its end. The patterns compile when
-# there is a first trace: that takes longer than many a module to import.
+# W3C Trace Context: an id of zeros is invalid, and versions after 00 may append fields. The patterns are compiled
+# lazily, with the first trace: that takes longer than importing most modules.
 _SPAN = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _TRACEPARENT = rf"00{_SPAN}|(?!00|ff)[0-9a-f]{{2}}{_SPAN}(?:-[!-~]{{0,200}})?"
-_TRACESTATE = r"[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]"  # one of its members
+_TRACESTATE = r"[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]"  # one member
 _MAX_TRACESTATE = 512
 
 
 class OperationType(StrEnum):
-    """Reads, writes, or streams."""
+    """A query reads, a mutation writes, a subscription streams. Parses upper case too."""
 
     QUERY = "query"
     MUTATION = "mutation"
     SUBSCRIPTION = "subscription"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "OperationType | None":
+        return next((each for each in cls if isinstance(value, str) and each.value == value.lower()), None)
+
 
 class ResourceRule(Struct, frozen=True):
-    """The caller must hold `action` on resources of this type."""
+    """Requires the permission `action` on resources of a type."""
 
     type: str
     action: str
 
 
 class AccessControl(Struct, frozen=True, kw_only=True):
-    """Who may call an operation over a network: every rule given must hold. `public` needs no identity at all."""
+    """The permissions required to call an operation: all rules must hold. `public` allows anonymous callers."""
 
     required_scopes: tuple[str, ...] = ()
     required_scopes_any: tuple[str, ...] = ()
@@ -54,7 +58,7 @@ class AccessControl(Struct, frozen=True, kw_only=True):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """Who calls. The scope "*" holds every scope; `resources` maps a resource type to the actions held on it."""
+    """An authenticated caller. The scope "*" includes every scope; `resources` maps resource types to actions."""
 
     id: str
     scopes: tuple[str, ...] = ()
@@ -62,15 +66,15 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 LOCAL_IDENTITY = Identity(id="local", scopes=("*",))
-"""The program that runs this process, calling its own operations: trusted with everything."""
+"""The identity of this process, which may call all of its own operations."""
 
 
 class OperationSpec(Struct, frozen=True, kw_only=True):
-    """What is known of an operation without its handler.
+    """The description of an operation, without its handler.
 
     OperationSpec(namespace="math", name="add", input_schema={...}, output_schema={"type": "integer"})
 
-    Schemas are given as dicts, which are compiled at once, or as `Schema`, which compile when first used.
+    Schemas are dicts, which are compiled at once, or `Schema` objects, which are compiled lazily.
     """
 
     namespace: str
@@ -83,20 +87,45 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
     input_schema: Schema = UNKNOWN
     output_schema: Schema = UNKNOWN
     access: AccessControl | None = None
-    normalize: NormalizeMode | None = None  # None: what the registry says
-    strip: bool | None = None  # None: what the registry says
+    normalize: NormalizeMode | None = None  # None: the registry's default
+    strip: bool | None = None  # None: the registry's default
     timeout: float | None = None  # seconds for a call
     idle_timeout: float | None = None  # seconds between two items of a subscription
-    unchecked_input: bool = False  # whether it may be called although its input schema cannot be compiled
+    unchecked_input: bool = False  # allow calls although the input schema is invalid
     examples: tuple[Any, ...] = ()
-    id: str = ""  # always namespace.name; kept, because it is asked for on every call
+    id: str = ""  # always namespace.name; stored because every call needs it
+
+    if TYPE_CHECKING:  # a schema may be given as a dict, although the attribute is always a `Schema`
+
+        def __init__(
+            self,
+            *,
+            namespace: str,
+            name: str,
+            type: OperationType | str = OperationType.QUERY,
+            title: str = "",
+            description: str = "",
+            tags: Iterable[str] = (),
+            version: str = "",
+            input_schema: Schema | Mapping[str, Any] | bool = UNKNOWN,
+            output_schema: Schema | Mapping[str, Any] | bool = UNKNOWN,
+            access: AccessControl | None = None,
+            normalize: NormalizeMode | None = None,
+            strip: bool | None = None,
+            timeout: float | None = None,
+            idle_timeout: float | None = None,
+            unchecked_input: bool = False,
+            examples: Iterable[Any] = (),
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _check_names(self.namespace, self.name)
         force_setattr(self, "id", f"{self.namespace}.{self.name}")
-        if self.type not in tuple(OperationType):
-            raise RegistrationError(f"{self.id}: type is one of {', '.join(OperationType)}, not {self.type!r}")
-        force_setattr(self, "type", OperationType(self.type))
+        try:
+            force_setattr(self, "type", OperationType(self.type))
+        except ValueError:
+            kinds = ", ".join(OperationType)
+            raise RegistrationError(f"{self.id}: type must be one of {kinds}, not {self.type!r}") from None
         force_setattr(self, "tags", tuple(self.tags))
         force_setattr(self, "examples", tuple(self.examples))
         for field in ("input_schema", "output_schema"):
@@ -119,10 +148,10 @@ def _check_names(namespace: str, name: str) -> None:
 
 
 def split_id(operation_id: str) -> tuple[str, str]:
-    """Namespace and name: an id is split at its first dot, so a name may hold dots and a namespace may not.
+    """Split an id at its first dot into namespace and name; a name may contain dots.
 
     Raises:
-        RegistrationError: there is no dot.
+        RegistrationError: the dot is missing.
     """
     namespace, dot, name = operation_id.partition(".")
     if not dot:
@@ -131,7 +160,7 @@ def split_id(operation_id: str) -> tuple[str, str]:
 
 
 class Progress(Struct, frozen=True):
-    """How far a call has come. `total` is None where it is not known."""
+    """The progress of a call. `total` is None if unknown."""
 
     progress: float
     total: float | None = None
@@ -139,7 +168,7 @@ class Progress(Struct, frozen=True):
 
 
 class Inbound(Struct, frozen=True):
-    """The request from outside that a call is part of: its id, and the connection that delivered it.
+    """The external request that a call belongs to: its id, and the connection that received it.
 
     `connection` is the `PendingRequestMap` that received it; None for other surfaces (HTTP, MCP, a journal).
     """
@@ -149,18 +178,18 @@ class Inbound(Struct, frozen=True):
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a handler may know of the call that it serves. A parameter annotated `Context` receives it.
+    """The call that a handler serves. A parameter annotated `Context` receives it.
 
-    `deadline` is a monotonic time (`time.monotonic()`), or None. `env` calls other operations on behalf of this
-    call: they carry on its identity, deadline and metadata, and know its request id as their parent. `metadata` stays
-    in this process, except for the `traceparent` and `tracestate` of a distributed trace, which go along everywhere.
+    `deadline` is a monotonic time (`time.monotonic()`), or None. `env` calls other operations on behalf of this call:
+    they inherit its identity, deadline and metadata, and have its request id as their parent. `metadata` stays in this
+    process, except for the `traceparent` and `tracestate` of a distributed trace, which are propagated everywhere.
 
         @registry.query("shop.total")
         async def total(cart: str, context: Context) -> float:
             items = await context.env.carts.items(cart=cart)
 
-    A context that is passed to a remote call (`Spoke.call`, `Client.call`) makes it a child of this call, with the
-    identity of this call's caller. A connection that cannot carry that identity refuses; `detached()` calls with the
+    A remote call (`Spoke.call`, `Client.call`) with this context is a child of this call, with the identity of its
+    caller. A connection that cannot transmit that identity rejects the call; `detached()` returns a context with the
     identity of this process instead.
     """
 
@@ -169,42 +198,42 @@ class Context(Struct, frozen=True, kw_only=True):
     identity: Identity | None = None
     deadline: float | None = None
     metadata: Mapping[str, Any] = {}
-    on_progress: Callable[[Progress], object] | None = None  # who wants to know how far this call has come
-    watched: bool = False  # whoever made this context enforces its deadline
+    on_progress: Callable[[Progress], object] | None = None  # callback of `report`
+    watched: bool = False  # the deadline is enforced by the creator of this context
     bind_env: Callable[["Context"], Any] | None = None
     inbound: Inbound | None = None  # set by the surface that accepted the request
 
     @property
     def env(self) -> Any:
-        """The other operations, by namespace and name: `context.env.math.add(a=1, b=2)`."""
+        """Other operations by namespace and name: `context.env.math.add(a=1, b=2)`."""
         if self.bind_env is None:
-            raise RuntimeError("this context does not belong to a running call; build_env(registry) gives an env")
+            raise RuntimeError("this context does not belong to a running call; use build_env(registry)")
         return self.bind_env(self)
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the deadline, or None."""
+        """The seconds until the deadline, or None."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def child(self) -> "Context":
-        """The context of a call made on behalf of this one. How far that one has come is not said of this one."""
+        """Return the context of a call made on behalf of this one. Its progress is not reported."""
         parent = self.request_id
         return replace(self, request_id=uuid4().hex, parent_request_id=parent, watched=False, on_progress=None)
 
     def detached(self) -> "Context":
-        """Return a context for calls that this process makes with its own identity, within the same deadline and trace.
+        """Return a context with the identity of this process, and the same deadline and trace.
 
-        await spoke.call("audit.write", entry, context.detached())
+        await spoke.call("audit.write", entry, context=context.detached())
         """
         return Context(deadline=self.deadline, metadata=dict(trace_of(self.metadata)))
 
     def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Say how far the call has come, to whoever wants to know."""
+        """Report the progress of the call, if its caller asked for it."""
         if self.on_progress is not None:
             self.on_progress(Progress(progress, total, message))
 
     def within(self, seconds: float | None) -> "Context":
-        """This context with a deadline at most so many seconds away. Deadlines only ever shrink."""
+        """Return this context with a deadline at most `seconds` from now. A deadline is never extended."""
         if seconds is None:
             return self
         deadline = time.monotonic() + seconds
@@ -214,16 +243,16 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 class Trace(TypedDict, total=False):
-    """Where a call belongs in a distributed trace, in the words of W3C's Trace Context."""
+    """The headers of W3C Trace Context."""
 
     traceparent: str
     tracestate: str
 
 
 def trace_of(carrier: Mapping[str, Any]) -> Trace:
-    """The trace that `Context.metadata`, headers or the like carry; empty if there is none that can be read.
+    """Return the trace in `Context.metadata` or headers; empty if it is missing or invalid.
 
-    It goes along with every call that is made on behalf of another, over every transport.
+    It is propagated with every nested call, over every transport.
     """
     parent, state = carrier.get("traceparent"), carrier.get("tracestate")
     if not isinstance(parent, str) or not re.fullmatch(_TRACEPARENT, parent):
@@ -238,20 +267,20 @@ def _is_tracestate(state: Any) -> TypeGuard[str]:
 
 
 Handler = Callable[[Any, Context], Any]
-"""The one narrow shape: takes the input and the context, returns a value or an envelope, or is a generator of them."""
+"""Takes the input and the context; returns a value or an envelope, or yields them."""
 
 
 Interceptor = Callable[[OperationSpec, Handler], Handler]
-"""Wraps a handler: given an operation and what calls it, returns what is called instead.
+"""Takes an operation and its handler; returns the handler to call instead.
 
-The handler that it is given returns an awaitable envelope, or, for a subscription, an async iterator of envelopes.
+The wrapped handler returns an awaitable envelope or, for a subscription, an async iterator of envelopes.
 """
 
 
 class ShapedResult(Struct, frozen=True):
-    """A result that has a schema of its own: that of the status with which an HTTP API answered, for example.
+    """A result with its own schema, such as that of an HTTP status.
 
-    `is_plain`: the value is an envelope whose data was just read from JSON, and is not deep. Nobody looks again.
+    `is_plain`: the value is an envelope whose data was just decoded from JSON and is not deep; it is not surveyed.
     """
 
     value: Any
@@ -260,10 +289,10 @@ class ShapedResult(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """A specification and its handler, if it has one: what adapters make and `register_all` takes.
+    """A spec and its optional handler: created by adapters, registered by `register_all`.
 
-    `prepare` turns objects that a caller in this process may give, an open file for example, into plain input. It is
-    asked only for input that is not plain already, so nothing that came over a wire reaches it.
+    `prepare` converts objects of a local caller, such as an open file, to plain input. It is called only for input
+    that is not plain, so it never receives data from a peer.
     """
 
     spec: OperationSpec
@@ -273,21 +302,21 @@ class Operation(Struct, frozen=True):
 
 
 class SourceChange(Struct, frozen=True):
-    """What became of a source's operations: `put` are new or changed, `gone` are ids."""
+    """A change of a source: `put` are new or changed operations, `gone` are ids."""
 
     put: tuple[Operation, ...] = ()
     gone: tuple[str, ...] = ()
 
 
 class Source(Protocol):
-    """Where operations come from, and may change: an MCP server, an HTTP API. `registry.follow` keeps up with it."""
+    """A changing set of operations, such as an MCP server. `registry.follow` subscribes to it."""
 
     def __iter__(self) -> Iterator[Operation]:
-        """The operations as they are now."""
+        """Iterate over the current operations."""
         ...
 
     def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
-        """Be told of every change; the function that is returned ends it."""
+        """Call the listener on every change; the returned function removes it."""
         ...
 
 
@@ -297,18 +326,16 @@ _NO_RULES = AccessControl()
 
 
 def check_access(spec: OperationSpec, identity: Identity | None) -> None:
-    """Let the call pass, or raise.
-
-    An operation without access rules needs an identity, but no particular one.
+    """Raise unless an identity may call an operation. Without access rules any identity may.
 
     Raises:
-        CallError: UNAUTHENTICATED without an identity, ACCESS_DENIED with one that does not hold what is needed.
+        CallError: UNAUTHENTICATED without an identity, ACCESS_DENIED if it lacks a permission.
     """
     rules = spec.access or _NO_RULES
     if rules.public:
         return
     if identity is None:
-        raise CallError(ErrorCode.UNAUTHENTICATED, f"{spec.id} needs an authenticated caller")
+        raise CallError(ErrorCode.UNAUTHENTICATED, f"{spec.id} requires an authenticated caller")
     if rules is _NO_RULES:
         return
     missing = [scope for scope in rules.required_scopes if not _holds(identity, scope)]
@@ -323,7 +350,7 @@ def check_access(spec: OperationSpec, identity: Identity | None) -> None:
 
 
 def may_access(spec: OperationSpec, identity: Identity | None) -> bool:
-    """`check_access` as a question, for listings."""
+    """Return whether `check_access` allows the call."""
     try:
         check_access(spec, identity)
     except CallError:

@@ -1,18 +1,14 @@
-"""What MCP and OpenAPI have no words for: said by the surfaces, read again by the adapters.
+"""Extension fields that surfaces encode and adapters decode, and operation ids as URL paths.
 
-A registry that is served and read back gives the same operations. Their schemas, titles and descriptions have places
-of their own in both formats; the rest travels in an `Origin`, under `_meta["opwire/operation"]` of an MCP tool and
-under `x-opwire` of an OpenAPI operation. Peers that do not know opwire ignore it.
+A registry that is served and loaded again has the same operations. Schemas, titles and descriptions have fields in MCP
+and OpenAPI; the rest is encoded as an `Origin`, in `_meta["opwire/operation"]` of an MCP tool and `x-opwire` of an
+OpenAPI operation. Other clients ignore it.
 
-Operation ids as URL paths, for servers and for clients.
-
-An operation is at `/{namespace}/{name}`, one segment each.
-
-Percent-encoding alone does not survive: servers decode `%2F` before they hand a path on, proxies fold `..` and `//`,
-and some refuse both. So whatever is not a letter, a digit, `-`, `_` or `.` is written as `~` and two hexadecimal
-digits for each byte of its UTF-8: `github.repos/get` is at `/github/repos~2Fget`. Nothing on the way touches these
-characters. This is the only address of an operation. Other ways to write it, such as the percent-encoded name or one
-with plain slashes, are understood by `id_of`, so that a server can say what the address is.
+The path of an operation is `/{namespace}/{name}`, one segment each. Percent-encoding alone does not survive: servers
+decode `%2F` before routing, proxies normalize `..` and `//`, and some reject both. So every character other than a
+letter, a digit, `-`, `_` or `.` is encoded as `~` and two hexadecimal digits per byte of its UTF-8: `github.repos/get`
+is at `/github/repos~2Fget`, which passes unchanged. This is the only address of an operation; `id_of` also decodes
+other spellings, so that a server can redirect to it.
 """
 
 import re
@@ -41,10 +37,10 @@ ORIGIN_EXTENSION = "x-opwire"
 
 
 class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """An operation as its own registry knows it.
+    """The fields of an operation that MCP and OpenAPI lack.
 
-    `wraps_input` and `wraps_output` say that the format asks for an object where the operation has none: the input
-    is then the value of the property `input`, the output that of `result`.
+    `wraps_input` and `wraps_output`: the format requires an object and the operation has another type, so the input
+    is the value of the property `input`, the output that of `result`.
     """
 
     id: str
@@ -59,7 +55,7 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
 
     @classmethod
     def of(cls, spec: OperationSpec, *, wraps_input: bool = False, wraps_output: bool = False) -> "Origin":
-        """What there is to say of an operation."""
+        """Return the origin of an operation."""
         return cls(
             id=spec.id,
             type=spec.type,
@@ -73,15 +69,15 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for the document that carries it."""
+        """Return plain data for the document."""
         return msgspec.to_builtins(self)
 
 
 class ResultOrigin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A result as its own registry gave it.
+    """The fields of a result that MCP lacks.
 
-    `wrapped`: the data is the value of the property `result`. `encoding`: the data was bytes. `meta` is the meta of
-    the envelope in its wire form, where it says more than the time of the call.
+    `wrapped`: the data is the value of the property `result`. `encoding`: the data was bytes. `meta` is the
+    encoded meta of the envelope, if it contains more than a timestamp.
     """
 
     wrapped: bool = False
@@ -89,17 +85,17 @@ class ResultOrigin(Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     meta: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for the result that carries it."""
+        """Return plain data for the result."""
         return msgspec.to_builtins(self)
 
 
 def read_origin(carrier: Any, key: str) -> Origin | None:
-    """The `Origin` that a mapping carries under a key; None if there is none that can be read."""
+    """Decode the `Origin` under a key of a mapping; return None if it is missing or invalid."""
     return _read(carrier, key, Origin)
 
 
 def read_result_origin(carrier: Any) -> ResultOrigin | None:
-    """The `ResultOrigin` that the `_meta` of an MCP result carries; None if there is none that can be read."""
+    """Decode the `ResultOrigin` of an MCP result's `_meta`; return None if it is missing or invalid."""
     return _read(carrier, RESULT_META, ResultOrigin)
 
 
@@ -111,7 +107,7 @@ def _read(carrier: Any, key: str, kind: Any) -> Any:
         return None
     try:
         return msgspec.convert(given, kind)
-    except (msgspec.ValidationError, RecursionError):  # a stranger's field of the same name
+    except (msgspec.ValidationError, RecursionError):  # a field of the same name with another meaning
         return None
 
 
@@ -123,13 +119,13 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def path_of(operation_id: str) -> str:
-    """Where an operation is."""
+    """Return the path of an operation."""
     namespace, _, name = operation_id.partition(".")
     return f"/{_escape(namespace)}/{_escape(name)}"
 
 
 def id_of(path: str) -> str | None:
-    """The id that a decoded path stands for; None if it is not of the form `/{namespace}/{name}`."""
+    """Return the id of a decoded path; None if it is not `/{namespace}/{name}`."""
     namespace, _, name = path.removeprefix("/").partition("/")
     if not namespace or not name:
         return None
@@ -138,7 +134,7 @@ def id_of(path: str) -> str | None:
 
 def _escape(segment: str) -> str:
     escaped = _UNSAFE.sub(_bytes_of, segment)
-    return escaped.replace(".", "~2E") if not segment.strip(".") else escaped  # `.` and `..` mean something in a path
+    return escaped.replace(".", "~2E") if not segment.strip(".") else escaped  # `.` and `..` have a meaning in a path
 
 
 def _bytes_of(character: re.Match[str]) -> str:
@@ -152,5 +148,5 @@ def _unescape(segment: str) -> str:
 def _text_of(escaped: re.Match[str]) -> str:
     try:
         return bytes.fromhex(escaped[0].replace("~", "")).decode()
-    except UnicodeDecodeError:  # not of our making: it stands for itself
+    except UnicodeDecodeError:  # not an escape of this encoding: taken literally
         return escaped[0]

@@ -1,11 +1,11 @@
-"""From what a handler returned to the envelope that the caller gets: detect, wrap, normalise, validate.
+"""Turn a handler's return value into an envelope: detect, wrap, normalize, validate.
 
-The same code for `execute`, for the call handler and for each item of a subscription. It never changes the handler's
-own object and never raises because of a schema: what does not match is logged. Left alone are results of operations
-without an output schema, MCP results with `is_error`, and MCP results whose data are their content blocks.
+`execute`, the call handler and each item of a subscription share this code. It never mutates the handler's object and
+never raises because of a schema mismatch, which is logged instead. Results of operations without an output schema, MCP
+results with `is_error`, and MCP results that return their content blocks as data are passed through.
 
 Modes: `fit` fills declared defaults and strips undeclared properties, `cast` is TypeBox's `Value.Cast`, `check` only
-warns, `off` does nothing.
+logs a warning, `off` skips the step.
 """
 
 import logging
@@ -38,7 +38,7 @@ _BINARY = (bytes, bytearray, memoryview)
 
 
 class ResultPipeline:
-    """The way of one operation's results into envelopes."""
+    """Converts the results of one operation to envelopes."""
 
     __slots__ = ("_for_schema", "_others", "conforms", "kinds", "mode", "operation_id", "schema", "strip")
 
@@ -48,8 +48,8 @@ class ResultPipeline:
         self.operation_id = spec.id
         self.schema = spec.output_schema if schema is None else schema
         self._for_schema = partial(ResultPipeline, spec, normalize=normalize, strip=strip)
-        self._others: dict[int, ResultPipeline] = {}  # by the identity of a schema, which each of them holds
-        # A deferred schema is not asked before the first result: a large API has thousands of them, and uses few.
+        self._others: dict[int, ResultPipeline] = {}  # by id() of the schema, which each pipeline keeps alive
+        # A deferred schema is loaded lazily, with the first result: a large API has thousands and uses few.
         deferred = self.schema.is_deferred
         self.mode: NormalizeMode = spec.normalize or normalize
         if not deferred and self.schema.is_unknown:
@@ -61,12 +61,12 @@ class ResultPipeline:
         self.conforms: Callable[[Any], bool] = self._compile_and_test
 
     def envelope(self, result: Any) -> ResponseEnvelope[Any]:
-        """The envelope of one result.
+        """Return the envelope of one result.
 
         Raises:
             CallError: EXECUTION_ERROR, if the result has no JSON form.
         """
-        if type(result) in self.kinds:  # worth 0.4 µs: most results of local functions are scalars that fit
+        if type(result) in self.kinds:  # saves 0.4 µs: most local functions return a valid scalar
             return ResponseEnvelope(result, LocalResponseMeta(self.operation_id, time_ns() // 1_000_000))
         if type(result) is ShapedResult:
             other = self._other(result.schema)
@@ -83,23 +83,23 @@ class ResultPipeline:
         return envelope if data is envelope.data else ResponseEnvelope(data, envelope.meta)
 
     def _normalized(self, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
-        """The envelope of data that is plain for certain: the survey would cost 20 µs of an HTTP call's 200."""
+        """Return the envelope of data known to be plain: the survey would add 20 µs to an HTTP call of 200."""
         data = envelope.data if self.mode == "off" else self._normalize(envelope.data)
         return envelope if data is envelope.data else ResponseEnvelope(data, envelope.meta)
 
     def _other(self, schema: Schema) -> "ResultPipeline":
-        """The pipeline of results that have another schema. An operation has few of them, made once."""
+        """Return the cached pipeline for another schema of the same operation; there are few per operation."""
         found = self if schema is self.schema else self._others.get(id(schema))
         if found is None:
             found = self._others[id(schema)] = self._for_schema(schema=schema)
         return found
 
     def _compile_and_test(self, data: Any) -> bool:
-        """The first test of all: compiles the schema, then makes way for the compiled test."""
+        """Compile the schema with the first result, and replace this method by the compiled check."""
         try:
             if self.mode == "fit":
                 self.conforms = self.schema.conformity(strip=self.strip)
-            elif self.mode == "cast":  # it has a check of its own, which differs from JSON Schema in small things
+            elif self.mode == "cast":  # TypeBox's check differs from JSON Schema in details
                 self.schema.compile()
                 self.conforms = _never
             else:
@@ -161,7 +161,7 @@ class ResultPipeline:
         except CastError as error:
             self._warn(f"the data is kept as it is, because it cannot be cast: {error}")
             cast = data
-        self._warn_problems(data)  # those of the original: the cast has replaced what did not fit
+        self._warn_problems(data)  # problems of the original: the cast has replaced invalid parts
         return cast
 
     def _warn_problems(self, data: Any) -> None:
@@ -175,7 +175,7 @@ class ResultPipeline:
 
 
 def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:
-    """The envelope with its data as a type that the caller asks for.
+    """Return the envelope with its data converted to a type.
 
     Raises:
         CallError: EXECUTION_ERROR, if the data does not fit the type.

@@ -1,4 +1,4 @@
-"""The registry: where operations live, and where they are called in process."""
+"""The registry: register operations, look them up, call them in process."""
 
 import inspect
 import logging
@@ -54,8 +54,7 @@ logger = logging.getLogger("opwire.registry")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-# Bounds of the search for ids that come close to an unknown one: characters that are compared and shown, pieces of
-# them, ids that are looked at, and ids that are compared in full.
+# Limits of the search for similar ids: characters compared and shown, substrings, ids scanned, ids compared in full.
 _MAX_SHOWN = 200
 _MAX_PIECES = 12
 _MAX_SEARCHED = 4_000
@@ -63,14 +62,14 @@ _MAX_COMPARED = 12
 
 
 class Change(NamedTuple):
-    """What happened to a registry."""
+    """An operation was added, replaced or removed."""
 
     kind: Literal["added", "replaced", "removed"]
     spec: OperationSpec
 
 
 class OperationOptions(TypedDict, total=False):
-    """What the decorators take beside the operation's id; see `OperationSpec`."""
+    """Options of the decorators, beside the operation's id; see `OperationSpec`."""
 
     title: str
     description: str
@@ -84,12 +83,12 @@ class OperationOptions(TypedDict, total=False):
     timeout: float | None
     idle_timeout: float | None
     examples: Iterable[Any]
-    inline: bool  # run a sync function on the event loop itself: only if it never waits
+    inline: bool  # run a sync function on the event loop; only if it never blocks
     replace: bool
 
 
 class OperationRegistry:
-    """Operations from anywhere, called by id.
+    """A set of operations from any source, called by id.
 
         registry = OperationRegistry()
 
@@ -99,8 +98,8 @@ class OperationRegistry:
 
         envelope = await registry.execute("math.add", {"a": 1, "b": 2})
 
-    `namespace` is that of functions decorated without one. `normalize` and `strip` say what happens to results that
-    do not match their schema, unless an operation says otherwise. `max_workers` bounds the threads of sync handlers.
+    `namespace` is the default for decorated functions. `normalize` and `strip` are the defaults for results that do
+    not match their schema; an operation may override them. `max_workers` limits the threads of sync handlers.
     """
 
     def __init__(
@@ -121,23 +120,23 @@ class OperationRegistry:
         self._operations: dict[str, BoundOperation] = {}
         self._listeners: list[Callable[[Change], None]] = []
         self._interceptors = Interceptors()
-        self._context = Context(bind_env=self.bind_env)  # of calls that come without one
+        self._context = Context(bind_env=self.bind_env)  # the default
 
-    # --- registering ------------------------------------------------------------------------------------------------
+    # --- registration -----------------------------------------------------------------------------------------------
 
     def register(
         self, spec: OperationSpec, handler: Handler | None = None, *, inline: bool = False, replace: bool = False
     ) -> None:
-        """Add an operation. Without a handler it is known, but not callable.
+        """Add an operation. Without a handler it is listed but cannot be called.
 
         Raises:
-            RegistrationError: the id is taken, or the handler is of the wrong kind.
+            RegistrationError: the id is taken, or the handler has the wrong kind.
         """
         bound = self._bind(spec, handler, handler, inline=inline)
         self._add(bound, replace=replace)
 
     def register_all(self, operations: Iterable[Operation], *, replace: bool = False) -> None:
-        """Add what an adapter made: all of it, or nothing if one cannot be added.
+        """Add the operations of an adapter: all of them, or nothing if one is invalid.
 
         Raises:
             RegistrationError: as `register`.
@@ -153,12 +152,12 @@ class OperationRegistry:
             self._add(each, replace=replace)
 
     def follow(self, source: Source, *, replace: bool = False) -> Callable[[], None]:
-        """Add the operations of a source and keep up with its changes; the function that is returned ends that.
+        """Add the operations of a source and follow its changes; the returned function stops that.
 
             async with from_mcp("https://tools.example/mcp") as tools:
                 registry.follow(tools)
 
-        An operation that the source adds later under an id that somebody else holds is left out, with a warning.
+        An operation that the source adds later is ignored, with a warning, if its id is taken by another owner.
 
         Raises:
             RegistrationError: as `register_all`.
@@ -170,7 +169,7 @@ class OperationRegistry:
             for each in change.put:
                 id = each.spec.id
                 if id in self._operations and id not in ours and not replace:
-                    logger.warning("%s is not added: it is already registered by somebody else", id)
+                    logger.warning("%s is ignored: the id is already registered by another owner", id)
                     continue
                 self._add(self._bind_operation(each), replace=True)
                 ours.add(id)
@@ -197,13 +196,13 @@ class OperationRegistry:
     @overload
     def query(self, function: F, /) -> F: ...
     def query(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
-        """Register a function that reads. The function itself stays as it is.
+        """Register a function that reads; return the function unchanged.
 
             @registry.query("math.add")
             async def add(a: int, b: int) -> int: ...
 
         Raises:
-            RegistrationError: the id is taken, or the function cannot be an operation.
+            RegistrationError: the id is taken, or the signature is invalid.
         """
         return self._decorate(OperationType.QUERY, target, options)
 
@@ -220,7 +219,7 @@ class OperationRegistry:
     @overload
     def subscription(self, function: F, /) -> F: ...
     def subscription(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
-        """Register a generator function, async or not, whose items are the subscription; otherwise as `query`."""
+        """Register a generator function, sync or async, that streams items; otherwise as `query`."""
         return self._decorate(OperationType.SUBSCRIPTION, target, options)
 
     def _decorate(self, type: OperationType, target: Any, options: OperationOptions) -> Any:
@@ -316,12 +315,12 @@ class OperationRegistry:
     # --- looking up -------------------------------------------------------------------------------------------------
 
     def get_spec(self, operation_id: str) -> OperationSpec | None:
-        """The specification of an operation, or None."""
+        """Return the spec of an operation, or None."""
         bound = self._operations.get(operation_id)
         return bound.spec if bound else None
 
     def get_handler(self, operation_id: str) -> Handler | None:
-        """The handler of an operation, or None."""
+        """Return the handler of an operation, or None."""
         bound = self._operations.get(operation_id)
         return bound.handler if bound else None
 
@@ -337,7 +336,7 @@ class OperationRegistry:
     def list(
         self, *, namespace: str | None = None, type: OperationType | str | None = None, tag: str | None = None
     ) -> tuple[OperationSpec, ...]:
-        """The specifications, in the order of registration; filtered where asked."""
+        """Return specs in the order of registration, optionally filtered."""
         wanted = None if type is None else OperationType(type)
         return tuple(
             bound.spec
@@ -348,11 +347,11 @@ class OperationRegistry:
         )
 
     def search(self, text: str, *, limit: int = 20) -> tuple[OperationSpec, ...]:
-        """The operations that hold every word of a text, those that hold them in their id first."""
+        """Return the specs that contain every word of a text, matches in the id first."""
         return tuple(matching((bound.spec for bound in self._operations.values()), text)[:limit])
 
     def on_change(self, listener: Callable[[Change], None]) -> Callable[[], None]:
-        """Be told of every change; the function that is returned ends it."""
+        """Call the listener on every change; the returned function removes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -376,12 +375,12 @@ class OperationRegistry:
     async def execute(
         self, operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None
     ) -> ResponseEnvelope[Any]:
-        """Call a query or mutation. This is a trusted call: access is not checked.
+        """Call a query or mutation. Access is not checked: this is a trusted call.
 
-        With `output_type` the envelope's data really is of that type.
+        With `output_type` the data is converted to that type.
 
         Raises:
-            CallError: and nothing else.
+            CallError: no other exception is raised.
         """
         bound = self._operations.get(operation_id)
         if bound is None or bound.run is None:
@@ -417,10 +416,10 @@ class OperationRegistry:
     async def subscribe(
         self, operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The envelopes of a subscription, one an item. However the consumer leaves, the handler's generator is closed.
+        """Stream the envelopes of a subscription, one per item. Closing the stream closes the handler's generator.
 
         Raises:
-            CallError: and nothing else.
+            CallError: no other exception is raised.
         """
         bound = self._operations.get(operation_id)
         if bound is None or bound.open is None:
@@ -454,7 +453,7 @@ class OperationRegistry:
     async def _run(self, run: Run, arguments: Any, context: Context, operation_id: str) -> Any:
         deadline = context.deadline
         if context.watched and deadline is not None and deadline > time.monotonic():
-            deadline = None  # a handler that is cancelled from two sides could not clean up
+            deadline = None  # a handler that is cancelled twice could not clean up
         if deadline is None:
             return await run(arguments, context)
         return await run_within(lambda: run(arguments, context), self._deadlines, deadline, operation_id)
@@ -471,7 +470,6 @@ class OperationRegistry:
             raise failure(error, bound.spec.id) from error
 
     def _inside(self, bound: BoundOperation, context: Context | None) -> Context:
-        """The context that a handler sees."""
         if context is None:
             context = self._context
         elif context.bind_env is None:
@@ -479,7 +477,7 @@ class OperationRegistry:
         return context.within(bound.timeout)
 
     def bind_env(self, context: Context) -> Env:
-        """The env of a call's context: `Context.bind_env`."""
+        """Return the env of a call's context; the default of `Context.bind_env`."""
         return Env(self, None if context is self._context else context)
 
     def _uncallable(self, operation_id: str, bound: BoundOperation | None, verb: str) -> CallError:
@@ -493,24 +491,24 @@ class OperationRegistry:
         )
 
     def not_found(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> CallError:
-        """Return the error for an unknown id, with the ids that come close to it; see `suggestions`."""
+        """Return the error for an unknown id; its message suggests similar ones."""
         close = self.suggestions(operation_id, visible=visible)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         shown = operation_id if len(operation_id) <= _MAX_SHOWN else f"{operation_id[:_MAX_SHOWN]}…"
         return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {shown}{hint}")
 
     def suggestions(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> "list[str]":
-        """Return up to three ids that come close to an unknown one.
+        """Return up to three ids similar to an unknown one.
 
-        `visible` says what the caller may see, and has to be given where an id came from outside: only such ids are
-        suggested. The work is bounded however long the id is and however many operations there are.
+        Pass `visible` for ids from outside, so that only operations the caller may see are suggested. The work is
+        bounded, independent of the length of the id and the number of operations.
         """
         import difflib
 
         if len(operation_id) > _MAX_SHOWN:
             return []
         pieces = [operation_id[at : at + 3] for at in range(0, len(operation_id), 1 + len(operation_id) // _MAX_PIECES)]
-        # difflib takes 0.1 ms an id. What has most in common with the wanted one is found at 1 µs an id.
+        # difflib takes 0.1 ms per id; counting shared substrings, at 1 µs per id, selects the candidates.
         likely = nlargest(
             4 * _MAX_COMPARED,
             islice(self._operations, _MAX_SEARCHED),
@@ -521,7 +519,7 @@ class OperationRegistry:
 
 
 def matching(specs: Iterable[OperationSpec], text: str) -> list[OperationSpec]:
-    """The operations that hold every word of a text, those that hold them in their id first."""
+    """Return the specs that contain every word of a text, matches in the id first."""
     words = text.lower().split()
     ranked: list[tuple[int, OperationSpec]] = []
     for spec in specs:
@@ -533,9 +531,9 @@ def matching(specs: Iterable[OperationSpec], text: str) -> list[OperationSpec]:
 
 
 def build_env(registry: OperationRegistry, context: Context | None = None, *, checked: bool = False) -> Env:
-    """Operations as callables: `await build_env(registry).math.add(a=1, b=2)` gives an envelope.
+    """Return operations as callables: `await build_env(registry).math.add(a=1, b=2)` returns an envelope.
 
-    Calls carry on the context's identity, deadline and request id. `checked` applies access control to them.
+    Calls inherit the context's identity, deadline and request id. `checked` enables access control.
     """
     return Env(registry, context, checked=checked)
 

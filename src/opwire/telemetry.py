@@ -327,13 +327,13 @@ def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingReques
     match target:
         case OperationRegistry() | PendingRequestMap():
             yield target
-        case Calling() if iscoroutinefunction(target.call_envelope):  # that of a SyncClient is none
-            yield target
         case CallHandler():
             yield target.registry
-        case BothSides():
+        case BothSides():  # before clients: a Spoke is one as well
             yield target.handler.registry
             yield target.calls
+        case Calling() if iscoroutinefunction(target.call_envelope):  # that of a SyncClient is none
+            yield target
         case _:
             what = "a registry, a PendingRequestMap, a CallHandler, a Client, a Hub or a Spoke"
             raise TypeError(f"{what} can be instrumented, not {type(target).__name__}")

@@ -1,24 +1,17 @@
-"""ToolEnvelope V1: `encode_blocks` writes a tool's result, `parse_or_text` reads one, the rest maps to opwire.
-
-ToolEnvelope V1: the result of a tool as two text blocks, one for people, one for programs.
+"""ToolEnvelope V1: encode and parse the result of a tool as two text blocks, one for people, one for programs.
 
     block 0    markdown
     block 1    __ENVELOPE_V1__:<base64 of {"payload": ..., "meta": {"tool": ..., "ts": ..., "version": 1}}>
 
-Rules: no I/O; the clock is read only where `ts` is not given. What is written is what the format's public
-implementation writes. What is read may be sloppy base64, but must be UTF-8, one JSON object and version 1.
-A payload is plain data and keeps every field and digit; the types in `payloads` are views of it.
+Rules: no I/O; `ts` defaults to the current time. The encoder returns the same bytes as the format's public
+implementation. The parser tolerates invalid base64 characters, but requires UTF-8, one JSON object and version 1. A
+payload is plain data and keeps every field and digit.
 
-The payloads that ToolEnvelope V1 documents, as types, and an error's text for people.
+The typed payloads are views: unknown fields are ignored, and kinds, classes and categories are plain strings, so that
+payloads of newer producers can be parsed. Encoded names are camelCase; optional fields that are None are omitted.
 
-These are views: fields that are not known here are passed over, and kinds, classes and categories are plain strings,
-so that a newer producer can still be read. On the wire the names are camelCase; an optional field that is None is
-left out.
-
-ToolEnvelope V1 and the rest of opwire: errors as error payloads, results as envelopes, both ways.
-
-Rule: a payload or a result that becomes an error or an envelope comes back as it was: what has no field there is kept
-whole. The other way the format is narrower: an error's details become text, and `retry_after` has no place in it.
+A payload or a result that is converted to a `CallError` or an envelope can be converted back without loss. The other
+direction is lossy: an error's details become text, and `retry_after` is dropped.
 """
 
 import json
@@ -59,7 +52,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 class ToolEnvelopeMeta(Struct, frozen=True):
-    """Who made the envelope, and when (ISO 8601). `extra` keeps the fields that this version does not know."""
+    """The tool and the time (ISO 8601) of an envelope. `extra` keeps unknown fields."""
 
     tool: str = ""
     ts: str = ""
@@ -69,16 +62,16 @@ class ToolEnvelopeMeta(Struct, frozen=True):
 
 
 class ToolEnvelope(Struct, frozen=True):
-    """What the machine-readable block holds. A payload of UNSET is left out, as TypeScript leaves out undefined."""
+    """The content of the machine-readable block. A payload of UNSET is omitted, as undefined is in TypeScript."""
 
     payload: Any
     meta: ToolEnvelopeMeta
 
     def encode(self) -> str:
-        """The text of the block.
+        """Return the text of the block.
 
         Raises:
-            NotPlainError: the payload has no JSON form.
+            NotPlainError: the payload cannot be encoded as JSON.
         """
         meta: dict[str, Any] = {"tool": self.meta.tool, "ts": self.meta.ts, "version": self.meta.version}
         if self.meta.deprecations:
@@ -88,14 +81,14 @@ class ToolEnvelope(Struct, frozen=True):
         return TOOL_ENVELOPE_PREFIX + b2a_base64(document, newline=False).decode("ascii")
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- encoding ---------------------------------------------------------------------------------------------------------
 
 
 def encode(payload: Any, *, tool: str, ts: str | None = None, deprecations: Iterable[Any] = ()) -> str:
-    """The text of an envelope block; `ts` is now unless given.
+    """Return the text of an envelope block; `ts` defaults to now.
 
     Raises:
-        NotPlainError: the payload has no JSON form.
+        NotPlainError: the payload cannot be encoded as JSON.
     """
     ts = iso_timestamp(datetime.now(UTC)) if ts is None else ts
     return ToolEnvelope(payload, ToolEnvelopeMeta(tool, ts, deprecations=list(deprecations))).encode()
@@ -104,33 +97,33 @@ def encode(payload: Any, *, tool: str, ts: str | None = None, deprecations: Iter
 def encode_blocks(
     markdown: str, payload: Any, *, tool: str, ts: str | None = None, deprecations: Iterable[Any] = ()
 ) -> list[TextBlock]:
-    """The two blocks of a result.
+    """Return the two blocks of a result.
 
     encode_blocks("## Sum\\n3", {"sum": 3}, tool="add")
 
     Raises:
-        NotPlainError: the payload has no JSON form.
+        NotPlainError: the payload cannot be encoded as JSON.
     """
     envelope = encode(payload, tool=tool, ts=ts, deprecations=deprecations)
     return [{"type": "text", "text": markdown}, {"type": "text", "text": envelope}]
 
 
 def to_json(value: Any) -> bytes:
-    """Compact JSON; the standard library's, because msgspec neither writes nor reads lone surrogates.
+    """Return compact JSON, encoded by the standard library, because msgspec rejects lone surrogates.
 
     Raises:
-        NotPlainError: the value has no JSON form.
+        NotPlainError: the value cannot be encoded as JSON.
     """
     try:
         try:
             text = _dump(value, allow_nan=False)
-        except ValueError:  # a NaN or an infinity; anything else that is wrong is wrong again
+        except ValueError:  # NaN or an infinity; other errors are raised again
             finite = json.loads(_dump(value, allow_nan=True), parse_constant=_null)
             text = _dump(finite, allow_nan=False)
             _logger.warning("a ToolEnvelope payload holds NaN or an infinity; null is written in its place")
     except (TypeError, ValueError, RecursionError) as error:
         raise NotPlainError(f"a ToolEnvelope cannot hold this: {error}") from error
-    # Only a lone surrogate cannot be UTF-8, and Python's escape for one is also JSON's.
+    # Only a lone surrogate cannot be encoded as UTF-8; Python's escape for it is valid JSON.
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -144,18 +137,18 @@ def _null(_constant: str) -> None:
 
 
 def iso_timestamp(moment: datetime) -> str:
-    """A UTC time as JavaScript writes it: with milliseconds and Z."""
+    """Return a UTC time in JavaScript's format: with milliseconds and Z."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> ToolEnvelope:
-    """The envelope that a block's text holds. A missing payload is None, a missing meta is empty.
+    """Parse the text of an envelope block. A missing payload is None, a missing meta is empty.
 
     Raises:
-        ToolEnvelopeError: the text is no envelope block, of another version, or not readable; the message says which.
+        ToolEnvelopeError: not an envelope block, an unknown version, or invalid content; the message says which.
     """
     prefix = _ANY_PREFIX.match(text)
     if prefix is None:
@@ -169,24 +162,24 @@ def parse(text: str) -> ToolEnvelope:
 
 
 def parse_or_text(blocks: Iterable[Any]) -> ToolEnvelope | str:
-    """The first readable envelope among a result's content blocks, else the text for people. Never raises.
+    """Return the first valid envelope among a result's content blocks, or the text for people. Never raises.
 
-    The text is that of the blocks that are no envelope blocks; of all text blocks where nothing else is there.
+    The text is that of all blocks other than envelope blocks; of all text blocks if there are no others.
     """
     texts = block_texts(blocks)
     return first_envelope(texts) or text_for_people(texts)
 
 
 def payload_as(envelope: ToolEnvelope, payload_type: type[T]) -> T:
-    """The payload as one of the typed payloads, or any other type that msgspec can make.
+    """Convert the payload to one of the typed payloads, or any other type that msgspec supports.
 
     Raises:
-        ConversionError: the payload does not fit; the message names the field.
+        ConversionError: the payload is invalid for the type; the message names the field.
     """
     try:
         try:
             return msgspec.convert(envelope.payload, payload_type)
-        except UnicodeEncodeError:  # msgspec cannot look up a key that holds a lone surrogate
+        except UnicodeEncodeError:  # msgspec cannot look up a key with a lone surrogate
             return msgspec.convert(replace_surrogates(envelope.payload), payload_type)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConversionError(f"the payload is no {payload_type.__name__}: {error}") from error
@@ -194,15 +187,15 @@ def payload_as(envelope: ToolEnvelope, payload_type: type[T]) -> T:
 
 def _check_version(version: str) -> None:
     if version != str(TOOL_ENVELOPE_VERSION):
-        # The number is capped, because it comes from the peer.
+        # Bounded, because the number comes from the peer.
         raise ToolEnvelopeError(f"unsupported envelope version {version[:20]}: only version 1 can be read")
 
 
 def _from_base64(encoded: str) -> bytes:
-    """What Node's decoder gives: both alphabets, padding or none, other characters skipped, "=" ends it."""
+    """Decode base64 as Node does: both alphabets, optional padding, other characters ignored, "=" ends it."""
     digits = _NOT_BASE64.sub("", encoded.partition("=")[0]).translate(_URL_SAFE)
     if len(digits) % 4 == 1:
-        digits = digits[:-1]  # six bits make no byte
+        digits = digits[:-1]  # six bits are not a byte
     return a2b_base64(digits + "=" * (-len(digits) % 4))
 
 
@@ -227,7 +220,7 @@ def _read_meta(meta: Any) -> ToolEnvelopeMeta:
     fields: dict[str, Any] = {name: extra.pop(name) for name in known if name in extra}
     fields["extra"] = extra
     try:
-        # Not strict, so that 1.0 and "1" are the version 1.
+        # Not strict, so that 1.0 and "1" are version 1.
         read = msgspec.convert(fields, ToolEnvelopeMeta, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ToolEnvelopeError(f"the envelope's meta is not readable: {error}") from error
@@ -237,14 +230,14 @@ def _read_meta(meta: Any) -> ToolEnvelopeMeta:
 
 
 def block_texts(blocks: Iterable[Any]) -> list[str]:
-    """The texts of the text blocks; whatever else is among the blocks is passed over."""
+    """Return the texts of the text blocks; other blocks are ignored."""
     mappings = (cast("Mapping[str, Any]", block) for block in blocks if isinstance(block, Mapping))
     texts = (block.get("text") for block in mappings if block.get("type") == "text")
     return [text for text in texts if isinstance(text, str)]
 
 
 def first_envelope(texts: Iterable[str]) -> ToolEnvelope | None:
-    """The first of the texts that can be read as an envelope."""
+    """Return the first text that can be parsed as an envelope."""
     for text in texts:
         try:
             return parse(text)
@@ -254,7 +247,7 @@ def first_envelope(texts: Iterable[str]) -> ToolEnvelope | None:
 
 
 def text_for_people(texts: list[str]) -> str:
-    """The texts that are no envelope blocks, or all of them where nothing else is there."""
+    """Return the texts of all blocks other than envelope blocks; all texts if there are no others."""
     return "\n\n".join([text for text in texts if not _ANY_PREFIX.match(text)] or texts)
 
 
@@ -275,7 +268,7 @@ MCP_ERROR_CATEGORIES: tuple[str, ...] = tuple(_LABELS)
 
 
 class McpErrorPayload(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Why a tool failed. `category` is one of `MCP_ERROR_CATEGORIES`, or one that a newer producer knows."""
+    """The error of a tool. `category` is one of `MCP_ERROR_CATEGORIES`, or one of a newer producer."""
 
     category: str
     code: str
@@ -287,7 +280,7 @@ class McpErrorPayload(Struct, frozen=True, kw_only=True, omit_defaults=True, ren
 
 
 class Model(Struct, frozen=True):
-    """The model that a workflow ran on."""
+    """The model of a workflow."""
 
     id: str
     label: str
@@ -302,7 +295,7 @@ class Step(Struct, frozen=True):
 
 
 class Recommendation(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """An advice; `model_class` is free, cheap, strong or reviewer."""
+    """A recommendation; `model_class` is free, cheap, strong or reviewer."""
 
     title: str
     detail: str
@@ -329,7 +322,7 @@ class ToolChainStep(Struct, frozen=True, omit_defaults=True):
 
 
 class Artifact(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Something that a workflow made. Which fields are set depends on `kind`."""
+    """The output of a workflow. `kind` decides which fields are set."""
 
     kind: str
     title: str
@@ -345,7 +338,7 @@ class Artifact(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="ca
 
 
 class WorkflowEnvelopePayload(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a workflow did and advises. The three lists are always written; one that is missing reads as empty."""
+    """Steps, recommendations and artifacts of a workflow. The lists are always encoded; a missing one is empty."""
 
     display_name: str
     instruction_id: str
@@ -356,7 +349,7 @@ class WorkflowEnvelopePayload(Struct, frozen=True, kw_only=True, rename="camel")
 
 
 def error_text(payload: McpErrorPayload) -> str:
-    """The error for people: a line with category, code and message, then a line for each thing that is known."""
+    """Return an error as text: a line with category, code and message, then a line per optional field."""
     lines = [f"{_label(payload.category)} [{payload.code}]: {payload.message}"]
     if payload.details:
         lines.append(f"Details: {payload.details}")
@@ -370,7 +363,7 @@ def error_text(payload: McpErrorPayload) -> str:
 
 
 def error_blocks(payload: McpErrorPayload, *, tool: str = "mcp", ts: str | None = None) -> list[TextBlock]:
-    """The two blocks of a failed result, to be sent with `isError: true`."""
+    """Return the two blocks of a failed result, for a response with `isError: true`."""
     return encode_blocks(error_text(payload), payload, tool=tool, ts=ts)
 
 
@@ -378,7 +371,7 @@ def _label(category: str) -> str:
     return _LABELS.get(category) or f"❌ {category.replace('_', ' ').capitalize() or 'Error'}"
 
 
-# The table read backwards. Several codes share a category: the first of them, the general one, stands for it.
+# The inverse of the table. Several codes share a category; the first, the most general one, is the default.
 _CODE_OF_CATEGORY = {row.category: code for code, row in reversed(list(ERROR_TABLE.items()))}
 
 _SUGGESTIONS = {
@@ -391,10 +384,10 @@ _SUGGESTIONS = {
 
 
 def error_payload(error: CallError) -> McpErrorPayload:
-    """The error as a payload; details that are not text become JSON text.
+    """Return an error as a payload; details other than text are encoded as JSON.
 
     Raises:
-        NotPlainError: the details have no JSON form.
+        NotPlainError: the details cannot be encoded as JSON.
     """
     kept = _kept_payload(error)
     if kept is not None:
@@ -412,9 +405,9 @@ def error_payload(error: CallError) -> McpErrorPayload:
 
 
 def call_error(payload: McpErrorPayload) -> CallError:
-    """The payload as an error. A code that is not one of opwire's is chosen by category.
+    """Return a payload as an error. An unknown code is replaced by the default of its category.
 
-    Where the error has no field for something (the foreign code, a suggestion), its details are the payload whole.
+    If a field would be lost (an unknown code, a suggestion), the details contain the whole payload.
     """
     code = _error_code(payload)
     error = CallError(code, payload.message, payload.details, retryable=payload.recoverable)
@@ -424,9 +417,9 @@ def call_error(payload: McpErrorPayload) -> CallError:
 
 
 def classify(thrown: object, *, code: str | None = None) -> McpErrorPayload:
-    """The payload for whatever a tool of one's own threw: its category, and whether a retry makes sense.
+    """Return the payload for an exception of a local tool: its category, and whether a retry makes sense.
 
-    The message is the exception's own, the traceback is left out. opwire's surfaces show only `CallError`s this way.
+    The message is that of the exception, without a traceback. opwire's surfaces expose only `CallError`s.
     """
     if isinstance(thrown, CallError):
         payload = error_payload(thrown)
@@ -449,19 +442,19 @@ def _error_code(payload: McpErrorPayload) -> ErrorCode:
 
 
 def _kept_payload(error: CallError) -> McpErrorPayload | None:
-    """The payload that `call_error` kept in the details, if it is still the one of this error."""
+    """Return the payload that `call_error` stored in the details, if it still matches the error."""
     try:
         kept = msgspec.convert(error.details, McpErrorPayload)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter where a key holds a lone surrogate
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter if a key contains a lone surrogate
         return None
-    # A `CallError` without a message has the table's, so an empty one agrees with any.
+    # A `CallError` without a message has the default one, so an empty message matches any.
     same = kept.message in ("", error.message) and kept.recoverable == error.retryable
     return kept if same and _error_code(kept) == error.code else None
 
 
 def _category_and_message(thrown: object) -> tuple[str, str]:
     if any(cls.__name__ == "ValidationError" for cls in type(thrown).__mro__):
-        # By name, because pydantic, msgspec, jsonschema-rs and others each have their own.
+        # By class name, because pydantic, msgspec, jsonschema-rs and others each define one.
         return "validation", f"Validation error: {thrown}"
     if isinstance(thrown, TimeoutError | CancelledError):
         return "timeout", str(thrown)
@@ -480,7 +473,7 @@ def to_mcp_envelope(
     structured_content: Any | UnsetType = UNSET,
     _meta: Mapping[str, Any] | UnsetType = UNSET,
 ) -> ResponseEnvelope[Any]:
-    """The envelope of an MCP result: its data is the structured content, else the payload, else the content blocks.
+    """Return the envelope of an MCP result: its data is the structured content, the payload, or the content blocks.
 
     Raises:
         ConversionError: a content block is not an object.
@@ -494,13 +487,12 @@ def to_mcp_envelope(
 def to_blocks(
     envelope: ResponseEnvelope[Any], *, tool: str, markdown: str | None = None, ts: str | None = None
 ) -> list[MCPContentBlock]:
-    """The envelope as two blocks; the blocks of an MCP result that already hold the data pass through unchanged.
+    """Return an envelope as two blocks; blocks of an MCP result that already contain the data are returned unchanged.
 
-    Without `markdown`, the text of an MCP result or the data itself is shown. Without `ts`, a local result's own
-    time is written.
+    `markdown` defaults to the text of an MCP result or to the data, `ts` to the timestamp of a local result.
 
     Raises:
-        NotPlainError: the data has no JSON form.
+        NotPlainError: the data cannot be encoded as JSON.
     """
     meta = envelope.meta
     if isinstance(meta, MCPResponseMeta) and markdown is None:
@@ -510,7 +502,7 @@ def to_blocks(
             return meta.content
         markdown = text_for_people(texts) or None
     if isinstance(meta, LocalResponseMeta) and ts is None:
-        with suppress(ValueError, OverflowError, OSError):  # a peer's timestamp need not be a date
+        with suppress(ValueError, OverflowError, OSError):  # the timestamp of a peer may be out of range
             ts = iso_timestamp(datetime.fromtimestamp(meta.timestamp / 1000, UTC))
     shown = _shown(envelope.data) if markdown is None else markdown
     return [*encode_blocks(shown, envelope.data, tool=tool, ts=ts)]

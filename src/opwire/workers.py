@@ -1,7 +1,7 @@
-"""Threads for sync handlers: bounded in number, and a thread that never returns blocks neither others nor the exit.
+"""A bounded thread pool for sync handlers, in which a call that never returns blocks neither other calls nor the exit.
 
-The threads are daemons of our own, because the standard executor joins its threads at exit. A job whose caller has
-given up while it runs is abandoned: its thread counts as stuck until it returns, and another takes its place.
+The threads are daemons, because the executor of the standard library joins its threads at exit. A job whose caller is
+cancelled while it runs is abandoned: its thread counts as stuck until it returns, and another thread replaces it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ IDLE = 30.0
 
 
 class _Job:
-    """One call: made on the event loop, run on a thread, settled on the event loop."""
+    """One call: created on the event loop, run on a thread, resolved on the event loop."""
 
     def __init__(self, call: Callable[[], Any], label: str) -> None:
         self.call = call
@@ -37,13 +37,13 @@ class _Job:
     def run(self) -> None:
         try:
             self.outcome = (self.vars.run(self.call), None)
-        except BaseException as raised:  # whatever it is, it belongs to the caller and not to this thread
+        except BaseException as raised:  # any exception is passed to the caller, not raised in this thread
             self.outcome = (None, raised)
 
     def settle(self) -> None:
         try:
             self.loop.call_soon_threadsafe(self._settle)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed, and with it the caller
             logger.debug("%s ended after its event loop", self.label)
 
     def _settle(self) -> None:
@@ -52,26 +52,26 @@ class _Job:
 
 
 class WorkerPool:
-    """Runs blocking calls on at most `max_workers` threads, not counting those that are stuck."""
+    """Runs blocking calls on at most `max_workers` threads, stuck ones excluded."""
 
     def __init__(self, max_workers: int = 32) -> None:
         self.max_workers = max_workers
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
-        self._waiting = 0  # threads without a job; below zero: jobs without a thread
+        self._waiting = 0  # idle threads; below zero: queued jobs
         self._stuck = 0
 
     @property
     def stuck(self) -> int:
-        """How many threads run a call that nobody waits for any more."""
+        """The number of threads that run an abandoned call."""
         return self._stuck
 
     async def run(self, call: Callable[[], Any], label: str) -> Any:
         """Run a call on a thread, with the caller's context variables.
 
         Raises:
-            CallError: UNAVAILABLE, when as many threads are stuck as the pool may have.
+            CallError: UNAVAILABLE, if `max_workers` threads are stuck.
         """
         job = _Job(call, label)
         self._submit(job)
@@ -109,7 +109,7 @@ class WorkerPool:
         return CallError(ErrorCode.UNAVAILABLE, reason)
 
     def _refuse_waiting(self) -> None:
-        """End the jobs that no thread is left for. Call with the lock held."""
+        """Fail the queued jobs once every thread is stuck. Call with the lock held."""
         while self._waiting < 0:
             try:
                 job = self._jobs.get_nowait()
@@ -120,14 +120,14 @@ class WorkerPool:
             job.settle()
 
     def _grow(self) -> None:
-        """Start a thread if a job waits for one and the bound allows it. Call with the lock held."""
+        """Start a thread if a job is queued and the limit allows it. Call with the lock held."""
         if self._waiting < 0 and self._threads - self._stuck < self.max_workers:
             self._threads += 1
             self._waiting += 1
             threading.Thread(target=self._work, name="opwire-worker", daemon=True).start()
 
     def _work(self) -> None:
-        while self._do_next():  # a function of its own, so that a thread that waits keeps no value of its last job
+        while self._do_next():  # a separate function, so that an idle thread keeps no reference to its last job
             pass
 
     def _do_next(self) -> bool:
@@ -140,12 +140,12 @@ class WorkerPool:
         if not job.running:
             return self._goes_on(job)
         job.run()
-        goes_on = self._goes_on(job)  # before its caller hears of it, who may have the next job at once
+        goes_on = self._goes_on(job)  # before the caller resumes, which may submit the next job at once
         job.settle()
         return goes_on
 
     def _ends(self) -> bool:
-        """Whether a thread without a job may end: not if a job was submitted in the meantime, which counts on it."""
+        """Return whether an idle thread may end: not if a job was queued for it meanwhile."""
         with self._lock:
             if self._waiting <= 0:
                 return False
@@ -154,7 +154,7 @@ class WorkerPool:
             return True
 
     def _goes_on(self, job: _Job) -> bool:
-        """Count this thread as waiting again; one that was stuck ends if others have taken its place."""
+        """Count this thread as idle again; return False for a stuck thread that was replaced."""
         with self._lock:
             was_stuck = job.running and job.abandoned
             job.running = False

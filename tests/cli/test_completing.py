@@ -7,7 +7,7 @@ import pytest
 from opwire import OperationSpec
 from opwire.cli.sources import recall, remember
 
-SPECS = [OperationSpec(namespace="math", name="add"), OperationSpec(namespace="clock", name="t", type="subscription")]  # pyright: ignore[reportArgumentType]
+SPECS = [OperationSpec(namespace="math", name="add"), OperationSpec(namespace="clock", name="t", type="subscription")]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from opwire import CallError
 from opwire.cli.screen import Screen
 from opwire.cli.sources import Loading
-from opwire.config.runtime import Failed, Loaded, Removed, Started
+from opwire.config.runtime import SourceFailed, SourceLoaded, SourceStarted
 from tests.cli.test_spinner import FakeTerminal
 
 
@@ -16,12 +16,11 @@ async def test_failures_are_shown_and_the_rest_to_who_asks(capsys: pytest.Captur
         screen = Screen()
         screen.verbose = verbose
         with Loading(screen, unsaid=["needed"]) as loading:
-            for each in (Started("a"), Started("b"), Started("needed")):
+            for each in (SourceStarted("a"), SourceStarted("b"), SourceStarted("needed")):
                 loading.event(each)
-            loading.event(Loaded("a", 1200, 0.25, ("one was skipped\x1b",)))
-            loading.event(Failed("b", CallError("TIMEOUT", "too late"), 1.0))
-            loading.event(Failed("needed", CallError("TIMEOUT"), 1.0))
-        loading.event(Removed("a"))
+            loading.event(SourceLoaded("a", 1200, 0.25, ("one was skipped\x1b",)))
+            loading.event(SourceFailed("b", CallError("TIMEOUT", "too late"), 1.0))
+            loading.event(SourceFailed("needed", CallError("TIMEOUT"), 1.0))
         said = capsys.readouterr().err
         assert "warning: b is left out: TIMEOUT: too late\n" in said
         assert "needed" not in said
@@ -32,8 +31,8 @@ async def test_on_a_terminal_a_line_says_what_is_waited_for(monkeypatch: pytest.
     terminal = FakeTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Loading(Screen()) as loading:
-        loading.event(Started("slow"))
-        loading.event(Started("quick"))
+        loading.event(SourceStarted("slow"))
+        loading.event(SourceStarted("quick"))
         await terminal.shows("loading slow, quick")
-        loading.event(Loaded("quick", 1, 0.1))
+        loading.event(SourceLoaded("quick", 1, 0.1))
         await terminal.shows("loading slow\r")

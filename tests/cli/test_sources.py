@@ -10,7 +10,7 @@ from opwire import CallError, ConfigError
 from opwire.cli.program import run
 from opwire.cli.screen import Screen
 from opwire.cli.sources import Sources
-from opwire.config.settings import OpenAPISource, ProgramSource, PythonSource, ServersFileSource, ServerSource
+from opwire.config.settings import OpenAPISettings, ProgramSource, PythonSource, ServersFileSource, ServerSource
 from tests.cli.process import SHOP
 from tests.requirements import requirement
 
@@ -31,9 +31,9 @@ def test_sources_named_on_the_spot_become_sources_of_a_configuration(tmp_path: P
         "tools-example-org": ServerSource,
         "mine": ProgramSource,
         "mcp": ServersFileSource,
-        "petstore": OpenAPISource,
-        "petstore_2": OpenAPISource,
-        "api-example-org": OpenAPISource,
+        "petstore": OpenAPISettings,
+        "petstore_2": OpenAPISettings,
+        "api-example-org": OpenAPISettings,
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.client.stage import WAYS, Stage, Way, over_broker
+from tests.client.samples import WAYS, Samples, Way, over_broker
 from tests.servers.leaks import Leaks
 
 
@@ -17,7 +17,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 
 @pytest.fixture
-async def stage(way: Way) -> AsyncIterator[Stage]:
+async def samples(way: Way) -> AsyncIterator[Samples]:
     """Operations to be called; at the end of the test no task and no socket is left."""
     async with Leaks():
-        yield Stage()
+        yield Samples()

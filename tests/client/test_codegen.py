@@ -19,9 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opwire import CallError, OperationRegistry, OperationSpec, OperationType, Schema
+from opwire import OperationRegistry, OperationSpec, OperationType, Schema
 from opwire.adapters.openapi import from_openapi
 from opwire.client import Client, generate_client
+from opwire.errors import UsageError
 from tests.requirements import requirement
 
 
@@ -383,7 +384,7 @@ def test_no_operations_are_a_module_too() -> None:
 @requirement("client.codegen")
 @pytest.mark.parametrize("name", ["", "a b", "class", "9"])
 def test_a_name_that_is_none_of_a_class_is_refused(name: str) -> None:
-    with pytest.raises(CallError, match="name of a class"):
+    with pytest.raises(UsageError, match="name of a class"):
         generate_client([], class_name=name)
 
 

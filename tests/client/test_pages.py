@@ -1,4 +1,4 @@
-"""Pages of every kind, walked through a client."""
+"""Pages by Link header and by cursor, walked through a client."""
 
 import time
 from collections.abc import Callable
@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, Schema, http_envelope, mcp_envelope
 from opwire.client import Client
-from opwire.client.pages import Pages
+from opwire.client.pages import Pagination
 from opwire.envelope import local_envelope
+from opwire.errors import UsageError
 from tests.requirements import requirement
 
 LETTERS = [*"abcdefg"]
 SIZE = 3
 
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+CURSOR = ("next_cursor", "cursor")
 
 
 def client_of(answer: Callable[[dict[str, Any]], Any], **properties: Any) -> Client:
@@ -52,102 +54,51 @@ def linked(input: dict[str, Any]) -> Any:
     return over_http(items, f'{next}<https://far.example/items?page=0>; rel="first"')
 
 
-def cursors(name: str, taken: str, *path: str, end: Any = None, last: Any = None) -> Callable[[dict[str, Any]], Any]:
-    """An API with a cursor: the field of the answer, that of the input, and where in the answer the first one is."""
-
-    def answer(input: dict[str, Any]) -> Any:
-        items, following = page(int(str(input.get(taken, "@0")).removeprefix("@")))
-        told: Any = {name: end if following is None else f"@{following}", **({} if last is None else last(following))}
-        for step in reversed(path):
-            told = {step: told}
-        return {"items": items, "errors": [], **told}
-
-    return answer
-
-
-def addressed(input: dict[str, Any]) -> Any:
-    items, following = page(input.get("offset", 0))
-    return {"count": 7, "next": following and f"https://far.example/x?offset={following}&limit=3", "results": items}
-
-
-def with_hal(input: dict[str, Any]) -> Any:
-    items, following = page(input.get("start", 0))
-    return {"_links": {"next": {"href": f"/x?start={following}"}} if following else {}, "_embedded": items}
-
-
-def by_last_id(input: dict[str, Any]) -> Any:
-    ids = [{"id": letter} for letter in LETTERS]
-    start = LETTERS.index(input["starting_after"]) + 1 if "starting_after" in input else 0
-    return {"data": ids[start : start + SIZE], "has_more": start + SIZE < len(ids)}
-
-
-def numbered(input: dict[str, Any]) -> Any:
-    return page((input.get("page", 1) - 1) * SIZE)[0]
-
-
-def numbered_from_zero(input: dict[str, Any]) -> Any:
-    return {"rows": page(input.get("page", 0) * SIZE)[0], "total_pages": 3}
-
-
-def offset(input: dict[str, Any]) -> Any:
-    return {"values": page(input.get("skip", 0))[0], "total": len(LETTERS)}
-
-
-KINDS: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = {
-    "a Link header": (linked, {"page": NUMBER, "per_page": NUMBER}),
-    "next_cursor": (cursors("next_cursor", "cursor"), {"cursor": TEXT}),
-    "nextPageToken": (cursors("nextPageToken", "pageToken"), {"pageToken": TEXT, "pageSize": NUMBER}),
-    "next_page_token, empty at the end": (cursors("next_page_token", "page_token", end=""), {"page_token": TEXT}),
-    "NextToken": (cursors("NextToken", "NextToken"), {"NextToken": TEXT}),
-    "a cursor within a field": (cursors("next_cursor", "cursor", "response_metadata", end=""), {"cursor": TEXT}),
-    "metadata.continue": (cursors("continue", "continue", "metadata", end=""), {"continue": TEXT, "limit": NUMBER}),
-    "pageInfo": (
-        cursors("endCursor", "after", "pageInfo", end="@9", last=lambda next: {"hasNextPage": next is not None}),
-        {"after": TEXT},
-    ),
-    "a cursor and has_more": (
-        cursors("cursor", "cursor", end="@9", last=lambda next: {"has_more": next is not None}),
-        {"cursor": TEXT},
-    ),
-    "last_id": (
-        cursors("last_id", "after", end="@9", last=lambda next: {"has_more": next is not None}),
-        {"after": TEXT},
-    ),
-    "an address in the answer": (addressed, {"offset": NUMBER, "limit": NUMBER}),
-    "a link object": (with_hal, {"start": NUMBER}),
-    "page numbers": (numbered, {"page": NUMBER}),
-    "page numbers from zero": (numbered_from_zero, {"page": {"type": "integer", "default": 0}}),
-    "offsets": (offset, {"skip": {"anyOf": [NUMBER, {"type": "null"}]}}),
-}
+def cursors(input: dict[str, Any]) -> Any:
+    """An API with a cursor, which is empty at the end."""
+    items, following = page(int(input.get("cursor") or 0))
+    return {"items": items, "next_cursor": "" if following is None else str(following)}
 
 
 @requirement("client.pages")
-@pytest.mark.parametrize("kind", KINDS)
-async def test_every_page_is_found(kind: str) -> None:
-    answer, properties = KINDS[kind]
-    assert await walk(client_of(answer, **properties)) == LETTERS
+async def test_every_page_of_a_link_header_is_found() -> None:
+    assert await walk(client_of(linked, page=NUMBER, per_page=NUMBER)) == LETTERS
+    assert await walk(client_of(linked, page={"anyOf": [NUMBER, {"type": "null"}]})) == LETTERS
 
 
 @requirement("client.pages")
-async def test_the_id_of_the_last_item_leads_on() -> None:
-    found = await walk(client_of(by_last_id, starting_after=TEXT))
-    assert [item["id"] for item in found] == LETTERS
+async def test_every_page_of_a_cursor_is_found() -> None:
+    assert await walk(client_of(cursors, cursor=TEXT), cursor=CURSOR) == LETTERS
+
+
+@requirement("client.pages")
+@pytest.mark.parametrize("end", [None, False, ""])
+async def test_a_cursor_that_is_empty_is_the_end(end: Any) -> None:
+    assert await walk(client_of(lambda _: {"items": ["a"], "next_cursor": end}), cursor=CURSOR) == ["a"]
+    assert await walk(client_of(lambda _: {"items": ["a"]}), cursor=CURSOR) == ["a"]
 
 
 @requirement("client.pages")
 async def test_pages_are_found_without_a_schema() -> None:
-    assert await walk(client_of(cursors("next_cursor", "cursor")), {"cursor": "@0"}) == LETTERS
+    assert await walk(client_of(cursors), cursor=CURSOR) == LETTERS
     assert await walk(client_of(linked), {"page": 0}) == LETTERS
-    assert await walk(client_of(numbered), {"page": 1}) == LETTERS
 
 
 @requirement("client.pages")
 async def test_a_tool_has_pages_too() -> None:
     def tool(input: dict[str, Any]) -> Any:
-        data = cursors("nextCursor", "cursor")(input)
+        data = cursors(input)
         return mcp_envelope(data, is_error=False, content=[], structured_content=data)
 
-    assert await walk(client_of(tool, cursor=TEXT)) == LETTERS
+    assert await walk(client_of(tool, cursor=TEXT), cursor=CURSOR) == LETTERS
+
+
+@requirement("client.pages")
+async def test_an_object_that_cannot_have_a_link_header_needs_a_cursor() -> None:
+    with pytest.raises(CallError, match=r"no Link header: pass cursor=\(") as caught:
+        await walk(client_of(cursors, cursor=TEXT))
+    assert caught.value.code is ErrorCode.VALIDATION_ERROR
+    assert await walk(client_of(lambda _: over_http({"items": LETTERS}, ""))) == LETTERS  # a single page
 
 
 @requirement("client.pages")
@@ -186,27 +137,19 @@ async def test_the_rest_of_the_input_stays() -> None:
 
 
 @requirement("client.pages")
-async def test_an_operation_that_does_not_count_its_pages_is_read_once() -> None:
+async def test_a_list_without_a_link_header_is_the_only_page() -> None:
     assert await walk(client_of(lambda input: LETTERS, page=NUMBER)) == LETTERS
     assert await walk(client_of(lambda input: LETTERS, name=TEXT)) == LETTERS
-    assert await walk(client_of(lambda input: {"items": LETTERS, "next": "tuesday"}, name=TEXT)) == LETTERS
 
 
 @requirement("client.pages")
-@pytest.mark.parametrize("way", ["link", "field"])
-async def test_the_absence_of_what_led_on_is_the_end(way: str) -> None:
+async def test_the_absence_of_a_link_header_is_the_end() -> None:
     asked: list[int] = []
 
     def answer(input: dict[str, Any]) -> Any:
         place = input.get("page", 1)
         asked.append(place)
-        if place > 3:
-            raise CallError("EXECUTION_ERROR", "HTTP 404: Not Found")
-        more, address = place < 3, f"https://api.example/?page={place + 1}"
-        if way == "field":
-            return {"items": [place], **({"next": address} if more else {})}
-        headers = {"link": f'<{address}>; rel="next"'} if more else {}
-        return http_envelope([place], status_code=200, headers=headers, content_type="application/json")
+        return over_http([place], f'<https://api.example/?page={place + 1}>; rel="next"' if place < 3 else "")
 
     assert await walk(client_of(answer, page=NUMBER)) == [1, 2, 3]
     assert asked == [1, 2, 3]
@@ -215,26 +158,25 @@ async def test_the_absence_of_what_led_on_is_the_end(way: str) -> None:
 @requirement("client.pages")
 @pytest.mark.parametrize("options", [{"max_pages": 0}, {"max_pages": 1.5}, {"max_items": -1}, {"max_items": "3"}])
 async def test_numbers_of_pages_and_items_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(CallError, match=next(iter(options))) as caught:
+    with pytest.raises(UsageError, match=next(iter(options))):
         await walk(client_of(lambda _: ["a"]), **options)
-    assert caught.value.code is ErrorCode.VALIDATION_ERROR
 
 
 @requirement("client.pages")
 async def test_an_address_of_very_many_fields_is_read_in_linear_time() -> None:
     address = "https://api.example/?" + "&".join(f"f{number}=" for number in range(20_000)) + "&page=2"
-    pages = Pages("a.b", {}, cursor=None, items=None, max_pages=9)
-    answer = local_envelope({"items": [1], "next": address[:60_000]}, "a.b")
+    pages = Pagination("a.b", {}, cursor=None, items=None, max_pages=9)
+    answer = over_http([1], f"<{address[:60_000]}>; rel=next")
     spent = time.process_time()
-    pages.advance(answer, [1], None)
+    pages.advance(answer, None)
     assert time.process_time() - spent < 5  # of CPU; counting every name anew took 20 s
     assert pages.input is not None
 
 
 @requirement("client.pages")
 async def test_a_cursor_that_comes_again_is_an_error() -> None:
-    with pytest.raises(CallError, match="there before") as caught:
-        await walk(client_of(lambda input: {"items": [1], "next_cursor": "x"}, cursor=TEXT))
+    with pytest.raises(CallError, match="returned before") as caught:
+        await walk(client_of(lambda input: {"items": [1], "next_cursor": "x"}, cursor=TEXT), cursor=CURSOR)
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
 
 
@@ -244,7 +186,7 @@ async def test_pages_without_end_are_an_error() -> None:
         return {"items": [], "next_cursor": str(int(input.get("cursor", 0)) + 1)}
 
     with pytest.raises(CallError, match="more than 20 pages") as caught:
-        await walk(client_of(endless, cursor=TEXT), max_pages=20)
+        await walk(client_of(endless, cursor=TEXT), cursor=CURSOR, max_pages=20)
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
 
 
@@ -252,7 +194,6 @@ async def test_pages_without_end_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("answer", "properties", "complaint"),
     [
-        (lambda input: {"items": [1], "next_cursor": "x"}, {"name": TEXT}, "'nextcursor' of the answer"),
         (lambda input: over_http([1], "<https://a.example/?p=2>; rel=next"), {"name": TEXT}, "the address"),
         (lambda input: over_http([1], "<?name=x>; rel=next"), {"name": TEXT}, "the address"),
         (lambda input: over_http([1], "<http://[>; rel=next"), {"name": TEXT}, "the address"),
@@ -268,13 +209,20 @@ async def test_a_next_page_that_cannot_be_reached_is_told(answer: Any, propertie
 @requirement("client.pages")
 @pytest.mark.parametrize("data", [None, 1, "abc", {"a": 1}, {"a": [], "b": []}])
 async def test_an_answer_without_items_is_told(data: Any) -> None:
-    with pytest.raises(CallError, match="no list of items") as caught:
-        await walk(client_of(lambda input: data))
+    with pytest.raises(CallError, match=r"no list of items in the response: pass items=") as caught:
+        await walk(client_of(lambda input: data), cursor=CURSOR)
     assert caught.value.code is ErrorCode.VALIDATION_ERROR
-    with pytest.raises(CallError, match="in rows"):
-        await walk(client_of(lambda input: data), items="rows")
-    with pytest.raises(CallError, match="an object"):
+    with pytest.raises(CallError, match="no list of items in the field rows"):
+        await walk(client_of(lambda input: data), items="rows", cursor=CURSOR)
+    with pytest.raises(UsageError, match="an object"):
         await walk(client_of(lambda input: data), [1])
+
+
+@requirement("client.pages")
+def test_items_are_the_answer_itself_or_its_only_list() -> None:
+    pages = Pagination("a.b", {}, cursor=CURSOR, items=None, max_pages=1)
+    for data in ([1], {"repositories": [1], "total_count": 1}):
+        assert pages.items(local_envelope(data, "a.b")) == [1]
 
 
 json = st.recursive(
@@ -299,9 +247,11 @@ json = st.recursive(
 def test_no_answer_gives_anything_else_than_pages_or_a_call_error(data: Any, link: str) -> None:
     spec = OperationSpec(namespace="a", name="b", input_schema=Schema({"properties": {"page": NUMBER, "next": TEXT}}))
     for envelope in (local_envelope(data, "a.b"), over_http(data, link)):
-        pages = Pages("a.b", {}, cursor=None, items=None, max_pages=3)
-        try:
-            while pages.input is not None:
-                pages.advance(envelope, pages.items(envelope), spec)
-        except CallError:
-            pass
+        for cursor in (None, ("next", "next"), ("meta.next", "page")):
+            pages = Pagination("a.b", {}, cursor=cursor, items=None, max_pages=3)
+            try:
+                while pages.input is not None:
+                    pages.items(envelope)
+                    pages.advance(envelope, spec)
+            except CallError:
+                pass

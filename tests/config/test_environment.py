@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.config.settings import EnvText, Secret, problem_of
+from opwire.config.settings import EnvText, Secret
 from opwire.errors import ConfigError
 from tests.requirements import requirement
 
@@ -28,9 +28,9 @@ def test_a_default_is_for_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyP
 def test_every_variable_that_is_not_set_is_named_with_the_key_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPWIRE_A", "OPWIRE_B"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"^sources\.x\.url asks for the environment variable OPWIRE_A, which is not"):
+    with pytest.raises(ConfigError, match=r"^sources\.x\.url: the environment variable OPWIRE_A is not set"):
         EnvText("${OPWIRE_A}").resolve("sources.x.url")
-    with pytest.raises(ConfigError, match="variables OPWIRE_A and OPWIRE_B, which are not set"):
+    with pytest.raises(ConfigError, match="variables OPWIRE_A and OPWIRE_B are not set"):
         EnvText("${OPWIRE_A}${OPWIRE_B}${OPWIRE_A}").resolve("key")
 
 
@@ -44,14 +44,14 @@ def test_a_repr_names_the_variables_and_nothing_else(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("template", ["${OPWIRE-A}", "${}", "${OPWIRE_A", "a ${1A}"])
 def test_a_placeholder_that_names_no_variable_is_a_mistake_and_not_text(template: str) -> None:
-    problem, suggestion = problem_of(EnvText(template)) or ("", "")
-    assert (problem, suggestion) == ('has a "${" that names no environment variable', "write ${NAME}")
+    problem, suggestion = EnvText(template).problem or ("", "")
+    assert (problem, suggestion) == ('invalid placeholder after "${"', "write ${NAME}")
 
 
 @pytest.mark.parametrize("template", ["hunter2", "", "${OPWIRE_A:-hunter2}"])
 @requirement("config.secrets")
 def test_a_secret_that_does_not_come_from_the_environment_is_a_mistake(template: str) -> None:
-    problem, _ = problem_of(Secret(template)) or ("", "")
-    assert problem == "is a secret, and does not belong in a file"
-    assert problem_of(EnvText(template)) is None
-    assert problem_of(Secret("Bearer ${OPWIRE_A}")) is None
+    problem, _ = Secret(template).problem or ("", "")
+    assert problem == "secrets do not belong in a file"
+    assert EnvText(template).problem is None
+    assert Secret("Bearer ${OPWIRE_A}").problem is None

@@ -3,18 +3,18 @@
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from opwire import OperationRegistry
-from opwire.config.runtime import Failed, Loaded, LoadEvent, Loading, Started, close_all
-from opwire.config.settings import AnySource
-from opwire.config.sources import OpenSource, ProjectModules, RegistrySource
+from opwire.adapters.source import AdapterSource
+from opwire.config import LoadEvent, OpenedConfig, SourceFailed, SourceLoaded, SourceStarted, open_config
 from opwire.errors import CallError, ConfigError, ErrorCode
-from tests.config.stages import DOCUMENT, HANGING, TINY, project, shop
+from opwire.operation import Operation
+from tests.config.projects import DOCUMENT, HANGING, TINY, project, shop
 from tests.requirements import requirement
 
 AWAKE = threading.Event()
@@ -33,37 +33,53 @@ async def hanging_imports(folder: Path) -> AsyncGenerator[None]:
                 await asyncio.sleep(0.01)
 
 
-class Stage:
-    """A project, and all that is told while it is loaded."""
+class Recorded:
+    """The events of loading sources."""
 
-    def __init__(self, folder: Path, toml: str, **files: str) -> None:
-        self.config = project(folder, toml, **files)
+    def __init__(self) -> None:
         self.events: list[LoadEvent] = []
-        self.loading = Loading(folder, ProjectModules(folder), self.events.append)
 
-    @property
-    def sources(self) -> Mapping[str, AnySource]:
-        return self.config.sources
+    def __call__(self, event: LoadEvent) -> None:
+        self.events.append(event)
 
-    def told(self, kind: type[LoadEvent]) -> list[str]:
+    def sources(self, kind: type[LoadEvent]) -> list[str]:
         return [event.source for event in self.events if isinstance(event, kind)]
+
+
+class Closing(AdapterSource):
+    """A source without operations that records whether it was closed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.is_closed = False
+        self._error = error
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(())
+
+    async def close(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self.is_closed = True
 
 
 @requirement("config.concurrent")
 async def test_sources_are_loaded_at_the_same_time(tmp_path: Path) -> None:
-    # Each import waits until the other has begun: one after the other would wait for ever.
+    # Each import waits until the other has started: sequential ones would wait forever.
     waits = "import threading, here\nhere.barrier.wait(5)\n"
-    stage = Stage(
+    config = project(
         tmp_path,
         '[sources]\na.python = "a"\nb.python = "b"',
         here_py="import threading\nbarrier = threading.Barrier(2)\n",
         a_py=waits + shop(),
         b_py=waits + shop(),
     )
-    await stage.loading.open_all(stage.sources, strict=True)
-    assert stage.told(Started) == ["a", "b"]
-    assert sorted(stage.told(Loaded)) == ["a", "b"]
-    assert all(event.operations == 1 for event in stage.events if isinstance(event, Loaded))
+    recorded = Recorded()
+    async with open_config(config, on_event=recorded) as opened:
+        assert opened.failures == {}
+    assert recorded.sources(SourceStarted) == ["a", "b"]
+    assert sorted(recorded.sources(SourceLoaded)) == ["a", "b"]
+    assert all(event.operations == 1 for event in recorded.events if isinstance(event, SourceLoaded))
 
 
 @requirement("config.failing-source")
@@ -83,17 +99,15 @@ async def test_a_source_that_fails_or_hangs_is_reported_and_the_others_are_there
     {HANGING}
     """
     slow = "import sys\nsys.modules['tests.config.test_loading'].AWAKE.wait(20)\n"
-    stage = Stage(tmp_path, toml, shop_py=shop(), pets_yaml=DOCUMENT, slow_py=slow)
-    async with hanging_imports(tmp_path):
-        await stage.loading.open_all(stage.sources, strict=True)
-    assert sorted(stage.loading.ready) == ["pets", "shop"]
-    errors = {name: error for each in stage.loading.errors.values() for name, error in each.items()}
-    codes = {name: error.code for name, error in errors.items() if isinstance(error, CallError)}
-    assert codes == {"absent": ErrorCode.UNAVAILABLE, "slow": ErrorCode.TIMEOUT, "hanging": ErrorCode.TIMEOUT}
-    assert "sources.slow was not loaded within 0.2 s" in str(errors["slow"])
-    assert sorted(stage.told(Failed)) == ["absent", "hanging", "slow"]
-    await close_all(stage.loading.ready.values())
-    await asyncio.gather(*stage.loading.leaving)
+    config = project(tmp_path, toml, shop_py=shop(), pets_yaml=DOCUMENT, slow_py=slow)
+    recorded = Recorded()
+    async with hanging_imports(tmp_path), open_config(config, on_event=recorded) as opened:
+        assert sorted(recorded.sources(SourceLoaded)) == ["pets", "shop"]
+        codes = {name: error.code for name, error in opened.failures.items() if isinstance(error, CallError)}
+        assert codes == {"absent": ErrorCode.UNAVAILABLE, "slow": ErrorCode.TIMEOUT, "hanging": ErrorCode.TIMEOUT}
+        assert "sources.slow was not loaded within 0.2 s" in str(opened.failures["slow"])
+        assert sorted(recorded.sources(SourceFailed)) == ["absent", "hanging", "slow"]
+        AWAKE.set()
 
 
 @requirement("config.required")
@@ -102,85 +116,73 @@ async def test_a_required_source_that_fails_stops_the_others_and_closes_them(
 ) -> None:
     monkeypatch.delenv("OPWIRE_NO", raising=False)
     others = f"[sources.tiny]\n{TINY}\n[sources.hanging]\n{HANGING}\n"
-    stage = Stage(tmp_path, f'{others}[sources.api]\nopenapi = "${{OPWIRE_NO}}"\nrequired = true')
-    with pytest.raises(ConfigError, match=r"^sources\.api is required: sources\.api\.openapi asks for") as caught:
-        await asyncio.wait_for(stage.loading.open_all(stage.sources, strict=True), 5)
+    config = project(tmp_path, f'{others}[sources.api]\nopenapi = "${{OPWIRE_NO}}"\nrequired = true')
+    recorded = Recorded()
+    opened = OpenedConfig(config, recorded)
+    with pytest.raises(ConfigError, match=r"^sources\.api is required: sources\.api\.openapi: the env") as caught:
+        await asyncio.wait_for(opened.load(), 10)
     assert isinstance(caught.value.__cause__, ConfigError)
-    assert stage.told(Failed) == ["api"]
+    assert recorded.sources(SourceFailed) == ["api"]
+    await asyncio.wait_for(opened.close(), 10)
 
 
-async def test_where_nothing_is_strict_a_required_source_is_reported_like_any_other(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, '[sources.a]\npython = "absent"\nrequired = true')
-    await stage.loading.open_all(stage.sources, strict=False)
-    assert set(stage.loading.errors) == {"a"}
-
-
-async def test_what_was_opened_is_closed_when_loading_is_cancelled(tmp_path: Path) -> None:
+async def test_sources_that_were_opened_are_closed_when_loading_is_cancelled(tmp_path: Path) -> None:
     loaded = asyncio.Event()
-    stage = Stage(tmp_path, f"[sources.tiny]\n{TINY}\n[sources.hanging]\n{HANGING}")
-    stage.loading = Loading(
-        tmp_path, ProjectModules(tmp_path), lambda event: loaded.set() if isinstance(event, Loaded) else None
-    )
-    task = asyncio.create_task(stage.loading.open_all(stage.sources, strict=True))
+    config = project(tmp_path, f"[sources.tiny]\n{TINY}\n[sources.hanging]\n{HANGING}")
+    opened = OpenedConfig(config, lambda event: loaded.set() if isinstance(event, SourceLoaded) else None)
+    task = asyncio.create_task(opened.load())
     await asyncio.wait_for(loaded.wait(), 10)
+    (operation,) = opened._opened["tiny"]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    (operation,) = stage.loading.ready["tiny"].source
-    assert operation.handler is not None
+    await opened.close()
     registry = OperationRegistry()
     registry.register_all([operation])
     with pytest.raises(CallError, match="closed"):
         await registry.execute(operation.spec.id)
 
 
-async def test_a_failure_that_nobody_foresaw_is_told_without_its_text_and_logged(
+async def test_an_unexpected_failure_is_reported_without_its_text_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def breaks(*_: object) -> OpenSource:
+    async def breaks(*_: object) -> AdapterSource:
         raise LookupError("hunter2")
 
     monkeypatch.setattr("opwire.config.runtime.open_source", breaks)
-    stage = Stage(tmp_path, '[sources.a]\npython = "x"')
-    await stage.loading.open_all(stage.sources, strict=False)
-    error = stage.loading.errors["a"]["a"]
-    assert str(error) == "INTERNAL: sources.a failed: LookupError; the log says more"
+    async with open_config(project(tmp_path, '[sources.a]\npython = "x"')) as opened:
+        assert str(opened.failures["a"]) == "INTERNAL: sources.a failed: LookupError; see the log"
     assert "hunter2" in caplog.text
 
 
-async def test_a_source_that_opens_just_when_it_is_given_up_is_closed(
+async def test_a_source_that_opens_just_when_it_is_abandoned_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed = asyncio.Event()
+    source = Closing()
 
-    async def close() -> None:
-        closed.set()
-
-    async def late(*_: object) -> OpenSource:
+    async def late(*_: object) -> AdapterSource:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return OpenSource(RegistrySource([]), close)
+            return source
         raise AssertionError
 
     monkeypatch.setattr("opwire.config.runtime.open_source", late)
-    stage = Stage(tmp_path, '[sources.a]\npython = "x"\ntimeout = 0.01')
-    await stage.loading.open_all(stage.sources, strict=False)
-    await asyncio.gather(*stage.loading.leaving)
-    assert closed.is_set()
+    async with open_config(project(tmp_path, '[sources.a]\npython = "x"\ntimeout = 0.01')) as opened:
+        assert set(opened.failures) == {"a"}
+    assert source.is_closed
 
 
-async def test_one_that_does_not_close_well_does_not_keep_others_from_closing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_source_that_raises_on_close_does_not_keep_others_from_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    closed: list[str] = []
+    sources = {"a": Closing(OSError("no")), "b": Closing()}
 
-    async def fails() -> None:
-        raise OSError("no")
+    async def open_source(name: str, *_: object) -> AdapterSource:
+        return sources[name]
 
-    async def closes() -> None:
-        closed.append("other")
-
-    await close_all([OpenSource(RegistrySource([]), fails), OpenSource(RegistrySource([]), closes)])
-    assert closed == ["other"]
-    assert "a source did not close well: no" in caplog.text
+    monkeypatch.setattr("opwire.config.runtime.open_source", open_source)
+    async with open_config(project(tmp_path, '[sources]\na.python = "x"\nb.python = "y"')):
+        pass
+    assert sources["b"].is_closed
+    assert "a source raised when it was closed: no" in caplog.text

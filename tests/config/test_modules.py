@@ -1,4 +1,4 @@
-"""Modules of a project: found, imported anew, and their failures told."""
+"""Modules of a project."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from opwire.config.sources import ProjectModules
 from opwire.errors import ConfigError
-from tests.config.stages import shop, write
+from tests.config.projects import shop, write
 
 
 async def price(modules: ProjectModules, target: str = "shop:registry") -> int:
@@ -43,20 +43,8 @@ async def test_a_module_alone_stands_for_all_its_registries_each_once(tmp_path: 
 
 async def test_modules_of_installed_packages_are_found_too_and_are_not_the_projects(tmp_path: Path) -> None:
     modules = ProjectModules(tmp_path)
-    assert "holds no OperationRegistry" in await failure(modules, "json")
+    assert "has no OperationRegistry" in await failure(modules, "json")
     assert modules.files == set()
-
-
-async def test_what_is_forgotten_is_read_again_with_all_that_it_imports(tmp_path: Path) -> None:
-    text = f"import prices\n{shop(0).replace('return 0', 'return prices.TEA')}"
-    write(tmp_path, shop_py=text, prices_py="TEA = 1")
-    modules = ProjectModules(tmp_path)
-    assert await price(modules) == 1
-    write(tmp_path, prices_py="TEA = 2")  # of the same size, and within the same second
-    assert await price(modules) == 1
-    modules.forget_edited()
-    assert await price(modules) == 2
-    assert modules.files == {tmp_path / "shop.py", tmp_path / "prices.py"}
 
 
 async def test_projects_with_modules_of_the_same_name_do_not_meet_one_after_the_other(tmp_path: Path) -> None:
@@ -75,14 +63,14 @@ async def test_what_the_process_has_loaded_for_itself_is_never_forgotten(tmp_pat
     root = Path(__file__).parent.parent.parent  # where the library and these tests are
     before = dict(sys.modules)
     modules = ProjectModules(root)
-    modules.forget_edited()
+    modules.forget()
     assert {name for name in before if name not in sys.modules} == set()
 
 
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("absent:registry", "sources.x.python: there is no module absent, neither in"),
+        ("absent:registry", "sources.x.python: unknown module absent: it is neither in"),
         ("broken:registry", "broken cannot be imported: ZeroDivisionError: division by zero (broken.py, line 2)"),
         ("unwell:registry", "unwell cannot be imported: SyntaxError: "),
         ("leaves:registry", "leaves cannot be imported: SystemExit: 3 (leaves.py, line 2)"),
@@ -90,12 +78,12 @@ async def test_what_the_process_has_loaded_for_itself_is_never_forgotten(tmp_pat
             "needy:registry",
             "needy cannot be imported: ModuleNotFoundError: No module named 'absent' (needy.py, line 1)",
         ),
-        ("shop:regstry", "the module shop has no regstry; did you mean registry?"),
+        ("shop:regstry", "the module shop has no regstry; did you mean `registry`?"),
         ("shop:xyz", "the module shop has no xyz; it has registry"),
         ("plain:xyz", "the module plain has no xyz"),
-        ("plain:number", "number of plain is no OperationRegistry, but of type int"),
-        ("shop:", 'sources.x.python is "module:registry" or "module"'),
-        (":registry", 'sources.x.python is "module:registry" or "module"'),
+        ("plain:number", "number of plain is not an OperationRegistry, but of type int"),
+        ("shop:", 'sources.x.python: write "module:registry" or "module"'),
+        (":registry", 'sources.x.python: write "module:registry" or "module"'),
     ],
 )
 async def test_what_cannot_be_used_is_told_with_the_place(tmp_path: Path, target: str, message: str) -> None:

@@ -11,7 +11,7 @@ from opwire.config.reading import parse_config
 from opwire.config.settings import (
     ClientCredential,
     EnvText,
-    OpenAPISource,
+    OpenAPISettings,
     ProgramSource,
     PythonSource,
     Secret,
@@ -43,7 +43,7 @@ anonymous = "gest"
 
 
 def test_each_kind_of_source_is_told_by_its_own_key() -> None:
-    config, mistakes = parse_config(
+    config, problems = parse_config(
         """
         [sources]
         a.python = "shop:registry"
@@ -59,7 +59,7 @@ def test_each_kind_of_source_is_told_by_its_own_key() -> None:
         oauth = { client_id = "c", client_secret = "${S}", scopes = ["a"] }
         """
     )
-    assert mistakes == ()
+    assert problems == ()
     assert config is not None
     credentials = {
         "key": Secret("${KEY}"),
@@ -71,35 +71,35 @@ def test_each_kind_of_source_is_told_by_its_own_key() -> None:
         "b": ProgramSource(command=EnvText("uvx"), args=(EnvText("x"),), env={"KEY": EnvText("${KEY}")}),
         "c": ServerSource(url=EnvText("https://x.example")),
         "d": ServersFileSource(mcp_servers=EnvText("servers.json")),
-        "e": OpenAPISource(openapi=EnvText("e.yaml"), required=True, credentials=credentials),
+        "e": OpenAPISettings(openapi=EnvText("e.yaml"), required=True, credentials=credentials),
     }
 
 
 @requirement("config.every-mistake")
-def test_every_mistake_of_a_file_is_reported_at_once_with_its_line_and_key(tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_reported_at_once_with_its_line_and_key(tmp_path: Path) -> None:
     path = tmp_path / "opwire.toml"
     path.write_text(WRONG)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value).splitlines() == [
-        f"{path} has 6 mistakes:",
-        '  line 2, registry.normalize is one of "fit", "cast", "check", "off", not "fits"; did you mean fit?',
-        "  line 4, sources.shop has none of python, command, url, mcp_servers, openapi, which say what it is; "
-        "did you mean python?",
-        "  line 9, sources.api.timout is no key that is known here; did you mean timeout?",
-        "  line 10, sources.api.credentials.token is a secret, and does not belong in a file; "
+        f"{path} has 6 problems:",
+        '  line 2, registry.normalize: expected one of "fit", "cast", "check", "off", got "fits"; did you mean `fit`?',
+        "  line 4, sources.shop: one of the keys python, command, url, mcp_servers, openapi is missing; "
+        "did you mean `python`?",
+        "  line 9, sources.api.timout: unknown key; did you mean `timeout`?",
+        "  line 10, sources.api.credentials.token: secrets do not belong in a file; "
         'write "${NAME}", and set NAME in the environment',
-        "  line 13, serve.http.port is a whole number of 0 or more and up to 65535, not a text",
-        "  line 14, serve.http.anonymous names the identity 'gest', which is not there; did you mean guest?",
+        "  line 13, serve.http.port: expected `integer`, got `string`",
+        "  line 14, serve.http.anonymous: unknown identity 'gest'; did you mean `guest`?",
     ]
 
 
-def test_mistakes_can_be_had_as_data(tmp_path: Path) -> None:
+def test_problems_can_be_had_as_data(tmp_path: Path) -> None:
     path = tmp_path / "opwire.toml"
     path.write_text("[limits]\nrate = 0\n")
-    config, (mistake,) = read_config(path)
+    config, (problem,) = read_config(path)
     assert config is None
-    assert (mistake.key, mistake.line) == ("limits.rate", 2)
+    assert (problem.key, problem.line) == ("limits.rate", 2)
 
 
 def test_what_is_wrong_inside_a_table_hides_what_would_only_follow_from_it() -> None:
@@ -108,26 +108,26 @@ def test_what_is_wrong_inside_a_table_hides_what_would_only_follow_from_it() -> 
 
 
 def test_a_text_that_is_not_toml_is_reported_with_its_line() -> None:
-    (mistake,) = parse_config('[sources]\na = "b\n')[1]
-    assert mistake.line == 2
-    assert str(mistake).startswith("line 2, the file is not TOML: illegal character")
-    (mistake,) = parse_config('a = """')[1]
-    assert str(mistake).startswith("the file is not TOML")
+    (problem,) = parse_config('[sources]\na = "b\n')[1]
+    assert problem.line == 2
+    assert str(problem).startswith("line 2: invalid TOML: illegal character")
+    (problem,) = parse_config('a = """')[1]
+    assert str(problem).startswith("invalid TOML")
 
 
 @given(st.text(st.sampled_from("ab=[]{}.,\"'#\n ${}1"), max_size=60))
 def test_no_text_whatsoever_makes_it_raise(text: str) -> None:
-    config, mistakes = parse_config(text)
-    assert (config is None) == bool(mistakes)
+    config, problems = parse_config(text)
+    assert (config is None) == bool(problems)
 
 
-def test_a_file_that_is_nested_too_deep_is_a_mistake() -> None:
-    (mistake,) = parse_config("a = " + "[" * 10_000)[1]
-    assert "nested too deep" in mistake.problem
+def test_a_file_that_is_nested_too_deep_is_a_problem() -> None:
+    (problem,) = parse_config("a = " + "[" * 10_000)[1]
+    assert "nested too deep" in problem.message
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "no such file; `opwire init`"), (b"a = '\xff'", "is not UTF-8 at byte 5")]
+    ("content", "message"), [(None, "no such file; `opwire init`"), (b"a = '\xff'", "invalid UTF-8 at byte 5")]
 )
 def test_a_file_that_cannot_be_read_is_an_error_that_says_why(
     tmp_path: Path, content: bytes | None, message: str

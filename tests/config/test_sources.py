@@ -8,30 +8,31 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry
+from opwire.adapters.source import AdapterSource
 from opwire.config import load_config
-from opwire.config.sources import OpenSource, ProjectModules, files_of, open_source
-from opwire.errors import CallError, ConfigError, OpwireError
+from opwire.config.sources import ProjectModules, files_of, open_source
+from opwire.errors import ConfigError, MissingExtraError, OpwireError, UsageError
 from opwire.serve.mcp import serve_mcp
 from tests.adapters.openapi.echo import EchoServer, answer
-from tests.config.stages import DOCUMENT, TIME_SERVER, TINY, project, shop, write
+from tests.config.projects import DOCUMENT, TIME_SERVER, TINY, project, shop, write
 from tests.requirements import requirement
 
 
-async def opened(folder: Path, toml: str, **files: str) -> OpenSource:
+async def opened(folder: Path, toml: str, **files: str) -> AdapterSource:
     """The only source of a project."""
     config = project(folder, toml, **files)
     ((name, settings),) = config.sources.items()
     return await open_source(name, settings, config.folder, ProjectModules(folder))
 
 
-async def answered(source: OpenSource, id: str, input: Any = None) -> Any:
+async def answered(source: AdapterSource, id: str, input: Any = None) -> Any:
     registry = OperationRegistry()
-    registry.follow(source.source)
+    registry.follow(source)
     return (await registry.execute(id, input)).data
 
 
-def ids(source: OpenSource) -> set[str]:
-    return {each.spec.id for each in source.source}
+def ids(source: AdapterSource) -> set[str]:
+    return {each.spec.id for each in source}
 
 
 @requirement("config.sources")
@@ -145,7 +146,7 @@ async def test_what_a_document_says_of_itself_counts_only_where_it_is_trusted(tm
     for trust in ("", "trust_annotations = true"):
         (tmp_path / "api.json").write_text(text)
         source = await opened(tmp_path, f'[sources.api]\nopenapi = "api.json"\n{trust}')
-        found[trust] = [(each.spec.id, each.spec.type.value) for each in source.source]
+        found[trust] = [(each.spec.id, each.spec.type.value) for each in source]
         await source.close()
     assert found == {
         "": [("api.delete_repos", "mutation")],
@@ -179,7 +180,7 @@ async def test_a_variable_that_is_not_set_is_named_with_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, key: str
 ) -> None:
     monkeypatch.delenv("OPWIRE_NO", raising=False)
-    message = f"sources.x.{key} asks for the environment variable OPWIRE_NO, which is not set"
+    message = f"sources.x.{key}: the environment variable OPWIRE_NO is not set"
     with pytest.raises(ConfigError) as caught:
         await opened(tmp_path, f"[sources.x]\n{settings}")
     assert str(caught.value) == message
@@ -227,14 +228,17 @@ def test_the_files_of_a_source_are_those_that_it_is_read_from(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("settings", "module", "extra"),
-    [('openapi = "x"', "opwire.adapters.openapi", "openapi"), ('command = "x"', "opwire.adapters.mcp", "mcp")],
+    ("settings", "module", "extra"), [('openapi = "x"', "aiohttp", "openapi"), ('command = "x"', "mcp", "mcp")]
 )
 async def test_a_package_that_is_not_installed_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, module: str, extra: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"sources.x needs the package .*pip install 'opwire\[{extra}\]'"):
+    def import_module(name: str) -> None:
+        assert name == f"opwire.adapters.{extra}"
+        raise ModuleNotFoundError(name=f"{module}.inner")
+
+    monkeypatch.setattr("opwire.config.sources.importlib.import_module", import_module)
+    with pytest.raises(MissingExtraError, match=rf"package {module} is not installed.*pip install 'opwire\[{extra}\]'"):
         await opened(tmp_path, f"[sources.x]\n{settings}")
 
 
@@ -242,6 +246,6 @@ async def test_a_url_that_cannot_be_used_is_told_without_its_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPWIRE_SECRET", "hunter2")
-    with pytest.raises(CallError) as caught:
+    with pytest.raises(UsageError) as caught:
         await opened(tmp_path, '[sources.x]\nurl = "ftp://u:${OPWIRE_SECRET}@x.example"')
     assert "hunter2" not in str(caught.value)

@@ -4,16 +4,18 @@ import asyncio
 import ssl
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from opwire import CallError, OperationRegistry
 from opwire.adapters.mcp import HTTPServer, from_mcp
 from opwire.config.surfaces import http_surface, hub_of, mcp_http_options, mcp_surface, spoke_of
-from opwire.errors import ConfigError
+from opwire.errors import ConfigError, MissingExtraError
 from opwire.hub import Spoke
 from opwire.serve.listener import listening
-from tests.config.stages import project
+from tests.config.projects import project
 from tests.requirements import requirement
 from tests.servers.certificates import self_signed
 
@@ -97,7 +99,7 @@ async def test_a_hub_and_a_spoke_of_two_files_meet(tmp_path: Path, registry: Ope
         async with spoke_of(serving, registry):
             assert (await hub.registry.execute("a.one")).data == 1
             async with spoke_of(project(tmp_path / "spoke", toml), None) as guest:
-                assert (await guest.call("a.one", timeout=5)).data == 1
+                assert await guest.call("a.one", timeout=5) == 1
         with pytest.raises(CallError, match="ACCESS_DENIED"):
             async with spoke_of(project(tmp_path / "spoke", toml), registry):
                 pytest.fail("a guest may not serve operations")
@@ -113,19 +115,25 @@ async def test_a_hub_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
 
 
 def test_a_spoke_needs_its_table(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no \[spoke\]: add one, with url"):
+    with pytest.raises(ConfigError, match=r"missing table \[spoke\]: add it, with url"):
         spoke_of(project(tmp_path, ""), None)
 
 
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ('[hub]\nurl = "ftp://x"', "hub: there is no transport for 'ftp'"),
+        ('[hub]\nurl = "ftp://x"', "hub: unknown URL scheme 'ftp'"),
         ('[hub]\ncertificate = "a"\nprivate_key = "b"', "hub.certificate and hub.private_key cannot be used"),
-        ('[hub]\nurl = "${OPWIRE_NO}"', "hub.url asks for the environment variable OPWIRE_NO"),
-        ('[spoke]\nurl = "ftp://x"', "spoke: there is no transport for 'ftp'"),
-        ('[spoke]\nurl = "redis://x"\ntoken = "${OPWIRE_ALICE}"', "spoke: a setting is not for this kind of URL"),
-        ('[spoke]\nurl = "ws://x"\ntoken = "${OPWIRE_NO}"', "spoke.token asks for the environment variable OPWIRE_NO"),
+        ('[hub]\nurl = "${OPWIRE_NO}"', "hub.url: the environment variable OPWIRE_NO is not set"),
+        ('[spoke]\nurl = "ftp://x"', "spoke: unknown URL scheme 'ftp'"),
+        (
+            '[spoke]\nurl = "redis://x"\ntoken = "${OPWIRE_ALICE}"',
+            "spoke: a setting is not supported",
+        ),
+        (
+            '[spoke]\nurl = "ws://x"\ntoken = "${OPWIRE_NO}"',
+            "spoke.token: the environment variable OPWIRE_NO",
+        ),
     ],
 )
 def test_what_a_hub_or_spoke_cannot_use_is_a_mistake_of_the_file(
@@ -142,7 +150,11 @@ def test_what_a_hub_or_spoke_cannot_use_is_a_mistake_of_the_file(
 def test_a_package_that_is_not_installed_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: OperationRegistry, surface: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, f"opwire.serve.{surface}", None)
+    class Broken(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise ModuleNotFoundError(name="starlette")
+
+    monkeypatch.setitem(sys.modules, f"opwire.serve.{surface}", Broken("broken"))
     build = mcp_surface if surface == "mcp" else http_surface
-    with pytest.raises(ConfigError, match=rf"serve.{surface} needs the package .*pip install 'opwire\[{surface}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"starlette is not installed; run: pip install 'opwire\[{surface}\]'"):
         build(project(tmp_path, ""), registry)

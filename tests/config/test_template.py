@@ -5,7 +5,7 @@ import re
 from opwire.config import TEMPLATE, Config
 from opwire.config.reading import parse_config
 from opwire.config.settings import (
-    OpenAPISource,
+    OpenAPISettings,
     ProgramSource,
     PythonSource,
     ServersFileSource,
@@ -24,7 +24,7 @@ def test_every_example_of_the_template_is_valid() -> None:
     config, mistakes = parse_config(re.sub(r"^#(?=[^\s#])", "", TEMPLATE, flags=re.MULTILINE))
     assert mistakes == ()
     assert config is not None
-    kinds = [PythonSource, ProgramSource, ServerSource, ServersFileSource, OpenAPISource]
+    kinds = [PythonSource, ProgramSource, ServerSource, ServersFileSource, OpenAPISettings]
     assert [type(each) for each in config.sources.values()] == kinds
     assert None not in (config.serve.mcp, config.serve.http, config.hub, config.spoke, config.auth.jwt)
     assert list(config.identities) == ["alice", "guest"]

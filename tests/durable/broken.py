@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from opwire.durable import Books, Claim, JournalInfo, MemoryJournal, Outcome, Task
+from opwire.durable import Claim, JournalInfo, MemoryJournal, MemoryJournalState, Outcome, Task
 
 
 class ForgetsFields(MemoryJournal):
@@ -34,7 +34,7 @@ class LendsToEverybody(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
         claims = await super().claim(operation_ids, **options)
         for claim in claims:
-            self._books.release(claim, 0, time.monotonic())
+            self._state.release(claim, 0, time.monotonic())
         return claims
 
 
@@ -46,18 +46,18 @@ class TakesTooMany(MemoryJournal):
 
 class NewestFirst(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        for queue in self._books._queues.values():
+        for queue in self._state._queues.values():
             for _, key in queue.ready:
-                entry = self._books._entries.get(key)
+                entry = self._state._entries.get(key)
                 if entry is not None:
-                    entry.born = -abs(entry.born)
+                    entry.number = -abs(entry.number)
             queue.ready = sorted((-abs(born), key) for born, key in queue.ready)
         return await super().claim(operation_ids, **options)
 
 
 class ClaimsWhateverThereIs(MemoryJournal):
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        return await super().claim(list(self._books._queues), **options)
+        return await super().claim(list(self._state._queues), **options)
 
 
 class SleepsBetweenLooks(MemoryJournal):
@@ -78,9 +78,9 @@ class HasOneLeaseForAll(MemoryJournal):
     """What counts is the lease of whoever claims next."""
 
     async def claim(self, operation_ids: Sequence[str], **options: Any) -> list[Claim]:
-        for entry in self._books._entries.values():
-            if entry.lent:
-                self._books._put_off(entry, min(entry.due, time.monotonic() + options["lease"]))
+        for entry in self._state._entries.values():
+            if entry.claimed:
+                self._state._postpone(entry, min(entry.due, time.monotonic() + options["lease"]))
         return await super().claim(operation_ids, **options)
 
 
@@ -91,10 +91,10 @@ class PretendsToRenew(MemoryJournal):
 
 class CountsRenewals(MemoryJournal):
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
-        self._here()
-        entry = self._books._entries[claim.task.key]
+        self._opened()
+        entry = self._state._entries[claim.task.key]
         entry.attempts += 1
-        self._books._put_off(entry, time.monotonic() + claim.lease)
+        self._state._postpone(entry, time.monotonic() + claim.lease)
         return True
 
 
@@ -105,18 +105,18 @@ class ReleasesAtOnce(MemoryJournal):
 
 class ReleasesForAnybody(MemoryJournal):
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
-        entry = self._here()._entries[claim.task.key]
+        entry = self._opened()._entries[claim.task.key]
         if entry.outcome is None:
-            entry.lent = False
-            self._books._put_off(entry, time.monotonic() + delay)
+            entry.claimed = False
+            self._state._postpone(entry, time.monotonic() + delay)
             self.claimable()
 
 
 class TakesItsTasksAlong(MemoryJournal):
     """What an end submitted is gone with it."""
 
-    def __init__(self, books: Books) -> None:
-        super().__init__(books)
+    def __init__(self, state: MemoryJournalState) -> None:
+        super().__init__(state)
         self.submitted: list[str] = []
 
     async def submit(self, task: Task) -> Outcome | None:
@@ -125,18 +125,18 @@ class TakesItsTasksAlong(MemoryJournal):
 
     async def close(self) -> None:
         for key in self.submitted:
-            self._books._entries.pop(key, None)
+            self._state._entries.pop(key, None)
         await super().close()
 
 
 class AcceptsAfterClose(MemoryJournal):
-    def _here(self) -> Books:
-        return self._books
+    def _opened(self) -> MemoryJournalState:
+        return self._state
 
 
 class CannotBeClosedTwice(MemoryJournal):
     async def close(self) -> None:
-        assert self._open
+        assert self._is_open
         await super().close()
 
 
@@ -155,7 +155,7 @@ class ChangesEvents(MemoryJournal):
 class TheLastOutcomeStands(MemoryJournal):
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
         await super().record(claim, outcome)
-        self._books._entries[claim.task.key].outcome = outcome
+        self._state._entries[claim.task.key].outcome = outcome
         return outcome
 
 
@@ -171,7 +171,7 @@ class ForgetsThatTasksHaveEnded(MemoryJournal):
         owned = await self.renew(claim)
         stands = await super().record(claim, outcome)
         if not owned and stands is not None:
-            self._books._entries[claim.task.key].outcome = None
+            self._state._entries[claim.task.key].outcome = None
         return stands
 
 
@@ -196,10 +196,10 @@ class ListsTheNewestFirst(MemoryJournal):
 
 class GoesOnCountingAfterAReplay(MemoryJournal):
     async def replay(self, key: str) -> bool:
-        entry = self._here()._entries.get(key)
+        entry = self._opened()._entries.get(key)
         done = await super().replay(key)
         if done and entry is not None:
-            self._books._entries[key].attempts = entry.attempts
+            self._state._entries[key].attempts = entry.attempts
         return done
 
 
@@ -207,18 +207,18 @@ class MixesUpLives(MemoryJournal):
     """A replayed task keeps its number, so that old receipts are good again."""
 
     async def replay(self, key: str) -> bool:
-        entry = self._here()._entries.get(key)
+        entry = self._opened()._entries.get(key)
         if entry is None or entry.outcome is None or not entry.outcome.buried:
             return False
-        entry.outcome, entry.attempts, entry.lent = None, 0, False
-        self._books._put_off(entry, 0)
+        entry.outcome, entry.attempts, entry.claimed = None, 0, False
+        self._state._postpone(entry, 0)
         self.claimable()
         return True
 
 
 class PurgesAnything(MemoryJournal):
     async def purge(self, key: str) -> bool:
-        return self._here()._entries.pop(key, None) is not None
+        return self._opened()._entries.pop(key, None) is not None
 
 
 class PurgesNothing(MemoryJournal):
@@ -228,7 +228,7 @@ class PurgesNothing(MemoryJournal):
 
 class CountsWhatHasEnded(MemoryJournal):
     async def info(self) -> list[JournalInfo]:
-        ended = sum(entry.outcome is not None for entry in self._here()._entries.values())
+        ended = sum(entry.outcome is not None for entry in self._opened()._entries.values())
         return [replace(info, waiting=info.waiting + ended) for info in await super().info()]
 
 
@@ -255,7 +255,7 @@ class StaysAlone(MemoryJournal):
     """Who was alone once is alone for good."""
 
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
-        entry = self._here()._entries.get(claim.task.key)
+        entry = self._opened()._entries.get(claim.task.key)
         return await super().renew(claim, alone=alone or (entry is not None and entry.alone))
 
 
@@ -285,10 +285,10 @@ class KeepsSuspectsForItself(MemoryJournal):
 class ClearsWhatIsReleased(MemoryJournal):
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         await super().release(claim, delay, failed=failed)
-        self._books._entries[claim.task.key].lost = False
+        self._state._entries[claim.task.key].lost = False
 
 
 class SuspectsForEver(MemoryJournal):
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
         await super().release(claim, delay, failed=failed)
-        self._books._entries[claim.task.key].lost = claim.suspect
+        self._state._entries[claim.task.key].lost = claim.suspect

@@ -12,21 +12,21 @@ from msgspec.structs import replace
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.call import LOCAL_IDENTITY, CallFailed, CallRequested, CallResponded, encode_event
 from opwire.durable import Outcome
-from opwire.durable.attempt import MAX_DELAY, Again, Attempts, Patience
+from opwire.durable.attempt import MAX_DELAY, AttemptPolicy, Retry, TaskRunner
 from opwire.errors import ERROR_TABLE, ErrorCode
-from tests.durable.scenes import Shop, claim, task
+from tests.durable.samples import Shop, claim, task
 from tests.requirements import requirement
 
 TEA = task(input={"article": "tea"})
 ANN = Identity(id="ann")
 
 
-def attempts(shop: Shop, **options: Any) -> Attempts:
-    patience = Patience(max_attempts=3, back_off=2, max_back_off=60)
-    return Attempts(shop.registry, patience, **{"identity": LOCAL_IDENTITY, "trusted": True} | options)
+def attempts(shop: Shop, **options: Any) -> TaskRunner:
+    patience = AttemptPolicy(max_attempts=3, back_off=2, max_back_off=60)
+    return TaskRunner(shop.registry, patience, **{"anonymous": LOCAL_IDENTITY, "trusted": True} | options)
 
 
-def failed(result: Outcome | Again) -> CallFailed:
+def failed(result: Outcome | Retry) -> CallFailed:
     assert isinstance(result, Outcome)
     event = result.read()
     assert isinstance(event, CallFailed)
@@ -63,7 +63,7 @@ async def test_the_error_table_says_what_is_tried_again(code: ErrorCode) -> None
     shop.failures = [CallError(code, "no")]
     result = await attempts(shop).run(claim(TEA))
     if ERROR_TABLE[code].retryable:
-        assert isinstance(result, Again)
+        assert isinstance(result, Retry)
         assert result.error.code is code
     else:
         assert (failed(result).code, getattr(result, "buried", None)) == (code, False)
@@ -74,7 +74,7 @@ async def test_the_error_table_says_what_is_tried_again(code: ErrorCode) -> None
 async def test_an_error_may_say_otherwise(code: str, retryable: bool) -> None:
     shop = Shop()
     shop.failures = [CallError(code, "no", retryable=retryable)]
-    assert isinstance(await attempts(shop).run(claim(TEA)), Again) is retryable
+    assert isinstance(await attempts(shop).run(claim(TEA)), Retry) is retryable
 
 
 @requirement("durable.outcome")
@@ -128,7 +128,7 @@ async def test_a_task_that_was_lost_with_others_or_given_back_is_run_however_oft
 @requirement("durable.innocent")
 async def test_one_attempt_is_enough_for_no_task_that_was_lost_once() -> None:
     shop = Shop()
-    once = Attempts(shop.registry, Patience(max_attempts=1), identity=LOCAL_IDENTITY, trusted=True)
+    once = TaskRunner(shop.registry, AttemptPolicy(max_attempts=1), anonymous=LOCAL_IDENTITY, trusted=True)
     await once.run(claim(TEA, attempt=2, losses=1, suspect=True))
     assert len(shop.runs) == 1
     result = await once.run(claim(TEA, attempt=3, losses=2, lone_losses=1, suspect=True))
@@ -140,7 +140,7 @@ async def test_one_attempt_is_enough_for_no_task_that_was_lost_once() -> None:
 async def test_losses_are_not_failures() -> None:
     shop = Shop()
     shop.failures = [CallError("UNAVAILABLE")]
-    assert isinstance(await attempts(shop).run(claim(TEA, attempt=9, losses=8, failures=0)), Again)
+    assert isinstance(await attempts(shop).run(claim(TEA, attempt=9, losses=8, failures=0)), Retry)
 
 
 @requirement("durable.unreadable")
@@ -185,7 +185,7 @@ async def test_access_is_checked(
         seen.append(context.identity)
 
     request = encode_event(CallRequested(request_id="k", operation_id="shop.order", identity=stated))
-    runner = Attempts(registry, Patience(), identity=worker, trusted=trusted)
+    runner = TaskRunner(registry, AttemptPolicy(), anonymous=worker, trusted=trusted)
     result = await runner.run(claim(replace(TEA, request=request)))
     if code is None:
         assert seen == [stated if trusted and stated else worker]
@@ -203,7 +203,7 @@ async def test_an_operation_that_has_left_the_registry_is_for_another_worker() -
     shop = Shop()
     shop.registry.unregister("shop.order")
     result = await attempts(shop).run(claim(TEA))
-    assert isinstance(result, Again)
+    assert isinstance(result, Retry)
     assert not result.failed
     assert "does not serve shop.order any more" in result.error.message
 
@@ -216,7 +216,7 @@ async def test_answers_and_errors_that_are_too_large_are_outcomes_that_say_so() 
     assert (event.code, len(event.message), event.details) == ("ACCESS_DENIED", 200, None)
     registry = OperationRegistry()
     registry.mutation("shop.order")(lambda: large)
-    runner = Attempts(registry, Patience(), identity=LOCAL_IDENTITY, trusted=True)
+    runner = TaskRunner(registry, AttemptPolicy(), anonymous=LOCAL_IDENTITY, trusted=True)
     assert failed(await runner.run(claim(task(input={})))).code == "PAYLOAD_TOO_LARGE"
 
 
@@ -241,7 +241,7 @@ async def test_whoever_cancels_an_attempt_is_obeyed() -> None:
 def test_the_delay_grows_up_to_its_limit_and_is_no_less_than_the_error_asks_for(
     attempt: int, first: float, most: float, asked: float | None
 ) -> None:
-    patience = Patience(max_attempts=9, back_off=first, max_back_off=most)
+    patience = AttemptPolicy(max_attempts=9, back_off=first, max_back_off=most)
     delay = patience.delay(attempt, CallError("UNAVAILABLE", retry_after=asked))
     longest = min(most, first * 2 ** min(attempt - 1, 40))
     assert max(longest / 2, asked or 0) <= delay <= max(longest, asked or 0)
@@ -260,7 +260,7 @@ async def test_whatever_time_an_error_asks_for_the_delay_is_bounded_and_the_outc
     shop.failures = [CallError("RATE_LIMITED", "later", retryable=retryable, retry_after=asked)]
     result = await attempts(shop).run(claim(TEA))
     if retryable:
-        assert isinstance(result, Again)
+        assert isinstance(result, Retry)
         assert 1 <= result.delay <= MAX_DELAY
     else:
         assert failed(result).code == "RATE_LIMITED"
@@ -269,8 +269,8 @@ async def test_whatever_time_an_error_asks_for_the_delay_is_bounded_and_the_outc
 @requirement("durable.numbers")
 @pytest.mark.parametrize("attempt", [1, 10**6, 2**64, 10**400], ids=lambda value: f"{value!r:.9}")
 def test_however_often_a_task_was_tried_the_delay_is_bounded(attempt: int) -> None:
-    assert 30 <= Patience(max_back_off=60).delay(attempt) <= 60 or attempt == 1
-    assert Patience(back_off=1e308, max_back_off=1e308).delay(attempt) <= MAX_DELAY
+    assert 30 <= AttemptPolicy(max_back_off=60).delay(attempt) <= 60 or attempt == 1
+    assert AttemptPolicy(back_off=1e308, max_back_off=1e308).delay(attempt) <= MAX_DELAY
 
 
 @requirement("durable.outcome")

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.call import CallRequested
-from opwire.durable import Books, DurableCalls, DurableWorker, MemoryJournal
+from opwire.durable import DurableCalls, DurableWorker, MemoryJournal, MemoryJournalState
 from opwire.durable.calls import MAX_NAME, _fingerprint
+from opwire.errors import UsageError
 from opwire.testing import run_virtually
-from tests.durable.scenes import Shop
+from tests.durable.samples import Shop
 from tests.requirements import requirement
 
 TEA = {"article": "tea"}
@@ -87,12 +88,12 @@ def test_a_recorded_error_is_raised_to_duplicates_too() -> None:
 def test_a_key_stands_for_one_operation_one_input_and_one_caller() -> None:
     async def run(_: Shop, durable: DurableCalls, __: MemoryJournal) -> None:
         ann, bob = (Context(identity=Identity(id=name)) for name in ("ann", "bob"))
-        await durable.submit("shop.order", TEA, ann, key="order-17")
+        await durable.submit("shop.order", TEA, context=ann, key="order-17")
         others = [("shop.cancel", TEA, ann), ("shop.order", {"article": "oat"}, ann), ("shop.order", TEA, bob)]
         for operation_id, input, context in others:
             for ask in (durable.call, durable.submit):
-                with pytest.raises(CallError, match="stands for another call") as caught:
-                    await ask(operation_id, input, context, key="order-17")
+                with pytest.raises(CallError, match="belongs to another call") as caught:
+                    await ask(operation_id, input, context=context, key="order-17")
                 assert caught.value.code == "VALIDATION_ERROR"
 
     in_a_shop(run)
@@ -130,7 +131,7 @@ def test_a_call_that_is_not_finished_in_time_goes_on_and_can_be_asked_for_again(
     async def run(shop: Shop, durable: DurableCalls, _: MemoryJournal) -> None:
         shop.gate = asyncio.Event()
         began = asyncio.get_running_loop().time()
-        with pytest.raises(CallError, match="goes on: ask again with the same key") as caught:
+        with pytest.raises(CallError, match="continues: retry with the same key") as caught:
             await durable.call("shop.order", TEA, timeout=3)
         assert asyncio.get_running_loop().time() - began == pytest.approx(3)
         assert (caught.value.code, caught.value.retryable) == ("TIMEOUT", True)
@@ -148,10 +149,10 @@ def test_the_deadline_of_the_context_limits_the_waiting() -> None:
         loop = asyncio.get_running_loop()
         context = Context().within(2)
         with pytest.raises(CallError, match="TIMEOUT"):
-            await durable.call("shop.order", TEA, context, timeout=30)
+            await durable.call("shop.order", TEA, context=context, timeout=30)
         assert loop.time() == pytest.approx(context.deadline)
         with pytest.raises(CallError, match="before it was submitted"):
-            await durable.call("shop.order", TEA, context, key="late")
+            await durable.call("shop.order", TEA, context=context, key="late")
         assert [info.waiting for info in await durable.info()] == [1]
 
     in_a_shop(run, open_=False)
@@ -173,7 +174,7 @@ def test_a_journal_that_cannot_be_reached_is_unavailable_and_the_key_is_told() -
             errors.append(caught.value)
         for error in errors:
             assert (error.code, error.retryable) == ("UNAVAILABLE", True)
-            assert "submitting it again with the same key is safe" in error.message
+            assert "a retry with the same key is safe" in error.message
         assert [error.details["key"] for error in errors[1:]] == ["mine", "mine"]
         await journal.start()
         shop.gate.set()
@@ -260,7 +261,7 @@ def test_what_was_given_up_can_be_looked_at_replayed_and_purged() -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1), "\ud800"])
 async def test_keys_and_operations_that_no_engine_can_carry_are_refused(name: str) -> None:
-    async with MemoryJournal(Books()) as journal:
+    async with MemoryJournal(MemoryJournalState()) as journal:
         durable = DurableCalls(journal)
         for operation_id, key in (("shop.order", name), (name, "k")):
             with pytest.raises(CallError, match="VALIDATION_ERROR"):
@@ -275,6 +276,6 @@ async def test_a_timeout_that_is_not_a_number_is_refused_before_anything_is_subm
     async with MemoryJournal() as journal:
         durable = DurableCalls(journal)
         for waiting in (durable.call("shop.order", timeout=float("nan")), durable.outcome("k", timeout=float("nan"))):
-            with pytest.raises(CallError, match="timeout is not a number"):
+            with pytest.raises(UsageError, match="timeout is a number"):
                 await waiting
         assert await journal.info() == []

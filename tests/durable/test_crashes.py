@@ -12,7 +12,7 @@ import pytest
 
 from opwire import CallError
 from opwire.durable import DurableCalls
-from tests.durable.places import PATIENCE, NatsPlace, Place, RedisPlace
+from tests.durable.engines import PATIENCE, NatsPlace, Place, RedisPlace
 from tests.durable.process import LEASE, STEPS
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, PORTS, NatsServer, RedisServer

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from opwire.durable.attempt import Isolation, isolation_here, quiet_time
+from opwire.durable.attempt import Isolation, isolation_of_loop, quiet_time
 from opwire.testing import run_virtually
 from tests.requirements import requirement
 
@@ -122,22 +122,22 @@ def test_a_suspect_that_gives_up_waiting_keeps_nobody_away() -> None:
         await asyncio.wait([waiting])
         isolation.leave("suspect")
         await entered(isolation, "b")
-        assert isolation.news == set()
+        assert isolation.changed == set()
 
     virtually(run)
 
 
 def test_news_are_set_when_something_ends_or_is_opened() -> None:
     async def run(isolation: Isolation) -> None:
-        news = asyncio.Event()
-        isolation.news.add(news)
+        changed = asyncio.Event()
+        isolation.changed.add(changed)
         assert await isolation.enter_alone("suspect", QUIET)
-        assert not news.is_set()
+        assert not changed.is_set()
         isolation.open("suspect")
-        assert news.is_set()
-        news.clear()
+        assert changed.is_set()
+        changed.clear()
         isolation.leave("suspect")
-        assert news.is_set()
+        assert changed.is_set()
 
     virtually(run)
 
@@ -150,9 +150,9 @@ def test_the_quiet_time_doubles_with_each_loss_up_to_a_limit() -> None:
 
 
 async def test_workers_of_one_event_loop_share_it() -> None:
-    assert isolation_here() is isolation_here()
+    assert isolation_of_loop() is isolation_of_loop()
 
     async def elsewhere() -> Isolation:
-        return isolation_here()
+        return isolation_of_loop()
 
-    assert await asyncio.to_thread(asyncio.run, elsewhere()) is not isolation_here()
+    assert await asyncio.to_thread(asyncio.run, elsewhere()) is not isolation_of_loop()

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from opwire import CallError
 from opwire.call import CallAborted, CallFailed, CallResponded, encode_event
 from opwire.durable.journal import key_in_use
-from tests.durable.scenes import claim, outcome, task
+from tests.durable.samples import claim, outcome, task
 from tests.requirements import requirement
 
 

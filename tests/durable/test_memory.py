@@ -1,13 +1,13 @@
-"""The journal in memory: what it adds to its books, which is waiting. The contract looks at the rest."""
+"""The journal in memory: what it adds to its state, which is waiting. The contract looks at the rest."""
 
 import asyncio
 
 import pytest
 
 from opwire import CallError
-from opwire.durable import Books, MemoryJournal
+from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.testing import run_virtually
-from tests.durable.scenes import outcome, task
+from tests.durable.samples import outcome, task
 from tests.requirements import requirement
 
 
@@ -50,16 +50,16 @@ def test_outcomes_are_forgotten_after_a_while_and_buried_ones_are_not() -> None:
 
 
 async def test_ends_with_the_same_books_are_the_same_journal_and_others_are_not() -> None:
-    books = Books()
-    async with MemoryJournal(books) as one, MemoryJournal(books) as other, MemoryJournal() as stranger:
+    state = MemoryJournalState()
+    async with MemoryJournal(state) as one, MemoryJournal(state) as other, MemoryJournal() as stranger:
         await one.submit(task())
         assert await stranger.claim(["shop.order"], lease=1, wait=0) == []
         assert len(await other.claim(["shop.order"], lease=1, wait=0)) == 1
 
 
 async def test_a_journal_that_is_closed_wakes_whoever_waits_and_leaves_its_books() -> None:
-    books = Books()
-    journal = MemoryJournal(books)
+    state = MemoryJournalState()
+    journal = MemoryJournal(state)
     await journal.start()
     waits = [
         asyncio.create_task(journal.claim(["shop.order"], lease=1, wait=60)),
@@ -70,7 +70,7 @@ async def test_a_journal_that_is_closed_wakes_whoever_waits_and_leaves_its_books
     for error in await asyncio.gather(*waits, return_exceptions=True):
         assert isinstance(error, CallError)
         assert error.code == "UNAVAILABLE"
-    assert not books.watchers
+    assert not state.listeners
 
 
 async def test_who_gives_up_waiting_leaves_nothing_behind() -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.hub.scene import Meeting
+from tests.hub.meeting import Meeting
 from tests.servers.leaks import Leaks
 
 

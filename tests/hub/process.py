@@ -4,12 +4,12 @@ import asyncio
 import sys
 
 from opwire.hub import Hub
-from tests.hub.scene import OPEN
+from tests.hub.meeting import OPEN
 from tests.servers.worker import say, wait_for_the_end
 
 
 async def main(port: str) -> None:
-    hub = Hub(None, f"ws://127.0.0.1:{port}", auth=OPEN)
+    hub = Hub(None, f"ws://127.0.0.1:{port}", authenticate=OPEN)
     hub.registry.on_change(lambda change: say(f"{'hidden' if change.kind == 'removed' else 'shown'} {change.spec.id}"))
     async with hub:
         say(f"port {hub.url.rpartition(':')[2]}")

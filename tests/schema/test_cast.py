@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import CastError
 from opwire.schema.cast import Caster
-from opwire.schema.cast_kinds import is_same
+from opwire.schema.cast_javascript import is_same
 from opwire.schema.validator import compile_validator
 from tests.requirements import requirement
 

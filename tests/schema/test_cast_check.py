@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.schema.cast_kinds import (
+from opwire.schema.cast_javascript import (
     MISSING,
     code_units,
     fingerprint,

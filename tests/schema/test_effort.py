@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.schema.cost import Effort, ExhaustedError, places
+from opwire.schema.cost import Effort, ExhaustedError, extent
 from tests.requirements import requirement
 
 
@@ -15,12 +15,12 @@ from tests.requirements import requirement
     ids=repr,
 )
 def test_every_value_at_any_depth_is_a_place(value: Any, count: int) -> None:
-    assert places(value) == count
+    assert extent(value)[0] == count
 
 
 @requirement("schema.cost")
 def test_a_long_text_counts_for_more_places_than_one() -> None:
-    assert places("x" * 1_000_000) == places(["x" * 1_000_000]) - 1 == 10_001
+    assert extent("x" * 1_000_000)[0] == extent(["x" * 1_000_000])[0] - 1 == 10_001
 
 
 @requirement("schema.cost")
@@ -28,7 +28,7 @@ def test_a_container_that_is_shared_counts_each_time_up_to_an_end() -> None:
     value: Any = []
     for _ in range(12):
         value = [value, value]
-    assert places(value) == 2**13 - 1
+    assert extent(value) == (2**13 - 1, 13)
 
 
 @requirement("schema.cost")

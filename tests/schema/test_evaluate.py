@@ -128,7 +128,7 @@ def test_arrays_are_scored_by_their_items() -> None:
     assert titles({"anyOf": lists}, [{}]) == []
 
 
-def test_leaves_have_no_score() -> None:
+def test_scalars_have_no_score() -> None:
     assert titles({"anyOf": [{"title": "low", "maximum": 1}, {"title": "high", "minimum": 9}]}, 5) == []
 
 
@@ -143,7 +143,7 @@ def test_leaves_have_no_score() -> None:
 def test_what_cannot_be_resolved_keeps_extras(schema: Any, kept: list[str]) -> None:
     shapes = Shapes(schema)
     scope = Evaluator(shapes, Checks(shapes)).scope([Demand(schema, Force.FILL)], {"z": 1})
-    assert scope.keeps(["z"], strip=True) == kept
+    assert scope.kept(["z"], strip=True) == kept
 
 
 def test_meeting_demands_is_being_valid_against_each() -> None:

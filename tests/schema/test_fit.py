@@ -125,7 +125,7 @@ def test_a_fitted_value_needs_nothing_more(schema: Any, value: Any, strip: bool)
 @requirement("fit.leaves")
 @many_examples
 @given(schemas, values, strips)
-def test_leaves_stay_the_same_objects_except_for_lossless_numbers(schema: Any, value: Any, strip: bool) -> None:
+def test_scalars_stay_the_same_objects_except_for_lossless_numbers(schema: Any, value: Any, strip: bool) -> None:
     fitted = Fitter(schema).fit(value, strip=strip)
     original = dict(leaves(value))
     filled = [change.path for change in fitted.changes if change.kind == "filled"]

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from opwire.errors import SchemaError
-from opwire.schema.shape import Shapes, json_type, many, named, type_names
+from opwire.schema.shape import Shapes, json_type, type_names
 
 
 @pytest.mark.parametrize(
@@ -15,11 +15,14 @@ def test_values_have_json_types(value: Any, name: str) -> None:
 
 
 def test_keywords_of_the_wrong_shape_read_as_absent() -> None:
-    node = {"properties": 5, "allOf": {"a": 1}, "type": "string"}
-    assert named(node, "properties") == {}
-    assert many(node, "allOf") == []
-    assert type_names(node) == ["string"]
-    assert type_names({}) == []
+    root: dict[str, Any] = {"properties": 5, "allOf": {"a": 1}, "required": "a", "enum": 5, "type": "string"}
+    shapes = Shapes(root)
+    assert shapes.conjuncts(root) == (root,)
+    assert shapes.defaults(root) == shapes.tags(root) == {}
+    assert shapes.required(root) == set()
+    assert not shapes.declares(root)
+    assert type_names(root) == ["string"]
+    assert type_names({}) == type_names({"type": 5}) == []
 
 
 def test_what_always_applies_is_found_through_references_and_all_of() -> None:

@@ -88,8 +88,8 @@ class Caller:
 
     async def _call(self, operation_id: str, end: str, timeout: float = _NEVER, **input: Any) -> str:
         async def answer(id: str, items: list[int]) -> str:
-            envelope = await self._spoke.call(operation_id, {"id": id, **input}, timeout=timeout)
-            return "ok" if envelope.data == id else "the answer of another call"
+            data = await self._spoke.call(operation_id, {"id": id, **input}, timeout=timeout)
+            return "ok" if data == id else "the answer of another call"
 
         return await self._noted(answer, end, timeout)
 
@@ -108,7 +108,7 @@ class Caller:
             input = {"id": id, "end": items, "delay": random.uniform(0, 0.4 / items)}
             async with aclosing(self._spoke.subscribe("soak.count", input, timeout=timeout)) as stream:
                 async for item in stream:
-                    found.append(item.data)
+                    found.append(item)
                     if wanted is not None and len(found) > wanted:
                         return "left"
             return "ok"

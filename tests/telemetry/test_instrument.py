@@ -114,7 +114,7 @@ async def test_a_stream_over_anything_is_one_trace_too(way: Way, tape: Tape) -> 
 async def test_from_spoke_to_hub_to_spoke(tape: Tape) -> None:
     hub_registry = OperationRegistry()
     auth = allow_anonymous(Grant(ME, announces=("*",)))
-    async with Hub(hub_registry, "ws://127.0.0.1:0", auth=auth) as hub, Spoke(shop(tape), hub.url) as spoke:
+    async with Hub(hub_registry, "ws://127.0.0.1:0", authenticate=auth) as hub, Spoke(shop(tape), hub.url) as spoke:
         instrument(hub, spoke, **tape.providers)
         await hub_registry.execute("shop.price")
     served, passed_on, asked = tape.spans
@@ -171,7 +171,7 @@ async def test_a_trusted_call_stays_trusted(tape: Tape) -> None:
         return (await context.env.shop.price()).data  # of a spoke, which asks who calls
 
     auth = allow_anonymous(Grant(ME, announces=("*",)))
-    async with Hub(hub_registry, "ws://127.0.0.1:0", auth=auth) as hub, Spoke(shop(tape), hub.url):
+    async with Hub(hub_registry, "ws://127.0.0.1:0", authenticate=auth) as hub, Spoke(shop(tape), hub.url):
         plain = await hub_registry.execute("hub.ask")
         instrument(hub, **tape.providers)
         assert (await hub_registry.execute("hub.ask")).data == plain.data == 3.5

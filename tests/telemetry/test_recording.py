@@ -224,7 +224,7 @@ async def test_requests_that_are_refused_before_they_run_are_counted_by_code(tap
 
     guest = Identity(id="guest")
     async with (
-        Spoke(registry, MemoryTransport(bus), identity=guest) as server,
+        Spoke(registry, MemoryTransport(bus), anonymous=guest) as server,
         Spoke(None, MemoryTransport(bus)) as caller,
     ):
         instrument(server, **tape.providers)

@@ -173,7 +173,7 @@ async def b(context: Context) -> dict[str, str]:
 
 async def main():
     async with Spoke(registry, MemoryTransport(bus)), Spoke(None, MemoryTransport(bus)) as caller:
-        print((await caller.call("a.b", None, Context(metadata={{"traceparent": "{PARENT}"}}))).data["traceparent"])
+        print((await caller.call("a.b", context=Context(metadata={{"traceparent": "{PARENT}"}})))["traceparent"])
 
 asyncio.run(main())
 """

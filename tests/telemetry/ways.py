@@ -34,7 +34,7 @@ async def over_memory(registry: OperationRegistry) -> AsyncGenerator[Caller]:
 async def over_websocket(registry: OperationRegistry) -> AsyncGenerator[Caller]:
     """From spoke to spoke: the hub passes it on."""
     async with (
-        Hub(None, "ws://127.0.0.1:0", auth=allow_anonymous(Grant(ME, announces=("*",)))) as hub,
+        Hub(None, "ws://127.0.0.1:0", authenticate=allow_anonymous(Grant(ME, announces=("*",)))) as hub,
         Spoke(registry, hub.url),
         Spoke(None, hub.url) as caller,
     ):
@@ -44,7 +44,7 @@ async def over_websocket(registry: OperationRegistry) -> AsyncGenerator[Caller]:
 def over_broker(url: str) -> Way:
     @asynccontextmanager
     async def over(registry: OperationRegistry) -> AsyncGenerator[Caller]:
-        async with Spoke(registry, url, identity=ME), Spoke(None, url) as caller:
+        async with Spoke(registry, url, anonymous=ME), Spoke(None, url) as caller:
             yield caller.calls
 
     return over

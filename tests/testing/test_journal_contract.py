@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opwire.durable import Books, Journal, MemoryJournal
+from opwire.durable import Journal, MemoryJournal, MemoryJournalState
 from opwire.testing import run_virtually
 from opwire.testing.journal import JOURNAL_CONTRACT, check_journal
 from opwire.transports.redis.journal import RedisJournal
@@ -17,7 +17,7 @@ Connect = Callable[[], Journal]
 
 
 def memory(kind: type[MemoryJournal] = MemoryJournal) -> Connect:
-    books = Books()
+    books = MemoryJournalState()
     return lambda: kind(books)
 
 

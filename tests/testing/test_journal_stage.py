@@ -3,7 +3,7 @@
 import pytest
 
 from opwire import CallError
-from opwire.durable import Books, MemoryJournal
+from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.errors import ErrorCode
 from opwire.testing import run_virtually
 from opwire.testing.journal_tasks import Stage, refused
@@ -30,12 +30,12 @@ def test_refused_says_what_was_wrong() -> None:
 
 
 async def test_a_stage_closes_its_ends() -> None:
-    books = Books()
+    books = MemoryJournalState()
     async with Stage(lambda: MemoryJournal(books)) as stage:
         await stage.end()
         await stage.end()
-        assert len(books.watchers) == 2
-    assert not books.watchers
+        assert len(books.listeners) == 2
+    assert not books.listeners
 
 
 def test_stages_on_the_same_engine_do_not_meet() -> None:

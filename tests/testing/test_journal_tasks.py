@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.durable import Books, MemoryJournal
+from opwire.durable import MemoryJournal, MemoryJournalState
 from opwire.testing import journal_tasks as tasks
 from opwire.testing import run_virtually
 from opwire.testing.journal_tasks import Stage
@@ -11,7 +11,7 @@ from tests.requirements import requirement
 
 
 def complaint(check: object, kind: type[MemoryJournal]) -> str:
-    books = Books()
+    books = MemoryJournalState()
 
     async def run() -> None:
         async with Stage(lambda: kind(books)) as stage:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from opwire.errors import ConversionError, HintError
 from opwire.typed import convert, converter, identity_kinds, json_schema_of
-from opwire.typed.convert import _PREPARED, _prepare
-from opwire.typed.from_hint import walk
+from opwire.typed.convert import _CONVERTERS, _prepare
+from opwire.typed.from_hint import from_hint
 from opwire.typed.nodes import Misfit
 from opwire.typed.plain import to_plain
 from tests.requirements import requirement
@@ -146,7 +146,7 @@ def test_any_json_can_be_converted_exactly_if_it_is_valid(given: tuple[Case, Any
 @requirement("typed.speed")
 @pytest.mark.parametrize("case", ALL, ids=label)
 def test_msgspec_stands_in_only_where_it_gives_the_same(case: Case) -> None:
-    slow = walk(case.hint).convert
+    slow = from_hint(case.hint).convert
     for plain in damages(case):
         by_msgspec, by_node = outcome(converter(case.hint), plain), outcome(slow, plain)
         assert type(by_msgspec) is type(by_node), plain
@@ -269,7 +269,7 @@ def test_unions_in_another_order_are_not_equal_hints() -> None:
 def test_converters_of_types_that_are_made_as_a_program_goes_are_not_kept_for_ever() -> None:
     for index in range(1_100):
         convert(index, Literal[index])
-    assert len(_PREPARED) <= 1_000
+    assert len(_CONVERTERS) <= 1_000
 
 
 def test_a_hint_that_cannot_be_hashed_is_converted_too() -> None:

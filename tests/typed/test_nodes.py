@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from opwire.typed.from_hint import walk
-from opwire.typed.nodes import LEAVES, Choice, Misfit, expected, kind_of, reachable
+from opwire.typed.from_hint import from_hint
+from opwire.typed.nodes import SCALAR_NODES, ChoiceNode, Misfit, expected, kind_of, reachable
 from tests.typed.catalogue import Colour, Level, Point, Tree
 
 
@@ -39,7 +39,7 @@ def test_messages_name_the_kind_of_value_with_its_article() -> None:
 
 
 def test_a_choice_tells_one_from_true() -> None:
-    choice = Choice(None, "choice", [(1, "one"), (True, "yes")], native=False)
+    choice = ChoiceNode(None, "choice", [(1, "one"), (True, "yes")], native=False)
     assert (choice.convert(1), choice.convert(1.0), choice.convert(True)) == ("one", "one", "yes")
     with pytest.raises(Misfit, match="is not one of 1, True"):
         choice.convert(False)
@@ -48,31 +48,31 @@ def test_a_choice_tells_one_from_true() -> None:
 
 
 def test_a_long_choice_is_not_listed_in_full() -> None:
-    choice = Choice(None, "choice", [(index, index) for index in range(100)], native=False)
+    choice = ChoiceNode(None, "choice", [(index, index) for index in range(100)], native=False)
     with pytest.raises(Misfit, match=r"8, 9, \.\.\.$"):
         choice.convert(-1)
 
 
 def test_choices_as_keys_are_read_from_text() -> None:
-    node = walk(Level)
-    assert isinstance(node, Choice)
+    node = from_hint(Level)
+    assert isinstance(node, ChoiceNode)
     assert node.as_keys().convert("2") is Level.HIGH
 
 
 def test_a_node_is_whole_if_nothing_that_fits_is_changed() -> None:
-    assert LEAVES[str].whole
-    assert LEAVES[Any].whole
-    assert not LEAVES[int].whole
-    assert not walk(Colour).whole
-    assert walk(str | None).identity == {str, NoneType}
+    assert SCALAR_NODES[str].whole
+    assert SCALAR_NODES[Any].whole
+    assert not SCALAR_NODES[int].whole
+    assert not from_hint(Colour).whole
+    assert from_hint(str | None).identity == {str, NoneType}
 
 
 def test_everything_under_a_node_is_reached_once_even_in_a_circle() -> None:
-    root = walk(Tree)
+    root = from_hint(Tree)
     names = [each.name for each in reachable(root)]
     assert names == ["Tree", "integer", "array"]
 
 
 def test_a_node_without_parts_has_nothing_that_tells_it_apart() -> None:
-    node = LEAVES[int]
+    node = SCALAR_NODES[int]
     assert (list(node.parts()), node.constants(), node.known({"a": 1})) == ([], {}, 0)

@@ -1,1 +1,1 @@
-"""Sources of operations that somebody else made. Each needs an extra of its own: `opwire[mcp]`, `opwire[openapi]`."""
+"""Foreign systems as sources of operations. Each adapter needs an extra: `opwire[mcp]`, `opwire[openapi]`."""

@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from opwire.cli.screen import Screen, Spinner, counted
-from opwire.config.runtime import Failed, Loaded, LoadEvent, Started
+from opwire.config.runtime import LoadEvent, SourceFailed, SourceLoaded, SourceStarted
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry
@@ -152,7 +152,7 @@ class Sources(NamedTuple):
         return replace(config, sources={**config.sources, **self._on_the_spot(set(config.sources))})
 
     def _on_the_spot(self, taken: set[str]) -> dict[str, Any]:
-        from opwire.config.settings import EnvText, OpenAPISource, PythonSource
+        from opwire.config.settings import EnvText, OpenAPISettings, PythonSource
 
         found: dict[str, Any] = {}
 
@@ -169,7 +169,7 @@ class Sources(NamedTuple):
             add(name or _name_of(target), _mcp_source(target))
         for name, target in map(_named, self.openapi):
             place = target if "://" in target else str(Path(target).absolute())
-            add(name or _name_of(target), OpenAPISource(openapi=EnvText(place), required=True))
+            add(name or _name_of(target), OpenAPISettings(openapi=EnvText(place), required=True))
         return found
 
     @asynccontextmanager
@@ -315,14 +315,14 @@ class Loading(Spinner):
     def event(self, event: LoadEvent) -> None:
         """Something happened to a source."""
         match event:
-            case Started(source):
+            case SourceStarted(source):
                 self._waiting[source] = None
-            case Loaded(source, operations, seconds, notes) if source in self._waiting:
+            case SourceLoaded(source, operations, seconds, notes) if source in self._waiting:
                 del self._waiting[source]
                 self._screen.detail(f"{source}: {counted(operations, 'operation')} in {seconds:.1f} s")
                 for note in notes:
                     self._screen.detail(f"{source}: {note}")
-            case Failed(source, error):
+            case SourceFailed(source, error):
                 self._waiting.pop(source, None)
                 if not any(source == name or source.startswith(f"{name}.") for name in self._unsaid):
                     self._screen.warning(f"{source} is left out: {error}")

@@ -1,54 +1,70 @@
-"""`Client`: one way to call, wherever the operations are.
+"""`Client`: one way to call operations in this process, over a hub or a broker, or over HTTP.
 
-Retries live here and nowhere else: adapters, transports and spokes make every call once.
+Retries happen here and nowhere else: adapters, transports and spokes make every call once. Two limits apply. A call has
+a number of attempts, with a back-off before each retry. And a client has one budget for all its calls: each call adds a
+share of a retry, each retry takes a whole one. When everything fails, retries are that share of the load instead of a
+multiple of it.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.call import PendingRequestMap, Transport
-from opwire.client.backends import BackEnd, CallsBackEnd, RegistryBackEnd
-from opwire.client.pages import Cursor, Pages, Retries, RetryBudget, check_number
-from opwire.deadlines import Deadlines
-from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import CallError, ErrorCode
-from opwire.hub import connect
-from opwire.operation import Context, Identity, OperationSpec, OperationType
+from opwire.client.backends import Backend, CallsBackend, RegistryBackend
+from opwire.client.pages import Cursor, Pagination
+from opwire.deadlines import Deadlines, back_off
+from opwire.envelope import MCPResponseMeta, ResponseEnvelope
+from opwire.errors import (
+    CallError,
+    ErrorCode,
+    RegistrationError,
+    UsageError,
+    check_above_zero,
+    check_counts,
+    check_not_below_zero,
+    needs_extra,
+)
+from opwire.invoke import InterceptedCall
+from opwire.operation import Context, Identity, Interceptor, OperationSpec, OperationType, split_id
 from opwire.pipeline import typed_envelope
 from opwire.registry import OperationRegistry
+from opwire.transports.connect import connect
 
 T = TypeVar("T")
 
 Target = OperationRegistry | PendingRequestMap | Transport | str | Sequence[str]
 """What a client calls: a registry, a transport, the URL of a hub or broker, or a served HTTP address."""
 
-IsErrorPolicy = Literal["raise", "return"]
-"""What becomes of the result of an MCP tool that says `isError`, where only data is asked for.
+ToolErrorPolicy = Literal["raise", "return"]
+"""How a method that returns data treats the result of an MCP tool with `isError`.
 
-`raise`: a `CallError`, EXECUTION_ERROR, with the text of its blocks. `return`: data like any other. Who asks for the
-envelope gets the envelope, which says so itself.
+`raise`: as a `CallError`, EXECUTION_ERROR, with the text of its content blocks. `return`: as data like any other. A
+method that returns envelopes returns this one as well; `meta.is_error` is set.
 """
 
 
-class CallOptions(TypedDict, total=False):
-    """What calls take beside the call itself: `timeout` in seconds, and the context of which they are part."""
+class RequestOptions(TypedDict, total=False):
+    """Options of calls: `timeout` in seconds, and the context of the call that they are part of."""
 
     timeout: float | None
     context: Context | None
 
 
-class StreamOptions(CallOptions, total=False):
-    """What subscriptions take: `idle_timeout` is in seconds, between two items."""
+class SubscribeOptions(RequestOptions, total=False):
+    """Options of subscriptions: `idle_timeout` is the time between two items, in seconds."""
 
     idle_timeout: float | None
 
 
-class PageOptions(CallOptions, total=False):
-    """What `paginate` takes; explained there."""
+class PageOptions(RequestOptions, total=False):
+    """Options of `Client.paginate`."""
 
     cursor: Cursor | None
     items: str | None
@@ -58,29 +74,84 @@ class PageOptions(CallOptions, total=False):
 
 
 _MAX_TEXT = 2_000
-_NOBODY = Context()
+_MAX_INTERCEPTED = 10_000  # operations whose intercepted calls are cached
+_NO_CONTEXT = Context()
+
+
+class Retries(Struct, frozen=True, kw_only=True):
+    """How a client retries queries that failed with a retryable error.
+
+        Client(url, retries=Retries(attempts=5, longest=30))
+        Client(url, retries=None)  # never
+
+    Raises:
+        UsageError: `attempts` is not a whole number above zero, or another number is invalid.
+    """
+
+    attempts: int = 3  # in all, including the first one
+    shortest: float = 0.1  # seconds: the upper bound of the first back-off, which doubles each time
+    longest: float = 5.0  # seconds: the upper bound of any back-off; a `retry_after` of the server comes on top
+    share: float = 0.2  # retries that each call adds to the budget
+    reserve: float = 10.0  # retries that the budget holds, at first and at most
+
+    def __post_init__(self) -> None:
+        check_counts(attempts=self.attempts or 0)
+        for option in ("shortest", "longest", "share", "reserve"):
+            value = getattr(self, option)
+            check_not_below_zero(**{option: -1 if value is None else value})
+
+
+class RetryBudget:
+    """The retries that one client has left. No I/O, no clock."""
+
+    def __init__(self, retries: Retries) -> None:
+        self._retries = retries
+        self._left = retries.reserve
+
+    def called(self) -> None:
+        """Add the share of a new call."""
+        self._left = min(self._left + self._retries.share, self._retries.reserve)
+
+    def wait(self, error: CallError, attempts: int, remaining: float) -> float | None:
+        """Return the seconds to wait before the next attempt, or None if there is none.
+
+        `remaining` are the seconds until the deadline: a retry has to begin before it.
+        """
+        policy = self._retries
+        if not error.retryable or attempts >= policy.attempts:
+            return None
+        # What the server asks for comes before the back-off, or all rejected callers would return at the same time.
+        delay = (error.retry_after or 0.0) + back_off(attempts, first=policy.shortest, longest=policy.longest)
+        return delay if delay < remaining else None
+
+    def spend(self) -> bool:
+        """Take a retry; return False if the budget is empty."""
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class Client:
-    """Calls operations, and gives their data.
+    """Calls operations and returns their data.
 
         async with Client(registry) as client: ...                        # in this process
-        async with Client("ws://hub.example:9000", token="…") as client:  # a hub; redis://, nats:// a broker
-        async with Client("https://api.example", token="…") as client:    # what `serve_http` serves
+        async with Client("ws://hub.example:8700", token="…") as client:  # a hub; redis://, nats:// a broker
+        async with Client("https://api.example", token="…") as client:    # an API of `serve_http`
         async with Client(MemoryTransport(bus)) as client: ...
 
             data = await client.call("math.add", {"a": 1, "b": 2}, timeout=5)
 
-    Over a registry it is the trusted local caller, unless `identity` says who calls: then access is checked. A
-    `PendingRequestMap` is used as it is, and stays open; whatever else is given is opened and closed by the client.
+    Over a registry the client is the trusted local caller. With `act_as` it calls as that identity, and access is
+    checked. A `PendingRequestMap` stays open when the client closes; every other target is opened and closed with it.
 
-    `timeout` is in seconds, for calls that say nothing of it; it spans all attempts of a call. `retries` says how often
-    a QUERY is repeated that failed with a retryable error. A MUTATION never is: only its caller knows if it may be.
-    `options` are those of the transport, or of the HTTP client (`ssl`, `headers`, `proxy`, `max_response`, …).
+    `timeout` is the default of calls, in seconds; it spans all attempts of a call. `retries` says how a QUERY that
+    failed with a retryable error is retried. A MUTATION never is: only its caller knows whether that is safe. `options`
+    are those of the transport, or of the HTTP client (`ssl`, `headers`, `proxy`, `max_response`, …).
 
     Raises:
-        CallError: VALIDATION_ERROR, if there is no way to such a target or an option cannot be used; UNAVAILABLE, if a
-            package is missing for it.
+        UsageError: the target is not supported, or an option is invalid.
+        MissingExtraError: the target needs an optional dependency.
     """
 
     def __init__(
@@ -88,30 +159,33 @@ class Client:
         target: Target,
         *,
         token: str | Callable[[], str] | None = None,
-        identity: Identity | None = None,
+        act_as: Identity | None = None,
         timeout: float = 30.0,
-        is_error: IsErrorPolicy = "raise",
+        is_error: ToolErrorPolicy = "raise",
         retries: Retries | None = Retries(),  # noqa: B008 - frozen
         **options: Any,
     ) -> None:
-        check_number("timeout", timeout, above=True)
+        check_above_zero(timeout=timeout or 0)
         if token is not None:
             options["token"] = token
-        self._back_end = _back_end(target, identity, options)
-        self._identity = identity
+        self._backend = _backend_for(target, act_as, options)
+        self._registry = target if isinstance(target, OperationRegistry) else None
+        self._act_as = act_as
         self._timeout = timeout
-        self._is_error: IsErrorPolicy = is_error
+        self._is_error: ToolErrorPolicy = is_error
         self._budget = RetryBudget(retries or Retries(attempts=1))
         self._deadlines = Deadlines()
+        self._interceptors: list[Interceptor] = []
+        self._intercepted: dict[tuple[str, OperationType], tuple[OperationSpec, InterceptedCall]] = {}
         self._is_open = False
 
     async def start(self) -> Self:
         """Connect.
 
         Raises:
-            CallError: UNAVAILABLE; UNAUTHENTICATED, if the token is not good.
+            CallError: UNAVAILABLE; UNAUTHENTICATED, the token is invalid.
         """
-        await self._back_end.start()
+        await self._backend.start()
         self._is_open = True
         return self
 
@@ -122,38 +196,64 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Leave. Calls that are under way on a connection of the client's own end with UNAVAILABLE."""
+        """Disconnect. Calls in flight on a connection of the client's own end with UNAVAILABLE."""
         self._is_open = False
-        await self._back_end.close()
+        await self._backend.close()
+
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call, inside those already installed; the returned function removes it.
+
+            def audit(spec: OperationSpec, handler: Handler) -> Handler:
+                async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
+                    log.info("calling %s", spec.id)
+                    return await handler(input, context)
+
+                return handler if spec.type is OperationType.SUBSCRIPTION else call
+
+            client.use(audit)
+
+        It runs once per operation, not once per call. The handler that it wraps makes the call, retries included; that
+        of a subscription returns an async iterator of envelopes. Over a registry the spec is the operation's own.
+        Otherwise it holds the id and the type that the method implies: QUERY for calls, SUBSCRIPTION for subscriptions.
+        """
+        self._interceptors.append(interceptor)
+        self._intercepted.clear()
+
+        def remove() -> None:
+            if interceptor in self._interceptors:
+                self._interceptors.remove(interceptor)
+                self._intercepted.clear()
+
+        return remove
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
     @overload
     async def call(
-        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[RequestOptions]
     ) -> T: ...
     @overload
     async def call(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RequestOptions]
     ) -> Any: ...
     async def call(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RequestOptions]
     ) -> Any:
-        """The data of a query or mutation. With `output_type` it really is of that type.
+        """Call a query or mutation; return its data, converted to `output_type` if that is given.
 
         Raises:
-            CallError: whatever went wrong there or on the way; TIMEOUT when there was no answer in time.
+            CallError: the call failed; TIMEOUT, it did not end in time.
         """
         envelope = await self.call_envelope(operation_id, input, **options)
         return self._data(envelope, output_type, operation_id)
 
     @overload
     async def call_envelope(
-        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[RequestOptions]
     ) -> ResponseEnvelope[T]: ...
     @overload
     async def call_envelope(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RequestOptions]
     ) -> ResponseEnvelope[Any]: ...
     async def call_envelope(
         self,
@@ -164,78 +264,78 @@ class Client:
         timeout: float | None = None,
         context: Context | None = None,
     ) -> ResponseEnvelope[Any]:
-        """The whole envelope of a query or mutation, `isError` or not.
+        """Call a query or mutation; return its whole envelope, with `isError` or without.
 
         Raises:
             CallError: as `call`.
         """
         within = self._context(context, self._timeout if timeout is None else timeout)
         self._budget.called()
-        envelope = await self._call(operation_id, input, within)
+        if self._interceptors:
+            call = self._through(operation_id, OperationType.QUERY, self._call)
+            envelope = await call.execute(input, within)
+        else:
+            envelope = await self._call(operation_id, input, within)
         return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
     async def _call(self, operation_id: str, input: Any, context: Context) -> ResponseEnvelope[Any]:
-        """Call until there is an answer, or no more attempt."""
+        """Call until there is a response, or the attempts are used up."""
         attempts = 0
         while True:
             attempts += 1
             self._check_open()
             try:
-                return await self._back_end.call(operation_id, input, context)
+                return await self._backend.call(operation_id, input, context)
             except CallError as error:
-                attempts = await self._pause(operation_id, context, error, attempts)
+                attempts = await self._wait_for_retry(operation_id, context, error, attempts)
 
-    async def _pause(self, operation_id: str, context: Context, error: CallError, attempts: int) -> int:
-        """Wait before the next attempt; how many there were by then.
+    async def _wait_for_retry(self, operation_id: str, context: Context, error: CallError, attempts: int) -> int:
+        """Wait before the next attempt and return the number of those made; raise the error if there is no next one.
 
-        Not to know whether an operation may be repeated is a failed attempt, too: who could say is not there yet.
-
-        Raises:
-            CallError: the error itself, if there is no next attempt.
+        A failed lookup of the operation's type counts as a failed attempt: its server may not be connected yet.
         """
         while True:
-            left = (context.deadline or 0.0) - time.monotonic()
-            delay = self._budget.wait(error, attempts, left) if self._is_open else None
-            may_repeat = False if delay is None else await self._may_repeat(operation_id, context)
-            if delay is None or may_repeat is False or not self._budget.spend():
+            remaining = (context.deadline or 0.0) - time.monotonic()
+            delay = self._budget.wait(error, attempts, remaining) if self._is_open else None
+            is_query = False if delay is None else await self._is_query(operation_id, context)
+            if delay is None or is_query is False or not self._budget.spend():
                 raise error
             await asyncio.sleep(delay)
-            if may_repeat:
+            if is_query:
                 return attempts
             attempts += 1
 
-    async def _may_repeat(self, operation_id: str, context: Context) -> bool | None:
-        """Whether an operation is a query; None if nobody can say at the moment."""
+    async def _is_query(self, operation_id: str, context: Context) -> bool | None:
+        """Return whether an operation is a query; None if that is unknown at the moment."""
         try:
-            spec = await self._find(operation_id, context.deadline)
+            spec = await self._find(operation_id, context)
         except CallError as error:
             return None if error.retryable else False
         return None if spec is None else spec.type is OperationType.QUERY
 
-    async def _find(self, operation_id: str, deadline: float | None) -> OperationSpec | None:
-        complaint = f"nobody said what {operation_id} is"
-        return await self._deadlines.limit(lambda: self._back_end.find(operation_id), deadline, complaint)
+    async def _find(self, operation_id: str, context: Context) -> OperationSpec | None:
+        complaint = f"the type of {operation_id} was not returned"
+        return await self._deadlines.limit(lambda: self._backend.find(operation_id), context.deadline, complaint)
 
     # --- subscriptions ----------------------------------------------------------------------------------------------
 
     @overload
     def subscribe(
-        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[StreamOptions]
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[SubscribeOptions]
     ) -> AsyncGenerator[T]: ...
     @overload
     def subscribe(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[StreamOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[SubscribeOptions]
     ) -> AsyncGenerator[Any]: ...
     async def subscribe(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[StreamOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[SubscribeOptions]
     ) -> AsyncGenerator[Any]:
-        """The data of each item of a subscription. Leaving the loop stops the producer.
+        """Stream the data of each item of a subscription. Leaving the loop stops the producer.
 
-        A subscription has no limit of time, unless `timeout` says how long it may last, or `idle_timeout` how long the
-        next item may take.
+        By default a subscription has no timeout: `timeout` limits all of it, `idle_timeout` the wait for the next item.
 
         Raises:
-            CallError: what ended the stream.
+            CallError: the stream failed.
         """
         envelopes = self.subscribe_envelopes(operation_id, input, **options)
         try:
@@ -253,10 +353,16 @@ class Client:
         idle_timeout: float | None = None,
         context: Context | None = None,
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The envelopes of a subscription; otherwise as `subscribe`."""
+        """Stream the envelope of each item of a subscription; otherwise as `subscribe`."""
         self._check_open()
-        items = self._back_end.subscribe(operation_id, input, self._context(context, timeout))
-        complaint = f"{operation_id} gave no item"
+        within = self._context(context, timeout)
+        if self._interceptors:
+            items = self._through(operation_id, OperationType.SUBSCRIPTION, self._backend.subscribe).subscribe(
+                input, within
+            )
+        else:
+            items = self._backend.subscribe(operation_id, input, within)
+        complaint = f"{operation_id} returned no item"
         try:
             while True:
                 idle = None if idle_timeout is None else time.monotonic() + idle_timeout
@@ -282,25 +388,24 @@ class Client:
         timeout: float | None = None,
         context: Context | None = None,
     ) -> AsyncGenerator[Any]:
-        """The items of all pages of a query, one page asked for after the other.
+        """Stream the items of all pages of a query, requesting one page after the other.
 
             async for repository in client.paginate("github.repos/list-for-org", {"org": "python"}, max_items=500): ...
             async for row in client.paginate("db.rows", cursor=("page.next", "token"), items="page.rows"): ...
 
-        The next page is found by a Link header, by a field of the answer (`next_cursor`, `nextPageToken`, `next`,
-        `has_more`, …), or by counting pages or items, where the input takes `page` or `offset`. `cursor` says it
-        outright: the field of the answer, and the field of the input that takes it. `items` is the field of the answer
-        that holds the items. Fields within fields are written with dots. `timeout` is for each page.
+        The next page is found by a Link header, or by `cursor`: the field of the response that holds it, and the field
+        of the input that takes it. `items` is the field of the response that holds the items; by default the response
+        itself, or its only list. Nested fields are written with dots. `timeout` applies to each page.
 
         Raises:
-            CallError: as `call`; VALIDATION_ERROR, if there are no items, or no way to the next page, or `max_items` is
-                below zero or `max_pages` below one; EXECUTION_ERROR,
-                if there are more pages than `max_pages`, or the same one comes again.
+            UsageError: `max_items`, `max_pages` or the input is invalid.
+            CallError: as `call`; VALIDATION_ERROR, the items or the way to the next page are missing; EXECUTION_ERROR,
+                there are more pages than `max_pages`, or a page repeats.
         """
-        if max_items is not None:
-            check_number("max_items", max_items, whole=True)
-        pages = Pages(operation_id, input, cursor=cursor, items=items, max_pages=max_pages)
-        left, spec, asked = max_items, None, cursor is not None
+        if max_items != 0:
+            check_counts(max_items=max_items)
+        pages = Pagination(operation_id, input, cursor=cursor, items=items, max_pages=max_pages)
+        left, spec, looked_up = max_items, None, cursor is not None
         while pages.input is not None and left != 0:
             envelope = await self.call_envelope(operation_id, pages.input, timeout=timeout, context=context)
             self._data(envelope, None, operation_id)
@@ -309,84 +414,78 @@ class Client:
                 yield self._data(ResponseEnvelope(item, envelope.meta), output_type, operation_id)
             left = None if left is None else max(left - len(found), 0)
             if left != 0:
-                if not asked:
+                if not looked_up:
+                    looked_up = True
                     within = self._context(context, self._timeout if timeout is None else timeout)
-                    spec, asked = await self._find_if_possible(operation_id, within), True
-                pages.advance(envelope, found, spec)
+                    with suppress(CallError):  # the spec is optional
+                        spec = await self._find(operation_id, within)
+                pages.advance(envelope, spec)
 
-    async def _find_if_possible(self, operation_id: str, context: Context) -> OperationSpec | None:
-        try:
-            return await self._find(operation_id, context.deadline)
-        except CallError:  # pages can be found without a schema, too, if not as many
-            return None
-
-    # --- looking around ---------------------------------------------------------------------------------------------
+    # --- discovery --------------------------------------------------------------------------------------------------
 
     async def operations(self, *, timeout: float | None = None) -> list[OperationSpec]:
-        """What can be called, in the order of ids.
+        """Return the operations that can be called, ordered by id.
 
         Raises:
-            CallError: UNAVAILABLE, TIMEOUT, or whatever else keeps the other side from answering.
+            CallError: UNAVAILABLE, TIMEOUT, or another error of the server.
         """
         self._check_open()
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
-        found = await self._deadlines.limit(self._back_end.operations, deadline, "nobody said what there is")
+        found = await self._deadlines.limit(self._backend.operations, deadline, "the operations were not returned")
         return sorted(found, key=lambda spec: spec.id)
 
+    # --- helpers ----------------------------------------------------------------------------------------------------
+
+    def _through(self, operation_id: str, type: OperationType, call: Callable[..., Any]) -> InterceptedCall:
+        """Return the intercepted call of an operation, built once so that interceptors can keep state in it."""
+        spec = None if self._registry is None else self._registry.get_spec(operation_id)
+        known = self._intercepted.get((operation_id, type))
+        if known is not None and (spec is None or known[0] is spec):
+            return known[1]
+        try:
+            namespace, name = split_id(operation_id)
+            spec = spec or OperationSpec(namespace=namespace, name=name, type=type)
+        except RegistrationError as error:
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}") from error
+        if len(self._intercepted) >= _MAX_INTERCEPTED:
+            self._intercepted.clear()
+        made = InterceptedCall(spec, partial(call, operation_id), self._interceptors)
+        self._intercepted[operation_id, type] = (spec, made)
+        return made
+
     def _context(self, context: Context | None, timeout: float | None) -> Context:
-        context = (context or _NOBODY).within(timeout)
-        if self._identity is None or context.inbound is not None:  # a nested call keeps the identity of its caller
+        context = (context or _NO_CONTEXT).within(timeout)
+        if self._act_as is None or context.inbound is not None:  # a nested call keeps the identity of its caller
             return context
-        return replace(context, identity=self._identity)
+        return replace(context, identity=self._act_as)
 
     def _data(self, envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> Any:
         meta = envelope.meta
         if isinstance(meta, MCPResponseMeta) and meta.is_error and self._is_error == "raise":
-            raise _tool_failed(meta.content, operation_id)
+            texts = [str(block["text"]) for block in meta.content if block["type"] == "text"]
+            message = "\n".join(texts)[:_MAX_TEXT] or f"{operation_id} returned isError without a message"
+            raise CallError(ErrorCode.EXECUTION_ERROR, message, {"content": meta.content})
         return envelope.data if output_type is None else typed_envelope(envelope, output_type, operation_id).data
 
     def _check_open(self) -> None:
         if not self._is_open:
-            closed = "the client is not open: it is used within `async with Client(…)`"
-            raise CallError(ErrorCode.UNAVAILABLE, closed, retryable=False)
+            message = "the client is not open: use it within `async with Client(…)`"
+            raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
 
 
-def _back_end(target: Target, identity: Identity | None, options: dict[str, Any]) -> BackEnd:
-    match target:
-        case OperationRegistry():
-            _take_none(options, "a registry")
-            return RegistryBackEnd(target, identity)
-        case PendingRequestMap():
-            _take_none(options, "a PendingRequestMap")
-            return CallsBackEnd(target, owned=False, identity=identity)
-        case str() | Sequence() if identity is not None:
-            nobody = "over a network the token says who calls, and not identity="
-            raise CallError(ErrorCode.VALIDATION_ERROR, nobody)
-        case str() if target.startswith(("http://", "https://")):
-            return _over_http(target, options)
-        case str() | Sequence():
-            return CallsBackEnd(PendingRequestMap(connect(target, **options)), owned=True)
-        case _:
-            _take_none(options, "a transport")
-            return CallsBackEnd(PendingRequestMap(target), owned=True, identity=identity)
-
-
-def _over_http(url: str, options: dict[str, Any]) -> BackEnd:
-    try:
-        from opwire.client.backends import HTTPBackEnd
-    except ModuleNotFoundError as error:
-        missing = f"{url.partition(':')[0]}:// needs the package {error.name}: pip install 'opwire[openapi]'"
-        raise CallError(ErrorCode.UNAVAILABLE, missing, retryable=False) from error
-    return HTTPBackEnd(url, options.pop("token", None), options)
-
-
-def _take_none(options: dict[str, Any], what: str) -> None:
+def _backend_for(target: Target, act_as: Identity | None, options: dict[str, Any]) -> Backend:
+    if isinstance(target, str | Sequence):
+        if act_as is not None:
+            raise UsageError("act_as= needs a registry or transport; over a network the token identifies the caller")
+        if isinstance(target, str) and target.startswith(("http://", "https://")):
+            with needs_extra("openapi"):
+                from opwire.client.http_backend import HTTPBackend
+            return HTTPBackend(target, options.pop("token", None), options)
+        return CallsBackend(PendingRequestMap(connect(target, **options)), owned=True)
     if options:
-        unused = f"{what} takes no options: {', '.join(sorted(options))}"
-        raise CallError(ErrorCode.VALIDATION_ERROR, unused)
-
-
-def _tool_failed(content: list[MCPContentBlock], operation_id: str) -> CallError:
-    texts = [str(block["text"]) for block in content if block["type"] == "text"]
-    said = "\n".join(texts)[:_MAX_TEXT] or f"{operation_id} says that it failed"
-    return CallError(ErrorCode.EXECUTION_ERROR, said, {"content": content})
+        raise UsageError(f"unknown options for {type(target).__name__}: {', '.join(sorted(options))}")
+    if isinstance(target, OperationRegistry):
+        return RegistryBackend(target, act_as)
+    if isinstance(target, PendingRequestMap):
+        return CallsBackend(target, owned=False, act_as=act_as)
+    return CallsBackend(PendingRequestMap(target), owned=True, act_as=act_as)

@@ -1,4 +1,4 @@
-"""`SyncClient`: the client for scripts and notebooks, without `await`.
+"""`SyncClient`: a blocking client for scripts and notebooks.
 
 Its event loop runs in a thread of its own, so that it works where another loop is already running.
 """
@@ -9,31 +9,33 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
-from opwire.client.client import CallOptions, Client, PageOptions, StreamOptions, Target
+from opwire.client.client import Client, PageOptions, RequestOptions, SubscribeOptions, Target
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import OperationSpec
+from opwire.operation import Interceptor, OperationSpec
 
 T = TypeVar("T")
 
 
 class SyncClient:
-    """Calls operations and waits for them. The arguments are those of `Client`.
+    """Calls operations and blocks until they return. The arguments are those of `Client`.
 
         with SyncClient("https://api.example", token="…") as client:
             print(client.call("math.add", {"a": 1, "b": 2}))
             for tick in client.subscribe("clock.ticks"):
                 print(tick)
 
-    It may be used from several threads at once. Handlers of a registry run in its thread.
+    It is thread-safe. Handlers of a registry, and interceptors, run in its own thread.
     """
 
     def __init__(self, target: Target, **options: Any) -> None:
         self._make: Callable[[], Client] = lambda: Client(target, **options)
+        self._interceptors: dict[object, Interceptor] = {}
+        self._removers: dict[object, Callable[[], None]] = {}  # of the running client
         self._client: Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # nothing is handed to a loop that has been told to stop
+        self._lock = threading.Lock()  # held while a callback is scheduled: a stopping loop ignores it
 
     def start(self) -> Self:
         """Connect.
@@ -46,7 +48,7 @@ class SyncClient:
         self._thread.start()
         ready.wait()
         try:
-            self._client = self._wait(self._started())
+            self._client = self._wait(self._open())
         except BaseException:
             self.close()
             raise
@@ -59,7 +61,7 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Leave, and end the thread. Calls of other threads end with UNAVAILABLE."""
+        """Disconnect and end the thread. Calls of other threads end with UNAVAILABLE."""
         client, self._client = self._client, None
         if client is not None:
             self._wait(client.close())
@@ -70,111 +72,137 @@ class SyncClient:
         if self._thread is not None:
             self._thread.join()
 
-    # --- as the client, without `await` -------------------------------------------------------------------------------
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call; the returned function removes it. See `Client.use`."""
+        key = object()
+        self._interceptors[key] = interceptor
+        if self._client is not None:
+            self._removers[key] = self._client.use(interceptor)
+
+        def remove() -> None:
+            self._interceptors.pop(key, None)
+            if (remove_started := self._removers.pop(key, None)) is not None:
+                remove_started()
+
+        return remove
+
+    # --- the methods of `Client` --------------------------------------------------------------------------------------
 
     @overload
     def call(
-        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[RequestOptions]
     ) -> T: ...
     @overload
     def call(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RequestOptions]
     ) -> Any: ...
     def call(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RequestOptions]
     ) -> Any:
-        """The data of a query or mutation: see `Client.call`.
+        """Call a query or mutation; return its data. See `Client.call`.
 
         Raises:
-            CallError: as there.
+            CallError: the call failed.
         """
-        return self._wait(self._open().call(operation_id, input, output_type=output_type, **options))
+        return self._wait(self._started().call(operation_id, input, output_type=output_type, **options))
 
     def call_envelope(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[CallOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[RequestOptions]
     ) -> ResponseEnvelope[Any]:
-        """The whole envelope of a query or mutation: see `Client.call_envelope`.
+        """Call a query or mutation; return its envelope. See `Client.call_envelope`.
 
         Raises:
-            CallError: as there.
+            CallError: the call failed.
         """
-        return self._wait(self._open().call_envelope(operation_id, input, output_type=output_type, **options))
+        return self._wait(self._started().call_envelope(operation_id, input, output_type=output_type, **options))
 
     def subscribe(
-        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[StreamOptions]
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[SubscribeOptions]
     ) -> Generator[Any]:
-        """The data of each item of a subscription: see `Client.subscribe`. Leaving the loop stops the producer."""
-        return self._each(self._open().subscribe(operation_id, input, output_type=output_type, **options))
+        """Stream the data of each item of a subscription: see `Client.subscribe`."""
+        return self._each(self._started().subscribe(operation_id, input, output_type=output_type, **options))
 
     def subscribe_envelopes(
-        self, operation_id: str, input: Any = None, **options: Unpack[StreamOptions]
+        self, operation_id: str, input: Any = None, **options: Unpack[SubscribeOptions]
     ) -> Generator[ResponseEnvelope[Any]]:
-        """The envelopes of a subscription: see `Client.subscribe_envelopes`."""
-        return self._each(self._open().subscribe_envelopes(operation_id, input, **options))
+        """Stream the envelope of each item of a subscription: see `Client.subscribe_envelopes`."""
+        return self._each(self._started().subscribe_envelopes(operation_id, input, **options))
 
     def paginate(self, operation_id: str, input: Any = None, **options: Unpack[PageOptions]) -> Generator[Any]:
-        """The items of all pages of a query: see `Client.paginate`."""
-        return self._each(self._open().paginate(operation_id, input, **options))
+        """Stream the items of all pages of a query: see `Client.paginate`."""
+        return self._each(self._started().paginate(operation_id, input, **options))
 
     def operations(self, *, timeout: float | None = None) -> list[OperationSpec]:
-        """What can be called: see `Client.operations`.
+        """Return the operations that can be called: see `Client.operations`.
 
         Raises:
-            CallError: as there.
+            CallError: UNAVAILABLE, TIMEOUT, or another error of the server.
         """
-        return self._wait(self._open().operations(timeout=timeout))
+        return self._wait(self._started().operations(timeout=timeout))
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self, ready: threading.Event) -> None:
-        with asyncio.Runner() as runner:  # at its end it cancels what is left, and closes generators
+        with asyncio.Runner() as runner:  # cancels the remaining tasks and closes generators at its end
             self._loop = runner.get_loop()
             self._loop.call_soon(ready.set)
             self._loop.run_forever()
 
-    async def _started(self) -> Client:
-        return await self._make().start()
+    async def _open(self) -> Client:
+        client = self._make()
+        self._removers = {key: client.use(interceptor) for key, interceptor in self._interceptors.items()}
+        return await client.start()
 
-    def _open(self) -> Client:
+    def _started(self) -> Client:
         if self._client is None:
-            closed = "the client is not open: it is used within `with SyncClient(…)`"
-            raise CallError(ErrorCode.UNAVAILABLE, closed, retryable=False)
+            message = "the client is not open: use it within `with SyncClient(…)`"
+            raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
         return self._client
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        waiting = _Waiting(call)
+        pending = _ThreadCall(call)
+        closed = CallError(ErrorCode.UNAVAILABLE, "the client was closed", retryable=False)
         try:
             with self._lock:
                 if self._loop is None:
                     call.close()
-                    raise _gone()
-                self._loop.call_soon_threadsafe(waiting.begin)
-            return waiting.answer.result()
+                    raise closed
+                self._loop.call_soon_threadsafe(pending.begin)
+            return pending.result.result()
         except CancelledError:  # the loop has ended, and the call with it
-            raise _gone() from None
-        except BaseException:  # Ctrl-C is for the call, too; one that has ended is not touched
+            raise closed from None
+        except BaseException:  # Ctrl-C cancels the call, too; a call that has ended ignores it
             with self._lock:
                 if self._loop is not None:
-                    self._loop.call_soon_threadsafe(waiting.stop)
+                    self._loop.call_soon_threadsafe(pending.stop)
             raise
 
     def _each(self, items: AsyncGenerator[T]) -> Generator[T]:
+        async def next_item() -> Any:
+            return await anext(items, _END)
+
+        async def close() -> None:
+            await items.aclose()
+
         try:
-            while (item := self._wait(_next(items))) is not _END:
+            while (item := self._wait(next_item())) is not _END:
                 yield cast("T", item)
         finally:
-            if self._loop is not None:  # else they were closed with it
-                self._wait(_close(items))
+            if self._loop is not None:  # otherwise they were closed with it
+                self._wait(close())
 
 
-class _Waiting(Generic[T]):
-    """A call that a thread waits for, while it runs in that of the loop.
+_END = object()
 
-    `asyncio.run_coroutine_threadsafe` does the same, but an interrupt within it leaves nothing to stop the call by.
+
+class _ThreadCall(Generic[T]):
+    """A call that one thread waits for while it runs in the thread of the event loop.
+
+    `asyncio.run_coroutine_threadsafe` does the same, but an interrupt within it leaves no way to cancel the call.
     """
 
     def __init__(self, call: Coroutine[Any, Any, T]) -> None:
-        self.answer: Future[T] = Future()
+        self.result: Future[T] = Future()
         self._call = call
         self._task: asyncio.Task[T] | None = None
 
@@ -190,23 +218,8 @@ class _Waiting(Generic[T]):
 
     def _done(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
-            self.answer.cancel()
+            self.result.cancel()
         elif (error := task.exception()) is not None:
-            self.answer.set_exception(error)
+            self.result.set_exception(error)
         else:
-            self.answer.set_result(task.result())
-
-
-_END = object()
-
-
-async def _next(items: AsyncGenerator[Any]) -> Any:
-    return await anext(items, _END)
-
-
-async def _close(items: AsyncGenerator[Any]) -> None:
-    await items.aclose()
-
-
-def _gone() -> CallError:
-    return CallError(ErrorCode.UNAVAILABLE, "the client was closed", retryable=False)
+            self.result.set_result(task.result())

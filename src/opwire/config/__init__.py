@@ -1,27 +1,25 @@
 """`opwire.toml`: sources, surfaces, identities and limits in one file.
 
-    config = load_config("opwire.toml")  # or every mistake in it, each with its line and key
+    config = load_config("opwire.toml")  # raises ConfigError with all problems, their lines and keys
     async with open_config(config, on_event=print) as opened:
         print(len(opened.registry), opened.failures)
-        async for change in watch(opened):  # files are edited: only what is different is loaded anew
-            print(change)
+        async for changed in watch(opened.files):  # restart to apply the changes
+            print(changed)
 
-`mcp_surface`, `http_surface`, `hub_of` and `spoke_of` make what the file serves, of `opened.registry`.
+`mcp_surface`, `http_surface`, `hub_of` and `spoke_of` return the servers of the file for `opened.registry`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from opwire.config.problems import Mistake
+from opwire.config.problems import ConfigProblem
 from opwire.config.reading import find_config, load_config, read_config
 from opwire.config.runtime import (
-    Failed,
-    Loaded,
     LoadEvent,
     OpenedConfig,
-    Reloaded,
-    Removed,
-    Started,
+    SourceFailed,
+    SourceLoaded,
+    SourceStarted,
     open_config,
     watch,
 )
@@ -41,14 +39,12 @@ if TYPE_CHECKING:
 __all__ = [
     "TEMPLATE",
     "Config",
-    "Failed",
+    "ConfigProblem",
     "LoadEvent",
-    "Loaded",
-    "Mistake",
     "OpenedConfig",
-    "Reloaded",
-    "Removed",
-    "Started",
+    "SourceFailed",
+    "SourceLoaded",
+    "SourceStarted",
     "build_authenticator",
     "find_config",
     "http_surface",
@@ -62,18 +58,9 @@ __all__ = [
     "watch",
 ]
 
-# Loaded when first asked for: who only calls operations needs neither hub nor HTTP, which take 20 ms to import.
-_SERVING = {
-    "build_authenticator": "surfaces",
-    "http_surface": "surfaces",
-    "hub_of": "surfaces",
-    "mcp_http_options": "surfaces",
-    "mcp_surface": "surfaces",
-    "spoke_of": "surfaces",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _SERVING:
+    # Imported lazily: calling operations needs neither hub nor HTTP, which take 20 ms to import.
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_SERVING[name]}"), name)
+    return getattr(import_module(f"{__name__}.surfaces"), name)

@@ -1,16 +1,14 @@
-"""What is wrong with a configuration file: collected, so that all of it can be said at once. No I/O.
+"""Problems of a configuration file: their messages, and the lines of their keys. No I/O.
 
-On which lines of a TOML text its keys stand: `tomllib` does not say. No I/O.
-
-A small scanner of the lines that begin a table or give a key a value. It does not have to be right about every TOML
-text in the world: where it sees nothing, a mistake is reported at the table around it.
+`tomllib` does not report lines. `TOMLLines` is a small scanner for lines that start a table or assign a key. It does
+not have to handle every TOML document: for a key that it misses, the line of the enclosing table is reported.
 """
 
 import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -21,28 +19,29 @@ _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _TABLE = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
 _VALUE = re.compile(rf"\s*({_DOTTED})\s*=")
-_LONG = re.compile(r'"""|' + "'''")
+_MULTILINE = re.compile(r'"""|' + "'''")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-class Places:
-    """Where the keys of a TOML text stand."""
+class TOMLLines:
+    """The line numbers of the keys of a TOML document."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Key, int] = {}
         table: Key = ()
-        delimiter = ""  # of the text over several lines that this line is a part of
+        delimiter = ""  # of the multi-line string that this line is a part of
         for number, line in enumerate(text.split("\n"), 1):
             if not delimiter:
                 if found := _TABLE.match(line):
-                    table = _parts(found[1])
+                    table = _parse_key(found[1])
                     self._lines.setdefault(table, number)
                 elif found := _VALUE.match(line):
-                    self._lines.setdefault(table + _parts(found[1]), number)
-            for quotes in _LONG.findall(line):
+                    self._lines.setdefault(table + _parse_key(found[1]), number)
+            for quotes in _MULTILINE.findall(line):
                 delimiter = quotes if not delimiter else "" if quotes == delimiter else delimiter
 
     def line_of(self, key: Key) -> int | None:
-        """The line of a key, or of the nearest thing around it; None if there is none."""
+        """Return the line of a key, or of the nearest enclosing one; None if it is unknown."""
         while key:
             if line := self._lines.get(key):
                 return line
@@ -50,8 +49,8 @@ class Places:
         return None
 
 
-def _parts(dotted: str) -> Key:
-    """`a."b.c"` as ("a", "b.c"): TOML's own parser knows best."""
+def _parse_key(dotted: str) -> Key:
+    """Parse `a."b.c"` as ("a", "b.c"), with TOML's own parser."""
     parts: list[str] = []
     try:
         inner: Any = tomllib.loads(f"{dotted} = 0")
@@ -63,33 +62,27 @@ def _parts(dotted: str) -> Key:
     return tuple(parts)
 
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+class ConfigProblem(Struct, frozen=True):
+    """One problem of a file: its key, what is wrong, what to do, and the line."""
 
-
-class Finding(NamedTuple):
-    """A mistake, before anybody knows its line."""
-
-    key: Key
-    problem: str
-    suggestion: str = ""
-
-
-class Mistake(Struct, frozen=True):
-    """One thing that is wrong: at which key and on which line, what, and what was probably meant."""
-
-    key: str
-    problem: str
+    path: Key
+    message: str
     suggestion: str = ""
     line: int | None = None
 
+    @property
+    def key(self) -> str:
+        """The key as TOML writes it."""
+        return dotted(self.path)
+
     def __str__(self) -> str:
-        line = f"line {self.line}, " if self.line is not None else ""
+        where = ", ".join([f"line {self.line}"] * (self.line is not None) + [self.key] * bool(self.path))
         hint = f"; {self.suggestion}" if self.suggestion else ""
-        return f"{line}{self.key or 'the file'} {self.problem}{hint}"
+        return f"{where}: {self.message}{hint}" if where else f"{self.message}{hint}"
 
 
 def dotted(key: Key) -> str:
-    """A key as TOML writes it: `sources."my shop".args[0]`."""
+    """Return a key as TOML writes it: `sources."my shop".args[0]`."""
     text = ""
     for part in key:
         if isinstance(part, int):
@@ -101,13 +94,13 @@ def dotted(key: Key) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """A suggestion, if one of the known words comes close."""
+    """Return a suggestion, or an empty string if no known word is close."""
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else ""
+    return f"did you mean `{close[0]}`?" if close else ""
 
 
-def told(file: str, mistakes: Sequence[Mistake]) -> str:
-    """The message of a ConfigError."""
-    if len(mistakes) == 1:
-        return f"{file}: {mistakes[0]}"
-    return f"{file} has {len(mistakes)} mistakes:" + "".join(f"\n  {each}" for each in mistakes)
+def problems_message(file: str, problems: Sequence[ConfigProblem]) -> str:
+    """Return the message of a ConfigError."""
+    if len(problems) == 1:
+        return f"{file}: {problems[0]}"
+    return f"{file} has {len(problems)} problems:" + "".join(f"\n  {each}" for each in problems)

@@ -1,9 +1,9 @@
-"""What `opwire.toml` may say, as types. The file has the same names and the same shape.
+"""The settings of `opwire.toml` as types. The file has the same names and the same structure.
 
-A table of which there are several kinds (a source, a credential) is told by its kind's first field without a default:
-the source that has `python` is a Python module, the one that has `openapi` an HTTP API.
+A table of several types (a source, a credential) is selected by the first required key of its type: a source with
+`python` is a Python module, one with `openapi` an HTTP API.
 
-Texts whose parts come from the environment, so that no secret has to stand in a file.
+`EnvText` values refer to environment variables, so that files need not contain secrets.
 """
 
 import os
@@ -18,14 +18,14 @@ from opwire.operation import NormalizeMode
 
 _PLACEHOLDER = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-IN_FILE = "is a secret, and does not belong in a file"
-SET_IT = 'write "${NAME}", and set NAME in the environment'
+SECRET_IN_FILE = "secrets do not belong in a file"  # noqa: S105 - a message
+USE_ENVIRONMENT = 'write "${NAME}", and set NAME in the environment'
 
 
 class EnvText(Struct, frozen=True):
-    """A text in which `${NAME}`, or `${NAME:-default}`, stands for an environment variable.
+    """A string with placeholders for environment variables: `${NAME}`, or `${NAME:-default}`.
 
-    The variables are read when the text is used. Its repr names them, and shows nothing else.
+    The variables are read lazily. The repr names them, and shows nothing else.
     """
 
     template: str
@@ -40,35 +40,37 @@ class EnvText(Struct, frozen=True):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The variables that are needed and not set."""
+        """The variables without a default that are not set."""
         found = _PLACEHOLDER.finditer(self.template)
         return tuple(dict.fromkeys(each[1] for each in found if each[2] is None and each[1] not in os.environ))
 
     def resolve(self, at: str) -> str:
-        """The text as the environment makes it; `at` is the key that the text is the value of.
+        """Return the text with the variables replaced; `at` is its key.
 
         Raises:
             ConfigError: a variable is not set.
         """
         if missing := self.missing:
-            many = len(missing) > 1
-            asked = f"the environment variable{'s' if many else ''} {' and '.join(missing)}"
-            raise ConfigError(f"{at} asks for {asked}, which {'are' if many else 'is'} not set")
+            names = f"variable {missing[0]} is" if len(missing) == 1 else f"variables {' and '.join(missing)} are"
+            raise ConfigError(f"{at}: the environment {names} not set")
         return _PLACEHOLDER.sub(lambda found: os.environ.get(found[1], found[2] or ""), self.template)
+
+    @property
+    def problem(self) -> tuple[str, str] | None:
+        """The problem of an invalid template, and a suggestion; None if it is valid."""
+        if "${" in _PLACEHOLDER.sub("", self.template):
+            return 'invalid placeholder after "${"', "write ${NAME}"
+        return None
 
 
 class Secret(EnvText, frozen=True):
-    """A text that has to come from the environment."""
+    """A text that has to contain an environment variable, without a default."""
 
-
-def problem_of(text: EnvText) -> tuple[str, str] | None:
-    """Why this text cannot be used, whatever the environment holds, and what to do; None if it can."""
-    if "${" in _PLACEHOLDER.sub("", text.template):
-        return 'has a "${" that names no environment variable', "write ${NAME}"
-    if not isinstance(text, Secret):
-        return None
-    defaults = [found[2] for found in _PLACEHOLDER.finditer(text.template)]
-    return None if defaults and set(defaults) == {None} else (IN_FILE, SET_IT)
+    @property
+    def problem(self) -> tuple[str, str] | None:
+        """As for any text; and the problem of a secret in the file."""
+        defaults = {found[2] for found in _PLACEHOLDER.finditer(self.template)}
+        return super().problem or (None if defaults == {None} else (SECRET_IN_FILE, USE_ENVIRONMENT))
 
 
 Seconds = Annotated[float, Meta(gt=0, lt=1e9)]
@@ -81,7 +83,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class SourceSettings(Settings, frozen=True, kw_only=True):
-    """What every `[sources.NAME]` may say. One that is `required` stops the start if it cannot be loaded."""
+    """The keys of every `[sources.NAME]`. A failure of a `required` source stops the start."""
 
     enabled: bool = True
     required: bool = False
@@ -91,16 +93,16 @@ class SourceSettings(Settings, frozen=True, kw_only=True):
 
 
 class PythonSource(SourceSettings, frozen=True, kw_only=True):
-    """The registry of a Python module, "shop.operations:registry", or all that "shop.operations" holds.
+    """The registry of a Python module, "shop.operations:registry", or all registries of "shop.operations".
 
-    The folder of the file is where modules are looked for first. The operations have the ids that the code gives them.
+    Modules are imported from the folder of the file first. The operations keep the ids of the code.
     """
 
     python: str
 
 
 class MCPSettings(SourceSettings, frozen=True, kw_only=True):
-    """What every MCP source may say; see `from_mcp`."""
+    """The keys of every MCP source; see `from_mcp`."""
 
     trust_annotations: bool = False
     resources: bool = True
@@ -109,17 +111,17 @@ class MCPSettings(SourceSettings, frozen=True, kw_only=True):
 
 
 class ProgramSource(MCPSettings, frozen=True, kw_only=True):
-    """An MCP server that is a program to start. Its namespace is NAME unless given."""
+    """An MCP server that is a program to start. Its namespace is NAME by default."""
 
     command: EnvText
     args: tuple[EnvText, ...] = ()
     env: dict[str, EnvText] = {}
-    cwd: EnvText | None = None  # the folder of the file unless given
+    cwd: EnvText | None = None  # the folder of the file by default
     namespace: str | None = None
 
 
 class ServerSource(MCPSettings, frozen=True, kw_only=True):
-    """An MCP server behind a URL. Its namespace is NAME unless given."""
+    """An MCP server behind a URL. Its namespace is NAME by default."""
 
     url: EnvText
     headers: dict[str, EnvText] = {}
@@ -128,20 +130,20 @@ class ServerSource(MCPSettings, frozen=True, kw_only=True):
 
 
 class ServersFileSource(MCPSettings, frozen=True, kw_only=True):
-    """All MCP servers of an `mcpServers` file, each in the namespace of its key there."""
+    """All MCP servers of an `mcpServers` file, each with its key there as the namespace."""
 
     mcp_servers: EnvText
 
 
 class UserCredential(Settings, frozen=True, kw_only=True):
-    """For HTTP Basic."""
+    """Credentials for HTTP Basic."""
 
     user: EnvText
     password: Secret
 
 
 class ClientCredential(Settings, frozen=True, kw_only=True):
-    """An OAuth client, which asks for its own tokens."""
+    """An OAuth client, which requests its own tokens."""
 
     client_id: EnvText
     client_secret: Secret
@@ -153,10 +155,10 @@ class ClientCredential(Settings, frozen=True, kw_only=True):
 Credential = Secret | UserCredential | ClientCredential
 
 
-class OpenAPISource(SourceSettings, frozen=True, kw_only=True):
-    """An HTTP API that has an OpenAPI document, a file or a URL. Its namespace is NAME unless given.
+class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
+    """An HTTP API with an OpenAPI document, a file or a URL. Its namespace is NAME by default.
 
-    `credentials` are by the names of the document's security schemes.
+    The keys of `credentials` are the names of the document's security schemes.
     """
 
     openapi: EnvText
@@ -167,19 +169,19 @@ class OpenAPISource(SourceSettings, frozen=True, kw_only=True):
     headers: dict[str, EnvText] = {}
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    trust_annotations: bool = False  # believe `x-opwire`, for a document of `serve_http`
-    external_refs: tuple[str, ...] = ()  # hosts of other documents that this one may refer to; "*": any
+    trust_annotations: bool = False  # trust `x-opwire`, for a document of `serve_http`
+    external_refs: tuple[str, ...] = ()  # hosts of other documents that this one may refer to; "*" is any
     call_timeout: Seconds = 30.0
     max_response: Count = 64 * 1024 * 1024
     proxy: EnvText | None = None
     reconnect: bool = False
 
 
-AnySource = PythonSource | ProgramSource | ServerSource | ServersFileSource | OpenAPISource
+AnySource = PythonSource | ProgramSource | ServerSource | ServersFileSource | OpenAPISettings
 
 
 class RegistrySettings(Settings, frozen=True, kw_only=True):
-    """`[registry]`: see `OperationRegistry`. What a Python module's own registry says counts for its operations."""
+    """`[registry]`: see `OperationRegistry`. The registry of a Python module overrides these for its operations."""
 
     normalize: NormalizeMode = "fit"
     strip: bool = True
@@ -187,17 +189,17 @@ class RegistrySettings(Settings, frozen=True, kw_only=True):
 
 
 class SurfaceSettings(Settings, frozen=True, kw_only=True):
-    """What both surfaces may say. `anonymous` is the identity of callers that show no token; without it, nobody."""
+    """The keys of both surfaces. `anonymous` is the identity of callers without a token; by default they have none."""
 
     host: str = "127.0.0.1"
     version: str = "1.0"
-    hosts: tuple[str, ...] | None = None  # the names that it answers to; the loopback ones unless given
-    origins: tuple[str, ...] = ()  # web pages of other hosts that may call
+    hosts: tuple[str, ...] | None = None  # accepted host names; the loopback ones by default
+    origins: tuple[str, ...] = ()  # origins of web pages that may call
     anonymous: str | None = None
 
 
 class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
-    """`[serve.mcp]`: see `serve_mcp`. Over stdio the caller is `identity`, or trusted with everything."""
+    """`[serve.mcp]`: see `serve_mcp`. Over stdio the caller has this `identity`; by default it is fully trusted."""
 
     transport: Literal["stdio", "http"] = "stdio"
     port: Port = 8000
@@ -230,7 +232,7 @@ class ServeSettings(Settings, frozen=True, kw_only=True):
 
 
 class HubSettings(Settings, frozen=True, kw_only=True):
-    """`[hub]`: see `Hub`. `anonymous` is the identity of spokes that show no token; without it they are nobody."""
+    """`[hub]`: see `Hub`. `anonymous` is the identity of spokes without a token; by default they have none."""
 
     url: EnvText = EnvText("ws://127.0.0.1:8700")
     name: str = "hub"
@@ -239,32 +241,32 @@ class HubSettings(Settings, frozen=True, kw_only=True):
     linger: Annotated[float, Meta(ge=0)] = 30.0
     refresh: Seconds = 5.0
     balance: Literal["round_robin", "least_busy"] = "least_busy"
-    certificate: str | None = None  # of wss://, a PEM file
+    certificate: str | None = None  # a PEM file, for wss://
     private_key: str | None = None
 
 
 class SpokeSettings(Settings, frozen=True, kw_only=True):
-    """`[spoke]`: see `Spoke`. `url` is one, or a list of hubs that are tried one after the other."""
+    """`[spoke]`: see `Spoke`. `url` may be an array of hubs, which are tried in this order."""
 
     url: EnvText | tuple[EnvText, ...]
     token: Secret | None = None
     name: str = "opwire"
     version: str = "0.0.0"
-    anonymous: str | None = None  # whom callers count as that have no identity
+    anonymous: str | None = None  # the identity of callers without one
 
 
 class IdentitySettings(Settings, frozen=True, kw_only=True):
-    """`[identities.NAME]`: who shows this token is NAME. Without a token it is for `anonymous` and `identity`."""
+    """`[identities.NAME]`: callers with this token are NAME. Without a token it is for `anonymous` and `identity`."""
 
     token: Secret | None = None
     scopes: tuple[str, ...] = ()
     resources: dict[str, tuple[str, ...]] = {}
-    delegates: bool = False  # it may call with the identity of a caller whose call it serves
-    announces: tuple[str, ...] = ()  # the namespaces in which it may serve operations at a hub; "*": all
+    delegates: bool = False  # may pass on the identity of its own callers
+    announces: tuple[str, ...] = ()  # the namespaces that it may serve at a hub; "*" is all
 
 
 class ClaimSettings(Settings, frozen=True, kw_only=True):
-    """Which claims hold what, where they are not the usual ones; see `JWTs`."""
+    """The names of claims, if they are not the default ones; see `JWTs`."""
 
     id: str | None = None
     scopes: str | None = None
@@ -274,9 +276,9 @@ class ClaimSettings(Settings, frozen=True, kw_only=True):
 
 
 class JWTSettings(Settings, frozen=True, kw_only=True):
-    """`[auth.jwt]`: see `JWTs`. One of `key`, `key_file` (a public key as PEM) and `jwks_url` is needed.
+    """`[auth.jwt]`: see `JWTs`. One of `key`, `key_file` (a public key as PEM) and `jwks_url` is required.
 
-    `audience` and `issuer` are "*" where anything will do.
+    "*" accepts any `audience` or `issuer`.
     """
 
     algorithms: tuple[str, ...]
@@ -290,24 +292,24 @@ class JWTSettings(Settings, frozen=True, kw_only=True):
 
 
 class AuthSettings(Settings, frozen=True, kw_only=True):
-    """`[auth]`: who callers are, beside the tokens of `[identities]`."""
+    """`[auth]`: authentication in addition to the tokens of `[identities]`."""
 
     jwt: JWTSettings | None = None
 
 
 class LimitSettings(Settings, frozen=True, kw_only=True):
-    """`[limits]` of everything that faces outward."""
+    """`[limits]` of surfaces, hub and spoke."""
 
-    call_timeout: Seconds = 30.0  # of calls over a surface that have no other
+    call_timeout: Seconds = 30.0  # the default for calls over a surface
     max_body: Count = 4 * 1024 * 1024  # bytes of a request to a surface
-    max_requests: Count = 1_000  # to a surface at the same time
-    max_calls: Count = 10_000  # open at the same time: of a client of the hub, or at a spoke
-    rate: Annotated[float, Meta(gt=0)] | None = None  # calls a second of a client of the hub
-    burst: Count = 1_000  # and so many at once
+    max_requests: Count = 1_000  # concurrent, per surface
+    max_calls: Count = 10_000  # in flight: per client of the hub, or at a spoke
+    rate: Annotated[float, Meta(gt=0)] | None = None  # calls per second and client of the hub
+    burst: Count = 1_000  # calls at once, above the rate
 
 
 class Config(Settings, frozen=True, kw_only=True):
-    """An `opwire.toml`. `file` is where it was read; relative paths begin in its folder."""
+    """An `opwire.toml`. `file` is its path; relative paths start in its folder."""
 
     file: Path | None = None
     registry: RegistrySettings = RegistrySettings()
@@ -321,5 +323,5 @@ class Config(Settings, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> Path:
-        """Where relative paths begin."""
+        """The base of relative paths."""
         return Path.cwd() if self.file is None else self.file.absolute().parent

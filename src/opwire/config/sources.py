@@ -1,10 +1,7 @@
-"""The sources that a configuration names, opened: each by its adapter, which is imported when it is first asked for.
+"""The sources of a configuration, opened by their adapters, which are imported lazily.
 
-A registry as a source of another: its operations, called where they are.
-
-They keep what their own registry gives them: argument conversion, threads, and what it does to results.
-
-Python modules of the project around a configuration file: imported, and imported anew when they change.
+`RegistrySource` mounts a registry in another: its operations keep their own argument conversion, threads and result
+normalization. `ProjectModules` imports the Python modules of the project around a configuration file.
 """
 
 import asyncio
@@ -12,43 +9,149 @@ import importlib
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
-from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from msgspec.structs import replace
 
+from opwire.adapters.source import AdapterSource
 from opwire.config.problems import Key, did_you_mean, dotted
 from opwire.config.settings import (
     AnySource,
-    ClientCredential,
-    Credential,
     EnvText,
-    MCPSettings,
-    OpenAPISource,
+    OpenAPISettings,
     ProgramSource,
     PythonSource,
     ServersFileSource,
     ServerSource,
     UserCredential,
 )
-from opwire.errors import ConfigError, OpwireError
-from opwire.operation import Context, NormalizeMode, Operation, OperationSpec, OperationType, Source, SourceChange
+from opwire.errors import ConfigError, needs_extra
+from opwire.operation import Context, NormalizeMode, Operation, OperationSpec, OperationType, SourceChange
 from opwire.registry import Change, OperationRegistry
 from opwire.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from opwire.adapters.mcp import MCPServer
+    from opwire.adapters.mcp import MCPKeywords, MCPServer
+
+_THREADS = 16  # concurrent imports, not counting those that hang
 
 
-class RegistrySource:
-    """The operations of registries. `normalize` is done to results once more; by default nothing is."""
+async def open_source(name: str, settings: AnySource, folder: Path, modules: "ProjectModules") -> AdapterSource:
+    """Open the source `[sources.NAME]`.
+
+    Raises:
+        OpwireError: it cannot be opened; the message has the reason.
+    """
+    key: Key = ("sources", name)
+    if isinstance(settings, PythonSource):
+        registries = await modules.registries(settings.python, dotted((*key, "python")))
+        return RegistrySource(registries, normalize=settings.normalize, strip=settings.strip)
+    extra = "openapi" if isinstance(settings, OpenAPISettings) else "mcp"
+    with needs_extra(extra):
+        # Adapters are imported on a thread, which takes up to a second: other sources are loaded meanwhile.
+        await asyncio.to_thread(importlib.import_module, f"opwire.adapters.{extra}")
+    values = resolve(settings, key)
+    if isinstance(settings, OpenAPISettings):
+        source = _openapi_source(name, settings, values, folder)
+    else:
+        source = _mcp_source(name, settings, values, folder)
+    try:
+        return await source.open()
+    except BaseException:
+        await source.close()
+        raise
+
+
+def resolve(value: Any, key: Key) -> Any:
+    """Return a value with all environment variables replaced; settings become dicts.
+
+    Raises:
+        ConfigError: a variable is not set; the message names its key.
+    """
+    match value:
+        case EnvText():
+            return value.resolve(dotted(key))
+        case UserCredential():
+            return resolve(value.user, (*key, "user")), resolve(value.password, (*key, "password"))
+        case msgspec.Struct():
+            return {name: resolve(each, (*key, name)) for name, each in msgspec.structs.asdict(value).items()}
+        case dict():
+            return {name: resolve(each, (*key, name)) for name, each in cast("dict[str, Any]", value).items()}
+        case tuple():
+            return tuple(resolve(each, (*key, n)) for n, each in enumerate(cast("tuple[Any, ...]", value)))
+        case _:
+            return value
+
+
+def files_of(settings: AnySource, folder: Path) -> list[Path]:
+    """Return the files that a source is loaded from, except Python modules."""
+    given = settings.openapi if isinstance(settings, OpenAPISettings) else getattr(settings, "mcp_servers", None)
+    if given is None or given.missing or "://" in (path := given.resolve("")):
+        return []
+    return [folder / Path(path).expanduser()]
+
+
+def _mcp_source(
+    name: str, settings: ProgramSource | ServerSource | ServersFileSource, values: dict[str, Any], folder: Path
+) -> AdapterSource:
+    from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
+
+    options: MCPKeywords = {
+        "trust_annotations": settings.trust_annotations,
+        "resources": settings.resources,
+        "prompts": settings.prompts,
+        "tool_timeout": settings.tool_timeout,
+        "normalize": settings.normalize,
+        "strip": settings.strip,
+        "connect_timeout": settings.timeout,
+    }
+    if isinstance(settings, ServersFileSource):
+        path = folder / Path(values["mcp_servers"]).expanduser()
+        return from_mcp(path, required=settings.required, **options)
+    server: MCPServer
+    if isinstance(settings, ServerSource):
+        server = HTTPServer(values["url"], values["headers"], settings.type)
+    else:
+        cwd = folder / Path(values["cwd"] or "").expanduser()
+        server = StdioServer(values["command"], values["args"], values["env"] or None, str(cwd))
+    # `open_config` has the timeout. Two that expire at the same moment would interfere.
+    options |= {"connect_timeout": 2 * settings.timeout, "namespace": settings.namespace or name}
+    return from_mcp(server, **options)
+
+
+def _openapi_source(name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path) -> AdapterSource:
+    from opwire.adapters.openapi import from_openapi
+
+    document = values["openapi"]
+    return from_openapi(
+        document if "://" in document else folder / Path(document).expanduser(),
+        namespace=settings.namespace or name,
+        base_url=values["base_url"],
+        server_variables=values["server_variables"],
+        credentials=values["credentials"],
+        allow_external_refs=True if "*" in settings.external_refs else settings.external_refs,
+        include=settings.include,
+        exclude=settings.exclude,
+        normalize=settings.normalize,
+        strip=bool(settings.strip),
+        reconnect=settings.reconnect,
+        trust_annotations=settings.trust_annotations,
+        timeout=settings.call_timeout,
+        max_response=settings.max_response,
+        headers=values["headers"],
+        proxy=values["proxy"],
+    )
+
+
+class RegistrySource(AdapterSource):
+    """The operations of registries. `normalize` is applied to results in addition; it is off by default."""
 
     def __init__(
         self,
@@ -57,34 +160,31 @@ class RegistrySource:
         normalize: NormalizeMode | None = None,
         strip: bool | None = None,
     ) -> None:
+        super().__init__()
         self._registries = registries
         self._normalize: NormalizeMode = normalize or "off"
         self._strip = strip
 
     def __iter__(self) -> Iterator[Operation]:
-        """The operations as they are now."""
+        """Iterate over the current operations."""
         return (self._operation(registry, spec) for registry in self._registries for spec in registry.list())
 
     def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
-        """Be told of every change; the function that is returned ends it."""
-        ends = [registry.on_change(self._teller(registry, listener)) for registry in self._registries]
+        """Call the listener after every change; the returned function removes it."""
 
-        def end() -> None:
-            for each in ends:
-                each()
-
-        return end
-
-    def _teller(
-        self, registry: OperationRegistry, listener: Callable[[SourceChange], None]
-    ) -> Callable[[Change], None]:
-        def tell(change: Change) -> None:
+        def forward(registry: OperationRegistry, change: Change) -> None:
             if change.kind == "removed":
                 listener(SourceChange(gone=(change.spec.id,)))
             else:
                 listener(SourceChange(put=(self._operation(registry, change.spec),)))
 
-        return tell
+        removes = [registry.on_change(partial(forward, registry)) for registry in self._registries]
+
+        def remove_all() -> None:
+            for remove in removes:
+                remove()
+
+        return remove_all
 
     def _operation(self, registry: OperationRegistry, spec: OperationSpec) -> Operation:
         outer = replace(spec, normalize=self._normalize, strip=self._strip)
@@ -102,62 +202,62 @@ class RegistrySource:
         return Operation(outer, subscribe if spec.type is OperationType.SUBSCRIPTION else execute)
 
 
-_THREADS = 16  # imports at the same time, not counting those that hang
-
-
 class ProjectModules:
-    """Imports modules, which are looked for in `folder` first, and remembers those that were found there.
+    """Import modules, from `folder` first, and record the files of those that were found there.
 
-    Imports run on threads, because one may wait for ever. `sys.path` has the folder as long as one runs.
+    Imports run on threads, because one may block forever. The folder is in `sys.path` while one runs.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._before = frozenset(sys.modules)  # what the process needs for itself is never imported anew
+        self._before = frozenset(sys.modules)  # modules of the process itself are never removed
         self._threads = WorkerPool(_THREADS)
         self._lock = threading.Lock()
         self._running = 0
         self.files: set[Path] = set()
-        """Where the modules are, those included that could not be imported."""
+        """The files of the modules, including those that could not be imported."""
 
     async def registries(self, target: str, at: str) -> list[OperationRegistry]:
-        """What "module:attribute" or "module" names; `at` is the key that says so.
+        """Return the registries of "module:attribute" or "module"; `at` is the key with this value.
 
         Raises:
-            ConfigError: there is no such thing, or the import failed.
+            ConfigError: the target does not exist, or the import failed.
         """
         name, colon, attribute = target.partition(":")
         if not name or (colon and not attribute):
-            raise ConfigError(f'{at} is "module:registry" or "module"')
+            raise ConfigError(f'{at}: write "module:registry" or "module"')
         module: ModuleType = await self._threads.run(partial(self._import, name, at), f"the import of {name}")
-        if attribute:
-            return [_registry_at(module, attribute, at)]
-        found = {id(each): each for each in _registries_in(module).values()}  # one may have two names
-        if not found:
-            raise ConfigError(f"{at}: the module {name} holds no OperationRegistry")
-        return list(found.values())
+        found = {name: each for name, each in vars(module).items() if isinstance(each, OperationRegistry)}
+        if not attribute:
+            if not found:
+                raise ConfigError(f"{at}: the module {name} has no OperationRegistry")
+            return list({id(each): each for each in found.values()}.values())  # one may have two names
+        try:
+            registry: Any = attrgetter(attribute)(module)
+        except AttributeError:
+            hint = did_you_mean(attribute, found) or (f"it has {', '.join(found)}" if found else "")
+            message = f"{at}: the module {name} has no {attribute}{f'; {hint}' if hint else ''}"
+            raise ConfigError(message) from None
+        if not isinstance(registry, OperationRegistry):
+            kind = type(registry).__name__
+            raise ConfigError(f"{at}: {attribute} of {name} is not an OperationRegistry, but of type {kind}")
+        return [registry]
 
     def forget(self) -> None:
-        """Take the project's modules out of `sys.modules`, so that the next import is one of their files."""
+        """Remove the project's modules from `sys.modules`, so that the next import loads them again."""
         for name in self._modules():
             sys.modules.pop(name, None)
-
-    def forget_edited(self) -> None:
-        """As `forget`, for files that have just been edited."""
-        # Python tells by the second whether it has to compile a file again, and people save more often than that.
-        for compiled in [getattr(module, "__cached__", None) for module in self._modules().values()]:
-            if isinstance(compiled, str):
-                with suppress(OSError):
-                    Path(compiled).unlink()
-        self.forget()
-        importlib.invalidate_caches()
 
     def _import(self, name: str, at: str) -> ModuleType:
         try:
             with self._on_path():
                 return importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            self.files |= {*self._files_in(error), self._folder / f"{name.replace('.', '/')}.py"}
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            if isinstance(error, SyntaxError) and error.filename:
+                files.append(error.filename)
+            self.files |= {Path(file) for file in files if self._is_ours(file)}
+            self.files.add(self._folder / f"{name.replace('.', '/')}.py")
             raise ConfigError(f"{at}: {self._reason(name, error)}") from error
         finally:
             self.files |= {Path(module.__file__) for module in self._modules().values() if module.__file__}
@@ -177,7 +277,7 @@ class ProjectModules:
                     sys.path.remove(str(self._folder))
 
     def _modules(self) -> dict[str, ModuleType]:
-        """The modules that came from the folder since we began."""
+        """Return the modules that were imported from the folder since the start."""
         return {
             name: module
             for name, module in tuple(sys.modules.items())
@@ -187,213 +287,11 @@ class ProjectModules:
     def _is_ours(self, file: str | None) -> bool:
         return file is not None and Path(file).is_relative_to(self._folder) and "site-packages" not in Path(file).parts
 
-    def _files_in(self, error: BaseException) -> list[Path]:
-        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        if isinstance(error, SyntaxError) and error.filename:
-            files.append(error.filename)
-        return [Path(file) for file in files if self._is_ours(file)]
-
     def _reason(self, name: str, error: BaseException) -> str:
         if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
-            return f"there is no module {error.name}, neither in {self._folder} nor among the installed packages"
+            return f"unknown module {error.name}: it is neither in {self._folder} nor installed"
         reason = f"{name} cannot be imported: {type(error).__name__}: {error}"
         frames = [each for each in traceback.extract_tb(error.__traceback__) if self._is_ours(each.filename)]
-        if not frames or isinstance(error, SyntaxError):  # which says itself where
+        if not frames or isinstance(error, SyntaxError):  # its message has the position
             return reason
         return f"{reason} ({Path(frames[-1].filename).relative_to(self._folder)}, line {frames[-1].lineno})"
-
-
-def _registries_in(module: ModuleType) -> dict[str, OperationRegistry]:
-    return {name: each for name, each in vars(module).items() if isinstance(each, OperationRegistry)}
-
-
-def _registry_at(module: ModuleType, attribute: str, at: str) -> OperationRegistry:
-    try:
-        found: Any = attrgetter(attribute)(module)
-    except AttributeError:
-        names = list(_registries_in(module))
-        hint = did_you_mean(attribute, names) or (f"it has {', '.join(names)}" if names else "")
-        message = f"{at}: the module {module.__name__} has no {attribute}{f'; {hint}' if hint else ''}"
-        raise ConfigError(message) from None
-    if not isinstance(found, OperationRegistry):
-        kind = type(found).__name__
-        raise ConfigError(f"{at}: {attribute} of {module.__name__} is no OperationRegistry, but of type {kind}")
-    return found
-
-
-@dataclass
-class OpenSource:
-    """A source that is open. `failures` are of parts of it: of one MCP server among several."""
-
-    source: Source
-    close: Callable[[], Awaitable[None]]
-    notes: Callable[[], list[str]] = list
-    """What of it is left out, or was not understood."""
-    failures: Mapping[str, OpwireError] = field(default_factory=dict[str, OpwireError])
-
-
-async def open_source(name: str, settings: AnySource, folder: Path, modules: ProjectModules) -> OpenSource:
-    """Open the source `[sources.NAME]`.
-
-    Raises:
-        OpwireError: it cannot be opened. The message says why.
-    """
-    key: Key = ("sources", name)
-    # The adapters are imported on a thread, which takes up to a second: the other sources go on meanwhile.
-    try:
-        match settings:
-            case PythonSource():
-                return await _open_python(key, settings, modules)
-            case OpenAPISource():
-                await asyncio.to_thread(import_module, "opwire.adapters.openapi")
-                return await _open_openapi(key, name, settings, folder)
-            case _:
-                await asyncio.to_thread(import_module, "opwire.adapters.mcp")
-                return await _open_mcp(key, name, settings, folder)
-    except ModuleNotFoundError as error:
-        extra = "openapi" if isinstance(settings, OpenAPISource) else "mcp"
-        missing = f"{dotted(key)} needs the package {error.name}: pip install 'opwire[{extra}]'"
-        raise ConfigError(missing) from error
-
-
-def files_of(settings: AnySource, folder: Path) -> list[Path]:
-    """The files that a source is read from, beside Python modules."""
-    given = settings.openapi if isinstance(settings, OpenAPISource) else None
-    if isinstance(settings, ServersFileSource):
-        given = settings.mcp_servers
-    if given is None or given.missing:
-        return []
-    where = _document(given.resolve(""), folder)
-    return [where] if isinstance(where, Path) else []
-
-
-async def _open_python(key: Key, settings: PythonSource, modules: ProjectModules) -> OpenSource:
-    registries = await modules.registries(settings.python, dotted((*key, "python")))
-    source = RegistrySource(registries, normalize=settings.normalize, strip=settings.strip)
-    return OpenSource(source, _nothing_to_close)
-
-
-async def _nothing_to_close() -> None:
-    """The modules are those of the whole project."""
-
-
-async def _open_mcp(
-    key: Key, name: str, settings: ProgramSource | ServerSource | ServersFileSource, folder: Path
-) -> OpenSource:
-    from opwire.adapters.mcp import from_mcp
-
-    if isinstance(settings, ServersFileSource):
-        path = _path(settings.mcp_servers.resolve(dotted((*key, "mcp_servers"))), folder)
-        source = from_mcp(path, required=settings.required, **_mcp_options(settings, settings.timeout))
-    else:
-        server = _mcp_server(key, settings, folder)
-        # Whoever opens sources keeps the time. Two who give up at the same moment would be in each other's way.
-        options = _mcp_options(settings, 2 * settings.timeout)
-        source = from_mcp(server, namespace=settings.namespace or name, **options)
-    stack = AsyncExitStack()
-    await stack.enter_async_context(source)
-    return OpenSource(
-        source,
-        stack.aclose,
-        notes=lambda: [*map(str, source.report.skipped), *source.report.warnings],
-        failures=dict(source.failures),
-    )
-
-
-class _MCPOptions(TypedDict):
-    trust_annotations: bool
-    resources: bool
-    prompts: bool
-    tool_timeout: float | None
-    normalize: NormalizeMode | None
-    strip: bool | None
-    connect_timeout: float
-
-
-def _mcp_options(settings: MCPSettings, connect_timeout: float) -> _MCPOptions:
-    return {
-        "trust_annotations": settings.trust_annotations,
-        "resources": settings.resources,
-        "prompts": settings.prompts,
-        "tool_timeout": settings.tool_timeout,
-        "normalize": settings.normalize,
-        "strip": settings.strip,
-        "connect_timeout": connect_timeout,
-    }
-
-
-def _mcp_server(key: Key, settings: ProgramSource | ServerSource, folder: Path) -> "MCPServer":
-    from opwire.adapters.mcp import HTTPServer, StdioServer
-
-    if isinstance(settings, ServerSource):
-        headers = _resolved((*key, "headers"), settings.headers)
-        return HTTPServer(settings.url.resolve(dotted((*key, "url"))), headers, settings.type)
-    return StdioServer(
-        command=settings.command.resolve(dotted((*key, "command"))),
-        args=tuple(each.resolve(dotted((*key, "args", at))) for at, each in enumerate(settings.args)),
-        env=_resolved((*key, "env"), settings.env) or None,
-        cwd=str(folder if settings.cwd is None else _path(settings.cwd.resolve(dotted((*key, "cwd"))), folder)),
-    )
-
-
-async def _open_openapi(key: Key, name: str, settings: OpenAPISource, folder: Path) -> OpenSource:
-    from opwire.adapters.openapi import from_openapi
-
-    def optional(field: str) -> str | None:
-        text: EnvText | None = getattr(settings, field)
-        return None if text is None else text.resolve(dotted((*key, field)))
-
-    source = from_openapi(
-        _document(settings.openapi.resolve(dotted((*key, "openapi"))), folder),
-        namespace=settings.namespace or name,
-        base_url=optional("base_url"),
-        server_variables=_resolved((*key, "server_variables"), settings.server_variables),
-        credentials=_credentials((*key, "credentials"), settings.credentials),
-        allow_external_refs=True if "*" in settings.external_refs else settings.external_refs,
-        include=settings.include,
-        exclude=settings.exclude,
-        normalize=settings.normalize,
-        strip=bool(settings.strip),
-        reconnect=settings.reconnect,
-        trust_annotations=settings.trust_annotations,
-        timeout=settings.call_timeout,
-        max_response=settings.max_response,
-        headers=_resolved((*key, "headers"), settings.headers),
-        proxy=optional("proxy"),
-    )
-    stack = AsyncExitStack()
-    await stack.enter_async_context(source)
-    return OpenSource(source, stack.aclose, notes=lambda: str(source.report).splitlines())
-
-
-def _credentials(key: Key, given: Mapping[str, Credential]) -> dict[str, Any]:
-    return {name: _credential((*key, name), each) for name, each in given.items()}
-
-
-def _credential(key: Key, given: Credential) -> str | tuple[str, str] | dict[str, Any]:
-    match given:
-        case UserCredential():
-            return given.user.resolve(dotted((*key, "user"))), given.password.resolve(dotted((*key, "password")))
-        case ClientCredential():
-            token_url = None if given.token_url is None else given.token_url.resolve(dotted((*key, "token_url")))
-            return {
-                "client_id": given.client_id.resolve(dotted((*key, "client_id"))),
-                "client_secret": given.client_secret.resolve(dotted((*key, "client_secret"))),
-                "scopes": given.scopes,
-                "token_url": token_url,
-                "auth": given.auth,
-            }
-        case _:
-            return given.resolve(dotted(key))
-
-
-def _resolved(key: Key, texts: Mapping[str, EnvText]) -> dict[str, str]:
-    return {name: each.resolve(dotted((*key, name))) for name, each in texts.items()}
-
-
-def _document(given: str, folder: Path) -> str | Path:
-    return given if "://" in given else _path(given, folder)
-
-
-def _path(given: str, folder: Path) -> Path:
-    return folder / Path(given).expanduser()

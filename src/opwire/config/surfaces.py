@@ -1,7 +1,4 @@
-"""What a configuration serves: surfaces, hub and spoke. Nothing of it runs yet.
-
-Who callers are, as a configuration says it: known tokens, signed tokens, and those who show none.
-"""
+"""The surfaces, hub and spoke of a configuration, not started yet, and the authentication of their callers."""
 
 import json
 import ssl
@@ -24,11 +21,10 @@ from opwire.config.settings import (
     HubSettings,
     JWTSettings,
     MCPSurfaceSettings,
-    SpokeSettings,
     SurfaceSettings,
 )
-from opwire.errors import CallError, ConfigError, UsageError
-from opwire.hub import Hub, Spoke
+from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
+from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 
@@ -40,53 +36,63 @@ if TYPE_CHECKING:
 
 
 _MAX_KEYS = 1024 * 1024  # bytes of a published key set
-_PATIENCE = 10.0  # seconds for it to arrive
+_FETCH_TIMEOUT = 10.0  # seconds
 
 
 def build_authenticator(config: Config) -> Authenticator | None:
-    """What `[identities]` and `[auth.jwt]` say of tokens; None if they say nothing.
+    """Return the authenticator of `[identities]` and `[auth.jwt]`, or None if they have no tokens.
 
     Raises:
-        ConfigError: a token or key is not in the environment, or is no good.
+        ConfigError: a token or key is missing in the environment, or invalid.
     """
-    grants = _grants(config)
+    grants: dict[str, Grant] = {}
+    for name, settings in config.identities.items():
+        if settings.token is None:
+            continue
+        at = dotted(("identities", name, "token"))
+        token = settings.token.resolve(at)
+        try:
+            StaticTokens({token: _grant(config, name)})
+        except (CallError, UsageError, MissingExtraError) as error:
+            message = error.message if isinstance(error, CallError) else str(error)
+            raise ConfigError(f"{at}: {message.replace('token number 1', 'it')}") from error
+        if token in grants:
+            raise ConfigError(f"{at}: duplicate of the token of {grants[token].identity.id}; each needs its own")
+        grants[token] = _grant(config, name)
     tokens = StaticTokens(grants) if grants else None
     jwts = None if config.auth.jwt is None else _jwts(config.auth.jwt, config.folder)
-    return _EitherOf(tokens, jwts) if tokens and jwts else tokens or jwts
+    return TokensOrJWTs(tokens, jwts) if tokens and jwts else tokens or jwts
 
 
 def identity_of(config: Config, name: str | None) -> Identity | None:
-    """The identity of this name; None for None."""
+    """Return the identity of a name; None for None."""
     return None if name is None else _grant(config, name).identity
 
 
-def or_anonymous(authenticator: Authenticator | None, config: Config, name: str | None) -> Authenticator | None:
-    """An authenticator that takes those who show no token for the identity of this name."""
-    return authenticator if name is None else _OrAnonymous(authenticator, _grant(config, name))
-
-
-class _EitherOf:
-    """Takes a token that is known, or else one that is signed."""
+class TokensOrJWTs:
+    """Authenticate a known token, or else a signed one."""
 
     def __init__(self, tokens: StaticTokens, jwts: Authenticator) -> None:
         self._tokens = tokens
         self._jwts = jwts
 
     async def authenticate(self, token: str | None) -> Grant:
+        """Return the grant of a token."""
         try:
             return await self._tokens.authenticate(token)
         except CallError:
             return await self._jwts.authenticate(token)
 
 
-class _OrAnonymous:
-    """Takes those who show no token for somebody; a token that is no good is still refused."""
+class AnonymousGrant:
+    """Grant access to callers without a token; an invalid token is still rejected."""
 
     def __init__(self, authenticator: Authenticator | None, grant: Grant) -> None:
         self._authenticator = authenticator
         self._grant = grant
 
     async def authenticate(self, token: str | None) -> Grant:
+        """Return the grant of a token, or the default one."""
         if token and self._authenticator is not None:
             return await self._authenticator.authenticate(token)
         return self._grant
@@ -98,56 +104,30 @@ def _grant(config: Config, name: str) -> Grant:
     return Grant(identity, settings.announces, delegates=settings.delegates)
 
 
-def _grants(config: Config) -> dict[str, Grant]:
-    grants: dict[str, Grant] = {}
-    for name, settings in config.identities.items():
-        if settings.token is None:
-            continue
-        at = dotted(("identities", name, "token"))
-        token, grant = settings.token.resolve(at), _grant(config, name)
-        try:
-            StaticTokens({token: grant})
-        except UsageError as error:
-            raise ConfigError(f"{at}: {str(error).replace('token number 1', 'it')}") from error
-        if token in grants:
-            raise ConfigError(f"{at} is the token of {grants[token].identity.id} as well: each needs its own")
-        grants[token] = grant
-    return grants
-
-
 def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:
-    try:
+    with needs_extra("auth"):
         from opwire.auth import JWTs
-    except ImportError as error:
-        raise ConfigError(f"auth.jwt: {error}") from error
+    key = None if settings.key is None else settings.key.resolve("auth.jwt.key")
+    if settings.key_file is not None:
+        try:
+            key = (folder / Path(settings.key_file).expanduser()).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"auth.jwt.key_file: cannot be read: {error}") from error
     claims = {name: each for name, each in msgspec.structs.asdict(settings.claims).items() if each is not None}
-    try:
+    with _config_errors("auth.jwt"):
         return JWTs(
-            key=_key(settings, folder),
-            jwks=None if settings.jwks_url is None else _fetcher(settings.jwks_url),
+            key=key,
+            jwks=None if settings.jwks_url is None else key_fetcher(settings.jwks_url),
             algorithms=settings.algorithms,
             audience=None if settings.audience == "*" else settings.audience,
             issuer=None if settings.issuer == "*" else settings.issuer,
             leeway=settings.leeway,
             claims=cast("ClaimNames", claims),
         )
-    except UsageError as error:
-        raise ConfigError(f"auth.jwt: {error}") from error
-
-
-def _key(settings: JWTSettings, folder: Path) -> str | None:
-    if settings.key is not None:
-        return settings.key.resolve("auth.jwt.key")
-    if settings.key_file is None:
-        return None
-    try:
-        return (folder / Path(settings.key_file).expanduser()).read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"auth.jwt.key_file cannot be read: {error}") from error
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Whoever may send us elsewhere for the keys decides who everybody is."""
+    """Reject redirects: their target would control the keys, and so all identities."""
 
     def http_error_302(self, *_: Any, **__: Any) -> None:
         return None
@@ -155,13 +135,13 @@ class _NoRedirects(HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-def _fetcher(url: str) -> Callable[[], Mapping[str, Any]]:
-    """A function that fetches a key set. It blocks: `JWTs` calls it on a thread, and deals with what it raises."""
+def key_fetcher(url: str) -> Callable[[], Mapping[str, Any]]:
+    """Return a function that fetches a key set. It blocks: `JWTs` calls it on a thread, and handles its exceptions."""
     opener = build_opener(_NoRedirects)
 
     def fetch() -> Mapping[str, Any]:
         try:
-            with opener.open(url, timeout=_PATIENCE) as response:
+            with opener.open(url, timeout=_FETCH_TIMEOUT) as response:
                 return json.loads(response.read(_MAX_KEYS))
         except HTTPError as error:
             error.close()  # it holds the connection
@@ -171,12 +151,12 @@ def _fetcher(url: str) -> Callable[[], Mapping[str, Any]]:
 
 
 def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
-    """The MCP server that `[serve.mcp]` describes: for `run_stdio`, or for `run_http` with `mcp_http_options`.
+    """Return the MCP server of `[serve.mcp]`: for `run_stdio`, or for `run_http` with `mcp_http_options`.
 
     Raises:
-        ConfigError: its package is not installed.
+        MissingExtraError: its package is not installed.
     """
-    with _needs("serve.mcp", "mcp"):
+    with needs_extra("mcp"):
         from opwire.serve.mcp import serve_mcp
     settings = config.serve.mcp or MCPSurfaceSettings()
     return serve_mcp(
@@ -194,22 +174,23 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
 
 
 def mcp_http_options(config: Config) -> "MCPHTTPOptions":
-    """Who may come in to the MCP server over HTTP, and where: the options of `run_http` and `asgi`.
+    """Return the options of `run_http` and `asgi` for the MCP server.
 
     Raises:
-        ConfigError: a token or key is not in the environment, or is no good.
+        ConfigError: a token or key is missing in the environment, or invalid.
     """
     settings = config.serve.mcp or MCPSurfaceSettings()
     return {**_guard_options(config, settings), "path": settings.path}
 
 
 def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
-    """The HTTP API that `[serve.http]` describes.
+    """Return the HTTP API of `[serve.http]`.
 
     Raises:
-        ConfigError: its package is not installed; a token or key is not in the environment, or is no good.
+        MissingExtraError: its package is not installed.
+        ConfigError: a token or key is missing in the environment, or invalid.
     """
-    with _needs("serve.http", "http"):
+    with needs_extra("http"):
         from opwire.serve.http import serve_http
     settings = config.serve.http or HTTPSurfaceSettings()
     return serve_http(
@@ -225,52 +206,60 @@ def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
     )
 
 
-def hub_of(config: Config, registry: OperationRegistry) -> Hub:
-    """The hub that `[hub]` describes.
+def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
+    """Return the hub that `[hub]` describes; with the URL of a broker, a node on that broker.
 
     Raises:
-        ConfigError: it cannot be made so; the message says why.
+        ConfigError: a setting is invalid.
     """
     settings = config.hub or HubSettings()
     url = settings.url.resolve("hub.url")
-    options: dict[str, Any] = {}
-    if url.startswith(("ws://", "wss://")):
+    options: dict[str, Any] = {
+        "name": settings.name,
+        "version": settings.version,
+        "anonymous": identity_of(config, settings.anonymous),
+        "linger": settings.linger,
+    }
+    authenticator = build_authenticator(config)
+    if settings.anonymous:
+        authenticator = AnonymousGrant(authenticator, _grant(config, settings.anonymous))
+    with _config_errors("hub"):
+        if not url.startswith(("ws://", "wss://")):
+            return BrokerNode(registry, url, refresh=settings.refresh, **options)
         limits = config.limits
-        options = {"balance": settings.balance, "max_calls": limits.max_calls, "rate": limits.rate}
-        options |= {"burst": limits.burst, "ssl": _tls(settings, config.folder)}
-        options["auth"] = or_anonymous(build_authenticator(config), config, settings.anonymous)
-    with _mapped("hub"):
         return Hub(
             registry,
             url,
-            name=settings.name,
-            version=settings.version,
-            identity=identity_of(config, settings.anonymous),
-            linger=settings.linger,
-            refresh=settings.refresh,
+            authenticate=authenticator,
+            balance=settings.balance,
+            max_calls=limits.max_calls,
+            rate=limits.rate,
+            burst=limits.burst,
+            ssl=_tls(settings, config.folder),
             **options,
         )
 
 
 def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
-    """The spoke that `[spoke]` describes. Without a registry it only calls.
+    """Return the spoke of `[spoke]`. Without a registry it only calls.
 
     Raises:
-        ConfigError: it cannot be made so; the message says why.
+        ConfigError: a setting is missing or invalid.
     """
     settings = config.spoke
     if settings is None:
-        raise ConfigError('the configuration has no [spoke]: add one, with url = "ws://…" of a hub, or of a broker')
+        raise ConfigError('missing table [spoke]: add it, with url = "ws://…" of a hub, or of a broker')
     options: dict[str, Any] = {}
     if settings.token is not None:
         options["token"] = settings.token.resolve("spoke.token")
-    with _mapped("spoke"):
+    urls = settings.url if isinstance(settings.url, tuple) else (settings.url,)
+    with _config_errors("spoke"):
         return Spoke(
             registry,
-            _urls(settings),
+            [each.resolve("spoke.url") for each in urls],
             name=settings.name,
             version=settings.version,
-            identity=identity_of(config, settings.anonymous),
+            anonymous=identity_of(config, settings.anonymous),
             max_calls=config.limits.max_calls,
             **options,
         )
@@ -287,36 +276,23 @@ def _guard_options(config: Config, settings: SurfaceSettings) -> "GuardOptions":
     }
 
 
-def _urls(settings: SpokeSettings) -> list[str]:
-    urls = settings.url if isinstance(settings.url, tuple) else (settings.url,)
-    return [each.resolve("spoke.url") for each in urls]
-
-
 def _tls(settings: HubSettings, folder: Path) -> ssl.SSLContext | None:
     if settings.certificate is None or settings.private_key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(folder / settings.certificate, folder / settings.private_key)
-    except OSError as error:  # that of ssl is one
+    except OSError as error:  # SSLError is one
         raise ConfigError(f"hub.certificate and hub.private_key cannot be used: {error}") from error
     return context
 
 
 @contextmanager
-def _needs(key: str, extra: str) -> Generator[None]:
+def _config_errors(key: str) -> Generator[None]:
+    """Raise ConfigError for settings that a hub, a spoke or `JWTs` rejects."""
     try:
         yield
-    except ImportError as error:
-        raise ConfigError(f"{key} needs the package {error.name}: pip install 'opwire[{extra}]'") from error
-
-
-@contextmanager
-def _mapped(key: str) -> Generator[None]:
-    """What a hub or spoke does not like about its settings is a mistake of the file."""
-    try:
-        yield
-    except CallError as error:
-        raise ConfigError(f"{key}: {error.message}") from error
+    except (CallError, UsageError, MissingExtraError) as error:
+        raise ConfigError(f"{key}: {error.message if isinstance(error, CallError) else error}") from error
     except TypeError as error:  # an option that this transport does not have
-        raise ConfigError(f"{key}: a setting is not for this kind of URL: {error}") from error
+        raise ConfigError(f"{key}: a setting is not supported for this kind of URL: {error}") from error

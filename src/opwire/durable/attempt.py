@@ -1,53 +1,52 @@
-"""One attempt at a task: how its handler is run, and what the result means. Knows nothing of journals.
+"""One attempt at a task: running its handler, interpreting the result, and isolating suspects. Knows no journal.
 
-What is an outcome: an envelope, and an error that is not retryable. After a retryable error the task is tried again,
-each time later than before; when it has failed often enough it is buried, with the last error. So is a task that cannot
-be read, and one that has lost its worker as often, with nothing else in hand each time but the first. A worker that was
-lost with several tasks in hand is held against none of them.
+An envelope, and an error that is not retryable, is an outcome. After a retryable error the task is retried, with a
+growing back-off; after too many failures it is buried with the last error. So is a task that cannot be decoded, and one
+that has lost its worker too often, running alone each time but the first. The loss of a worker that ran several tasks
+counts against none.
 
-Which tasks the workers of one event loop run, and which of them runs alone.
+A task that lost its last attempt may have killed its process, or another task has. Run beside others it could kill
+these, too, and its own death would prove nothing. So no other task begins while such a suspect runs. Waiting forever,
+for running tasks or for the suspect itself, is not an option either: a job may take hours. Hence the `quiet` time:
 
-A task whose last attempt was lost may have killed its process, or another task has. Run beside others it could kill
-these, too, and its own death would prove nothing. So nothing else begins while such a suspect runs. Neither would it
-do to wait for ever, for what runs already or for the suspect itself: a job may take hours. Hence the `quiet` time:
+- A suspect begins when each of the others has ended, or has run for the quiet time.
+- Others begin again when the suspect has ended, or has run for the quiet time.
+- A loss counts against a suspect only while no other task was running. The quiet time doubles with each loss, so that
+  this happens eventually, however late a task kills its process and however long the others run.
 
-- A suspect begins when each of the others has ended, or has run for that long.
-- Others begin again when the suspect has ended, or has run for that long.
-- A loss counts against a suspect only while nothing else was running. The quiet time doubles with each loss, so that it
-  gets there, however late a task kills its process and however long the others run.
-
-No journal in here. Workers of one event loop share a process, and so they share this.
+Workers of one event loop share a process, and therefore one `Isolation`.
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.call import CallEvent, CallFailed, CallRequested, CallResponded, encode_event
+from opwire.deadlines import back_off
+from opwire.dispatch import Dispatcher
 from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, seconds_within
-from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure
-from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationSpec, OperationType, check_access
+from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, OperationType
 from opwire.registry import OperationRegistry
 
 MAX_DELAY = 24 * 3600.0
-"""Seconds until the next attempt, at most, whatever an error asks for."""
+"""The longest delay before the next attempt, in seconds, even if an error asks for more."""
 
-_SHORT = 200  # characters of an error's message that fit into any message
+_SHORT = 200  # characters of an error's message that fit into any event
+_FIRST_QUIET = 30.0  # seconds; most jobs are shorter, so that most suspects run alone from the first time on
+_MAX_DOUBLINGS = 12  # a day and a half
 
 
-class Again(Struct, frozen=True):
-    """No outcome yet: to be tried again, after so many seconds, because of an error.
+class Retry(Struct, frozen=True):
+    """An attempt without an outcome: the task is retried after `delay` seconds because of an error.
 
-    `failed`: the handler has raised it. Otherwise it was not run, which does not count.
+    `failed`: the handler raised it. Otherwise the handler did not run, which does not count as a failure.
     """
 
     delay: float
@@ -55,113 +54,101 @@ class Again(Struct, frozen=True):
     failed: bool = True
 
 
-class Patience(Struct, frozen=True, kw_only=True):
-    """How often a task may fail or be lost, and how many seconds lie between two attempts: at first, and at most."""
+class AttemptPolicy(Struct, frozen=True, kw_only=True):
+    """How often a task may fail or be lost, and the back-off between two attempts in seconds: at first, and at most."""
 
     max_attempts: int = 5
     back_off: float = 1.0
     max_back_off: float = 300.0
 
     def delay(self, attempt: int, error: CallError | None = None) -> float:
-        """Return the seconds until the next attempt: longer each time, not the same for all, `MAX_DELAY` at most.
-
-        No less than the error asks for, unless that is more.
-        """
-        longest = min(self.max_back_off, self.back_off * 2 ** min(attempt - 1, 32), MAX_DELAY)
-        asked = 0.0 if error is None else seconds_within(error.retry_after, MAX_DELAY)
-        return max(asked, random.uniform(longest / 2, longest))  # noqa: S311
+        """Return the seconds before the next attempt, at least the error's `retry_after`, at most `MAX_DELAY`."""
+        longest = min(self.max_back_off, MAX_DELAY)
+        requested = 0.0 if error is None else seconds_within(error.retry_after, MAX_DELAY)
+        return max(requested, back_off(attempt, first=self.back_off, longest=longest))
 
 
-class Attempts:
-    """Runs tasks through a registry, as `CallHandler` runs requests.
+class TaskRunner:
+    """Runs claimed tasks out of a registry, as `CallHandler` runs requests.
 
-    `identity` is whom a caller counts as that has none, or that is not to be believed (`trusted`).
+    `anonymous` is the identity of callers without one, and of all callers unless the journal is `trusted`.
     """
 
     def __init__(
-        self, registry: OperationRegistry, patience: Patience, *, identity: Identity | None, trusted: bool
+        self, registry: OperationRegistry, policy: AttemptPolicy, *, anonymous: Identity | None, trusted: bool
     ) -> None:
-        self._registry = registry
-        self._patience = patience
-        self._identity = identity
+        self._dispatcher = Dispatcher(registry, serves=lambda spec: spec.type is OperationType.MUTATION)
+        self._policy = policy
+        self._anonymous = anonymous
         self._trusted = trusted
 
-    async def run(self, claim: Claim) -> Outcome | Again:
-        """Try once, unless the task was lost too often. What a handler raises is part of the result."""
+    async def run(self, claim: Claim) -> Outcome | Retry:
+        """Run a task once, unless it was lost too often. Errors of its handler are part of the result."""
+        task, policy = claim.task, self._policy
         if self.given_up(claim):
             lost = f"its worker was lost in the last of {claim.attempt - 1} attempts, {claim.lone_losses} of them alone"
-            error = CallError(ErrorCode.EXECUTION_ERROR, f"{claim.task.operation_id} was given up: {lost}")
+            error = CallError(ErrorCode.EXECUTION_ERROR, f"{task.operation_id} was given up: {lost}")
             return _buried(claim, error, attempts=claim.attempt - 1)
         try:
-            event = claim.task.read()
-        except Exception as error:  # whatever is in it: another run would come to the same
-            return _buried(claim, failure(error, claim.task.operation_id))
-        spec = self._find(event.operation_id)
-        if spec is None:
-            gone = f"this worker does not serve {event.operation_id} any more"
-            error = CallError(ErrorCode.OPERATION_NOT_FOUND, gone, retryable=True)
-            return Again(self._patience.delay(claim.attempt, error), error, failed=False)
-        try:
-            envelope = await self._execute(event, spec, claim)
-            return _outcome(claim, CallResponded(request_id=event.request_id, output=envelope))
-        except Exception as error:
-            return self._judged(claim, failure(error, claim.task.operation_id))
-
-    def given_up(self, claim: Claim) -> bool:
-        """Whether a task is not run again, because it has lost its worker too often.
-
-        Its first loss may have been the fault of another task. All others count only if it was alone.
-        """
-        most = self._patience.max_attempts
-        return claim.losses >= most and claim.lone_losses >= max(1, most - 1)
-
-    async def _execute(self, event: CallRequested, spec: OperationSpec, claim: Claim) -> ResponseEnvelope[Any]:
+            event = task.read()
+        except Exception as error:  # invalid data stays invalid
+            return _buried(claim, failure(error, task.operation_id))
         identity = self._identify(event)
-        check_access(spec, identity)
+        try:
+            spec = self._dispatcher.find(task.operation_id, identity)
+        except CallError as error:
+            if error.code is not ErrorCode.OPERATION_NOT_FOUND:
+                return _failed(claim, error)
+            message = f"this worker does not serve {task.operation_id} any more"  # unregistered since the claim
+            gone = CallError(ErrorCode.OPERATION_NOT_FOUND, message, retryable=True)
+            return Retry(policy.delay(claim.attempt, gone), gone, failed=False)
         context = Context(
             request_id=event.request_id,
             parent_request_id=event.parent_request_id,
             identity=identity,
-            metadata={**event.trace, "idempotency_key": claim.task.key, "attempt": claim.attempt},
-            bind_env=self._registry.bind_env,
+            metadata={**event.trace, "idempotency_key": task.key, "attempt": claim.attempt},
+            bind_env=self._dispatcher.registry.bind_env,
             inbound=Inbound(event.request_id),
         )
-        return await self._registry.execute(event.operation_id, event.input, context)
+        try:
+            envelope = await self._dispatcher.execute(spec, event.input, context)
+            return _outcome(claim, CallResponded(request_id=event.request_id, output=envelope))
+        except Exception as error:
+            failed = failure(error, task.operation_id)
+        if not failed.retryable:
+            return _failed(claim, failed)
+        failures = claim.failures + 1
+        return (
+            Retry(policy.delay(failures, failed), failed) if failures < policy.max_attempts else _buried(claim, failed)
+        )
+
+    def given_up(self, claim: Claim) -> bool:
+        """Return whether a task is not run again, because it has lost its worker too often.
+
+        Its first loss may have been the fault of another task. All others count only if it ran alone.
+        """
+        most = self._policy.max_attempts
+        return claim.losses >= most and claim.lone_losses >= max(1, most - 1)
 
     def _identify(self, event: CallRequested) -> Identity | None:
         """Return the caller's identity, as `CallHandler` does."""
         if self._trusted and event.identity is not None:
             return event.identity
         is_nested = event.parent_request_id is not None
-        return None if is_nested and self._identity is LOCAL_IDENTITY else self._identity
-
-    def _find(self, operation_id: str) -> OperationSpec | None:
-        """Return the mutation, or None if it has left the registry since the task was claimed."""
-        spec = self._registry.get_spec(operation_id)
-        served = spec is not None and spec.type is OperationType.MUTATION and self._registry.get_handler(operation_id)
-        return spec if served else None
-
-    def _judged(self, claim: Claim, error: CallError) -> Outcome | Again:
-        if not error.retryable:
-            return _failed(claim, error)
-        failures = claim.failures + 1
-        if failures < self._patience.max_attempts:
-            return Again(self._patience.delay(failures, error), error)
-        return _buried(claim, error)
-
-
-def _buried(claim: Claim, error: CallError, attempts: int | None = None) -> Outcome:
-    # Not to be retried, whatever the error was: who asks again is given the same.
-    final = CallError(error.code, error.message, error.details, retryable=False)
-    outcome = _failed(claim, final)
-    return replace(outcome, buried=True, attempts=claim.attempt if attempts is None else attempts)
+        return None if is_nested and self._anonymous is LOCAL_IDENTITY else self._anonymous
 
 
 def too_large(claim: Claim, outcome: Outcome, error: CallError) -> Outcome:
-    """What is recorded in the place of an outcome that is too large for a journal: that it is."""
-    message = f"what came of {claim.task.operation_id} is too large to be recorded: {error.message}"
+    """Return the outcome to record instead of one that exceeds the journal's limit."""
+    message = f"the outcome of {claim.task.operation_id} is too large to be recorded: {error.message}"
     instead = _failed(claim, CallError(error.code, message, error.details))
     return replace(instead, buried=outcome.buried, attempts=outcome.attempts)
+
+
+def _buried(claim: Claim, error: CallError, attempts: int | None = None) -> Outcome:
+    # Not retryable, even if the error was: a retry returns the same outcome.
+    outcome = _failed(claim, CallError(error.code, error.message, error.details, retryable=False))
+    return replace(outcome, buried=True, attempts=claim.attempt if attempts is None else attempts)
 
 
 def _failed(claim: Claim, error: CallError) -> Outcome:
@@ -170,7 +157,7 @@ def _failed(claim: Claim, error: CallError) -> Outcome:
     event = CallFailed.of(claim.task.key, plain)
     try:
         return _outcome(claim, event)
-    except Exception:  # its details are too large or have no JSON form, or its message is too large
+    except Exception:  # its details are too large or not plain, or its message is too large
         return _outcome(claim, replace(event, message=event.message[:_SHORT], details=None))
 
 
@@ -184,26 +171,22 @@ def _outcome(claim: Claim, event: CallEvent) -> Outcome:
     )
 
 
-_FIRST_QUIET = 30.0  # seconds; most jobs are shorter, so that most suspects are alone from the first time on
-_MOST_DOUBLINGS = 12  # a day and a half
-
-
 def quiet_time(losses: int) -> float:
-    """Return for how many seconds a task is isolated that was lost so many times."""
-    return _FIRST_QUIET * 2 ** min(max(losses - 1, 0), _MOST_DOUBLINGS)
+    """Return the seconds for which a task with so many losses is isolated."""
+    return _FIRST_QUIET * 2 ** min(max(losses - 1, 0), _MAX_DOUBLINGS)
 
 
 class Isolation:
-    """What runs in this event loop. `news` are set whenever something begins or ends."""
+    """The running tasks of one event loop. `changed` events are set whenever a task begins or ends."""
 
     def __init__(self) -> None:
-        self.news: set[asyncio.Event] = set()
-        self._running: dict[Hashable, float] = {}  # when each began
+        self.changed: set[asyncio.Event] = set()
+        self._running: dict[Hashable, float] = {}  # with the time of its start
         self._isolated: Hashable | None = None
 
     @property
     def closed(self) -> bool:
-        """Whether a suspect is isolated, so that nothing else begins."""
+        """Whether a suspect is isolated, so that no other task begins."""
         return self._isolated is not None
 
     async def enter(self, task: Hashable) -> None:
@@ -213,11 +196,11 @@ class Isolation:
         self._running[task] = time.monotonic()
 
     async def enter_alone(self, task: Hashable, quiet: float) -> bool:
-        """Isolate a suspect as soon as no other is, and begin it. Return whether nothing else is running."""
+        """Isolate a suspect as soon as no other is, and begin it. Return whether no other task is running."""
         while self._isolated is not None:
             await self._change()
         self._isolated = task
-        while (left := self._unquiet(quiet)) > 0:
+        while self._running and (left := max(self._running.values()) + quiet - time.monotonic()) > 0:
             await self._change(left)
         self._running[task] = time.monotonic()
         return len(self._running) == 1
@@ -229,34 +212,30 @@ class Isolation:
             self._notify()
 
     def leave(self, task: Hashable) -> None:
-        """End a task, or stop waiting to begin it."""
+        """End a task, or stop waiting for its turn."""
         self._running.pop(task, None)
         if self._isolated is task:
             self._isolated = None
         self._notify()
 
-    def _unquiet(self, quiet: float) -> float:
-        """Return how many seconds are left until every task has run for the quiet time."""
-        return max(self._running.values()) + quiet - time.monotonic() if self._running else 0.0
-
     async def _change(self, timeout: float | None = None) -> None:
         event = asyncio.Event()
-        self.news.add(event)
+        self.changed.add(event)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await event.wait()
         finally:
-            self.news.discard(event)
+            self.changed.discard(event)
 
     def _notify(self) -> None:
-        for event in self.news:
+        for event in self.changed:
             event.set()
 
 
-_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Isolation] = WeakKeyDictionary()
+_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Isolation] = WeakKeyDictionary()
 
 
-def isolation_here() -> Isolation:
-    """Return what all workers of the running event loop share."""
-    return _of_loops.setdefault(asyncio.get_running_loop(), Isolation())
+def isolation_of_loop() -> Isolation:
+    """Return the isolation that all workers of the running event loop share."""
+    return _by_loop.setdefault(asyncio.get_running_loop(), Isolation())

@@ -1,4 +1,4 @@
-"""`DurableCalls`: mutations that must not be lost, and that take effect once however often they are asked for."""
+"""`DurableCalls`: mutations that survive crashes, and take effect once however often they are called."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from opwire.call import CallFailed, CallRequested, encode_event
 from opwire.call.pending import DEFAULT_TIMEOUT
 from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.operation import Context, trace_of
 from opwire.pipeline import typed_envelope
 from opwire.typed.plain import json_form, write_json
@@ -30,14 +30,14 @@ _sorted = msgspec.json.Encoder(enc_hook=json_form, order="deterministic")
 
 
 class DurableCalls:
-    """Calls that are kept in a journal until they have an outcome, whoever crashes meanwhile.
+    """Calls that are stored in a journal until they have an outcome, even if caller or worker crash meanwhile.
 
         durable = DurableCalls(journal)
         envelope = await durable.call("orders.create", {"article": "tea"}, key="order-17")
 
-    The key says what is the same call. A second one with the same key runs nothing, and gets the outcome of the first;
-    so whatever goes wrong on this side, asking again is safe. The handler runs at least once: if its worker dies after
-    the work and before the outcome is recorded, it runs again, and finds the key in `context.metadata`.
+    The key identifies the call. A second call with the same key runs nothing, and returns the outcome of the first, so
+    that a caller can always retry. The handler runs at least once: if its worker dies after the work and before the
+    outcome is recorded, it runs again, and finds the key in `context.metadata`.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -48,8 +48,8 @@ class DurableCalls:
         self,
         operation_id: str,
         input: Any = None,
-        context: Context | None = None,
         *,
+        context: Context | None = None,
         output_type: type[T],
         key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
@@ -59,9 +59,9 @@ class DurableCalls:
         self,
         operation_id: str,
         input: Any = None,
+        *,
         context: Context | None = None,
         output_type: Any = None,
-        *,
         key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> ResponseEnvelope[Any]: ...
@@ -69,50 +69,48 @@ class DurableCalls:
         self,
         operation_id: str,
         input: Any = None,
+        *,
         context: Context | None = None,
         output_type: Any = None,
-        *,
         key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> ResponseEnvelope[Any]:
-        """Have a mutation done, and wait for its outcome. `timeout` limits the waiting, and not the mutation.
+        """Submit a mutation, and wait for its outcome. `timeout` limits the wait, not the mutation.
 
         Raises:
-            CallError: the recorded one, if the mutation failed. TIMEOUT: it has not ended yet, and goes on.
-                UNAVAILABLE: the journal cannot be reached. After both, the same call with the same key (it is in the
-                details) is safe. VALIDATION_ERROR: the key stands for another call, or the timeout is NaN.
+            CallError: the recorded error of the mutation. TIMEOUT: it has not ended yet, and continues. UNAVAILABLE:
+                the journal cannot be reached. After both, a retry with the same key (it is in the details) is safe.
+                VALIDATION_ERROR: the key belongs to another call, or is invalid.
+            UsageError: the timeout is NaN.
         """
         timeout = _seconds(timeout)
         remaining = None if context is None else context.remaining
-        patience = timeout if remaining is None else min(timeout, remaining)
-        if patience <= 0:
+        wait = timeout if remaining is None else min(timeout, remaining)
+        if wait <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} had passed before it was submitted")
         task = _task(operation_id, input, context or _NO_CONTEXT, key)
-        outcome = await self._outcome_of(task, patience)
-        if outcome is None:
-            late = f"{operation_id} has no outcome after {patience:.3g} s, and goes on: ask again with the same key"
-            raise CallError(ErrorCode.TIMEOUT, late, {"key": task.key})
-        return _envelope(outcome, output_type)
-
-    async def _outcome_of(self, task: Task, patience: float) -> Outcome | None:
-        deadline = time.monotonic() + patience
+        deadline, outcome = time.monotonic() + wait, None
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(wait):
                 outcome = await self._journal.submit(task)
-                return outcome or await self._journal.wait(task.key, deadline - time.monotonic())
+                outcome = outcome or await self._journal.wait(task.key, deadline - time.monotonic())
         except TimeoutError:
-            return None
+            pass
         except CallError as error:
             raise _with_key(error, task.key) from error
+        if outcome is None:
+            message = f"{operation_id} has no outcome after {wait:.3g} s, and continues: retry with the same key"
+            raise CallError(ErrorCode.TIMEOUT, message, {"key": task.key})
+        return _envelope(outcome, output_type)
 
     async def submit(
-        self, operation_id: str, input: Any = None, context: Context | None = None, *, key: str | None = None
+        self, operation_id: str, input: Any = None, *, context: Context | None = None, key: str | None = None
     ) -> str:
-        """Have a mutation done, without waiting for it. Its key: when this returns, it is in the journal.
+        """Submit a mutation without waiting for it; return its key. When this returns, it is in the journal.
 
         Raises:
-            CallError: UNAVAILABLE, and submitting again with the same key (it is in the details) is safe.
-                VALIDATION_ERROR: the key stands for another call.
+            CallError: UNAVAILABLE; a retry with the same key (it is in the details) is safe. VALIDATION_ERROR: the key
+                belongs to another call, or is invalid.
         """
         task = _task(operation_id, input, context or _NO_CONTEXT, key)
         try:
@@ -125,22 +123,23 @@ class DurableCalls:
     async def outcome(self, key: str, *, output_type: type[T], timeout: float = 0) -> ResponseEnvelope[T] | None: ...
     @overload
     async def outcome(
-        self, key: str, output_type: Any = None, *, timeout: float = 0
+        self, key: str, *, output_type: Any = None, timeout: float = 0
     ) -> ResponseEnvelope[Any] | None: ...
-    async def outcome(self, key: str, output_type: Any = None, *, timeout: float = 0) -> ResponseEnvelope[Any] | None:
-        """What came of a mutation; None if there is no outcome yet, or none within `timeout` seconds.
+    async def outcome(self, key: str, *, output_type: Any = None, timeout: float = 0) -> ResponseEnvelope[Any] | None:
+        """Return the outcome of a mutation; None if it is missing, or missing after `timeout` seconds.
 
         Raises:
-            CallError: the recorded one, if the mutation failed; UNAVAILABLE.
+            CallError: the recorded error of the mutation; UNAVAILABLE.
+            UsageError: the timeout is NaN.
         """
         journal, timeout = self._journal, _seconds(timeout)
         outcome = await (journal.wait(key, timeout) if timeout > 0 else journal.outcome(key))
         return None if outcome is None else _envelope(outcome, output_type)
 
-    # --- looking after it ---------------------------------------------------------------------------------------------
+    # --- maintenance --------------------------------------------------------------------------------------------------
 
     def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        """What was given up, the oldest first: `outcome.read().error()` says why.
+        """Iterate over the mutations that were given up, the oldest first: `outcome.read().error()` is the reason.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -148,7 +147,7 @@ class DurableCalls:
         return self._journal.buried(operation_id)
 
     async def replay(self, key: str) -> bool:
-        """Have something that was given up done again. False if there is no such.
+        """Submit a mutation that was given up again. Return False if there is none.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -156,7 +155,7 @@ class DurableCalls:
         return await self._journal.replay(key)
 
     async def purge(self, key: str) -> bool:
-        """Forget a mutation that has ended, and its outcome: its key can be used anew. False if there is no such.
+        """Delete an ended mutation with its outcome, so that its key can be reused. Return False if there is none.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -164,7 +163,7 @@ class DurableCalls:
         return await self._journal.purge(key)
 
     async def info(self) -> list[JournalInfo]:
-        """How much is waiting, claimed and buried, by operation.
+        """Return how many mutations are waiting, claimed and buried, by operation.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -174,14 +173,20 @@ class DurableCalls:
 
 def _seconds(timeout: float) -> float:
     if isinstance(timeout, float) and isnan(timeout):
-        raise CallError(ErrorCode.VALIDATION_ERROR, "timeout is not a number: give it in seconds")
+        raise UsageError("timeout is a number of seconds, not NaN")
     return seconds_within(timeout, MAX_SECONDS)
 
 
 def _task(operation_id: str, input: Any, context: Context, key: str | None) -> Task:
     key = uuid4().hex if key is None else key
-    _check("an idempotency key", key)
-    _check("the id of an operation", operation_id)
+    for what, name in (("an idempotency key", key), ("the id of an operation", operation_id)):  # names in the engine
+        try:
+            usable = bool(name.encode()) and len(name) <= MAX_NAME
+        except UnicodeEncodeError:
+            usable = False
+        if not usable:
+            message = f"{what} has 1 to {MAX_NAME} characters that UTF-8 can encode; {name!r:.80} is invalid"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message)
     event = CallRequested(
         request_id=key,
         operation_id=operation_id,
@@ -199,36 +204,24 @@ def _task(operation_id: str, input: Any, context: Context, key: str | None) -> T
     )
 
 
-def _check(what: str, name: str) -> None:
-    """An engine uses it as a name."""
-    try:
-        usable = bool(name.encode()) and len(name) <= MAX_NAME
-    except UnicodeEncodeError:
-        usable = False
-    if not usable:
-        wrong = f"{what} has 1 to {MAX_NAME} characters, all of which UTF-8 can carry: {name!r:.80} has not"
-        raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
-
-
 def _fingerprint(event: CallRequested) -> str:
-    """The same for the same call, whatever the order of its input's keys. Another caller's call is another one: whoever
-    guesses a key must not be given what was recorded for somebody else."""
-    caller = None if event.identity is None else event.identity.id
-    return sha256(_canonical((event.operation_id, caller, event.input))).hexdigest()
+    """Return a digest of the operation, the caller and the input, independent of the order of the input's keys.
 
-
-def _canonical(value: Any) -> bytes:
+    The caller is part of it: a caller that guesses a key must not get the outcome of another caller's call.
+    """
+    value = (event.operation_id, None if event.identity is None else event.identity.id, event.input)
     try:
-        return write_json(_sorted, value)
-    except TypeError:  # it sorts no keys that are not strings yet, and no sets of several types
-        return _sorted.encode(msgspec.json.decode(write_json(_plain, value)))
+        canonical = write_json(_sorted, value)
+    except TypeError:  # it sorts neither keys that are not strings nor sets of several types
+        canonical = _sorted.encode(msgspec.json.decode(write_json(_plain, value)))
+    return sha256(canonical).hexdigest()
 
 
 def _with_key(error: CallError, key: str) -> CallError:
-    """The error of a journal, with what its caller needs to ask again."""
+    """Return the error of a journal, with the key that its caller needs to retry."""
     if not error.retryable:
         return error
-    message = f"{error.message}; submitting it again with the same key is safe"
+    message = f"{error.message}; a retry with the same key is safe"
     return CallError(error.code, message, {"key": key}, retry_after=error.retry_after)
 
 

@@ -1,22 +1,22 @@
-"""The one interface between durable calls and whatever keeps them: a journal of tasks, and of what came of them.
+"""The interface between durable calls and their storage: a journal of tasks and of their outcomes.
 
-A task is submitted once for each idempotency key, claimed by one worker at a time for as long as its lease lasts, and
-ends with exactly one recorded outcome, which stands until it has expired or is purged. A worker that dies loses its
-lease, and another one claims the task: a handler runs at least once, and perhaps more often.
+A task is submitted once for each idempotency key, claimed by one worker at a time while its lease lasts, and ends with
+exactly one recorded outcome, which stays until it expires or is purged. A worker that dies loses its lease, and another
+one claims the task: a handler runs at least once, and perhaps more often.
 
     submitted -> claimed -> recorded                    the outcome of a handler
-                    |  \\-> released -> claimed …        to be tried again, after a while
-                    |  \\-> (lease runs out) -> claimed …
-                    \\-> buried                          it was given up; `replay` submits it again
+                    |  \\-> released -> claimed …        retried after a delay
+                    |  \\-> (lease expires) -> claimed …
+                    \\-> buried                          given up; `replay` submits it again
 
-What is buried does not expire: nobody has seen to it yet.
+Buried tasks do not expire: an operator has to replay or purge them.
 
-A journal counts failures (an attempt was released as failed) apart from losses (its lease ran out). A task whose last
-attempt was lost is a *suspect*: perhaps it has killed its worker. Suspects are claimed one at a time, so that a worker
-can run each of them with nothing else in hand. A worker that does so marks the attempt by `renew(claim, alone=True)`:
+A journal counts failures (an attempt was released as failed) apart from losses (its lease expired). A task that lost
+its last attempt is a *suspect*: it may have killed its worker. Suspects are claimed one at a time, so that a worker can
+run each of them with nothing else in flight. A worker that does so marks the attempt by `renew(claim, alone=True)`:
 only a loss that follows such a mark counts against the task (`lone_losses`).
 
-`opwire.testing.check_journal` is the contract that every implementation passes.
+`opwire.testing.check_journal` is the contract suite for every implementation.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -26,41 +26,41 @@ from typing import Protocol
 from msgspec import Struct
 
 from opwire.call import CallFailed, CallRequested, CallResponded, decode_event
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError
 
 KEEP = 7 * 24 * 3600.0
-"""Seconds for which an outcome is kept, unless a journal is told otherwise."""
+"""Seconds for which an outcome is kept, by default."""
 
 MAX_SECONDS = 10 * 365 * 24 * 3600.0
-"""The longest lease, delay or time to keep an outcome: engines count these in 64-bit nanoseconds."""
+"""The longest lease, delay or retention of an outcome: engines count these in 64-bit nanoseconds."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """Something to be done. `request` is the `call.requested` event as JSON; a journal does not look into it."""
+    """A submitted mutation. `request` is the `call.requested` event as JSON, opaque to the journal."""
 
     key: str
-    """The idempotency key: what is submitted again under it is the same task."""
+    """The idempotency key: a second submission with it is the same task."""
     operation_id: str
     request: bytes
     fingerprint: str
-    """A digest of who asks for what: a key that is known with another one is refused."""
+    """A digest of the caller and the call: a known key with another fingerprint is rejected."""
     submitted: int
     """Epoch milliseconds."""
 
     def read(self) -> CallRequested:
-        """The request.
+        """Decode the request.
 
         Raises:
-            CallError: PROTOCOL_ERROR, if there is none for this operation in it.
+            CallError: PROTOCOL_ERROR, it is not a request for this operation.
         """
         event = decode_event(self.request)
         if not isinstance(event, CallRequested) or event.operation_id != self.operation_id:
-            raise CallError(ErrorCode.PROTOCOL_ERROR, f"the task holds no request for {self.operation_id}")
+            raise CallError(ErrorCode.PROTOCOL_ERROR, f"the task does not hold a request for {self.operation_id}")
         return event
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """A task in the hands of one worker for `lease` seconds. `attempt` counts from 1; `receipt` is for the journal."""
+    """A task that one worker owns for `lease` seconds. `attempt` counts from 1; `receipt` is opaque to the worker."""
 
     task: Task
     attempt: int
@@ -69,15 +69,15 @@ class Claim(Struct, frozen=True, kw_only=True):
     failures: int = 0
     """Attempts that were released as failed."""
     losses: int = 0
-    """Attempts whose lease ran out."""
+    """Attempts with an expired lease."""
     lone_losses: int = 0
-    """Those of them in which the worker had nothing else in hand."""
+    """Those of them in which the worker ran nothing else."""
     suspect: bool = False
-    """The last attempt was lost, or the task was released without a failure since then."""
+    """The last attempt was lost, and none was released as failed since then."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What came of a task. `event` is the `call.responded` or `call.error` that its caller gets, as JSON."""
+    """The outcome of a task. `event` is the `call.responded` or `call.error` that its caller gets, as JSON."""
 
     key: str
     operation_id: str
@@ -86,22 +86,22 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="cam
     recorded: int
     """Epoch milliseconds."""
     buried: bool = False
-    """It was given up: no attempt of as many as are allowed has led to an outcome of its own."""
+    """It was given up: every allowed attempt failed or was lost."""
 
     def read(self) -> CallResponded | CallFailed:
-        """The answer.
+        """Decode the event.
 
         Raises:
-            CallError: PROTOCOL_ERROR, if there is none in it.
+            CallError: PROTOCOL_ERROR, it is not a response or an error.
         """
         event = decode_event(self.event)
         if not isinstance(event, CallResponded | CallFailed):
-            raise CallError(ErrorCode.PROTOCOL_ERROR, f"what was recorded for {self.operation_id} is no answer")
+            raise CallError(ErrorCode.PROTOCOL_ERROR, f"the recorded event of {self.operation_id} is not a response")
         return event
 
 
 class JournalInfo(Struct, frozen=True, kw_only=True):
-    """How much there is of an operation. What was released waits, too."""
+    """Task counts of one operation; released tasks count as waiting."""
 
     operation_id: str
     waiting: int
@@ -110,20 +110,20 @@ class JournalInfo(Struct, frozen=True, kw_only=True):
 
 
 class Journal(Protocol):
-    """Where durable calls are kept.
+    """Storage of durable calls.
 
-    Every method may raise `CallError(UNAVAILABLE)`. It is then not known whether anything has happened, and doing it
-    again is safe. A journal that has lost its engine connects again when it is next used.
+    Every method may raise `CallError(UNAVAILABLE)`. Whether it took effect is then unknown, and a retry is safe. A
+    journal that has lost its engine reconnects when it is next used.
     """
 
     @property
     def name(self) -> str:
-        """What messages to people call it: no password in it."""
+        """The name in messages, without a password."""
         ...
 
     @property
     def trusted(self) -> bool:
-        """Whether only those can submit who can be believed about the identity that they state."""
+        """Whether every submitter can be trusted to state its own identity."""
         ...
 
     async def start(self) -> None:
@@ -135,77 +135,77 @@ class Journal(Protocol):
         ...
 
     async def submit(self, task: Task) -> Outcome | None:
-        """Keep a task, unless its key is known. When this returns, the task is in the journal. Its outcome, if any.
+        """Store a task, unless its key is known; return its outcome, if any. When this returns, the task is stored.
 
         Raises:
-            CallError: VALIDATION_ERROR, if the key is known with another fingerprint.
+            CallError: VALIDATION_ERROR, the key is known with another fingerprint.
         """
         ...
 
     async def claim(
         self, operation_ids: Sequence[str], *, lease: float, wait: float, limit: int = 1, suspects: bool = True
     ) -> list[Claim]:
-        """Claim the next tasks of these operations, `limit` at most, for `lease` seconds; none if none come in time.
+        """Claim the next tasks of these operations for `lease` seconds, at most `limit`, waiting up to `wait` seconds.
 
-        Released tasks whose delay is over are claimed like new ones. So are tasks whose lease has run out, but they are
-        suspects: at most one of them is claimed at a time, and none if `suspects` is false. May return without a task
-        before `wait` seconds are over. A task that a cancelled claim was given comes back when its lease has run out.
+        Released tasks are claimed again after their delay, and tasks with an expired lease at once. The latter are
+        suspects: at most one is claimed at a time, and none with `suspects=False`. May return an empty list before the
+        wait is over. A task that is claimed by a cancelled call returns when its lease expires.
         """
         ...
 
     async def renew(self, claim: Claim, *, alone: bool = False) -> bool:
-        """Keep a task for another lease. False if the lease was lost: the task has ended, or has another owner.
+        """Extend the lease of a task. Return False if it was lost: the task has ended, or has another owner.
 
-        `alone` says whether the worker has nothing else in hand; it holds until the next renewal.
+        `alone` records whether the worker runs nothing else; it holds until the next renewal.
         """
         ...
 
     async def record(self, claim: Claim, outcome: Outcome) -> Outcome | None:
-        """End a task. The outcome that stands: this one, or one that was recorded before, by whomever.
+        """End a task; return its outcome: this one, or the one that any worker recorded before.
 
-        A lost lease is no obstacle: the first outcome counts. None: there is no such task any more.
+        The first outcome counts, even without a valid lease. None: the task does not exist any more.
         """
         ...
 
     async def release(self, claim: Claim, delay: float, *, failed: bool = False) -> None:
-        """Give a task back, to be claimed again after `delay` seconds. Does nothing if the lease was lost.
+        """Return a task, to be claimed again after `delay` seconds. No-op if the lease was lost.
 
-        `failed` counts the attempt as a failure, which shows that the task did not kill its worker: it is no suspect
-        any more. Otherwise it stays one if it was.
+        `failed` counts the attempt as a failure, which proves that the task did not kill its worker: it is not a
+        suspect any more. Otherwise it stays one if it was.
         """
         ...
 
     async def outcome(self, key: str) -> Outcome | None:
-        """What came of a task, if anything yet."""
+        """Return the outcome of a task, or None."""
         ...
 
     async def wait(self, key: str, timeout: float) -> Outcome | None:
-        """Wait for the outcome of a task; None if there is none within `timeout` seconds."""
+        """Wait for the outcome of a task; return None after `timeout` seconds."""
         ...
 
     def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
-        """The tasks that were given up, the oldest first."""
+        """Iterate over the outcomes of buried tasks, the oldest first."""
         ...
 
     async def replay(self, key: str) -> bool:
-        """Submit a buried task again, with its attempts counted from 1. False if there is no such."""
+        """Submit a buried task again, counting attempts from 1. Return False if there is none."""
         ...
 
     async def purge(self, key: str) -> bool:
-        """Forget a task that has ended, and its outcome: its key can be used anew. False if there is no such."""
+        """Delete an ended task with its outcome, so that its key can be reused. Return False if there is none."""
         ...
 
     async def info(self) -> list[JournalInfo]:
-        """How much there is of each operation."""
+        """Return the task counts of each operation."""
         ...
 
     async def close(self) -> None:
-        """Disconnect. Closing again does nothing."""
+        """Disconnect; idempotent."""
         ...
 
 
 def seconds_within(value: object, most: float) -> float:
-    """Return a number of seconds between 0 and `most`, whatever a handler or a peer gave: NaN and text count as 0."""
+    """Clamp a number of seconds from a handler or a peer to 0 … `most`; NaN and invalid types count as 0."""
     try:
         seconds = float(value)  # pyright: ignore[reportArgumentType]
     except OverflowError:  # an int of more than 308 digits
@@ -216,18 +216,17 @@ def seconds_within(value: object, most: float) -> float:
 
 
 def check_seconds(what: str, value: float) -> float:
-    """Return a duration that was configured, if it is longer than 0 and no longer than `MAX_SECONDS`.
+    """Return an option that is a duration, at most `MAX_SECONDS`.
 
     Raises:
-        CallError: VALIDATION_ERROR, if it is not.
+        UsageError: it is invalid.
     """
     if not 0 < value <= MAX_SECONDS:
-        wrong = f"{what} is {value!r:.20}: give a number of seconds above 0, at most {MAX_SECONDS:g}"
-        raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+        raise UsageError(f"{what} is a number of seconds above 0, at most {MAX_SECONDS:g}, not {value!r:.20}")
     return value
 
 
 def key_in_use(key: str) -> CallError:
-    """The error for a key that is known with another fingerprint."""
-    message = f"the idempotency key {key!r:.80} stands for another call: give each call a key of its own"
+    """Return the error for a key that is known with another fingerprint."""
+    message = f"the idempotency key {key!r:.80} belongs to another call: give each call a key of its own"
     return CallError(ErrorCode.VALIDATION_ERROR, message, {"key": key})

@@ -1,7 +1,8 @@
-"""Registries that meet: spokes over a broker, or over a hub."""
+"""Registries that call each other: a WebSocket hub with its spokes, or nodes on a broker."""
 
-from opwire.hub.connect import connect
+from opwire.hub.broker import BrokerNode
 from opwire.hub.hub import Hub
 from opwire.hub.spoke import Spoke
+from opwire.transports.connect import connect
 
-__all__ = ["Hub", "Spoke", "connect"]
+__all__ = ["BrokerNode", "Hub", "Spoke", "connect"]

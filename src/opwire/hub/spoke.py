@@ -1,33 +1,33 @@
-"""A spoke: one end of whatever its URL says, which serves a registry and calls what others serve."""
+"""`Spoke`: serves a registry over a hub or a broker, and calls what others serve there."""
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Self, TypeVar, Unpack, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from opwire.call import CallHandler, Found, PendingRequestMap, Transport, discover
-from opwire.call.call_table import CallOptions, StreamOptions
-from opwire.envelope import ResponseEnvelope
-from opwire.hub.connect import connect
-from opwire.operation import Context, Identity
+from opwire.client.client import Client
+from opwire.errors import check_counts
+from opwire.operation import Identity, OperationSpec
 from opwire.registry import OperationRegistry
-from opwire.transports.link import check_numbers
-
-T = TypeVar("T")
+from opwire.transports.connect import connect
 
 
-class Spoke:
-    """Serves a registry over a hub or a broker, and calls what others serve there.
+class Spoke(Client):
+    """A `Client` that also serves a registry, over the same connection.
 
         async with Spoke(registry, "ws://127.0.0.1:8700", token="…") as spoke:  # a hub
-            envelope = await spoke.call("math.add", {"a": 1, "b": 2})
+            data = await spoke.call("math.add", {"a": 1, "b": 2})
 
         async with Spoke(registry, ["ws://a:8700", "ws://b:8700"], token="…") as spoke:  # one of several hubs
             ...
 
-        async with Spoke(registry, "redis://127.0.0.1:6379") as spoke:  # no hub: the broker is enough
+        async with Spoke(registry, "redis://127.0.0.1:6379") as spoke:  # a broker, without a hub
             ...
 
-    Without a registry it only calls. `url` may be a transport, too. `identity` is whom callers count as that have none;
-    `options` are those of the transport (`token`, `heartbeat`, `ssl`, …).
+    Without a registry it only calls. `url` may be a transport. It never retries. `calls` is its end of the protocol,
+    for envelopes and options such as `sticky_key`.
+
+    `anonymous` is the identity of callers without one; `announces` selects the operations that others are shown, by
+    default all of them; `options` are those of the transport (`token`, `heartbeat`, `ssl`, …).
     """
 
     def __init__(
@@ -37,124 +37,59 @@ class Spoke:
         *,
         name: str = "opwire",
         version: str = "0.0.0",
-        identity: Identity | None = None,
+        anonymous: Identity | None = None,
         max_calls: int = 50_000,
         max_per_identity: int | None = None,
+        announces: Callable[[OperationSpec], bool] | None = None,
         **options: Any,
     ) -> None:
-        check_numbers(max_calls=max_calls)
-        if max_per_identity is not None:
-            check_numbers(max_per_identity=max_per_identity)
+        check_counts(max_calls=max_calls, max_per_identity=max_per_identity)
+        self.registry = OperationRegistry() if registry is None else registry
         self.transport = connect(url, **options) if isinstance(url, str | Sequence) else url
         self.calls = PendingRequestMap(self.transport)
+        super().__init__(self.calls, retries=None)
         self.handler = CallHandler(
-            OperationRegistry() if registry is None else registry,
+            self.registry,
             self.calls,
             name=name,
             version=version,
-            identity=identity,
+            identity=anonymous,
             max_calls=max_calls,
             max_per_identity=max_per_identity,
+            announces=announces,
         )
 
     async def start(self) -> Self:
-        """Connect, and announce what is served.
+        """Connect, and announce the operations of the registry.
 
         Raises:
-            CallError: UNAVAILABLE; UNAUTHENTICATED, if the token is not good; ACCESS_DENIED or VALIDATION_ERROR, if the
-                hub does not want what is served here.
+            CallError: UNAVAILABLE; UNAUTHENTICATED, the token is invalid; ACCESS_DENIED or VALIDATION_ERROR, the hub
+                rejects an operation.
         """
         await self.calls.start()
+        await super().start()
         try:
             await self.handler.start()
         except BaseException:
+            await super().close()
             await self.calls.close()
             raise
         return self
 
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def drain(self, timeout: float = 30.0) -> bool:
-        """Take no more calls, finish those in hand, and leave. False if some did not end in time."""
+        """Reject new calls, finish those in flight, and close. Return False if some did not end in time."""
         finished = await self.handler.drain(timeout)
         await self.close()
         return finished
 
     async def close(self) -> None:
-        """Leave. What is in hand is stopped: `drain` first to let it finish."""
+        """Disconnect. Calls in flight are cancelled: `drain` finishes them first."""
         await self.handler.close()
+        await super().close()
         await self.calls.close()
 
-    @overload
-    async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        *,
-        output_type: type[T],
-        **options: Unpack[CallOptions],
-    ) -> ResponseEnvelope[T]: ...
-    @overload
-    async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[CallOptions],
-    ) -> ResponseEnvelope[Any]: ...
-    async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[CallOptions],
-    ) -> ResponseEnvelope[Any]:
-        """Call a query or mutation that somebody serves: see `PendingRequestMap.call`.
-
-        Raises:
-            CallError: whatever went wrong there or on the way.
-        """
-        return await self.calls.call(operation_id, input, context, output_type, **options)
-
-    @overload
-    def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        *,
-        output_type: type[T],
-        **options: Unpack[StreamOptions],
-    ) -> AsyncGenerator[ResponseEnvelope[T]]: ...
-    @overload
-    def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[StreamOptions],
-    ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
-    def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: Context | None = None,
-        output_type: Any = None,
-        **options: Unpack[StreamOptions],
-    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The items of a subscription that somebody serves: see `PendingRequestMap.subscribe`."""
-        return self.calls.subscribe(operation_id, input, context, output_type, **options)
-
     async def discover(self, *, wait: float = 0.5) -> list[Found]:
-        """Everybody who serves here, with what they serve.
+        """Return every server, with its operations, its health and its statistics.
 
         Raises:
             CallError: UNAVAILABLE.

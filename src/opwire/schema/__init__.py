@@ -1,4 +1,4 @@
-"""JSON Schema in and out: check, fit, cast, and from Python types."""
+"""JSON Schema: check, fit and cast values, and build schemas from Python types."""
 
 from opwire.errors import CastError
 from opwire.schema.dialect import Dialect, JSONSchema

@@ -1,210 +1,81 @@
 """The kinds of TypeBox 0.34 and their three primitives: check a value, create one from nothing, cast one.
 
-Rules of this file. A kind never changes the value it is given. `cast` returns the very value that passes `check`;
-only what fails is rebuilt. `MISSING` goes through all three like a value: it is the absent property. What a cast
-may cost is bounded by its `Run`, so that no schema can make it hang.
-
-How JavaScript sees JSON values, where Python sees them differently.
-
-`Value.Cast` is defined by what JavaScript answers: `true` is not 1, a string has the length of its UTF-16 form, a
-property that is not there is `undefined`, an array is an object with the properties "0", "1", … and "length".
+Rules of this file. A kind never changes the value it is given. `cast` returns the very value that passes `check`; only
+what fails is rebuilt. `MISSING` is passed through all three like a value: it is the missing property. A `Run` bounds
+the work of one cast, so that no schema can make it hang.
 """
 
-import math
-import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from enum import Enum
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Final, cast
+from typing import Any, cast
 
-from opwire.errors import CastError, SchemaError
-from opwire.schema.validator import Validator, compile_validator
+from opwire.errors import CastError
+from opwire.schema.cast_javascript import (
+    MISSING,
+    code_units,
+    fingerprint,
+    is_container,
+    is_integer,
+    is_multiple,
+    is_number,
+    is_same,
+    matches,
+    member,
+    own_names,
+    spread,
+)
 
-
-class Missing(Enum):
-    """JavaScript's `undefined`: what an absent property holds. JSON's null is None, which is a value."""
-
-    MISSING = "missing"
-
-
-MISSING: Final = Missing.MISSING
-
-# Those that are registered where the parity cases come from; every other format is ignored, as an annotation.
-ASSERTED_FORMATS = frozenset({"date-time", "date", "uuid", "email"})
-
-
-def is_container(value: Any) -> bool:
-    """An object or an array; both are objects there."""
-    return isinstance(value, dict | list)
-
-
-def is_number(value: Any) -> bool:
-    """A finite number; a boolean is none."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_integer(value: Any) -> bool:
-    """`Number.isInteger`: 1.0 is an integer."""
-    if isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_multiple(value: float, of: float) -> bool:
-    """`value % of === 0` in doubles, where 0.3 is no multiple of 0.1. Whole numbers keep every digit."""
-    if of == 0:
-        return False
-    if isinstance(value, int) and isinstance(of, int):
-        return value % of == 0
-    try:
-        return math.fmod(value, of) == 0
-    except OverflowError:  # an integer beyond the doubles
-        return False
-
-
-def is_same(left: Any, right: Any) -> bool:
-    """`===`, and for the objects and arrays that JSON Schema allows as constants, equality in depth."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        a, b = cast("dict[str, Any]", left), cast("dict[str, Any]", right)
-        return a.keys() == b.keys() and all(is_same(item, b[key]) for key, item in a.items())
-    if isinstance(left, list) and isinstance(right, list):
-        pair = cast("list[Any]", left), cast("list[Any]", right)
-        return len(pair[0]) == len(pair[1]) and all(map(is_same, *pair))
-    return isinstance(left, bool) == isinstance(right, bool) and left == right
-
-
-def code_units(text: str) -> str:
-    """The text with one character for each UTF-16 code unit.
-
-    Surrogates move to a private area, since no regular expression engine here takes them. A pattern is moved in
-    the same way, so `^.$` does not match an emoji, just as in JavaScript.
-    """
-    if text.isascii():
-        return text
-    raw = text.encode("utf-16-le", "surrogatepass")
-    units = struct.unpack(f"<{len(raw) // 2}H", raw)
-    return "".join(chr(unit + 0x800 if 0xD800 <= unit <= 0xDFFF else unit) for unit in units)
-
-
-def matches(pattern: str | None, format: str | None, text: str) -> bool:
-    """Whether the text matches the pattern somewhere and has the format. An unusable pattern matches nothing."""
-    validator = _text_validator(pattern, format)
-    return validator is not None and validator.is_valid(code_units(text))
-
-
-@lru_cache(maxsize=1024)
-def _text_validator(pattern: str | None, format: str | None) -> Validator | None:
-    schema: dict[str, Any] = {}
-    if pattern is not None:
-        schema["pattern"] = code_units(pattern)
-    if format in ASSERTED_FORMATS:
-        schema["format"] = format
-    try:
-        return compile_validator(schema)
-    except SchemaError:
-        return None
-
-
-def own_names(value: Any) -> list[str]:
-    """`Object.getOwnPropertyNames`."""
-    if isinstance(value, dict):
-        return list(cast("dict[str, Any]", value))
-    if isinstance(value, list | str):
-        return [*map(str, range(len(cast("list[Any] | str", value)))), "length"]
-    return []
-
-
-def member(value: Any, name: str) -> Any:
-    """`value[name]`, own properties only."""
-    if isinstance(value, dict):
-        return cast("dict[str, Any]", value).get(name, MISSING)
-    if not isinstance(value, list | str):
-        return MISSING
-    items = cast("list[Any] | str", value)
-    if name == "length":
-        return len(items)
-    if not (name.isascii() and name.isdigit() and len(name) < 16 and str(int(name)) == name):
-        return MISSING
-    index = int(name)
-    return items[index] if index < len(items) else MISSING
-
-
-def spread(value: Any) -> dict[str, Any]:
-    """`{...value}`."""
-    return {name: member(value, name) for name in own_names(value) if isinstance(value, dict) or name != "length"}
-
-
-def fingerprint(value: Any) -> bytes:
-    """What TypeBox's `Value.Hash` digests; `uniqueItems` compares nothing else.
-
-    Neither strings nor arrays are closed by a mark, so [[1], 2] and [[1, 2]] count as duplicates there, and here.
-    """
-    match value:
-        case Missing.MISSING:
-            return b"\x00"
-        case None:
-            return b"\x01"
-        case bool():
-            return b"\x02\x01" if value else b"\x02\x00"
-        case int() | float():
-            return b"\x03" + _number_bytes(value)
-        case str():
-            return b"\x04" + b"".join(map(_unit_bytes, code_units(value)))
-        case dict():
-            fields = cast("dict[str, Any]", value)
-            pairs = ((fingerprint(name), fingerprint(fields[name])) for name in sorted(fields, key=code_units))
-            return b"\x05" + b"".join(name + item for name, item in pairs)
-        case list():
-            return b"\x06" + b"".join(map(fingerprint, cast("list[Any]", value)))
-        case _:
-            return repr(value).encode("utf-8", "backslashreplace")
-
-
-def _number_bytes(value: float) -> bytes:
-    if isinstance(value, int) and abs(value) > 2**53:  # two such integers may share a double, and yet they differ
-        return value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
-    return struct.pack(">d", value)
-
-
-def _unit_bytes(unit: str) -> bytes:
-    code = ord(unit)
-    return bytes((code,)) if code < 0x100 else code.to_bytes(2, "big")
-
-
-# Values made from nothing in one cast. A schema can ask for 10 ** 9 items in one line, or for 2 ** 40 objects in forty.
+# Values created in one cast. A schema can ask for 10 ** 9 items in one line, or for 2 ** 40 objects in forty.
 MAX_CREATED = 250_000
 
 
-class Run:
-    """What one cast remembers: which checks are done, what is being created, how much may still be created."""
+class Bounds:
+    """A lower and an upper bound, both optional, from two keywords."""
 
-    def __init__(self, looks: float = inf) -> None:
+    def __init__(self, schema: Mapping[str, Any], low: str, high: str) -> None:
+        self.low, self.high = _number(schema, low), _number(schema, high)
+
+    def allow(self, size: int) -> bool:
+        return (self.low is None or size >= self.low) and (self.high is None or size <= self.high)
+
+
+def _number(schema: Mapping[str, Any], keyword: str) -> float | None:
+    value = schema.get(keyword)
+    return value if is_number(value) else None
+
+
+class Run:
+    """The state of one cast: cached verdicts, what is being created, and how much may still be created."""
+
+    def __init__(self, visits: float = inf) -> None:
         # The checked value is kept in the entry: while it lives, no other value can get its id.
         self.checked: dict[tuple[int, int], tuple[Any, bool]] = {}
         self.scored: dict[tuple[int, int], tuple[Any, int]] = {}
         self.creating: set[int] = set()
-        self.absent = False  # whether MISSING may stand in the result
+        self.absent = False  # whether MISSING may be in the result
         self._left = MAX_CREATED
-        self._looks = looks
+        self._visits = visits
 
     def spend(self, amount: int) -> None:
         """Account for values that are about to be created."""
         self._left -= max(0, amount)
         if self._left < 0:
-            raise CastError("the schema asks for more values than a cast may create")
+            raise CastError("the schema requires more values than a cast may create")
 
-    def look(self, members: int) -> None:
-        """Account for a check of an object or array. What is inside others is checked once for each level around it."""
-        self._looks -= 1 + members
-        if self._looks < 0:
+    def visit(self, container: Any, size: Bounds) -> bool:
+        """Account for a check of an object or array, and return whether it has an allowed size.
+
+        Nested ones are checked once per level around them.
+        """
+        members = len(container)
+        self._visits -= 1 + members
+        if self._visits < 0:
             raise CastError("the value is too large or too deeply nested for this schema")
+        return size.allow(members)
 
     def clone(self, value: Any) -> Any:
-        """A deep copy."""
+        """Return a deep copy."""
         self.spend(1)
         if isinstance(value, dict):
             return {key: self.clone(item) for key, item in cast("dict[str, Any]", value).items()}
@@ -214,26 +85,26 @@ class Run:
 
 
 class Kind(ABC):
-    """One schema, understood."""
+    """One schema, parsed."""
 
-    is_unknown = False  # Any and Unknown: a required property of theirs must at least be there
+    is_unknown = False  # Any and Unknown: a required property of theirs must at least be present
     default: Any = MISSING
 
     @abstractmethod
     def check(self, value: Any, run: Run) -> bool:
-        """Whether a value passes, as TypeBox checks it."""
+        """Return whether a value passes, as TypeBox checks it."""
 
     def set_default(self, default: Any) -> None:
         self.default = default
 
     def create(self, run: Run) -> Any:
-        """A value from nothing: the default, which nobody checks, or what the kind makes."""
+        """Return a value from nothing: the default, which is not checked, or what the kind makes."""
         run.spend(1)
         return self.make(run) if self.default is MISSING else run.clone(self.default)
 
     @abstractmethod
     def make(self, run: Run) -> Any:
-        """A value from nothing, where there is no default."""
+        """Return a value from nothing, without a default."""
 
     def cast(self, value: Any, run: Run) -> Any:
         if not self.check(value, run):
@@ -246,7 +117,7 @@ class Kind(ABC):
         return self.create(run)
 
     def score(self, value: Any, run: Run) -> int:
-        """How well a union's variant suits the value."""
+        """Return how well a union's variant suits the value."""
         return 1 if self.check(value, run) else 0
 
     def deref(self) -> "Kind":
@@ -256,7 +127,7 @@ class Kind(ABC):
         return False
 
     def key_patterns(self) -> list[str]:
-        """The property names, as parts of a regular expression, that `unevaluatedProperties` lets pass."""
+        """Return the property names, as parts of a regular expression, that `unevaluatedProperties` allows."""
         return []
 
 
@@ -275,10 +146,10 @@ class Never(Kind):
         return False
 
     def make(self, run: Run) -> Any:
-        raise CastError("a schema that nothing satisfies needs a default")
+        raise CastError("a schema that no value satisfies needs a default")
 
     def repair(self, value: Any, run: Run) -> Any:
-        raise CastError("nothing satisfies this schema")
+        raise CastError("no value satisfies this schema")
 
 
 class Not(Kind):
@@ -325,21 +196,22 @@ class Boolean(Kind):
 class Number(Kind):
     """Number and Integer. Only the lower bound is used to create one."""
 
-    def __init__(self, *, integer: bool) -> None:
+    def __init__(self, schema: Mapping[str, Any], *, integer: bool = False) -> None:
         self.is_kind = is_integer if integer else is_number
-        self.minimum: float | None = None
-        self.maximum: float | None = None
-        self.exclusive_minimum: float | None = None
-        self.exclusive_maximum: float | None = None
-        self.multiple_of: float | None = None
+        self.minimum, self.maximum = _number(schema, "minimum"), _number(schema, "maximum")
+        # In draft-04 and OpenAPI 3.0 `exclusive…` is a flag on the bound.
+        low, high = schema.get("exclusiveMinimum") is True, schema.get("exclusiveMaximum") is True
+        self.above = self.minimum if low else _number(schema, "exclusiveMinimum")
+        self.below = self.maximum if high else _number(schema, "exclusiveMaximum")
+        self.multiple_of = _number(schema, "multipleOf")
 
     def check(self, value: Any, run: Run) -> bool:
         return (
             self.is_kind(value)
             and (self.minimum is None or value >= self.minimum)
             and (self.maximum is None or value <= self.maximum)
-            and (self.exclusive_minimum is None or value > self.exclusive_minimum)
-            and (self.exclusive_maximum is None or value < self.exclusive_maximum)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
             and (self.multiple_of is None or is_multiple(value, self.multiple_of))
         )
 
@@ -347,25 +219,15 @@ class Number(Kind):
         return 0 if self.minimum is None else self.minimum
 
 
-class Bounds:
-    """A lower and an upper bound, each of which may be absent."""
-
-    def __init__(self, low: float | None = None, high: float | None = None) -> None:
-        self.low = low
-        self.high = high
-
-    def admit(self, size: int) -> bool:
-        return (self.low is None or size >= self.low) and (self.high is None or size <= self.high)
-
-
 class String(Kind):
-    def __init__(self, length: Bounds, pattern: str | None, format: str | None) -> None:
-        self.length = length
-        self.pattern = pattern
-        self.format = format
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.length = Bounds(schema, "minLength", "maxLength")
+        pattern, format = schema.get("pattern"), schema.get("format")
+        self.pattern = pattern if isinstance(pattern, str) else None
+        self.format = format if isinstance(format, str) else None
 
     def check(self, value: Any, run: Run) -> bool:
-        if not isinstance(value, str) or not self.length.admit(len(code_units(value))):
+        if not isinstance(value, str) or not self.length.allow(len(code_units(value))):
             return False
         return (self.pattern is None and self.format is None) or matches(self.pattern, self.format, value)
 
@@ -378,11 +240,10 @@ class String(Kind):
 
 
 class Ref(Kind):
-    """A reference, followed when it is first needed: schemas refer to themselves."""
+    """A reference, resolved lazily: schemas refer to themselves."""
 
     def __init__(self, follow: Callable[[], Kind], *, is_pointer: bool) -> None:
-        self._follow = follow
-        self._is_pointer = is_pointer
+        self._follow, self._is_pointer = follow, is_pointer
         self._target: Kind | None = None
         self._keys: list[str] | None = None
 
@@ -392,7 +253,7 @@ class Ref(Kind):
         return self._target.deref()
 
     def check(self, value: Any, run: Run) -> bool:
-        # Without this memory, unions of references can take time exponential in the depth of the value.
+        # Without this cache, unions of references can take time exponential in the depth of the value.
         target = self.deref()
         key = id(target), id(value)
         known = run.checked.get(key)
@@ -401,7 +262,7 @@ class Ref(Kind):
         return known[1]
 
     def make(self, run: Run) -> Any:
-        # What `create` makes depends on the schema alone, so meeting the same one again would go on for ever.
+        # What `create` returns depends on the schema alone, so meeting the same one again would never end.
         target = self.deref()
         if id(target) in run.creating:
             raise CastError("a schema that requires itself without end needs a default")
@@ -415,7 +276,7 @@ class Ref(Kind):
         return self.deref().cast(value, run)
 
     def key_patterns(self) -> list[str]:
-        # TypeBox does not look behind its references by name. A pointer stands for what TypeBox writes in place.
+        # TypeBox does not look behind references by name. A pointer stands for what TypeBox writes in place.
         if self._keys is None:
             self._keys = self.deref().key_patterns() if self._is_pointer else []
         return self._keys
@@ -426,7 +287,7 @@ class Union(Kind):
         self.variants = variants
 
     def check(self, value: Any, run: Run) -> bool:
-        for variant in self.variants:  # noqa: SIM110  (no stack frame more than needed: values nest deeply)
+        for variant in self.variants:  # noqa: SIM110  (avoids a stack frame: values nest deeply)
             if variant.check(value, run):
                 return True
         return False
@@ -456,12 +317,8 @@ class Union(Kind):
         return any(variant.extends_undefined() for variant in self.variants)
 
     def key_patterns(self) -> list[str]:
-        if not self.variants:
-            return []
-        shared = set(self.variants[0].key_patterns()).intersection(
-            *(variant.key_patterns() for variant in self.variants[1:])
-        )
-        return sorted(shared)
+        patterns = [set(variant.key_patterns()) for variant in self.variants]
+        return sorted(patterns[0].intersection(*patterns[1:])) if patterns else []
 
     def _first(self) -> Kind:
         if not self.variants:
@@ -470,25 +327,19 @@ class Union(Kind):
 
 
 class Intersect(Kind):
-    """`unevaluated` is the kind of the keys that no part declares: False for none of them, True for any."""
+    """`unevaluated` is the kind of the keys that no part declares: False rejects them, True allows any."""
 
     def __init__(self, parts: Sequence[Kind], unevaluated: Kind | bool = True) -> None:
-        self.parts = parts
-        self.unevaluated = unevaluated
+        self.parts, self.unevaluated = parts, unevaluated
         self._pattern: str | None = None  # of the keys that the parts declare
 
     def check(self, value: Any, run: Run) -> bool:
         fits = True
-        for part in self.parts:
-            if not part.check(value, run):
-                fits = False
-                break
-        return self._keys_fit(value, run) and fits
-
-    def _keys_fit(self, value: Any, run: Run) -> bool:
+        for part in self.parts:  # not `all`, which would take a stack frame more
+            fits = fits and part.check(value, run)
         if self.unevaluated is True:
-            return True
-        if value is None or value is MISSING:  # even where a part refuses it already
+            return fits
+        if value is None or value is MISSING:  # even where a part rejects it already
             raise CastError("`unevaluatedProperties` cannot be checked on null")
         if self._pattern is None:
             self._pattern = "^({})$".format("|".join(f"({key})" for key in self.key_patterns()))
@@ -497,7 +348,7 @@ class Intersect(Kind):
                 continue
             if isinstance(self.unevaluated, bool) or not self.unevaluated.check(member(value, name), run):
                 return False
-        return True
+        return fits
 
     def make(self, run: Run) -> Any:
         merged: Any = {}
@@ -521,7 +372,7 @@ class Intersect(Kind):
 
 
 def _assign(correct: Any, value: Any) -> Any:
-    """The keys of the created value, holding the given values where both are of the same nature."""
+    """Return the keys of the created value, with the given values where both are containers or both are not."""
     if is_container(correct) != is_container(value):
         return correct
     if not is_container(correct):
@@ -537,17 +388,16 @@ Condition = Callable[[Any, Run], bool]
 
 
 class Guarded(Kind):
-    """A kind with conditions that are checked and never repaired: what TypeBox has no kind for."""
+    """A kind with conditions that are checked and never repaired: TypeBox has no kind for these keywords."""
 
     def __init__(self, inner: Kind, conditions: Sequence[Condition]) -> None:
-        self.inner = inner
-        self.conditions = conditions
+        self.inner, self.conditions = inner, conditions
         self.is_unknown = inner.is_unknown
 
     def check(self, value: Any, run: Run) -> bool:
         if not self.inner.check(value, run):
             return False
-        for condition in self.conditions:  # noqa: SIM110  (as above)
+        for condition in self.conditions:  # noqa: SIM110  (avoids a stack frame: values nest deeply)
             if not condition(value, run):
                 return False
         return True
@@ -569,3 +419,196 @@ class Guarded(Kind):
 
     def key_patterns(self) -> list[str]:
         return self.inner.key_patterns()
+
+
+class Object(Kind):
+    """`additional` is the kind of undeclared properties: False rejects them, True allows any."""
+
+    patterns: Sequence[tuple[str, Kind]] = ()  # empty in TypeBox, where patterns make a Record
+
+    def __init__(self, properties: dict[str, Kind], required: Iterable[str], size: Bounds) -> None:
+        self.properties = properties
+        self.required = frozenset(required) & properties.keys()
+        self.size = size
+        self.additional: Kind | bool = True
+
+    def check(self, value: Any, run: Run) -> bool:
+        if not isinstance(value, dict):
+            return False
+        fields = cast("dict[str, Any]", value)
+        if not run.visit(fields, self.size):
+            return False
+        for key, kind in self.properties.items():
+            item = fields.get(key, MISSING)
+            if key in self.required:
+                if not kind.check(item, run):
+                    return False
+                if key not in fields and (kind.is_unknown or kind.extends_undefined()):
+                    return False
+            elif item is not MISSING and not kind.check(item, run):
+                return False
+        return self._extras_fit(fields, run)
+
+    def _extras_fit(self, fields: dict[str, Any], run: Run) -> bool:
+        if not self.patterns:
+            if self.additional is True:
+                return True
+            # TypeBox counts the keys where that seems to be enough; a required key may be missing even so.
+            if self.additional is False and len(self.required) == len(self.properties) == len(fields):
+                return True
+        for name, item in fields.items():
+            if name in self.properties:
+                continue
+            kind = self._extra(name)
+            if kind is False or (isinstance(kind, Kind) and not kind.check(item, run)):
+                return False
+        return True
+
+    def _extra(self, name: str) -> Kind | bool:
+        for pattern, kind in self.patterns:
+            if matches(pattern, None, name):
+                return kind
+        return self.additional
+
+    def make(self, run: Run) -> Any:
+        return {key: kind.create(run) for key, kind in self.properties.items() if key in self.required}
+
+    def repair(self, value: Any, run: Run) -> Any:
+        if not is_container(value):
+            return self.create(run)
+        result: dict[str, Any] = {}
+        for key, kind in self.properties.items():
+            item = member(value, key)
+            if item is not MISSING or key in self.required:
+                result[key] = kind.cast(item, run)
+        if self.patterns or isinstance(self.additional, Kind):
+            for name in own_names(value):
+                kind = True if name in self.properties else self._extra(name)
+                if isinstance(kind, Kind):
+                    result[name] = kind.cast(member(value, name), run)
+        return result
+
+    def score(self, value: Any, run: Run) -> int:
+        if not is_container(value):
+            return super().score(value, run)
+        total = 0
+        for key, kind in self.properties.items():
+            item = member(value, key)
+            fits = kind.check(item, run)
+            total += 100 * (fits and isinstance(kind, Literal)) + 10 * fits + (item is not MISSING)
+        return total
+
+    def key_patterns(self) -> list[str]:
+        return list(self.properties)
+
+
+class Record(Object):
+    """An object with one kind for all properties that match a pattern."""
+
+    def __init__(self, pattern: str, values: Kind, size: Bounds) -> None:
+        super().__init__({}, (), size)
+        self.patterns = [(pattern, values)]
+
+    def repair(self, value: Any, run: Run) -> Any:
+        if not isinstance(value, dict):
+            return self.create(run)
+        values = self.patterns[0][1]  # for every key, whether it matches or not
+        return {name: values.cast(item, run) for name, item in cast("dict[str, Any]", value).items()}
+
+    def score(self, value: Any, run: Run) -> int:
+        return Kind.score(self, value, run)
+
+    def key_patterns(self) -> list[str]:
+        pattern = self.patterns[0][0]
+        return [pattern[1:-1] if pattern.startswith("^") and pattern.endswith("$") else pattern]
+
+
+class Tuple(Kind):
+    """`rest`, and bounds other than the number of items, are not in TypeBox; they count for the check alone."""
+
+    def __init__(self, items: Sequence[Kind], rest: Kind, size: Bounds) -> None:
+        self.items, self.rest, self.size = items, rest, size
+
+    def check(self, value: Any, run: Run) -> bool:
+        if not isinstance(value, list) or not run.visit(value, self.size):
+            return False
+        for index, item in enumerate(cast("list[Any]", value)):
+            kind = self.items[index] if index < len(self.items) else self.rest
+            if not kind.check(item, run):
+                return False
+        return True
+
+    def make(self, run: Run) -> Any:
+        return [item.create(run) for item in self.items]
+
+    def repair(self, value: Any, run: Run) -> Any:
+        if not isinstance(value, list):
+            return self.create(run)
+        given = cast("list[Any]", value)
+        missing: list[Any] = [MISSING] * (len(self.items) - len(given))
+        return [kind.cast(item, run) for kind, item in zip(self.items, [*given, *missing], strict=False)]
+
+    def key_patterns(self) -> list[str]:
+        return [str(index) for index in range(len(self.items))]
+
+
+class Array(Kind):
+    """`matching` are the bounds of `contains`; even a lower bound of 0 requires one match."""
+
+    def __init__(self, schema: Mapping[str, Any], items: Kind, contains: Kind | None) -> None:
+        self.items, self.contains = items, contains
+        self.size = Bounds(schema, "minItems", "maxItems")
+        self.matching = Bounds(schema, "minContains", "maxContains")
+        self.unique = schema.get("uniqueItems") is True
+
+    def check(self, value: Any, run: Run) -> bool:
+        if not isinstance(value, list) or not run.visit(value, self.size):
+            return False
+        given = cast("list[Any]", value)
+        for item in given:
+            if not self.items.check(item, run):
+                return False
+        if self.unique and len(set(map(fingerprint, given))) < len(given):
+            return False
+        if self.contains is None:  # then a bound of its own, `minContains`, can never be met
+            return self.matching.low is None and self.matching.high is None
+        found = sum(self.contains.check(item, run) for item in given)
+        return found > 0 and self.matching.allow(found)
+
+    def make(self, run: Run) -> Any:
+        if self.unique or self.contains is not None:
+            raise CastError("an array with `uniqueItems` or `contains` needs a default")
+        return [self.items.create(run) for _ in range(int(self.size.low or 0))]
+
+    def repair(self, value: Any, run: Run) -> Any:
+        created = cast("list[Any]", value) if isinstance(value, list) else self.create(run)
+        result = [self.items.cast(item, run) for item in self._resized(created, run)]
+        if not self.unique:
+            return result
+        distinct: list[Any] = []  # `[...new Set(items)]`, where objects and arrays are never equal
+        seen: set[Any] = set()
+        for item in result:
+            if is_container(item):
+                distinct.append(item)
+            elif (key := (isinstance(item, bool), item)) not in seen:
+                seen.add(key)
+                distinct.append(item)
+        if not self.check(distinct, run):
+            raise CastError("the items of an array with `uniqueItems` cannot be made unique")
+        return distinct
+
+    def _resized(self, created: Any, run: Run) -> list[Any]:
+        low, high = self.size.low, self.size.high
+        # A default may be anything. JavaScript spreads a string, but only to pad it.
+        if isinstance(created, str) and low is not None and len(code_units(created)) < low:
+            lacking = int(low) - len(code_units(created))
+        elif isinstance(created, list):
+            lacking = max(0, int(low or 0) - len(cast("list[Any]", created)))
+        else:
+            raise CastError("the default of an array is not an array")
+        run.spend(lacking)
+        padded: list[Any] = [*created, *[None] * lacking]
+        return padded if high is None else padded[: max(0, int(high))]
+
+    def key_patterns(self) -> list[str]:
+        return ["[number]"]

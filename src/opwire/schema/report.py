@@ -1,10 +1,10 @@
-"""What is wrong with a value, from a bounded part of it.
+"""Report what is wrong with a value, in bounded work.
 
-jsonschema-rs builds every error of a value at once, with a copy of the part that it is about: 2,000,000 wrong items
-take 48 s and 3.6 GB, and the branches of recursive unions take as many errors as there are ways through them. So only
-a small value against few parts of a schema gets all its errors from there. In anything larger the places that do not
-fit are looked up first, by checks that stop at the first error, and each is then reported by itself. The work is
-bounded by a multiple of the value's size; where it ends, the last place that is known is reported.
+jsonschema-rs builds every error of a value at once, with a copy of the part that it is about: 2,000,000 invalid items
+take 48 s and 3.6 GB, and the branches of recursive unions take as many errors as there are paths through them. So only
+a small value against few parts of a schema gets all its errors from there. In anything larger the invalid locations are
+searched first, by checks that return at the first error, and each is then reported by itself. The work is bounded by a
+multiple of the value's size; where it ends, the last known location is reported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,22 +12,23 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple, cast
 
 from opwire.errors import SchemaError
-from opwire.schema.cost import ComplexityError, Costs, Effort, ExhaustedError, places
+from opwire.schema.cost import ComplexityError, Costs, Effort, ExhaustedError, extent
 from opwire.schema.dialect import JSONSchema, escaped
 from opwire.schema.fit import Demand, Evaluator, Force, Scope
-from opwire.schema.shape import Checks, MeteredChecks, Node, Shapes, many, named, type_names
+from opwire.schema.shape import Checks, MeteredChecks, Node, Shapes, type_names
 from opwire.schema.validator import Validator
+from opwire.typed.plain import as_dict, as_list
 
 _MAX_TEXT: Final = 300  # a schema's own enum may hold thousands of words, and a key of the value a million letters
-_SMALL: Final = 10_000  # places that errors may be about, counted once for each part that looks at them: 50 ms
+_SMALL: Final = 10_000  # locations that errors may be about, counted once per part that applies to them: 50 ms
 _SHOWN_NAMES: Final = 100
 _BLOCK: Final = 1_000  # items that are copied and checked at once
 _CONSTANTS = frozenset({"const", "enum"})
 _TAGS = _CONSTANTS | {"not"}  # a variant may also list the tags that it does not have
 _OTHER_KIND = _CONSTANTS | {"type", "anyOf", "oneOf"}
 
-# What a keyword says about a place itself; "{}" stands for the keyword's value.
-_SENTENCES: Final = {
+# The message of each keyword about the location itself; "{}" is the keyword's value.
+_MESSAGES: Final = {
     "const": "the value is not the one that is allowed",
     "enum": "the value is not one of those that are allowed",
     "pattern": "the value does not match {}",
@@ -42,14 +43,14 @@ _SENTENCES: Final = {
     "minItems": "the value has less than {} items",
     "maxItems": "the value has more than {} items",
     "uniqueItems": "the value has items that are not unique",
-    "contains": "too few or too many of the items are of the kind that has to be there",
+    "contains": "too few or too many items match `contains`",
     "minProperties": "the value has less than {} properties",
     "maxProperties": "the value has more than {} properties",
     "propertyNames": "the name of a property is not allowed",
     "dependentRequired": "a property is missing that another one requires",
     "not": "the value is one of those that are not allowed",
 }
-_OF_WHOLE: Final = {
+_WHOLE_MESSAGES: Final = {
     "anyOf": "the value does not fit any of the variants",
     "oneOf": "the value does not fit exactly one of the variants",
     "if": "the value does not fit what some of its properties require",
@@ -58,14 +59,14 @@ _TOGETHER: Final = {"contains": ("contains", "minContains", "maxContains"), "if"
 
 
 class Problem(NamedTuple):
-    """One way in which a value does not fit a schema. `path` is a JSON Pointer, "" is the value itself."""
+    """One way in which a value is invalid. `path` is a JSON Pointer, "" is the value itself."""
 
     path: str
     message: str
 
 
 class Reporter:
-    """Finds what is wrong with values that do not fit one schema."""
+    """Finds the problems of values that are invalid against one schema."""
 
     def __init__(self, root: JSONSchema, validator: Validator) -> None:
         self._root = root
@@ -73,14 +74,15 @@ class Reporter:
         self._costs = Costs(root)
         self._shapes = Shapes(root)
         self._checks = Checks(self._shapes)
-        self._aspects: dict[tuple[int, str], JSONSchema] = {}  # parts of parts, by the identity of the whole
+        self._aspects: dict[tuple[int, str], JSONSchema] = {}  # single keywords, by the identity of the whole schema
 
     def problems(self, value: Any, limit: int) -> list[Problem]:
-        """The problems of plain data that does not fit, up to a limit."""
+        """Return the problems of invalid plain data, up to a limit."""
         try:
             if self._is_small(value):
-                errors = chain.from_iterable(map(_telling, self._validator.iter_errors(value)))
-                return [_problem(error) for error in islice(errors, limit)]
+                errors = chain.from_iterable(map(_specific, self._validator.iter_errors(value)))
+                found = [(map(escaped, error.instance_path), error.message) for error in islice(errors, limit)]
+                return [Problem(_short("".join(f"/{s}" for s in steps)), _short(message)) for steps, message in found]
             search = _Search(self._shapes, MeteredChecks(self._checks, Effort(value)), self._aspects)
             return list(islice(search.problems(value, [Demand(self._root, Force.FILL)], ""), limit))
         except ComplexityError as error:
@@ -89,12 +91,12 @@ class Reporter:
             return [Problem("", f"the value is not plain JSON data: {error}")]
 
     def _is_small(self, value: Any) -> bool:
-        """Whether jsonschema-rs has few errors to build at most. It looks at each part as often as ways lead there."""
+        """Return whether jsonschema-rs builds few errors. It visits each part once per path that leads there."""
         waiting: list[tuple[JSONSchema, Any]] = [(self._root, value)]
         left = _SMALL
         while waiting:
             schema, value = waiting.pop()
-            left -= places(value)  # an error holds a copy of what it is about
+            left -= extent(value)[0]  # an error holds a copy of the part that it is about
             if left < 0:
                 return False
             if (part := self._costs.part(schema)) is not None:
@@ -104,7 +106,7 @@ class Reporter:
 
 
 class _Search:
-    """One walk to the places that do not fit."""
+    """One search for the invalid locations of a value."""
 
     def __init__(self, shapes: Shapes, checks: MeteredChecks, aspects: dict[tuple[int, str], JSONSchema]) -> None:
         self._shapes = shapes
@@ -113,26 +115,54 @@ class _Search:
         self._aspects = aspects
 
     def problems(self, value: Any, demands: Sequence[Demand], path: str) -> Iterator[Problem]:
-        """The problems of a value that does not meet the demands: at least one."""
+        """Yield the problems of a value that does not meet the demands: at least one."""
         found = False
         try:
             scope = self._evaluator.scope(demands, value)
             binding = [each.node for each in scope.applied if each.force > Force.EVALUATE]
-            own = chain.from_iterable(self._own(node, value, path) for node in binding)
-            for problem in chain(self._of_kind(demands, value, path), own, self._of_members(scope, value, path)):
+            own = (Problem(_short(path), _short(message)) for message in self._messages(demands, binding, value))
+            for problem in chain(own, self._of_members(scope, value, path)):
                 found = True
                 yield problem
-            if not found:
-                yield self._of_whole(binding, value, path)
+            if not found:  # each member is valid by itself
+                failing = (
+                    _WHOLE_MESSAGES[keyword]
+                    for node in binding
+                    for keyword in _WHOLE_MESSAGES
+                    if self._fails(node, keyword, value)
+                )
+                yield Problem(_short(path), next(failing, "the value does not fit the schema"))
         except (ExhaustedError, ComplexityError, SchemaError, RecursionError):
             if not found:
                 yield Problem(_short(path), "the value does not fit; it is too large to say more about it")
 
-    def _of_kind(self, demands: Sequence[Demand], value: Any, path: str) -> Iterator[Problem]:
+    def _messages(self, demands: Sequence[Demand], binding: list[Node], value: Any) -> Iterator[str]:
+        """Yield what is wrong with the location itself."""
         for node in chain.from_iterable(self._shapes.conjuncts(each.schema) for each in demands):
-            if "type" in node and not self._checks.is_valid(self._aspect(node, "type"), value):
-                kinds = ", ".join(f'"{name}"' for name in type_names(node))
-                yield Problem(_short(path), _short(f"the value is not of type {kinds}"))
+            if self._fails(node, "type", value):
+                names = ", ".join(f'"{name}"' for name in type_names(node))
+                yield f"the value is not of type {names}"
+        for node in binding:
+            if isinstance(value, dict):
+                yield from self._property_messages(node, cast("dict[str, Any]", value))
+            for keyword, message in _MESSAGES.items():
+                if self._fails(node, keyword, value):
+                    yield message.format(node[keyword])
+
+    def _property_messages(self, node: Node, value: dict[str, Any]) -> Iterator[str]:
+        for name in as_list(node.get("required")):
+            if name not in value:
+                yield f'"{name}" is a required property'
+        if node.get("additionalProperties") is False:
+            patterns, declared = as_dict(node.get("patternProperties")), as_dict(node.get("properties"))
+            extra = [
+                name
+                for name in value
+                if name not in declared and not any(self._checks.matches(pattern, name) for pattern in patterns)
+            ]
+            if extra:
+                names = ", ".join(f"'{name[:_MAX_TEXT]}'" for name in extra[:_SHOWN_NAMES])
+                yield f"Additional properties are not allowed ({names} were unexpected)"
 
     def _of_members(self, scope: Scope, value: Any, path: str) -> Iterator[Problem]:
         if isinstance(value, dict):
@@ -143,62 +173,31 @@ class _Search:
                     yield from self.problems(item, wanted, f"{path}/{escaped(name)}")
         elif isinstance(value, list):
             items = cast("list[Any]", value)
-            for index in chain(
-                range(min(scope.prefix, len(items))), self._wrong(items, scope.prefix, len(items), scope)
-            ):
+            prefix = range(min(scope.prefix, len(items)))
+            for index in chain(prefix, self._invalid(items, scope.prefix, len(items), scope)):
                 wanted = scope.item(index)
                 if not self._evaluator.meets(wanted, items[index]):
                     yield from self.problems(items[index], wanted, f"{path}/{index}")
 
-    def _wrong(self, items: list[Any], start: int, end: int, scope: Scope) -> Iterator[int]:
-        """The items behind the prefix that do not fit, by halves: a check of many ends at the first that does not."""
-        if start >= end or self._all_meet(scope.item(start), items[start:end]):
+    def _invalid(self, items: list[Any], start: int, end: int, scope: Scope) -> Iterator[int]:
+        """Yield the invalid items behind the prefix, by bisection: a check of many returns at the first error."""
+        if start >= end:
+            return
+        block = items[start:end]
+        if all(self._checks.is_valid(self._aspect(each.schema, "items of"), block) for each in scope.item(start)):
             return
         if end - start == 1:
             yield start
             return
         step = max(1, min((end - start) // 2, _BLOCK))
         for half in range(start, end, step):
-            yield from self._wrong(items, half, min(half + step, end), scope)
+            yield from self._invalid(items, half, min(half + step, end), scope)
 
-    def _of_whole(self, binding: list[Node], value: Any, path: str) -> Problem:
-        """What is wrong with a value whose members, each by itself, are what they have to be."""
-        for node in binding:
-            for keyword in _OF_WHOLE:
-                if keyword in node and not self._checks.is_valid(self._aspect(node, keyword), value):
-                    return Problem(_short(path), _OF_WHOLE[keyword])
-        return Problem(_short(path), "the value does not fit the schema")
-
-    def _all_meet(self, demands: Sequence[Demand], items: list[Any]) -> bool:
-        return all(self._checks.is_valid(self._aspect(each.schema, "items of"), items) for each in demands)
-
-    def _own(self, node: Node, value: Any, path: str) -> Iterator[Problem]:
-        """What one part says about the place itself."""
-        if isinstance(value, dict):
-            members = cast("dict[str, Any]", value)
-            for name in many(node, "required"):
-                if name not in members:
-                    yield Problem(_short(path), _short(f'"{name}" is a required property'))
-            if node.get("additionalProperties") is False:
-                yield from self._undeclared(node, members, path)
-        for keyword, sentence in _SENTENCES.items():
-            if keyword in node and not self._checks.is_valid(self._aspect(node, keyword), value):
-                yield Problem(_short(path), _short(sentence.format(node[keyword])))
-
-    def _undeclared(self, node: Node, value: dict[str, Any], path: str) -> Iterator[Problem]:
-        patterns = named(node, "patternProperties")
-        declared = named(node, "properties")
-        extra = [
-            name
-            for name in value
-            if name not in declared and not any(self._checks.matches(pattern, name) for pattern in patterns)
-        ]
-        if extra:
-            names = ", ".join(f"'{name[:_MAX_TEXT]}'" for name in extra[:_SHOWN_NAMES])
-            yield Problem(_short(path), _short(f"Additional properties are not allowed ({names} were unexpected)"))
+    def _fails(self, node: Node, keyword: str, value: Any) -> bool:
+        return keyword in node and not self._checks.is_valid(self._aspect(node, keyword), value)
 
     def _aspect(self, schema: JSONSchema, keyword: str) -> JSONSchema:
-        """One keyword of a part as a schema: the same object each time, since checks are compiled by identity."""
+        """Return one keyword as a schema: the same object each time, since checks are cached by identity."""
         aspect = self._aspects.get((id(schema), keyword))
         if aspect is None:
             if isinstance(schema, bool) or keyword == "items of":
@@ -209,24 +208,19 @@ class _Search:
         return aspect
 
 
-def _problem(error: Any) -> Problem:
-    path = "".join(f"/{escaped(step)}" for step in cast("list[str | int]", error.instance_path))
-    return Problem(_short(path), _short(error.message))
+def _specific(error: Any) -> list[Any]:
+    """Return the error itself, or for a union the errors of the variant that the value was meant for.
 
-
-def _telling(error: Any) -> list[Any]:
-    """The error itself; that of a union, as the errors of the branch that the value was meant for.
-
-    Where it is not plain to see which one that is, the union's own error tells more.
+    Where that variant is ambiguous, the error of the union is more useful.
     """
     context: list[list[Any]] = getattr(error.kind, "context", [])
-    if not context or not all(context):  # no union, or one of which several branches fit
+    if not context or not all(context):  # not a union, or one of which several branches match
         return [error]
-    branches = [list(chain.from_iterable(map(_telling, branch))) for branch in context]
-    distances = [_distance(branch, len(error.instance_path)) for branch in branches]
+    branches = [list(chain.from_iterable(map(_specific, branch))) for branch in context]
+    distances = [_Distance.of(branch, len(error.instance_path)) for branch in branches]
     closest = min(distances)
-    is_plain = not closest.is_other_kind and distances.count(closest) == 1
-    return branches[distances.index(closest)] if is_plain else [error]
+    is_unique = not closest.is_other_kind and distances.count(closest) == 1
+    return branches[distances.index(closest)] if is_unique else [error]
 
 
 class _Distance(NamedTuple):
@@ -234,11 +228,11 @@ class _Distance(NamedTuple):
     other_constants: int  # of the properties: one of them tells the variants apart
     errors: int
 
-
-def _distance(branch: list[Any], depth: int) -> _Distance:
-    own = {each.kind.name for each in branch if len(each.instance_path) == depth}
-    constants = [each for each in branch if each.kind.name in _TAGS and len(each.instance_path) == depth + 1]
-    return _Distance(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
+    @classmethod
+    def of(cls, branch: list[Any], depth: int) -> "_Distance":
+        own = {each.kind.name for each in branch if len(each.instance_path) == depth}
+        constants = [each for each in branch if each.kind.name in _TAGS and len(each.instance_path) == depth + 1]
+        return cls(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Python types and plain data, both ways: hints to JSON Schema, plain data to typed values, values to plain data."""
+"""Python types and plain data: JSON Schema from type hints, typed values from plain data, plain data from values."""
 
 from opwire.typed.convert import convert, converter, identity_kinds, json_schema_of
 from opwire.typed.fields import yield_type_of

@@ -1,23 +1,18 @@
-"""Classes with fields: their values are objects in JSON, or arrays for those that go by position.
-
-Unions: which member a value is meant for.
-
-Arrays, fixed tuples and maps.
-"""
+"""Nodes with parts: classes with fields, unions, arrays, tuples and maps."""
 
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple, cast, get_origin
 
-from opwire.typed.fields import NOTHING, Field, Plan
+from opwire.typed.fields import NOTHING, ClassSpec, FieldSpec
 from opwire.typed.nodes import (
     PLAIN_TYPES,
     Constant,
     Misfit,
     Node,
     Refs,
-    Schema,
+    SchemaDict,
     array_items,
     documentation,
     expected,
@@ -28,34 +23,37 @@ from opwire.typed.nodes import (
 )
 
 
-class Object(Node):
-    """A class whose values are objects in JSON."""
+class ObjectNode(Node):
+    """A class with values that are objects in JSON."""
 
-    fields: list[tuple[Field, Node]]
+    fields: list[tuple[FieldSpec, Node]]
 
-    def __init__(self, hint: Any, name: str, plan: Plan) -> None:
-        self.hint, self.name, self.owner, self.plan = hint, name, get_origin(hint) or hint, plan
-        self.kinds = frozenset({"array" if plan.positional else "object"})
-        # msgspec takes a tagged Struct without its tag, except inside a union.
-        self.native = plan.native and plan.tag is None
+    def __init__(self, hint: Any, name: str, spec: ClassSpec) -> None:
+        self.hint, self.name, self.owner, self.spec = hint, name, get_origin(hint) or hint, spec
+        self.kinds = frozenset({"array" if spec.positional else "object"})
+        # msgspec accepts a tagged Struct without its tag, except inside a union.
+        self.native = spec.native and spec.tag is None
         self._passes = not issubclass(self.owner, dict)
 
-    def fill(self, walk: Callable[[Field], Node]) -> None:
-        """Walk the hints of the fields; apart from the constructor, since they may refer to this node."""
-        self.fields = [(each, walk(each)) for each in self.plan.fields]
+    def fill(self, parse: Callable[[FieldSpec], Node]) -> None:
+        """Parse the hints of the fields; separate from the constructor, since they may refer to this node."""
+        self.fields = [(each, parse(each)) for each in self.spec.fields]
+        self._names = {each.name for each in self.spec.fields}
+        if self.spec.tag is not None:
+            self._names.add(self.spec.tag[0])
 
     def parts(self) -> Iterable[Node]:
         return [node for _, node in self.fields]
 
     def constants(self) -> dict[str, Constant]:
-        found = {self.plan.tag[0]: Constant([self.plan.tag[1]], required=True)} if self.plan.tag else {}
+        found = {self.spec.tag[0]: Constant([self.spec.tag[1]], required=True)} if self.spec.tag else {}
         for field, node in self.fields:
             if options := node.options():
                 found[field.name] = Constant(options, field.required)
         return found
 
-    def schema(self, refs: Refs) -> Schema:
-        tag = self.plan.tag
+    def schema(self, refs: Refs) -> SchemaDict:
+        tag = self.spec.tag
         properties = {tag[0]: {"const": tag[1]}} if tag else {}
         properties |= {field.name: _field_schema(field, refs.of(node)) for field, node in self.fields}
         required = ([tag[0]] if tag else []) + [field.name for field, _ in self.fields if field.required]
@@ -64,14 +62,15 @@ class Object(Node):
             "type": "object",
             "properties": properties,
             **({"required": required} if required else {}),
-            **({"additionalProperties": False} if self.plan.closed else {}),
+            **({"additionalProperties": False} if self.spec.closed else {}),
         }
 
     def convert(self, value: Any) -> Any:
         if self._passes and isinstance(value, self.owner):
             return value
         given = object_items(value)
-        self._check_tag(given)
+        if self.spec.tag is not None:
+            self._check_tag(*self.spec.tag, given)
         arguments: dict[str, Any] = {}
         for field, node in self.fields:
             if field.name in given:
@@ -84,36 +83,33 @@ class Object(Node):
                     arguments[field.key] = converted
             elif field.required:
                 raise Misfit(f"the property {field.name!r} is missing")
-        if self.plan.closed:
-            self._refuse_unknown(given)
-        return _build(self, arguments)
+        unknown = next((name for name in given if name not in self._names), None) if self.spec.closed else None
+        if unknown is not None:
+            raise Misfit("is not a property of this object").under(str(unknown))
+        return self._build(arguments)
 
-    def _check_tag(self, value: dict[str, Any]) -> None:
-        if self.plan.tag is None:
-            return
-        name, wanted = self.plan.tag
+    def _check_tag(self, name: str, tag: str | int, value: dict[str, Any]) -> None:
         if name not in value:
             raise Misfit(f"the property {name!r} is missing")
-        if type(value[name]) is not type(wanted) or value[name] != wanted:
-            raise Misfit(f"is not {wanted!r}").under(name)
+        if type(value[name]) is not type(tag) or value[name] != tag:
+            raise Misfit(f"is not {tag!r}").under(name)
 
-    def _refuse_unknown(self, value: dict[str, Any]) -> None:
-        names = {field.name for field, _ in self.fields}
-        if self.plan.tag:
-            names.add(self.plan.tag[0])
-        for name in value:
-            if name not in names:
-                raise Misfit("is not a property of this object").under(str(name))
+    def _build(self, arguments: dict[str, Any]) -> Any:
+        """Return the instance; errors of its constructor or `__post_init__` are misfits too."""
+        try:
+            return self.spec.build(**arguments)
+        except (TypeError, ValueError) as error:
+            raise Misfit(f"is not a {self.name}: {error}") from error
 
     def known(self, value: dict[str, Any]) -> int:
         return sum(field.name in value for field, _ in self.fields)
 
 
-class Row(Object):
-    """A class whose values are arrays in JSON: NamedTuple, or a Struct with `array_like`."""
+class RowNode(ObjectNode):
+    """A class with values that are arrays in JSON: NamedTuple, or a Struct with `array_like`."""
 
-    def schema(self, refs: Refs) -> Schema:
-        tag = self.plan.tag
+    def schema(self, refs: Refs) -> SchemaDict:
+        tag = self.spec.tag
         items = ([{"const": tag[1]}] if tag else []) + [
             _field_schema(field, refs.of(node)) for field, node in self.fields
         ]
@@ -121,21 +117,25 @@ class Row(Object):
             **documentation(self.owner, self.name),
             "type": "array",
             "prefixItems": items,
-            "minItems": self._shortest,
-            **({"maxItems": len(items)} if self.plan.closed else {}),
+            "minItems": self._min_items,
+            **({"maxItems": len(items)} if self.spec.closed else {}),
         }
 
-    @property
-    def _shortest(self) -> int:
+    def fill(self, parse: Callable[[FieldSpec], Node]) -> None:
+        super().fill(parse)
         needed = [index for index, (field, _) in enumerate(self.fields, 1) if field.required]
-        return (needed[-1] if needed else 0) + (self.plan.tag is not None)
+        self._min_items = (needed[-1] if needed else 0) + (self.spec.tag is not None)
 
     def convert(self, value: Any) -> Any:
         if isinstance(value, self.owner):
             return value
         given = array_items(value)
-        offset = int(self.plan.tag is not None)
-        self._check_shape(given, len(self.fields) + offset)
+        offset = int(self.spec.tag is not None)
+        max_items = len(self.fields) + offset
+        if len(given) < self._min_items or (self.spec.closed and len(given) > max_items):
+            raise Misfit(f"expected {self._min_items} to {max_items} items, got {len(given)}")
+        if self.spec.tag is not None and given[0] != self.spec.tag[1]:
+            raise Misfit(f"is not {self.spec.tag[1]!r}").under(0)
         arguments: dict[str, Any] = {}
         for index, ((field, node), each) in enumerate(zip(self.fields, given[offset:], strict=False), offset):
             try:
@@ -143,80 +143,68 @@ class Row(Object):
             except Misfit as misfit:
                 misfit.under(index)
                 raise
-        return _build(self, arguments)
-
-    def _check_shape(self, value: Any, longest: int) -> None:
-        if len(value) < self._shortest or (self.plan.closed and len(value) > longest):
-            raise Misfit(f"expected {self._shortest} to {longest} items, got {len(value)}")
-        if self.plan.tag is not None and value[0] != self.plan.tag[1]:
-            raise Misfit(f"is not {self.plan.tag[1]!r}").under(0)
+        return self._build(arguments)
 
 
-def _field_schema(field: Field, schema: Schema) -> Schema:
+def _field_schema(field: FieldSpec, schema: SchemaDict) -> SchemaDict:
     default = {} if field.default is NOTHING else {"default": field.default}
     return {**schema, **default, **({} if field.given else {"readOnly": True})}
-
-
-def _build(node: Object, arguments: dict[str, Any]) -> Any:
-    """The instance; what its constructor or `__post_init__` objects to is a misfit too."""
-    try:
-        return node.plan.build(**arguments)
-    except (TypeError, ValueError) as error:
-        raise Misfit(f"is not a {node.name}: {error}") from error
 
 
 _NUMBERS = frozenset({int, float})
 
 
 class Discriminator(NamedTuple):
-    """A property whose values say which member is meant."""
+    """A property with values that select the member of a union."""
 
     name: str
     members: dict[Any, Node]
     required: bool  # by all members
 
 
-class Union(Node):
-    """Several types. A discriminator decides where there is one, else the members are tried in order.
+class UnionNode(Node):
+    """Several types. A discriminator decides if there is one, else the members are tried in order.
 
-    Of several objects that fit, the one that keeps most of the value's properties is meant.
+    Of several valid objects, the one that keeps most of the value's properties is returned.
     """
 
     def __init__(self, hint: Any, members: list[Node]) -> None:
         self.hint, self.members = hint, members
         self.name = " | ".join(each.name for each in members)
         self.kinds = frozenset[str]().union(*(each.kinds for each in members))
-        self.identity = frozenset(each for each in PLAIN_TYPES if self._keeps(each))
+        # Plain types with values that each accepting member returns unchanged.
+        accepting = [(type_, [type_ in each.identity for each in self._candidates(type_())]) for type_ in PLAIN_TYPES]
+        self.identity = frozenset(
+            type_ for type_, kept in accepting if (any(kept) if type_ in _NUMBERS else kept and all(kept))
+        )
         tagged = _tagged(members)
-        self.native = _told_apart([each for each in members if each not in tagged[1:]])
+        # Native if the JSON type alone decides, so that msgspec cannot prefer another member.
+        self.native = all(
+            one.kinds.isdisjoint(other.kinds)
+            or {one.identity, other.identity} == {frozenset({int}), frozenset({float})}
+            for one, other in combinations([each for each in members if each not in tagged[1:]], 2)
+        )
 
-    def _keeps(self, type_: type) -> bool:
-        """Whether values of a plain type stay what they are, whichever member takes them."""
-        if type_ in _NUMBERS:
-            return any(type_ in each.identity for each in self.members)
-        takers = self._takers(type_())
-        return bool(takers) and all(type_ in each.identity for each in takers)
-
-    def _takers(self, value: Any) -> list[Node]:
-        """The members that may take a value, in order; 5 prefers an int and 5.0 a float wherever they stand."""
+    def _candidates(self, value: Any) -> list[Node]:
+        """Return the members that may accept a value, in order; 5 prefers an int and 5.0 a float at any position."""
         kind = kind_of(value)
-        takers = [each for each in self.members if kind in each.kinds]
+        candidates = [each for each in self.members if kind in each.kinds]
         if type(value) in _NUMBERS:
-            takers.sort(key=lambda each: type(value) not in each.identity)
-        return takers
+            candidates.sort(key=lambda each: type(value) not in each.identity)
+        return candidates
 
     def parts(self) -> Iterable[Node]:
         return self.members
 
     def native_parts(self) -> Iterable[Node]:
-        # Inside a union msgspec insists on the tag, so it does not matter that it does not elsewhere.
+        # Inside a union msgspec requires the tag, so it does not matter that it is optional elsewhere.
         tagged = _tagged(self.members)
         others = [each for each in self.members if each not in tagged]
         return [*others, *(part for each in tagged for part in each.parts())]
 
     @cached_property
     def discriminator(self) -> Discriminator | None:
-        """The property that tells the objects of this union apart, if there is one."""
+        """The property that selects between the objects of this union, or None."""
         objects = [each for each in self.members if "object" in each.kinds]
         constants = [each.constants() for each in objects]
         for name in constants[0] if len(objects) > 1 else ():
@@ -226,9 +214,9 @@ class Union(Node):
                 return Discriminator(name, dict(pairs), all(constant.required for _, constant in found))
         return None
 
-    def schema(self, refs: Refs) -> Schema:
+    def schema(self, refs: Refs) -> SchemaDict:
         members = [refs.of(each) for each in self.members]
-        schema: Schema = {"anyOf": [each for index, each in enumerate(members) if each not in members[:index]]}
+        schema: SchemaDict = {"anyOf": [each for index, each in enumerate(members) if each not in members[:index]]}
         if self.discriminator is not None and self.discriminator.required:
             bodies = {str(value): refs.of(node) for value, node in self.discriminator.members.items()}
             mapping = {value: body["$ref"] for value, body in bodies.items() if "$ref" in body}
@@ -237,18 +225,18 @@ class Union(Node):
 
     def convert(self, value: Any) -> Any:
         if isinstance(value, dict):
-            meant = self._meant(cast("dict[str, Any]", value))
-            if meant is not None:
-                return meant.run(value)
-        takers = self._takers(value)
-        if not takers:
+            selected = self._selected(cast("dict[str, Any]", value))
+            if selected is not None:
+                return selected.run(value)
+        candidates = self._candidates(value)
+        if not candidates:
             raise expected(self.name, value)
-        if len(takers) == 1:
-            return takers[0].run(value)
-        return self._best(takers, value)
+        if len(candidates) == 1:
+            return candidates[0].run(value)
+        return self._best(candidates, value)
 
-    def _meant(self, value: dict[str, Any]) -> Node | None:
-        """The member that the discriminator says, if there is one and it says something."""
+    def _selected(self, value: dict[str, Any]) -> Node | None:
+        """Return the member that the discriminator selects, or None if it is missing."""
         if self.discriminator is None:
             return None
         name, members, required = self.discriminator
@@ -261,10 +249,10 @@ class Union(Node):
         except (KeyError, TypeError):
             raise Misfit(f"is not one of {listed(members)}").under(name) from None
 
-    def _best(self, takers: list[Node], value: Any) -> Any:
+    def _best(self, candidates: list[Node], value: Any) -> Any:
         fits: list[tuple[int, Any]] = []
         misfits: list[str] = []
-        for member in takers:
+        for member in candidates:
             try:
                 converted = member.run(value)
             except Misfit as misfit:
@@ -278,30 +266,23 @@ class Union(Node):
         return max(fits, key=lambda fit: fit[0])[1]
 
 
-def _tagged(members: list[Node]) -> list[Object]:
-    """Structs that msgspec tells apart by their tags; none unless there are several."""
-    found = [each for each in members if isinstance(each, Object) and each.plan.tag is not None and each.plan.native]
+def _tagged(members: list[Node]) -> list[ObjectNode]:
+    """Return the Structs that msgspec selects by their tags; an empty list unless there are several."""
+    found = [
+        each for each in members if isinstance(each, ObjectNode) and each.spec.tag is not None and each.spec.native
+    ]
     return found if len(found) > 1 and len({each.kinds for each in found}) == 1 else []
 
 
-def _told_apart(members: list[Node]) -> bool:
-    """Whether the JSON type alone decides, so that msgspec has no other order of preference than ours."""
-    for one, other in combinations(members, 2):
-        numbers = {one.identity, other.identity} == {frozenset({int}), frozenset({float})}
-        if not one.kinds.isdisjoint(other.kinds) and not numbers:
-            return False
-    return True
-
-
-class Array(Node):
-    """list, Sequence, variadic tuple, set, deque: one item type, gathered by `build`."""
+class ArrayNode(Node):
+    """list, Sequence, variadic tuple, set, deque: one item type, collected by `build`."""
 
     name = "array"
     kinds = frozenset({"array"})
 
     def __init__(self, hint: Any, item: Node, build: Callable[[list[Any]], Any], *, unique: bool = False) -> None:
         self.hint, self._item, self._build, self._unique = hint, item, build, unique
-        # msgspec takes repeated values for a set, which the schema forbids, and anything iterable for an Iterable.
+        # msgspec accepts repeated values for a set, which the schema rejects, and any iterable for an Iterable.
         self.native = build in (list, tuple) and (get_origin(hint) or hint) is not Iterable
         if build is list and item.whole:
             self.identity = frozenset({list})
@@ -309,7 +290,7 @@ class Array(Node):
     def parts(self) -> Iterable[Node]:
         return (self._item,)
 
-    def schema(self, refs: Refs) -> Schema:
+    def schema(self, refs: Refs) -> SchemaDict:
         items = refs.of(self._item)
         unique = {"uniqueItems": True} if self._unique else {}
         return {"type": "array", **({"items": items} if items else {}), **unique}
@@ -328,27 +309,22 @@ class Array(Node):
             built = self._build(found)
         except TypeError as error:
             raise Misfit(f"cannot be a set: {error}") from error
-        if self._unique and len(built) < len(given) and _repeats(given):
+        if self._unique and len(built) < len(given) and len(set(map(_key, given))) < len(given):
             raise Misfit("has the same item twice")
         return built
 
 
-def _repeats(items: Iterable[Any]) -> bool:
-    """Whether two items are equal as JSON Schema sees it: 1 is 1.0 but not true."""
-    keys = [_key(each) for each in items]
-    return len(set(keys)) < len(keys)
-
-
 def _key(value: Any) -> Hashable:
+    """Return a key that is equal for values equal in JSON Schema: 1 is 1.0 but not true."""
     if isinstance(value, dict):
-        return ("object", frozenset((name, _key(each)) for name, each in cast("Schema", value).items()))
+        return ("object", frozenset((name, _key(each)) for name, each in cast("SchemaDict", value).items()))
     if isinstance(value, list | tuple):
         return ("array", *map(_key, cast("list[Any]", value)))
     return scalar_key(value)
 
 
-class FixedTuple(Node):
-    """tuple[int, str]: as many items as types."""
+class TupleNode(Node):
+    """tuple[int, str]: one item per type."""
 
     name = "array"
     kinds = frozenset({"array"})
@@ -360,7 +336,7 @@ class FixedTuple(Node):
     def parts(self) -> Iterable[Node]:
         return self._items
 
-    def schema(self, refs: Refs) -> Schema:
+    def schema(self, refs: Refs) -> SchemaDict:
         count = len(self._items)
         items = {"prefixItems": [refs.of(each) for each in self._items]} if count else {}
         return {"type": "array", **items, "minItems": count, "maxItems": count}
@@ -379,8 +355,8 @@ class FixedTuple(Node):
         return tuple(found)
 
 
-class Map(Node):
-    """dict and Mapping. JSON has only text for keys: `key` reads it."""
+class MapNode(Node):
+    """dict and Mapping. JSON has only text for keys: `key` parses it."""
 
     name = "object"
     kinds = frozenset({"object"})
@@ -394,7 +370,7 @@ class Map(Node):
     def parts(self) -> Iterable[Node]:
         return (self._key, self._item)
 
-    def schema(self, refs: Refs) -> Schema:
+    def schema(self, refs: Refs) -> SchemaDict:
         names = refs.of(self._key)
         return {
             "type": "object",

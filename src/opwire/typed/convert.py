@@ -1,60 +1,63 @@
-"""Plain data to values of a type, checked.
+"""`convert`: plain data to checked values of a type. `json_schema_of`: a type to one JSON Schema document.
 
-Nodes to one JSON Schema document: who lives in `$defs`, and under which name.
+Both use the nodes of `from_hint`. msgspec converts the subtrees that it handles with the same results; classes and
+aliases become `$defs`.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable
 from typing import Any, cast, get_args
 
 import msgspec
 
 from opwire.errors import ConversionError
 from opwire.typed.fields import ordered_key
-from opwire.typed.from_hint import walk
-from opwire.typed.nodes import Leaf, Misfit, Node, Schema, reachable
-from opwire.typed.pydantic_types import Pydantic
+from opwire.typed.from_hint import from_hint
+from opwire.typed.nodes import Misfit, Node, ScalarNode, SchemaDict, reachable
+from opwire.typed.pydantic_types import PydanticNode
 
-_MOST_PREPARED = 1_000  # a program has fewer types than that, unless it makes them as it goes
-_PREPARED: dict[Hashable, Callable[[Any], Any]] = {}
+_MAX_CACHED = 1_000  # a program has fewer types than that, unless it creates them at run time
+_CONVERTERS: dict[Hashable, Callable[[Any], Any]] = {}
+_PREFIX = "#/$defs/"
+_ANNOTATIONS = ("title", "description", "examples", "default")
 
 
 def convert(data: Any, hint: Any) -> Any:
-    """Plain JSON data as a value of this type, checked: `convert({"x": 1}, Point)`.
+    """Return plain JSON data as a value of this type, checked: `convert({"x": 1}, Point)`.
 
     Raises:
-        ConversionError: it does not fit; the message has the path and the reason, not the data.
-        HintError: the hint is not a type that data can be converted to.
+        ConversionError: the data is invalid; the message has the path and the reason, not the data.
+        HintError: data cannot be converted to this type.
     """
     return converter(hint)(data)
 
 
 def converter(hint: Any) -> Callable[[Any], Any]:
-    """`convert` prepared for a hint; for equal hints the same."""
+    """Return `convert` prepared for a hint; cached for equal hints."""
     try:
         key = ordered_key(hint)
     except TypeError:
         return _prepare(hint)
-    prepared = _PREPARED.get(key)
+    prepared = _CONVERTERS.get(key)
     if prepared is None:
         prepared = _prepare(hint)
-        if len(_PREPARED) >= _MOST_PREPARED:
-            _PREPARED.clear()
-        _PREPARED[key] = prepared
+        if len(_CONVERTERS) >= _MAX_CACHED:
+            _CONVERTERS.clear()
+        _CONVERTERS[key] = prepared
     return prepared
 
 
 def identity_kinds(hint: Any) -> frozenset[type] | None:
-    """The Python types whose values, valid against the schema of the hint, need no conversion; None if all do.
+    """Return the Python types that need no conversion once valid against the schema of the hint; None if all do.
 
-    `int | None` gives int and NoneType: 5 and None stay what they are, while 5.0 would become 5.
+    `int | None` returns int and NoneType: 5 and None are not converted, while 5.0 would become 5.
     """
-    return walk(hint).identity or None
+    return from_hint(hint).identity or None
 
 
 def _prepare(hint: Any) -> Callable[[Any], Any]:
-    root = walk(hint)
+    root = from_hint(hint)
     _accelerate(root)
     run = root.run
 
@@ -70,12 +73,12 @@ def _prepare(hint: Any) -> Callable[[Any], Any]:
 
 
 def _accelerate(root: Node) -> None:
-    """Let msgspec stand in for the largest subtrees that it handles as we do; what is inside them stays as it is."""
+    """Let msgspec convert the largest subtrees that it handles with the same results."""
     seen: set[int] = set()
     stack = [root]
     while stack:
         node = stack.pop()
-        if id(node) in seen or isinstance(node, Leaf):
+        if id(node) in seen or isinstance(node, ScalarNode):
             continue
         seen.add(id(node))
         fast = _by_msgspec(node) if all(each.native for each in reachable(node, native=True)) else None
@@ -90,7 +93,7 @@ def _by_msgspec(node: Node) -> Callable[[Any], Any] | None:
     box = msgspec.defstruct("Box", [("value", node.hint)], array_like=True)
     try:
         msgspec.json.Decoder(box)
-    except Exception:  # whatever it cannot read, be it a local name or a kind of type, is ours to convert
+    except Exception:  # a local name, or a type that it does not support: converted by the node
         return None
     read, slow = cast("Any", msgspec.convert), node.convert
 
@@ -103,60 +106,61 @@ def _by_msgspec(node: Node) -> Callable[[Any], Any] | None:
     return run
 
 
-_PREFIX = "#/$defs/"
+def json_schema_of(hint: Any, *, where: str = "") -> SchemaDict:
+    """Return the JSON Schema (2020-12) of a type hint, `$defs` included.
 
-
-def json_schema_of(hint: Any, *, where: str = "") -> Schema:
-    """The JSON Schema (2020-12) of a type hint, `$defs` included.
-
-    The schema of a class stands at the root, not behind a `$ref`: MCP and OpenAPI want to see its type there.
+    The schema of a class is at the root, not behind a `$ref`: MCP and OpenAPI require its type there.
 
     Raises:
         HintError: the hint cannot be expressed; the message names `where` and says what to do.
     """
-    root = walk(hint, where)
+    root = from_hint(hint, where)
     definitions = Definitions(root)
     schema = definitions.of(root)
-    seen: set[str] = set()
-    while _is_inlinable(schema) and schema["$ref"] not in seen:
-        seen.add(schema["$ref"])
-        body = definitions.bodies[schema.pop("$ref").removeprefix(_PREFIX)]
-        schema = body | schema
+    seen = {""}
+    # Inline a reference, unless a keyword beside it could get lost among those of its target.
+    while schema.keys() <= {"$ref", *_ANNOTATIONS} and schema.get("$ref", "") not in seen:
+        ref = schema.pop("$ref")
+        seen.add(ref)
+        schema = definitions.bodies[ref.removeprefix(_PREFIX)] | schema
     used = _used(schema, definitions.bodies)
     return {**schema, **({"$defs": used} if used else {})}
 
 
-def _is_inlinable(schema: Schema) -> bool:
-    """Whether it is a reference, and nothing beside it could be lost among what it refers to."""
-    return "$ref" in schema and schema.keys() <= {"$ref", "title", "description", "examples", "default"}
-
-
 class Definitions:
-    """The `$defs` of one document. Names are the classes' own, longer ones where two classes share one."""
+    """The `$defs` of one document. Names are those of the classes, with the module where two classes share one."""
 
     def __init__(self, root: Node) -> None:
-        self.bodies: dict[str, Schema] = {}
-        named = [each for each in reachable(root) if each.owner is not None]
-        self._names = _names(each for each in named if not isinstance(each, Pydantic))
-        self._reserved = set(self._names.values())
-        self._adopted: dict[str, dict[str, Schema]] = {}
+        self.bodies: dict[str, SchemaDict] = {}
+        self._meanings: dict[str, Any] = {}  # what a name stands for: a node, or definitions made by pydantic
+        self._names: dict[int, str] = {}
+        named = [each for each in reachable(root) if each.owner is not None and not isinstance(each, PydanticNode)]
+        wanted = Counter(_sanitised(each.name) for each in named)
+        for node in named:
+            name = _sanitised(node.name)
+            if wanted[name] > 1:
+                owner = node.owner
+                args = node.name.removeprefix(owner.__name__) if get_args(node.hint) else ""
+                qualified = getattr(owner, "__qualname__", owner.__name__)
+                name = _sanitised(f"{owner.__module__}.{qualified}{args}")
+            self._names[id(node)] = self._claim(name, node)
 
-    def of(self, node: Node) -> Schema:
-        """The schema of a node, for use inside another: a reference if the node has a name."""
-        if isinstance(node, Pydantic):
+    def of(self, node: Node) -> SchemaDict:
+        """Return the schema of a node, for use inside another: a reference if the node has a name."""
+        if isinstance(node, PydanticNode):
             return self._adopt(node)
         name = self._names.get(id(node))
         if name is None:
             return node.schema(self)
         if name not in self.bodies:
-            body = self.bodies[name] = {}  # taken, before the body refers to it
+            body = self.bodies[name] = {}  # reserved, before the body refers to it
             body |= node.schema(self)
         return {"$ref": _PREFIX + name}
 
-    def _adopt(self, node: Pydantic) -> Schema:
-        """A document that pydantic made: its definitions are moved in here, each under a name that is free."""
+    def _adopt(self, node: PydanticNode) -> SchemaDict:
+        """Move the definitions of a document that pydantic made in here, each under a free name."""
         document = node.schema(self)
-        inner = cast("dict[str, Schema]", document.pop("$defs", {}))
+        inner = cast("dict[str, SchemaDict]", document.pop("$defs", {}))
         if node.owner is not None and set(document) != {"$ref"}:
             name = _sanitised(node.name)
             document, inner = {"$ref": _PREFIX + name}, {**inner, name: document}
@@ -165,72 +169,42 @@ class Definitions:
             self.bodies[renamed[name]] = _with_refs(body, renamed)
         return _with_refs(document, renamed)
 
-    def _claim(self, name: str, meaning: dict[str, Schema]) -> str:
-        """The name itself, or with a number if it stands for something else already."""
+    def _claim(self, name: str, meaning: Any) -> str:
+        """Return the name itself, or with a number if it stands for something else already."""
         candidate, number = name, 1
-        while candidate in self._reserved and self._adopted.get(candidate) != meaning:
+        while self._meanings.get(candidate, meaning) != meaning:
             number += 1
             candidate = f"{name}_{number}"
-        self._reserved.add(candidate)
-        self._adopted[candidate] = meaning
+        self._meanings[candidate] = meaning
         return candidate
-
-
-def _names(nodes: Iterable[Node]) -> dict[int, str]:
-    """A name for each node: short if no other wants the same, else with the module, at last with a number."""
-    groups: defaultdict[str, list[Node]] = defaultdict(list)
-    for node in nodes:
-        groups[_sanitised(node.name)].append(node)
-    names: dict[int, str] = {}
-    for short, group in groups.items():
-        for node in group:
-            wanted = short if len(group) == 1 else _long_name(node)
-            taken, candidate, number = set(names.values()), wanted, 1
-            while candidate in taken:
-                number += 1
-                candidate = f"{wanted}_{number}"
-            names[id(node)] = candidate
-    return names
-
-
-def _long_name(node: Node) -> str:
-    owner = node.owner
-    args = node.name.removeprefix(owner.__name__) if get_args(node.hint) else ""
-    return _sanitised(f"{owner.__module__}.{getattr(owner, '__qualname__', owner.__name__)}{args}")
 
 
 def _sanitised(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name.replace("<locals>.", ""))
 
 
-def _used(schema: Schema, bodies: dict[str, Schema]) -> dict[str, Schema]:
-    """The definitions that a schema refers to, directly or not, in the order in which they were made."""
+def _used(schema: SchemaDict, bodies: dict[str, SchemaDict]) -> dict[str, SchemaDict]:
+    """Return the definitions that a schema refers to, directly or not, in the order in which they were made."""
     names: set[str] = set()
-    stack = [schema]
+    stack: list[Any] = [schema]
     while stack:
-        for name in _refs_in(stack.pop()):
-            if name not in names and name in bodies:
+        each = stack.pop()
+        if isinstance(each, dict):
+            items = cast("SchemaDict", each)
+            stack.extend(items.values())
+            name = str(items.get("$ref", "")).removeprefix(_PREFIX)
+            if name in bodies and name not in names:
                 names.add(name)
                 stack.append(bodies[name])
+        elif isinstance(each, list):
+            stack.extend(cast("list[Any]", each))
     return {name: body for name, body in bodies.items() if name in names}
 
 
-def _refs_in(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        items = cast("Schema", schema)
-        if isinstance(ref := items.get("$ref"), str):
-            yield ref.removeprefix(_PREFIX)
-        for each in items.values():
-            yield from _refs_in(each)
-    elif isinstance(schema, list):
-        for each in cast("list[Any]", schema):
-            yield from _refs_in(each)
-
-
 def _with_refs(schema: Any, renamed: dict[str, str]) -> Any:
-    """A copy whose references, and the mappings of discriminators, follow the new names."""
+    """Return a copy in which references, and the mappings of discriminators, follow the new names."""
     if isinstance(schema, dict):
-        return {key: _with_refs(each, renamed) for key, each in cast("Schema", schema).items()}
+        return {key: _with_refs(each, renamed) for key, each in cast("SchemaDict", schema).items()}
     if isinstance(schema, list):
         return [_with_refs(each, renamed) for each in cast("list[Any]", schema)]
     if isinstance(schema, str) and schema.startswith(_PREFIX):

@@ -1,9 +1,8 @@
-"""One walk over a hint: what kind of type it is, and the node of each.
+"""`from_hint`: parse a type hint into nodes.
 
-What `Annotated` adds to a type: bounds, lengths, patterns and documentation.
-
-msgspec.Meta, annotated_types and pydantic.Field say the same things in different words. The latter two are
-recognised by their attributes: neither library is imported for it.
+`Annotated` adds bounds, lengths, patterns and documentation. msgspec.Meta, annotated_types and pydantic.Field express
+the same constraints with different words; the latter two are recognised by their attributes, so that neither library
+is imported.
 """
 
 import collections
@@ -22,38 +21,35 @@ from typing import Annotated, Any, ForwardRef, TypeVar, cast, get_args, get_orig
 import msgspec
 
 from opwire.errors import HintError, NotPlainError
-from opwire.typed.composite import Array, FixedTuple, Map, Object, Row, Union
+from opwire.typed.composite import ArrayNode, MapNode, ObjectNode, RowNode, TupleNode, UnionNode
 from opwire.typed.fields import (
     QUALIFIERS,
-    Field,
-    Plan,
+    ClassSpec,
+    FieldSpec,
     alias_value,
     class_hints,
     default_of,
     describe,
+    hint_error,
     ordered_key,
-    planner_of,
-    refusal,
+    spec_reader,
     unwrap_qualifiers,
 )
 from opwire.typed.nodes import (
     INTEGER_KEY,
-    LEAVES,
     NUMERIC,
-    Alias,
-    Choice,
+    SCALAR_NODES,
+    AliasNode,
+    ChoiceNode,
     Constant,
     Misfit,
     Node,
     Refs,
-    Schema,
-    subclass_leaf,
+    SchemaDict,
+    subclass_scalar,
 )
 from opwire.typed.plain import SCALARS, to_plain
-from opwire.typed.pydantic_types import Pydantic, is_pydantic, model_plan
-
-Check = Callable[[Any], str | None]
-"""Gives the reason why a converted value does not fit, or None."""
+from opwire.typed.pydantic_types import PydanticNode, is_pydantic, model_spec
 
 _BOUNDS: dict[str, tuple[str, str, Callable[[Any, Any], bool]]] = {
     "gt": ("exclusiveMinimum", "greater than", operator.gt),
@@ -69,14 +65,14 @@ _DOCUMENTATION = ("title", "description", "examples")
 _WORDS = (*_BOUNDS, *_LENGTHS, "multiple_of", "pattern", "tz", *_DOCUMENTATION, "extra_json_schema")
 
 
-class Constrained(Node):
-    """A node with more demands and more documentation."""
+class ConstrainedNode(Node):
+    """A node with constraints and documentation from `Annotated`."""
 
     def __init__(self, hint: Any, inner: Node, metadata: Iterable[Any]) -> None:
         self.hint, self.inner, self.name = hint, inner, inner.name
         self.kinds, self.identity, self.native = inner.kinds, inner.identity, True
-        self._keywords: Schema = {}
-        self._checks: list[Check] = []
+        self._keywords: SchemaDict = {}
+        self._checks: list[tuple[Callable[[Any], bool], Callable[[Any], str]]] = []  # predicates and their messages
         for each in flatten(metadata):
             words = _words_of(each)
             # msgspec enforces its own Meta only.
@@ -84,66 +80,59 @@ class Constrained(Node):
             for word, value in words.items():
                 self._add(word, value)
 
-    def _add(self, word: str, value: Any) -> None:
+    def _add(self, word: str, limit: Any) -> None:
+        is_number = issubclass(type(limit), int | float) and math.isfinite(limit)
         if word in _BOUNDS:
-            self._bound(*_BOUNDS[word], value)
+            keyword, text, holds = _BOUNDS[word]
+            if is_number and self.inner.hint is not Decimal:  # which is text in JSON
+                self._keywords[keyword] = limit
+            self._checks.append((lambda value: holds(value, limit), lambda _: f"is not {text} {limit}"))
         elif word in _LENGTHS:
-            self._length(*_LENGTHS[word], value)
+            keywords, text, holds = _LENGTHS[word]
+            is_base64 = self.inner.hint is bytes or self.inner.hint is bytearray
+            size = 4 * ((limit + 2) // 3) if is_base64 else limit
+            self._keywords |= {keyword: size for kind, keyword in keywords.items() if kind in self.kinds}
+            self._checks.append(
+                (
+                    lambda value: holds(len(value), limit),
+                    lambda value: f"has a length of {len(value)}, not {text} {limit}",
+                )
+            )
         elif word == "multiple_of":
-            if _is_json_number(value):
-                self._keywords["multipleOf"] = value
-            self._checks.append(lambda each: None if _is_multiple(each, value) else f"is not a multiple of {value}")
+            self._keywords |= {"multipleOf": limit} if is_number else {}
+            self._checks.append((lambda value: _is_multiple(value, limit), lambda _: f"is not a multiple of {limit}"))
         elif word == "pattern":
-            self._keywords["pattern"] = getattr(value, "pattern", value)
-            self._checks.append(lambda each: _match(each, value))
+            pattern = self._keywords["pattern"] = getattr(limit, "pattern", limit)
+            self._checks.append(
+                (lambda value: re.search(limit, value) is not None, lambda _: f"does not match the pattern {pattern!r}")
+            )
         elif word == "tz":
-            self._keywords["format"] = "date-time" if value else None
-            self._checks.append(lambda each: _has_offset(each, value))
-        elif word == "extra_json_schema":
-            self._keywords |= value
+            self._keywords["format"] = "date-time" if limit else None
+            self._checks.append(
+                (
+                    lambda value: not hasattr(value, "tzinfo") or (value.tzinfo is not None) is limit,
+                    lambda _: f"is a time {'without' if limit else 'with'} an offset from UTC",
+                )
+            )
         else:
-            self._keywords[word] = to_plain(value)
-
-    def _bound(self, keyword: str, words: str, holds: Callable[[Any, Any], bool], limit: Any) -> None:
-        if _is_json_number(limit) and self.inner.hint is not Decimal:  # which is text in JSON
-            self._keywords[keyword] = limit
-
-        def check(value: Any) -> str | None:
-            try:
-                return None if holds(value, limit) else f"is not {words} {limit}"
-            except TypeError:  # another member of a union: None beside an int
-                return None
-
-        self._checks.append(check)
-
-    def _length(self, keywords: dict[str, str], words: str, holds: Callable[[int, int], bool], limit: int) -> None:
-        for kind, keyword in keywords.items():
-            if kind in self.kinds:
-                self._keywords[keyword] = 4 * ((limit + 2) // 3) if self._is_base64 else limit
-
-        def check(value: Any) -> str | None:
-            size = len(value) if hasattr(value, "__len__") else limit
-            return None if holds(size, limit) else f"has a length of {size}, not {words} {limit}"
-
-        self._checks.append(check)
-
-    @property
-    def _is_base64(self) -> bool:
-        return self.inner.hint is bytes or self.inner.hint is bytearray
+            self._keywords |= limit if word == "extra_json_schema" else {word: to_plain(limit)}
 
     def parts(self) -> Iterable[Node]:
         return (self.inner,)
 
-    def schema(self, refs: Refs) -> Schema:
+    def schema(self, refs: Refs) -> SchemaDict:
         merged = refs.of(self.inner) | self._keywords
         return {key: value for key, value in merged.items() if value is not None}
 
     def convert(self, value: Any) -> Any:
         converted = self.inner.run(value)
-        for check in self._checks:
-            reason = check(converted)
-            if reason is not None:
-                raise Misfit(reason)
+        for holds, message in self._checks:
+            try:
+                is_met = holds(converted)
+            except TypeError:  # another member of a union: None beside an int
+                continue
+            if not is_met:
+                raise Misfit(message(converted))
         return converted
 
     def options(self) -> list[Any]:
@@ -157,7 +146,7 @@ class Constrained(Node):
 
 
 def flatten(metadata: Iterable[Any]) -> Iterable[Any]:
-    """Single pieces of metadata: groups (annotated_types.Len, pydantic.Field) taken apart."""
+    """Yield single pieces of metadata: groups (annotated_types.Len, pydantic.Field) are split."""
     for each in metadata:
         if getattr(each, "__is_annotated_types_grouped_metadata__", False):
             yield from flatten(each)
@@ -169,7 +158,7 @@ def flatten(metadata: Iterable[Any]) -> Iterable[Any]:
 
 
 def only_pydantic_knows(metadata: Any) -> bool:
-    """Validators and the like: dropping them silently would accept what the author refuses."""
+    """Return whether only pydantic can enforce it, such as a validator: it must not be ignored silently."""
     if is_pydantic_field(metadata):
         return False
     if hasattr(metadata, "__get_pydantic_core_schema__") or hasattr(metadata, "__get_pydantic_json_schema__"):
@@ -181,18 +170,18 @@ def only_pydantic_knows(metadata: Any) -> bool:
 
 
 def is_pydantic_field(metadata: Any) -> bool:
-    """Whether it is what `pydantic.Field(...)` makes."""
+    """Return whether it is the result of `pydantic.Field(...)`."""
     return type(metadata).__name__ == "FieldInfo" and type(metadata).__module__.startswith("pydantic.")
 
 
 def _words_of(metadata: Any) -> dict[str, Any]:
-    """The demands and documentation that one piece of metadata holds, in msgspec's words."""
+    """Return the constraints and documentation of one piece of metadata, in msgspec's words."""
     if isinstance(metadata, msgspec.Meta):
         words = {word: getattr(metadata, word) for word in _WORDS}
     elif is_pydantic_field(metadata):
         words = {word: getattr(metadata, word) for word in _DOCUMENTATION}
         extra = metadata.json_schema_extra
-        words["extra_json_schema"] = cast("Schema", extra) if isinstance(extra, dict) else None
+        words["extra_json_schema"] = cast("SchemaDict", extra) if isinstance(extra, dict) else None
     elif type(metadata).__module__.partition(".")[0] in ("annotated_types", "pydantic"):
         words = {word: getattr(metadata, word, None) for word in (*_BOUNDS, *_LENGTHS, "multiple_of", "pattern")}
     else:
@@ -202,28 +191,12 @@ def _words_of(metadata: Any) -> dict[str, Any]:
     return {word: value for word, value in words.items() if value is not None}
 
 
-def _is_json_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 def _is_multiple(value: Any, factor: Any) -> bool:
     if not isinstance(value, int | float | Decimal):  # another member of a union
         return True
     if isinstance(value, int) and isinstance(factor, int):
         return value % factor == 0
     return math.isfinite(value) and Decimal(str(value)) % Decimal(str(factor)) == 0
-
-
-def _match(value: Any, pattern: Any) -> str | None:
-    if isinstance(value, str) and not re.search(pattern, value):
-        return f"does not match the pattern {getattr(pattern, 'pattern', pattern)!r}"
-    return None
-
-
-def _has_offset(value: Any, wanted: bool) -> str | None:
-    if hasattr(value, "tzinfo") and (value.tzinfo is not None) is not wanted:
-        return f"is a time {'without' if wanted else 'with'} an offset from UTC"
-    return None
 
 
 _ARRAYS: dict[Any, Callable[[Any], Any]] = {
@@ -251,28 +224,28 @@ _FACTORIES = (int, float, str, bool, list, dict, set)
 _EXPRESSIBLE = "use a dataclass, TypedDict, Struct, model, Enum or a plain type"
 
 
-def walk(hint: Any, where: str = "") -> Node:
-    """The node of a hint.
+def from_hint(hint: Any, where: str = "") -> Node:
+    """Return the node of a hint.
 
     Raises:
         HintError: it cannot be expressed as JSON Schema; the message names `where`.
     """
     try:
-        return _Walk(where).node(hint)
+        return _HintParser(where).node(hint)
     except RecursionError:
-        raise refusal(where, f"{describe(hint)} grows without end as it refers to itself", "simplify it") from None
+        raise hint_error(where, f"{describe(hint)} grows without end as it refers to itself", "simplify it") from None
 
 
-class _Walk:
-    """Makes the nodes of one hint and of everything that it refers to; each class once."""
+class _HintParser:
+    """Builds the nodes of one hint and of everything that it refers to; each class once."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._named: dict[Any, Node] = {}
-        self._inside: list[tuple[Any, str]] = []  # the classes and fields that lead to the hint at hand
+        self._inside: list[tuple[Any, str]] = []  # the classes and fields that lead to the current hint
 
     def node(self, hint: Any) -> Node:
-        known = LEAVES.get(hint) if _hashable(hint) else None
+        known = SCALAR_NODES.get(hint) if _hashable(hint) else None
         if known is not None:
             return known
         for rule in _RULES:
@@ -282,7 +255,7 @@ class _Walk:
         raise self._refuse(f"{describe(hint)} cannot be expressed as JSON Schema", _EXPRESSIBLE)
 
     # Each rule takes the hint, its origin (`list` of `list[int]`, else the hint itself) and its arguments, and
-    # returns None for a hint that is not of its kind.
+    # returns None for a hint of another kind.
 
     def unresolved(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if isinstance(hint, str | ForwardRef):
@@ -294,7 +267,7 @@ class _Walk:
             return self.node(default)
         if hint is typing.Self:
             if not self._inside:
-                raise self._refuse("Self stands outside of a class", "name the class")
+                raise self._refuse("Self is used outside of a class", "name the class")
             return self.node(self._inside[-1][0])
         return None
 
@@ -303,33 +276,33 @@ class _Walk:
             return None
         inner, *metadata = args
         if any(only_pydantic_knows(each) for each in flatten(metadata)):
-            return Pydantic(hint, describe(inner), self._where)
-        return Constrained(hint, self.node(inner), metadata)
+            return PydanticNode(hint, describe(inner), self._where)
+        return ConstrainedNode(hint, self.node(inner), metadata)
 
     def union(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if origin is not typing.Union and origin is not types.UnionType:
             return None
-        # A Struct's field that may be UNSET may be left out: that is not a value in JSON.
+        # UNSET makes a Struct's field optional: it is not a value in JSON.
         members = [self.node(each) for each in args if each is not msgspec.UnsetType]
-        return members[0] if len(members) == 1 else Union(hint, members)
+        return members[0] if len(members) == 1 else UnionNode(hint, members)
 
     def literal(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if getattr(origin, "_name", None) != "Literal":
             return None
         native = {type(each) for each in args} <= {str, int, types.NoneType}
-        return Choice(hint, describe(hint), self._choices(hint, args), native=native)
+        return ChoiceNode(hint, describe(hint), self._choices(hint, args), native=native)
 
     def enumeration(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if not isinstance(hint, type) or not issubclass(hint, enum.Enum) or issubclass(hint, enum.Flag):
             return None
         choices = self._choices(hint, list(hint))
-        # `_missing_` would let msgspec accept values that are not listed.
+        # With an overridden `_missing_`, msgspec would accept values that are not listed.
         listed = cast("Any", hint._missing_).__func__ is cast("Any", enum.Enum._missing_).__func__
         native = listed and {type(plain) for plain, _ in choices} in ({str}, {int})
-        return self._once(hint, lambda: Choice(hint, self._name(hint), choices, native=native, owner=hint))
+        return self._once(hint, lambda: ChoiceNode(hint, self._name(hint), choices, native=native, owner=hint))
 
     def _choices(self, hint: Any, values: typing.Iterable[Any]) -> list[tuple[Any, Any]]:
-        """Each value with what it is in JSON."""
+        """Return each value with its JSON form."""
         try:
             choices = [(to_plain(each.value if isinstance(each, enum.Enum) else each), each) for each in values]
         except NotPlainError:
@@ -339,31 +312,30 @@ class _Walk:
         return choices
 
     def renamed(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
-        """NewType, Required, Final and the like: another name for a hint, or a mark around it."""
+        """NewType, Required, Final and the like: another name for a hint, or a qualifier around it."""
         if isinstance(hint, typing.NewType):
             return self.node(hint.__supertype__)
         if getattr(origin, "_name", None) in QUALIFIERS and args:
             return self.node(unwrap_qualifiers(hint)[1])
-        return LEAVES[str] if hint is typing.LiteralString else None
+        return SCALAR_NODES[str] if hint is typing.LiteralString else None
 
     def alias(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if type(origin).__name__ != "TypeAliasType":
             return None
-        return self._once(hint, lambda: Alias(hint, self._name(hint)), lambda it: it.aim(self.node(alias_value(hint))))
+        return self._once(
+            hint, lambda: AliasNode(hint, self._name(hint)), lambda it: it.aim(self.node(alias_value(hint)))
+        )
 
     def array(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if origin is tuple:
-            return self._tuple(hint, args)
+            bare = hint is tuple or hint is typing.Tuple  # noqa: UP006 -- tuple[()] has no arguments either
+            if not bare and args[1:] != (Ellipsis,):
+                return TupleNode(hint, [self.node(each) for each in args])
+            return ArrayNode(hint, self.node(Any if bare else args[0]), tuple)
         if not _hashable(origin) or origin not in _ARRAYS:
             return None
         build = _ARRAYS[origin]
-        return Array(hint, self.node(args[0] if args else Any), build, unique=build in (set, frozenset))
-
-    def _tuple(self, hint: Any, args: tuple[Any, ...]) -> Node:
-        bare = hint is tuple or hint is typing.Tuple  # noqa: UP006 -- tuple[()] has no arguments either
-        if bare or args[1:] == (Ellipsis,):
-            return Array(hint, self.node(Any if bare else args[0]), tuple, unique=False)
-        return FixedTuple(hint, [self.node(each) for each in args])
+        return ArrayNode(hint, self.node(args[0] if args else Any), build, unique=build in (set, frozenset))
 
     def map(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
         if not _hashable(origin) or origin not in _MAPS:
@@ -373,16 +345,16 @@ class _Walk:
         key, item = args or (str, Any)
         build = _MAPS[origin]
         if origin is collections.defaultdict:
-            made = get_origin(item) or item
-            build = partial(collections.defaultdict[Any, Any], made if made in _FACTORIES else None)
-        return Map(hint, self._key(key), self.node(item), build)
+            factory = get_origin(item) or item
+            build = partial(collections.defaultdict[Any, Any], factory if factory in _FACTORIES else None)
+        return MapNode(hint, self._key(key), self.node(item), build)
 
     def _key(self, hint: Any) -> Node:
-        """JSON has only text for keys: an int is read from its digits."""
-        node = LEAVES[str] if hint is Any or hint is object else self.node(hint)
-        if node is LEAVES[int]:
+        """Return the node of a key. JSON has only text for keys: an int is parsed from its digits."""
+        node = SCALAR_NODES[str] if hint is Any or hint is object else self.node(hint)
+        if node is SCALAR_NODES[int]:
             return INTEGER_KEY
-        if isinstance(node, Choice) and node.kinds == NUMERIC:
+        if isinstance(node, ChoiceNode) and node.kinds == NUMERIC:
             return node.as_keys()
         if node.kinds != _STRING:
             raise self._refuse(
@@ -394,38 +366,34 @@ class _Walk:
         if not is_pydantic(hint):
             return None
         try:
-            return self._once(hint, lambda: Pydantic(hint, self._name(hint), self._where))
+            return self._once(hint, lambda: PydanticNode(hint, self._name(hint), self._where))
         except HintError:
             if hasattr(origin, "model_fields"):
-                return self._fields(hint, model_plan(origin))
-            if planner_of(origin) is None:
+                return self._object(hint, model_spec(origin))
+            if spec_reader(origin) is None:
                 raise
             return None
 
     def fields(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
-        planner = planner_of(origin) if isinstance(origin, type) else None
-        return self._fields(hint, planner(origin, class_hints(hint, self._where))) if planner else None
+        read = spec_reader(origin) if isinstance(origin, type) else None
+        return self._object(hint, read(origin, class_hints(hint, self._where))) if read else None
 
-    def _fields(self, hint: Any, plan: Plan) -> Node:
-        kind = Row if plan.positional else Object
-        return self._once(
-            hint,
-            lambda: kind(hint, self._name(hint), plan),
-            lambda node: node.fill(partial(self._field, hint)),
-        )
+    def _object(self, hint: Any, spec: ClassSpec) -> Node:
+        def field_node(field: FieldSpec) -> Node:
+            self._inside.append((hint, field.name))
+            try:
+                return self.node(field.hint)
+            finally:
+                self._inside.pop()
 
-    def _field(self, cls: Any, field: Field) -> Node:
-        self._inside.append((cls, field.name))
-        try:
-            return self.node(field.hint)
-        finally:
-            self._inside.pop()
+        kind = RowNode if spec.positional else ObjectNode
+        return self._once(hint, lambda: kind(hint, self._name(hint), spec), lambda node: node.fill(field_node))
 
     def subclass(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
-        return subclass_leaf(hint) if isinstance(hint, type) else None
+        return subclass_scalar(hint) if isinstance(hint, type) else None
 
     def _once(self, hint: Any, make: Callable[[], Any], fill: Callable[[Any], None] = lambda _: None) -> Node:
-        """The node of a class or alias, made once: while it is being filled, it may be referred to."""
+        """Return the node of a class or alias, built once: it may be referred to while it is being filled."""
         try:
             key = ordered_key(hint)
         except TypeError:
@@ -443,25 +411,25 @@ class _Walk:
 
     def _refuse(self, what: str, advice: str) -> HintError:
         if not self._inside:
-            return refusal(self._where, what, advice)
+            return hint_error(self._where, what, advice)
         cls, name = self._inside[-1]
         field = f"field {name!r} of {describe(cls)}"
-        return refusal(f"{self._where}, {field}" if self._where else field, what, advice)
+        return hint_error(f"{self._where}, {field}" if self._where else field, what, advice)
 
 
 _RULES = (
-    _Walk.unresolved,
-    _Walk.annotated,
-    _Walk.union,
-    _Walk.literal,
-    _Walk.renamed,
-    _Walk.alias,
-    _Walk.array,
-    _Walk.map,
-    _Walk.enumeration,
-    _Walk.model,
-    _Walk.fields,
-    _Walk.subclass,
+    _HintParser.unresolved,
+    _HintParser.annotated,
+    _HintParser.union,
+    _HintParser.literal,
+    _HintParser.renamed,
+    _HintParser.alias,
+    _HintParser.array,
+    _HintParser.map,
+    _HintParser.enumeration,
+    _HintParser.model,
+    _HintParser.fields,
+    _HintParser.subclass,
 )
 
 

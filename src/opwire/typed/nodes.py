@@ -1,13 +1,12 @@
-"""What one hint means: a node makes both the JSON Schema of a type and the conversion of data to it.
+"""Nodes: the parsed form of a type hint, which returns both the JSON Schema of the type and converts data to it.
 
-Rules:
-1. The two come from the same node, so they cannot disagree.
-2. `convert` is the truth. msgspec's C code is used in its place where a node and everything under it is `native`:
-   whatever msgspec accepts, the node accepts with the same result. What msgspec refuses is decided by the node.
-3. A `Misfit` gathers its path on the way up, so that the path costs nothing while data fits.
-4. Messages say what was expected and what kind of value came; they never repeat the value.
+This file has the base class and the nodes without parts: scalars, choices and aliases. Rules:
 
-The types without parts: numbers, text, dates and what else is written as text.
+1. SchemaDict and conversion come from the same node, so they cannot disagree.
+2. `convert` is authoritative. msgspec's C code replaces it where a node and everything under it is `native`: anything
+   that msgspec accepts, the node accepts with the same result. If msgspec raises, the node decides.
+3. A `Misfit` collects its path on the way up, so that the path costs nothing while data is valid.
+4. Messages name what was expected and the type of the value; they never echo the value.
 """
 
 import datetime
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, Self, cast
 
 import msgspec
 
-Schema = dict[str, Any]
+SchemaDict = dict[str, Any]
 
 _KIND_OF: dict[type, str] = {
     dict: "object",
@@ -46,13 +45,13 @@ _LONGEST_STEP = 60
 
 
 def kind_of(value: Any) -> str:
-    """The JSON type of plain data; for anything else the name of its Python type."""
+    """Return the JSON type of plain data; for anything else the name of its Python type."""
     kind = _KIND_OF.get(cast("Any", type(value)))
     return kind or next((kind for base, kind in _KIND_OF.items() if isinstance(value, base)), type(value).__name__)
 
 
 class Misfit(Exception):  # noqa: N818 -- it never leaves this package: callers see a ConversionError
-    """Data does not fit; the steps of the path are added from the inside out."""
+    """Data is invalid; the steps of the path are added from the inside out."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -65,14 +64,8 @@ class Misfit(Exception):  # noqa: N818 -- it never leaves this package: callers 
 
     @property
     def path(self) -> str:
-        return "$" + "".join(_step(each) for each in reversed(self.steps))
-
-
-def _step(step: str | int) -> str:
-    if isinstance(step, int):
-        return f"[{step}]"
-    name = _cut(step, _LONGEST_STEP)
-    return f".{name}" if name.isidentifier() else f"[{name!r}]"
+        steps = [each if isinstance(each, int) else _cut(each, _LONGEST_STEP) for each in reversed(self.steps)]
+        return "$" + "".join(f".{each}" if str(each).isidentifier() else f"[{each!r}]" for each in steps)
 
 
 def _cut(text: str, length: int) -> str:
@@ -80,54 +73,54 @@ def _cut(text: str, length: int) -> str:
 
 
 def expected(what: str, value: Any) -> Misfit:
-    """The misfit of a value that is of the wrong JSON type altogether."""
+    """Return the misfit of a value of an invalid JSON type."""
     kind = kind_of(value)
     return Misfit(f"expected {what}, got {_ARTICLES.get(kind, f'a {kind}')}")
 
 
 def array_items(value: Any) -> Sequence[Any]:
-    """The value, if it is an array."""
+    """Return the value if it is an array, else raise `Misfit`."""
     if not isinstance(value, list | tuple):
         raise expected("an array", value)
     return cast("Sequence[Any]", value)
 
 
 def object_items(value: Any) -> dict[Any, Any]:
-    """The value, if it is an object."""
+    """Return the value if it is an object, else raise `Misfit`."""
     if not isinstance(value, dict):
         raise expected("an object", value)
     return cast("dict[Any, Any]", value)
 
 
 class Refs(Protocol):
-    """Where a node asks for the schemas of its parts: those in `$defs` come back as `$ref`."""
+    """Returns the schemas of a node's parts: those in `$defs` as `$ref`."""
 
-    def of(self, node: "Node") -> Schema: ...
+    def of(self, node: "Node") -> SchemaDict: ...
 
 
 class Constant(NamedTuple):
-    """A property that holds only certain values."""
+    """A property that allows only certain values."""
 
     values: list[Any]
     required: bool
 
 
 class Node(ABC):
-    """One hint. Subclasses say what its schema is and how data becomes its values."""
+    """One hint. Subclasses return its schema and convert data."""
 
     hint: Any
     name: str
-    """How messages call it; for a node with an owner also its name in `$defs`."""
+    """The name in messages; for a node with an owner also the name in `$defs`."""
     owner: Any = None
-    """The class or alias behind a node that lives in `$defs`."""
+    """The class or alias of a node in `$defs`."""
     kinds: frozenset[str]
-    """The JSON types of all that it accepts."""
+    """The JSON types that it accepts."""
     identity: frozenset[type] = frozenset()
-    """Python types whose values, once they fit, are converted to themselves."""
+    """Python types whose values, if valid, are returned unchanged."""
     native: bool = False
-    """Whether msgspec may stand in, as far as this node alone is concerned."""
+    """Whether msgspec returns the same results, as far as this node alone is concerned."""
     run: Callable[[Any], Any]
-    """The fastest right conversion: `convert`, unless msgspec stands in."""
+    """The fastest correct conversion: by default `convert`, or msgspec."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         node = super().__new__(cls)
@@ -135,45 +128,41 @@ class Node(ABC):
         return node
 
     @abstractmethod
-    def schema(self, refs: Refs) -> Schema:
-        """Its JSON Schema; parts are asked of `refs`."""
+    def schema(self, refs: Refs) -> SchemaDict:
+        """Return its JSON Schema; the schemas of parts come from `refs`."""
 
     @abstractmethod
     def convert(self, value: Any) -> Any:
-        """Plain data as a value of the type.
-
-        Raises:
-            Misfit: it does not fit.
-        """
+        """Return plain data as a value of the type, or raise `Misfit`."""
 
     def parts(self) -> Iterable["Node"]:
-        """The nodes that it is made of."""
+        """Return the nodes that it is made of."""
         return ()
 
     def native_parts(self) -> Iterable["Node"]:
-        """The nodes that must be native too for msgspec to stand in."""
+        """Return the nodes that must be native too for msgspec to convert this one."""
         return self.parts()
 
     def options(self) -> list[Any]:
-        """The plain values of a closed list; none for a type with any others."""
+        """Return the plain values of an enumeration; by default an empty list."""
         return []
 
     def constants(self) -> dict[str, Constant]:
-        """Properties that hold only certain values: what the members of a union may be told apart by."""
+        """Return the properties that allow only certain values: candidates for the discriminator of a union."""
         return {}
 
     def known(self, value: dict[str, Any]) -> int:
-        """How many properties of an object it keeps: decides between members of a union that all fit."""
+        """Return how many properties of an object it keeps: decides between valid members of a union."""
         return 0
 
     @property
     def whole(self) -> bool:
-        """Whether every value that fits is converted to itself."""
+        """Whether every valid value is returned unchanged."""
         return self.identity >= {each for each in PLAIN_TYPES if _KIND_OF[each] in self.kinds}
 
 
 def reachable(root: Node, *, native: bool = False) -> Iterable[Node]:
-    """The node and everything under it, each once, in the order of the hint; `native` goes by `native_parts`."""
+    """Yield the node and everything under it, each once, in the order of the hint; `native` follows `native_parts`."""
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -184,24 +173,24 @@ def reachable(root: Node, *, native: bool = False) -> Iterable[Node]:
             stack.extend(reversed(list(node.native_parts() if native else node.parts())))
 
 
-def documentation(owner: Any, name: str) -> Schema:
-    """Title and description of a class; nothing for a node without one."""
+def documentation(owner: Any, name: str) -> SchemaDict:
+    """Return title and description of a class; an empty schema for a node without one."""
     if owner is None:
         return {}
     doc = owner.__dict__.get("__doc__") or ""
-    # dataclasses and NamedTuples make up a docstring from the signature: it says nothing that the schema does not.
+    # dataclasses and NamedTuples generate a docstring from the signature: it adds nothing to the schema.
     written = doc and not doc.startswith(f"{owner.__name__}(")
     return {"title": name, **({"description": inspect.cleandoc(doc)} if written else {})}
 
 
-class Leaf(Node):
+class ScalarNode(Node):
     """A type without parts: a fixed schema and a function."""
 
     def __init__(
         self,
         hint: Any,
         kinds: Iterable[str],
-        fixed: Schema,
+        fixed: SchemaDict,
         read: Callable[[Any], Any],
         *,
         name: str = "",
@@ -211,26 +200,26 @@ class Leaf(Node):
         self.hint, self.kinds, self.fixed, self.run = hint, frozenset(kinds), fixed, read
         self.name, self.identity, self.native = name or fixed["type"], frozenset(identity), native
 
-    def schema(self, refs: Refs) -> Schema:
+    def schema(self, refs: Refs) -> SchemaDict:
         return dict(self.fixed)
 
     def convert(self, value: Any) -> Any:
         return self.run(value)
 
 
-class Choice(Node):
-    """Literal and Enum: a closed list of plain values, each standing for a Python value."""
+class ChoiceNode(Node):
+    """Literal and Enum: an enumeration of plain values, each mapped to a Python value."""
 
     def __init__(self, hint: Any, name: str, choices: Sequence[tuple[Any, Any]], *, native: bool, owner: Any = None):
         self.hint, self.name, self.native, self.owner = hint, name, native, owner
         self.plain = [plain for plain, _ in choices]
         self._values = {scalar_key(plain): value for plain, value in choices}
         kinds = frozenset(kind_of(plain) for plain in self.plain)
-        self.kinds = kinds | NUMERIC if kinds & NUMERIC else kinds  # 5.0 is taken for 5, like everywhere
+        self.kinds = kinds | NUMERIC if kinds & NUMERIC else kinds  # 5.0 is accepted for 5, as everywhere
         if all(plain is value for plain, value in choices):
             self.identity = frozenset(map(type, self.plain))
 
-    def schema(self, refs: Refs) -> Schema:
+    def schema(self, refs: Refs) -> SchemaDict:
         kinds = sorted({kind_of(plain) for plain in self.plain})
         return {
             **documentation(self.owner, self.name),
@@ -251,24 +240,24 @@ class Choice(Node):
     def options(self) -> list[Any]:
         return self.plain
 
-    def as_keys(self) -> "Choice":
-        """The same choices as the keys of an object, where they are text."""
+    def as_keys(self) -> "ChoiceNode":
+        """Return the same choices as the keys of an object, where they are text."""
         choices = [(str(plain), self._values[scalar_key(plain)]) for plain in self.plain]
-        return Choice(self.hint, self.name, choices, native=False)
+        return ChoiceNode(self.hint, self.name, choices, native=False)
 
 
 def scalar_key(value: Any) -> Hashable:
-    """A key under which 1 and 1.0 are the same but 1 and True, unlike in Python, are not."""
+    """Return a key under which 1 and 1.0 are equal but 1 and True, unlike in Python, are not."""
     return (value, isinstance(value, bool))
 
 
 def listed(values: Iterable[Any]) -> str:
-    """A few of some allowed values, for a message."""
+    """Return the first allowed values, for a message."""
     texts = [repr(each) for each in values]
     return ", ".join(texts[:10]) + (", ..." if len(texts) > 10 else "")
 
 
-class Alias(Node):
+class AliasNode(Node):
     """A PEP 695 alias: a name for another hint, which may refer back to it."""
 
     def __init__(self, hint: Any, name: str) -> None:
@@ -281,7 +270,7 @@ class Alias(Node):
     def parts(self) -> Iterable[Node]:
         return (self._target,)
 
-    def schema(self, refs: Refs) -> Schema:
+    def schema(self, refs: Refs) -> SchemaDict:
         return refs.of(self._target)
 
     def convert(self, value: Any) -> Any:
@@ -298,7 +287,8 @@ class Alias(Node):
 
 
 # RFC 3339 has no time of day without an offset, and no fractions or signs in durations, so the formats "time" and
-# "duration" would refuse what `datetime.time` and `datetime.timedelta` are written as. Patterns say what is read.
+# "duration" would reject what `datetime.time` and `datetime.timedelta` are encoded as. Patterns match
+# what is parsed.
 TIME_PATTERN = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])?$"
 _N = r"[0-9]+(\.[0-9]+)?"
 DURATION_PATTERN = rf"^[+-]?P(?=[0-9]|T)({_N}D)?(T(?=[0-9])({_N}H)?({_N}M)?({_N}S)?)?$"
@@ -306,7 +296,7 @@ DECIMAL_PATTERN = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 INTEGER_PATTERN = r"^-?(0|[1-9][0-9]*)$"
 
 
-def _integer(value: Any) -> Any:
+def _integer(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -314,7 +304,7 @@ def _integer(value: Any) -> Any:
     raise expected("an integer", value)
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> float:
     if isinstance(value, float):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -325,29 +315,16 @@ def _number(value: Any) -> Any:
     raise expected("a number", value)
 
 
-def _boolean(value: Any) -> Any:
-    if isinstance(value, bool):
-        return value
-    raise expected("a boolean", value)
+def _instance_of(type_: type, what: str) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, type_):
+            return value
+        raise expected(what, value)
+
+    return read
 
 
-def _string(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    raise expected("a string", value)
-
-
-def _null(value: Any) -> Any:
-    if value is None:
-        return value
-    raise expected("null", value)
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _decimal(value: Any) -> Any:
+def _decimal(value: Any) -> decimal.Decimal:
     if isinstance(value, decimal.Decimal):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -365,8 +342,8 @@ def _integer_key(value: Any) -> int:
     raise Misfit("the key is not an integer")
 
 
-def _text(type_: Any, what: str, **schema: str) -> Leaf:
-    """A type written as text that msgspec reads; not native where a pattern allows less than msgspec does."""
+def _text(type_: Any, what: str, **schema: str) -> ScalarNode:
+    """Return the node of a type that msgspec parses from text; not native if a pattern is stricter than msgspec."""
     pattern = schema.get("pattern", "")
 
     def read(value: Any) -> Any:
@@ -381,22 +358,25 @@ def _text(type_: Any, what: str, **schema: str) -> Leaf:
             pass
         raise Misfit(f"is not {what}")
 
-    return Leaf(type_, _STRING, {"type": "string", **schema}, read, name=type_.__name__, native=not pattern)
+    return ScalarNode(type_, _STRING, {"type": "string", **schema}, read, name=type_.__name__, native=not pattern)
 
 
 _STRING = frozenset({"string"})
-_ANY = Leaf(Any, ALL_KINDS, {}, _itself, name="any", identity=PLAIN_TYPES, native=True)
-_NULL = Leaf(None, {"null"}, {"type": "null"}, _null, identity={NoneType}, native=True)
+_STRING_READER = _instance_of(str, "a string")
+_ANY = ScalarNode(Any, ALL_KINDS, {}, lambda value: value, name="any", identity=PLAIN_TYPES, native=True)
+_NULL = ScalarNode(None, {"null"}, {"type": "null"}, _instance_of(NoneType, "null"), identity={NoneType}, native=True)
 
-LEAVES: dict[Any, Leaf] = {
+SCALAR_NODES: dict[Any, ScalarNode] = {
     Any: _ANY,
     object: _ANY,
     None: _NULL,
     NoneType: _NULL,
-    bool: Leaf(bool, {"boolean"}, {"type": "boolean"}, _boolean, identity={bool}, native=True),
-    int: Leaf(int, NUMERIC, {"type": "integer"}, _integer, identity={int}, native=True),
-    float: Leaf(float, NUMERIC, {"type": "number"}, _number, identity={float}, native=True),
-    str: Leaf(str, _STRING, {"type": "string"}, _string, identity={str}, native=True),
+    bool: ScalarNode(
+        bool, {"boolean"}, {"type": "boolean"}, _instance_of(bool, "a boolean"), identity={bool}, native=True
+    ),
+    int: ScalarNode(int, NUMERIC, {"type": "integer"}, _integer, identity={int}, native=True),
+    float: ScalarNode(float, NUMERIC, {"type": "number"}, _number, identity={float}, native=True),
+    str: ScalarNode(str, _STRING, {"type": "string"}, _STRING_READER, identity={str}, native=True),
     bytes: _text(bytes, "base64 text", contentEncoding="base64"),
     bytearray: _text(bytearray, "base64 text", contentEncoding="base64"),
     datetime.datetime: _text(datetime.datetime, "a date and time (RFC 3339)", format="date-time"),
@@ -404,7 +384,7 @@ LEAVES: dict[Any, Leaf] = {
     datetime.time: _text(datetime.time, "a time of day (HH:MM:SS)", pattern=TIME_PATTERN),
     datetime.timedelta: _text(datetime.timedelta, "a duration (ISO 8601, e.g. PT90S)", pattern=DURATION_PATTERN),
     uuid.UUID: _text(uuid.UUID, "a UUID", format="uuid"),
-    decimal.Decimal: Leaf(
+    decimal.Decimal: ScalarNode(
         decimal.Decimal,
         _STRING | NUMERIC,
         {"type": "string", "format": "decimal", "pattern": DECIMAL_PATTERN},
@@ -412,20 +392,20 @@ LEAVES: dict[Any, Leaf] = {
         name="Decimal",
     ),
 }
-_PATH_TEXT = Leaf(str, _STRING, {"type": "string", "format": "path"}, _string)
-_BASES: dict[type, Leaf] = {
+_PATH_TEXT = ScalarNode(str, _STRING, {"type": "string", "format": "path"}, _STRING_READER)
+_BASES: dict[type, ScalarNode] = {
     pathlib.PurePath: _PATH_TEXT,
-    enum.Flag: LEAVES[int],
-    str: LEAVES[str],
-    int: LEAVES[int],
-    float: LEAVES[float],
+    enum.Flag: SCALAR_NODES[int],
+    str: SCALAR_NODES[str],
+    int: SCALAR_NODES[int],
+    float: SCALAR_NODES[float],
 }
-INTEGER_KEY = Leaf(int, _STRING, {"type": "string", "pattern": INTEGER_PATTERN}, _integer_key)
+INTEGER_KEY = ScalarNode(int, _STRING, {"type": "string", "pattern": INTEGER_PATTERN}, _integer_key)
 
 
-def subclass_leaf(hint: type) -> Leaf | None:
-    """A class derived from a plain type, e.g. `class Email(str)`: the plain value is handed to the class."""
-    base = next((leaf for above, leaf in _BASES.items() if issubclass(hint, above)), None)
+def subclass_scalar(hint: type) -> ScalarNode | None:
+    """Return the node of a subclass of a plain type, e.g. `class Email(str)`: the class is called with the value."""
+    base = next((node for above, node in _BASES.items() if issubclass(hint, above)), None)
     if base is None:
         return None
 
@@ -438,7 +418,7 @@ def subclass_leaf(hint: type) -> Leaf | None:
         except (TypeError, ValueError) as error:
             raise Misfit(f"is not a {hint.__name__}: {error}") from error
 
-    return Leaf(hint, base.kinds, base.fixed, read, name=hint.__name__)
+    return ScalarNode(hint, base.kinds, base.fixed, read, name=hint.__name__)
 
 
-LEAVES[PathLike] = cast("Leaf", subclass_leaf(pathlib.Path))
+SCALAR_NODES[PathLike] = cast("ScalarNode", subclass_scalar(pathlib.Path))

@@ -1,12 +1,10 @@
-"""Python values to plain JSON data.
+"""Convert Python values to plain JSON data, and encode, decode and display text from peers.
 
-Plain means None, bool, int, float, str, list and dict with str keys: exactly these types, no subclasses, nested
-at most `MAX_DEPTH` deep. A plain value is never copied; anything else is converted once, here.
+Plain means None, bool, int, float, str, list and dict with str keys: exactly these types, no subclasses, nested at most
+`MAX_DEPTH` deep. A plain value is never copied; anything else is converted once, here.
 
-Text of others: JSON in and out, where msgspec alone is stricter than the peers are, and text that is shown.
-
-JavaScript strings may hold half of a surrogate pair. `JSON.stringify` writes it as an escape, which msgspec refuses to
-read, and UTF-8 cannot carry it, so that msgspec refuses to write it. Both ways it becomes U+FFFD here.
+JavaScript strings may hold half of a surrogate pair. `JSON.stringify` writes it as an escape, which msgspec rejects,
+and UTF-8 cannot encode it, so that msgspec raises on it too. `write_json` and `read_json` replace it by U+FFFD.
 """
 
 import json
@@ -25,38 +23,38 @@ import msgspec
 from opwire.errors import NotPlainError
 
 MAX_DEPTH = 200
-"""How deep a value may be nested: jsonschema-rs crashes the process on a value nested 30,000 deep."""
+"""The deepest nesting of a value: jsonschema-rs crashes the process on a value nested 30,000 deep."""
 
 SCALARS = frozenset({NoneType, bool, int, float, str})
 _CONTAINERS = frozenset({dict, list})
 _PLAIN = SCALARS | _CONTAINERS
 _KEYS = frozenset({str})
-_WIDE = 200_000  # a level this wide may hold the same containers many times over: each is looked at once
-_MAX_CONTAINERS = 10_000_000  # jsonschema-rs unfolds a value, and aborts the process where memory ends
+_WIDE = 200_000  # a level this wide may hold the same containers many times over: each is visited once
+_MAX_CONTAINERS = 10_000_000  # jsonschema-rs unfolds a value, and aborts the process when memory is exhausted
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """Return a value that is a dict, and an empty one for anything else: foreign documents hold what they like."""
+    """Return the value if it is a dict, else an empty one: foreign documents may hold anything."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a value that is a list, and an empty one for anything else."""
+    """Return the value if it is a list, else an empty one."""
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 class Survey(NamedTuple):
-    """What a look at a value found, without changing or copying it."""
+    """What `survey` found in a value."""
 
-    plain: bool  # nothing but plain types, as deep as it was looked at
-    deep: bool  # nested deeper than MAX_DEPTH, without end, or a few containers shared until they count as millions
-    floats: bool  # there are floats, so there may be NaN or infinities
+    plain: bool  # only plain types, as deep as it was visited
+    deep: bool  # nested deeper than MAX_DEPTH, cyclic, or a few containers shared until they count as millions
+    floats: bool  # contains floats, so there may be NaN or infinities
 
 
 def survey(value: Any) -> Survey:
-    """Look at a value level by level; no recursion, so that no nesting can break it.
+    """Inspect a value level by level; without recursion, so that no nesting can break it.
 
-    This runs on every result of a local handler. Asking for the set of types of a whole level costs 0.5 ms for 1,000
+    This runs on every result of a local handler. Building the set of types of a whole level costs 0.5 ms for 1,000
     objects of 10 properties; visiting each value in a loop costs 1.3 ms.
     """
     if type(value) not in _CONTAINERS:
@@ -66,7 +64,10 @@ def survey(value: Any) -> Survey:
     floats = False
     unfolded, copies = 0.0, 1.0  # containers seen so far, and how often each of this level occurs
     for _ in range(MAX_DEPTH):
-        dicts, lists = _split(level, kinds)
+        dicts: list[dict[Any, Any]] = level if dict in kinds else []
+        lists: list[list[Any]] = level if list in kinds else []
+        if len(kinds) > 1:  # most levels hold only one of the two
+            dicts, lists = [x for x in level if type(x) is dict], [x for x in level if type(x) is list]
         if not _KEYS.issuperset(map(type, frozenset[Any]().union(*dicts))):
             return Survey(False, False, floats)
         children = list(chain(chain.from_iterable(map(_values, dicts)), chain.from_iterable(lists)))
@@ -91,24 +92,15 @@ def survey(value: Any) -> Survey:
 _values: Callable[[dict[Any, Any]], Iterable[Any]] = dict[Any, Any].values
 
 
-def _split(level: list[Any], kinds: set[type]) -> tuple[list[dict[Any, Any]], list[list[Any]]]:
-    """The dicts and the lists of a level; most levels hold only one of the two."""
-    if list not in kinds:
-        return level, []
-    if dict not in kinds:
-        return [], level
-    return [each for each in level if type(each) is dict], [each for each in level if type(each) is list]
-
-
 def to_plain(value: Any) -> Any:
-    """The value as plain JSON data: the same object if it is plain already, else a converted copy.
+    """Return the value as plain JSON data: the same object if it is plain already, else a converted copy.
 
     Dataclasses, Structs, attrs classes and pydantic models become objects; NamedTuples, tuples and sets become
     arrays; dates, UUIDs, Decimals and Paths become strings, Enums their value, nested bytes base64 strings.
-    A plain value nested deeper than MAX_DEPTH is given back as it is: the caller decides what to do with it.
+    A plain value nested deeper than MAX_DEPTH is returned unchanged: the caller decides what to do with it.
 
     Raises:
-        NotPlainError: it has no JSON form, or refers to itself.
+        NotPlainError: it has no JSON form, or contains itself.
     """
     found = survey(value)
     if found.deep and _has_cycle(value):
@@ -127,7 +119,7 @@ def to_plain(value: Any) -> Any:
 
 
 def find_nonfinite(value: Any) -> bool:
-    """Whether a NaN or an infinity is somewhere in plain data."""
+    """Return whether plain data contains a NaN or an infinity."""
     stack = [value]
     while stack:
         each = stack.pop()
@@ -142,7 +134,7 @@ def find_nonfinite(value: Any) -> bool:
 
 
 def replace_surrogates(value: Any) -> Any:
-    """A copy of plain data in which lone surrogates, which UTF-8 cannot carry, are replaced by U+FFFD."""
+    """Return a copy of plain data with lone surrogates, which UTF-8 cannot encode, replaced by U+FFFD."""
     if type(value) is str:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if type(value) is list:
@@ -154,12 +146,12 @@ def replace_surrogates(value: Any) -> Any:
 
 
 def json_form(value: Any) -> Any:
-    """What msgspec asks about a type that it does not know: pydantic models, paths, collections, subclasses."""
+    """Convert a type that msgspec does not know: pydantic models, paths, collections, subclasses. An `enc_hook`."""
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json", by_alias=True, fallback=to_plain)
     match value:
-        case str() | int() | float():  # of numpy's numbers, float64 is one
+        case str() | int() | float():  # numpy's float64 is a float
             return _exact(value)
         case PathLike():
             return fspath(cast("PathLike[str]", value))
@@ -172,7 +164,7 @@ def json_form(value: Any) -> Any:
 
 
 def _exact(value: Any) -> Any:
-    """What msgspec leaves alone: subclasses of plain types, tuples, and whatever an Enum holds."""
+    """Convert what msgspec leaves unchanged: subclasses of plain types, tuples, and the values of Enums."""
     match value:
         case None | bool():
             return value
@@ -192,7 +184,7 @@ def _exact(value: Any) -> Any:
 
 
 def _has_cycle(value: Any) -> bool:
-    """Whether a container is, at any depth, inside itself. Iterative: the value may be nested 100,000 deep."""
+    """Return whether a container is, at any depth, inside itself. Iterative: a value may be nested 100,000 deep."""
     path: set[int] = set()
     done: set[int] = set()
     stack: list[tuple[Any, bool]] = [(value, False)]
@@ -214,25 +206,25 @@ def _has_cycle(value: Any) -> bool:
 
 T = TypeVar("T")
 
-# Control characters (C0 without tab and line feed, DEL, C1), line and paragraph separators, characters that turn the
-# direction of text around, and halves of surrogate pairs, which cannot be written at all.
+# Control characters (C0 without tab and line feed, DEL, C1), line and paragraph separators, characters that change the
+# direction of text, and halves of surrogate pairs, which cannot be encoded at all.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
 )
 
 
 def harmless(text: str) -> str:
-    r"""Return text with what could steer a terminal written out: `\x1b[2J` is read, not obeyed."""
+    r"""Return text with control characters escaped, so that a terminal displays `\x1b[2J` instead of obeying it."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def harmless_json(text: str) -> str:
-    """Return JSON that is harmless as well, and equal to any reader, since only escapes were added."""
+    """Return the same JSON with control characters escaped; it decodes to the same value."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def write_json(encoder: msgspec.json.Encoder, value: Any) -> bytes:
-    """The value as JSON, lone surrogates replaced.
+    """Encode the value as JSON, with lone surrogates replaced.
 
     Raises:
         TypeError, ValueError, RecursionError: it has no JSON form, or is nested too deeply.
@@ -244,10 +236,10 @@ def write_json(encoder: msgspec.json.Encoder, value: Any) -> bytes:
 
 
 def read_json(decoder: msgspec.json.Decoder[T], message: bytes | str) -> T:
-    """What the decoder makes of a JSON text, lone surrogates replaced.
+    """Decode JSON, with lone surrogates replaced.
 
     Raises:
-        ValueError, RecursionError: it is not JSON, not what the decoder expects, or nested too deeply.
+        ValueError, RecursionError: it is invalid JSON, not what the decoder expects, or nested too deeply.
     """
     try:
         return decoder.decode(message)
@@ -255,16 +247,7 @@ def read_json(decoder: msgspec.json.Decoder[T], message: bytes | str) -> T:
         raise
     except (msgspec.DecodeError, UnicodeEncodeError):
         text = message if isinstance(message, str) else message.decode()
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(text)
+        if find_nonfinite(value):  # Python also decodes NaN, Infinity and 1e999
+            raise ValueError("invalid JSON: a number is not finite or out of range") from None
         return msgspec.convert(replace_surrogates(value), decoder.type)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not isfinite(number):
-        raise ValueError("a number is out of range")
-    return number

@@ -1,46 +1,55 @@
-"""Types that belong to pydantic: it makes their schemas and reads them itself.
+"""Types that belong to pydantic: it builds their schemas and decodes them itself.
 
 pydantic is imported here only, and only for a type that is pydantic's already.
 """
 
 import json
-from functools import partial
 from typing import Annotated, Any, cast, get_origin
 
-from opwire.typed.fields import NOTHING, Field, Plan, plain_default, refusal
-from opwire.typed.nodes import ALL_KINDS, DURATION_PATTERN, NUMERIC, TIME_PATTERN, Constant, Misfit, Node, Refs, Schema
+from opwire.typed.fields import NOTHING, ClassSpec, FieldSpec, hint_error, plain_default
+from opwire.typed.nodes import (
+    ALL_KINDS,
+    DURATION_PATTERN,
+    NUMERIC,
+    TIME_PATTERN,
+    Constant,
+    Misfit,
+    Node,
+    Refs,
+    SchemaDict,
+)
 
 _KINDS = {kind: frozenset({kind}) for kind in ALL_KINDS} | {"integer": NUMERIC, "number": NUMERIC}
 _PATTERNS = {"time": TIME_PATTERN, "duration": DURATION_PATTERN}
 
 
 def is_pydantic(hint: Any) -> bool:
-    """Whether pydantic has prepared this class, or the class tells pydantic how to treat it."""
+    """Return whether pydantic has prepared this class, or the class has pydantic's hooks."""
     cls = get_origin(hint) or hint
     return isinstance(cls, type) and (
         hasattr(cls, "__pydantic_core_schema__") or hasattr(cls, "__get_pydantic_core_schema__")
     )
 
 
-def model_plan(cls: Any) -> Plan:
-    """A model with parts that pydantic cannot describe, such as Structs: they are converted here, the rest there."""
-    fields: list[Field] = []
+def model_spec(cls: Any) -> ClassSpec:
+    """Return the spec of a model with parts that pydantic cannot describe; these (Structs, say) are converted here."""
+    fields: list[FieldSpec] = []
     for key, info in cls.model_fields.items():
         name = info.validation_alias if isinstance(info.validation_alias, str) else key
         hint = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
         default = NOTHING if info.is_required() or info.default_factory else info.default
         plain = plain_default(default, info.default_factory or NOTHING)
-        fields.append(Field(name, name, hint, info.is_required(), plain))
+        fields.append(FieldSpec(name, name, hint, info.is_required(), plain))
     closed = cls.model_config.get("extra") == "forbid"
-    return Plan(fields, partial(_validated, cls), native=False, closed=closed)
+
+    def build(**values: Any) -> Any:
+        return cls.model_validate(values)
+
+    return ClassSpec(fields, build, native=False, closed=closed)
 
 
-def _validated(cls: Any, **values: Any) -> Any:
-    return cls.model_validate(values)
-
-
-class Pydantic(Node):
-    """A pydantic model, dataclass or custom type. Read strictly, as JSON: "5" is no integer, a date is text."""
+class PydanticNode(Node):
+    """A pydantic model, dataclass or custom type. Decoded strictly, as JSON: "5" is not an integer, a date is text."""
 
     def __init__(self, hint: Any, name: str, where: str) -> None:
         from pydantic import TypeAdapter
@@ -53,31 +62,35 @@ class Pydantic(Node):
             self._document = _document(self._adapter)
         except (PydanticUserError, PydanticUndefinedAnnotation) as error:
             reason = str(error).partition("\n")[0]
-            raise refusal(where, f"pydantic cannot describe {name}: {reason}", "use types that it can") from None
-        self._top = self._document.get("$defs", {}).get(_last(self._document.get("$ref", "")), self._document)
+            raise hint_error(where, f"pydantic cannot describe {name}: {reason}", "use types that it can") from None
+        target = self._document.get("$ref", "").rpartition("/")[2]
+        self._top = self._document.get("$defs", {}).get(target, self._document)
         self.kinds = _KINDS.get(self._top.get("type", ""), ALL_KINDS)
 
     def constants(self) -> dict[str, Constant]:
-        found = {name: _options(each) for name, each in self._top.get("properties", {}).items()}
         required = self._top.get("required", ())
-        return {name: Constant(values, name in required) for name, values in found.items() if values}
+        found: dict[str, Constant] = {}
+        for name, schema in self._top.get("properties", {}).items():
+            if values := [schema["const"]] if "const" in schema else list(schema.get("enum", ())):
+                found[name] = Constant(values, name in required)
+        return found
 
-    def schema(self, refs: Refs) -> Schema:
-        """A document with `$defs` of its own."""
+    def schema(self, refs: Refs) -> SchemaDict:
+        """Return a document with `$defs` of its own."""
         return dict(self._document)
 
     def convert(self, value: Any) -> Any:
         if self.owner is not None and isinstance(value, self.owner):
             return value
         try:
-            return self._read(value)
+            return self._decode(value)
         except Misfit:
             whole = _whole_numbers(value)
             if whole is value:
                 raise
-            return self._read(whole)
+            return self._decode(whole)
 
-    def _read(self, value: Any) -> Any:
+    def _decode(self, value: Any) -> Any:
         from pydantic import ValidationError
 
         try:
@@ -94,48 +107,37 @@ class Pydantic(Node):
         return len(value.keys() & self._top.get("properties", {}).keys())
 
 
-def _last(ref: str) -> str:
-    return ref.rpartition("/")[2]
-
-
-def _options(schema: Schema) -> list[Any]:
-    return [schema["const"]] if "const" in schema else list(schema.get("enum", ()))
-
-
-def _document(adapter: Any) -> Schema:
-    """The schema of what is read, with the computed properties that are written besides."""
+def _document(adapter: Any) -> SchemaDict:
+    """Return the schema of the input, with the computed properties of the output."""
     document = adapter.json_schema(mode="validation")
-    written = adapter.json_schema(mode="serialization")
-    _add_computed(document, written)
-    for name, each in document.get("$defs", {}).items():
-        _add_computed(each, written.get("$defs", {}).get(name, {}))
-    return cast("Schema", _formats_replaced(document))
+    output = adapter.json_schema(mode="serialization")
+    outputs = output.get("$defs", {})
+    pairs = [(document, output), *((each, outputs.get(name, {})) for name, each in document.get("$defs", {}).items())]
+    for schema, computed in pairs:
+        for name, each in computed.get("properties", {}).items():
+            if each.get("readOnly") and "properties" in schema:
+                schema["properties"].setdefault(name, each)
+    return cast("SchemaDict", _with_patterns(document))
 
 
-def _add_computed(read: Schema, written: Schema) -> None:
-    for name, each in written.get("properties", {}).items():
-        if each.get("readOnly") and "properties" in read:
-            read["properties"].setdefault(name, each)
-
-
-def _formats_replaced(schema: Any) -> Any:
-    """The formats "time" and "duration" as patterns: see `opwire.typed.nodes`."""
+def _with_patterns(schema: Any) -> Any:
+    """Return a copy with the formats "time" and "duration" replaced by patterns: see `opwire.typed.nodes`."""
     if isinstance(schema, list):
-        return [_formats_replaced(each) for each in cast("list[Any]", schema)]
+        return [_with_patterns(each) for each in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _formats_replaced(each) for key, each in cast("Schema", schema).items()}
+    found = {key: _with_patterns(each) for key, each in cast("SchemaDict", schema).items()}
     if found.get("type") == "string" and found.get("format") in _PATTERNS:
         found["pattern"] = _PATTERNS[found.pop("format")]
     return found
 
 
 def _whole_numbers(value: Any) -> Any:
-    """A copy with 5 for 5.0, which pydantic does not read as an integer; the same object where there is none."""
+    """Return a copy with 5 for 5.0, which pydantic rejects as an integer; the same object if nothing changes."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        items = cast("Schema", value)
+        items = cast("SchemaDict", value)
         changed = {key: _whole_numbers(each) for key, each in items.items()}
         return changed if any(changed[key] is not items[key] for key in items) else items
     if isinstance(value, list):

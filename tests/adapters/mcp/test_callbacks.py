@@ -57,7 +57,7 @@ async def test_a_callback_that_fails_or_gives_nonsense_is_an_error_for_the_serve
     with pytest.raises(MCPError, match=r"^the callback for elicitation/create failed$") as failure:
         await Callbacks(elicit=elicit).answer("elicitation/create", {})
     assert failure.value.code == -32603
-    assert "the callback for elicitation/create failed" in caplog.text
+    assert "the callback for elicitation/create raised, or returned an invalid result" in caplog.text
 
 
 async def test_a_call_error_of_a_callback_is_said_to_the_server() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import process
-from opwire.adapters.mcp.connection import Connection
+from opwire.adapters.mcp.connection import MCPConnection
 from opwire.adapters.mcp.process import read_message
 from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
-from tests.adapters.mcp.scenes import PATIENCE, at, call, connected, rogue, until
+from tests.adapters.mcp.connections import PATIENCE, at, call, connected, rogue, until
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
@@ -124,7 +124,7 @@ async def test_a_real_server_may_ask_and_tell_by_itself_in_the_middle_of_a_call_
     place: str, sdk_address: str
 ) -> None:
     told: list[str] = []
-    connection = Connection(
+    connection = MCPConnection(
         at(sdk_address, place, kind="sse" if place == "/sse" else "http"),
         Callbacks(elicit=lambda _: {"action": "accept", "content": {"name": "Ann"}}),
         max_message=100_000,
@@ -175,7 +175,7 @@ async def test_questions_may_come_in_several_rounds_or_just_ask_for_patience() -
             ErrorCode.EXECUTION_ERROR,
             "with questions, and this client does not answer roots",
         ),
-        ({"a": 5}, ErrorCode.PROTOCOL_ERROR, "with questions that cannot be read"),
+        ({"a": 5}, ErrorCode.PROTOCOL_ERROR, "with questions that are invalid"),
         (WHO, ErrorCode.PROTOCOL_ERROR, "with questions 10 times"),
     ],
     ids=["refused", "unreadable", "endless"],

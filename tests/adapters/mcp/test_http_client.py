@@ -13,10 +13,10 @@ import httpx2
 import pytest
 
 from opwire.adapters.mcp import http
-from opwire.adapters.mcp.http import _Mended
+from opwire.adapters.mcp.http import RepairedEvents
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
-from tests.adapters.mcp.scenes import PATIENCE, Answer, at, call, connected, http_server
+from tests.adapters.mcp.connections import PATIENCE, Answer, at, call, connected, http_server
 from tests.requirements import requirement
 from tests.servers.certificates import self_signed
 
@@ -58,14 +58,14 @@ class Old:
 @pytest.mark.parametrize(
     ("answer", "words", "retryable", "retry_after"),
     [
-        ((401, {"www-authenticate": "Bearer"}, b""), "does not know us", False, None),
+        ((401, {"www-authenticate": "Bearer"}, b""), "rejected the credentials", False, None),
         (
             (401, JSON, b'{"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}'),
-            "does not know us",
+            "rejected the credentials",
             False,
             None,
         ),
-        ((403, {}, b"<html>"), "does not allow us", False, None),
+        ((403, {}, b"<html>"), "denied access", False, None),
         ((400, JSON, b'{"error": {"code": "no"}}'), "answered with HTTP 400", False, None),
         ((404, {}, b""), "has nothing at this address", False, None),
         ((429, {"retry-after": "7"}, b""), "answered with HTTP 429", True, 7.0),
@@ -137,7 +137,7 @@ async def test_a_session_that_the_server_has_forgotten_is_begun_anew_and_the_cal
             return (
                 404,
                 JSON,
-                b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "Session not found"}}',
+                b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "MCPSession not found"}}',
             )
         return result(body, {"session": headers["mcp-session-id"]})
 
@@ -169,7 +169,7 @@ async def test_a_watch_and_its_end_survive_a_session_that_the_server_has_forgott
 async def test_a_server_that_forgets_every_session_is_not_asked_for_ever() -> None:
     server = Old(lambda *_: (404, {}, b""))
     async with http_server(server) as address, connected(at(address)) as session:
-        with pytest.raises(CallError, match="forgets its sessions at once") as failure:
+        with pytest.raises(CallError, match="drops its sessions at once") as failure:
             await call(session, "any")
         assert failure.value.code is ErrorCode.UNAVAILABLE
     assert server.sessions == 2
@@ -322,7 +322,7 @@ async def test_a_transport_that_breaks_in_a_way_that_nobody_foresaw_is_logged_an
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(http.HTTPClient, "build_request", fail)
+    monkeypatch.setattr(http.MCPHTTPClient, "build_request", fail)
     async with connected(HTTPServer("http://127.0.0.1:1/mcp")) as session:
         with pytest.raises(CallError, match="is closed") as failure:
             await session.start()
@@ -331,7 +331,7 @@ async def test_a_transport_that_breaks_in_a_way_that_nobody_foresaw_is_logged_an
 
 
 async def test_a_server_that_does_not_take_leave_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_FAREWELL", 0.1)
+    monkeypatch.setattr(http, "_DELETE_TIMEOUT", 0.1)
     old = Old(lambda _, body: result(body, {}))
     released = asyncio.Event()
 
@@ -371,5 +371,5 @@ async def test_an_answer_of_too_many_values_is_an_error_for_its_caller_alone(kin
 async def test_a_server_does_not_say_at_will_when_it_is_connected_again(said: bytes, used: bytes, end: bytes) -> None:
     event = end.join([b"retry: " + said, b'data: {"a": "retry: 0"}', b"", b""])
     response = httpx2.Response(200, content=event)
-    seen = b"".join([each async for each in _Mended(response, 1000)])
+    seen = b"".join([each async for each in RepairedEvents(response, 1000)])
     assert seen == event.replace(b"retry: " + said + end, b"retry: " + used + end)

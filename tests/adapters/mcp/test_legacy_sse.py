@@ -10,7 +10,7 @@ import pytest
 
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
-from tests.adapters.mcp.scenes import PATIENCE, Answer, at, call, connected, http_server
+from tests.adapters.mcp.connections import PATIENCE, Answer, at, call, connected, http_server
 from tests.requirements import requirement
 
 
@@ -134,7 +134,7 @@ async def test_what_breaks_the_protocol_ends_the_connection(tool: str) -> None:
 )
 async def test_a_stream_that_sends_us_elsewhere_or_nowhere_is_refused(first: bytes) -> None:
     async with event_stream(first) as (server, _), connected(server) as session:
-        with pytest.raises(CallError, match="does not say where it takes messages") as failure:
+        with pytest.raises(CallError, match="does not send an endpoint event for its own origin") as failure:
             await session.start()
         assert failure.value.code is ErrorCode.PROTOCOL_ERROR
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from opwire.adapters.mcp.process import has_few_values, mended, read_message, write_message
+from opwire.adapters.mcp.process import has_few_values, read_message, repair_surrogates, write_message
 from opwire.errors import CallError, ErrorCode
 from opwire.typed.plain import replace_surrogates
 from tests.requirements import requirement
@@ -80,7 +80,7 @@ def test_bytes_and_surrogates_that_utf_8_cannot_carry_are_replaced() -> None:
 @requirement("mcp.in.raw")
 @given(st.text(st.sampled_from('\\u\ud83d\ude00dD"')) | st.text(st.characters()))
 def test_halves_of_surrogate_pairs_are_mended_and_nothing_else(text: str) -> None:
-    assert json.loads(mended(json.dumps(text).encode())) == replace_surrogates(text)
+    assert json.loads(repair_surrogates(json.dumps(text).encode())) == replace_surrogates(text)
 
 
 @requirement("mcp.in.garbage")

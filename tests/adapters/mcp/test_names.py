@@ -1,10 +1,11 @@
-"""Tests of opwire.adapters.mcp.report."""
+"""Names of servers and tools as namespaces and names of operations."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.mcp.report import MAX_NAME, is_usable, usable_namespace, usable_namespaces
+from opwire.adapters.mcp.source import usable_namespace, usable_namespaces
+from opwire.adapters.mcp.tools import MAX_NAME, is_usable_name
 from opwire.operation import OperationSpec
 from tests.requirements import requirement
 
@@ -48,11 +49,11 @@ def test_every_server_of_a_file_has_a_namespace_of_its_own(names: list[str]) -> 
     ],
 )
 def test_only_printable_text_can_name_an_operation(name: object, usable: bool) -> None:
-    assert is_usable(name) is usable
+    assert is_usable_name(name) is usable
 
 
 @requirement("mcp.in.limits")
 def test_names_are_bounded() -> None:
     assert len(usable_namespace("x" * 10_000)) == 100
-    assert is_usable("x" * MAX_NAME)
-    assert not is_usable("x" * (MAX_NAME + 1))
+    assert is_usable_name("x" * MAX_NAME)
+    assert not is_usable_name("x" * (MAX_NAME + 1))

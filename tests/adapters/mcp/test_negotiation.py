@@ -7,11 +7,11 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 import opwire
-from opwire.adapters.mcp.negotiation import Agreement, ServerInfo, negotiate
-from opwire.adapters.mcp.report import HTTP_FAILURE
+from opwire.adapters.mcp.errors import HTTP_FAILURE
+from opwire.adapters.mcp.negotiation import Agreement, MCPServerInfo, negotiate
 from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
-from tests.adapters.mcp.scenes import at, call, connected, rogue
+from tests.adapters.mcp.connections import at, call, connected, rogue
 from tests.requirements import requirement
 
 META = "io.modelcontextprotocol/"
@@ -65,14 +65,14 @@ FELL_BACK = ["server/discover", "initialize", "notifications/initialized"]
 async def test_every_revision_with_a_handshake_is_spoken(version: str) -> None:
     peer = Peer(initialize=[old(version)])
     agreement = await agree(peer, discover=False)
-    assert agreement.info == ServerInfo("s", "1", version, {"tools": {}}, "")
+    assert agreement.info == MCPServerInfo("s", "1", version, {"tools": {}}, "")
     assert not agreement.modern
     greeting = {"name": "opwire", "version": opwire.__version__}
     assert peer.sent == [
         ("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": greeting}),
         ("notifications/initialized", None),
     ]
-    assert agreement.stamp("ping", {"a": 1}, {}) == ({"a": 1}, {"headers": {"mcp-protocol-version": version}})
+    assert agreement.prepare("ping", {"a": 1}, {}) == ({"a": 1}, {"headers": {"mcp-protocol-version": version}})
 
 
 @requirement("mcp.in.revisions")
@@ -81,9 +81,9 @@ async def test_a_stateless_server_is_told_everything_with_every_request() -> Non
     callbacks = Callbacks(elicit=lambda _: None, log=lambda _: None)
     peer = Peer(server_discover=[named])
     agreement = await agree(peer, callbacks)
-    assert agreement.info == ServerInfo("s", "2", "2026-07-28", {}, "Be nice.")
+    assert agreement.info == MCPServerInfo("s", "2", "2026-07-28", {}, "Be nice.")
     assert agreement.modern
-    params, options = agreement.stamp("tools/call", {"name": "é", "_meta": {"mine": 1}}, {"Mcp-Param-A": "b"})
+    params, options = agreement.prepare("tools/call", {"name": "é", "_meta": {"mine": 1}}, {"Mcp-Param-A": "b"})
     assert params["_meta"]["mine"] == 1
     assert params["_meta"][META + "protocolVersion"] == "2026-07-28"
     assert params["_meta"][META + "clientCapabilities"] == {"elicitation": {"form": {}, "url": {}}}

@@ -10,7 +10,7 @@ import pytest
 
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.errors import CallError, ErrorCode
-from tests.adapters.mcp.scenes import PATIENCE, call, connected, rogue, until
+from tests.adapters.mcp.connections import PATIENCE, call, connected, rogue, until
 from tests.requirements import requirement
 from tests.servers.processes import wait_until_gone
 

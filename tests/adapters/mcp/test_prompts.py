@@ -7,7 +7,7 @@ import pytest
 
 from opwire.errors import CallError
 from opwire.operation import OperationType
-from tests.adapters.mcp.stages import Stage, following, mcp_meta
+from tests.adapters.mcp.listed_server import Stage, following, mcp_meta
 from tests.requirements import requirement
 
 CAPABILITIES = {"prompts": {"listChanged": True}}
@@ -65,5 +65,5 @@ async def test_prompts_that_cannot_be_used_cost_nobody_else(tmp_path: Path, capl
     prompts = [{"name": "a\tb"}, {}, {**REVIEW, "arguments": [3, {"name": "ok"}]}, REVIEW]
     async with following(Stage(tmp_path, capabilities=CAPABILITIES, prompts=prompts), namespace="lib") as registry:
         assert [spec.name for spec in registry.list()] == ["prompts/list", "prompts/review"]
-    assert "an argument without a name is left out" in caplog.text
-    assert "there already is a lib.prompts/review" in caplog.text
+    assert "an argument without a name is ignored" in caplog.text
+    assert "skipped operation lib.prompts/review: the id is a duplicate" in caplog.text

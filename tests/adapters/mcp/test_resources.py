@@ -13,7 +13,7 @@ from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType
 from opwire.registry import OperationRegistry
-from tests.adapters.mcp.stages import Changes, Stage, answer, following, mcp_meta, tool
+from tests.adapters.mcp.listed_server import Changes, Stage, answer, following, mcp_meta, tool
 from tests.requirements import requirement
 
 PLAIN = {"resources": {}}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.adapters.mcp.servers import HTTPServer, StdioServer, read_server, read_servers
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import UsageError
 from tests.requirements import requirement
 
 
@@ -42,31 +42,32 @@ def test_an_entry_says_what_to_start_or_where_to_go(entry: Any, server: object) 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (5, "server is an object, or a URL, not int"),
-        ({}, "server needs a command"),
-        ({"command": ""}, r"server\.command is empty"),
-        ({"command": 5.5, "type": "http"}, r"server\.url is a text, not missing"),
-        ({"command": ["x"]}, r"server\.command is a text, not list"),
-        ({"command": "x", "args": "-v"}, r"server\.args is a list of texts, not str"),
-        ({"command": "x", "args": [None]}, r"server\.args is a text, not missing"),
-        ({"command": "x", "env": ["A=1"]}, r"server\.env is an object, not list"),
-        ({"command": "x", "env": {"A": True}}, r"server\.env\.A is a text, not bool"),
-        ({"command": "x", "type": "pipe"}, r"server\.type is one of stdio, http, .*, not 'pipe'"),
-        ({"url": "ftp://ann:s3cret@a/b"}, r"server\.url is not a usable URL"),
-        ({"url": "http://"}, r"server\.url is not a usable URL"),
-        ({"url": "http://a:s3cret/"}, r"server\.url is not a usable URL"),
+        (5, "server: Expected `object`, got `int`"),
+        ({}, "server: needs a command"),
+        ({"command": ""}, "server: needs a command"),
+        ({"command": "", "type": "stdio"}, "server: command is missing"),
+        ({"command": "${EMPTY_COMMAND:-}"}, "server: command is missing"),
+        ({"command": "x", "cwd": ""}, "server: cwd is empty"),
+        ({"command": "5", "type": "http"}, "server: url is missing"),
+        ({"command": ["x"]}, r"server: Expected `str`, got `array` - at `\$\.command`"),
+        ({"command": "x", "args": "-v"}, r"server: Expected `array`, got `str` - at `\$\.args`"),
+        ({"command": "x", "args": [None]}, r"got `null` - at `\$\.args\[0\]`"),
+        ({"command": "x", "env": ["A=1"]}, r"server: Expected `object \| null`, got `array` - at `\$\.env`"),
+        ({"command": "x", "env": {"A": True}}, r"got `bool` - at `\$\.env\[\.\.\.\]`"),
+        ({"command": "x", "type": "pipe"}, "server: unknown type 'pipe'; use one of stdio, http, "),
+        ({"url": "ftp://ann:s3cret@a/b"}, "server: url is not a usable URL"),
+        ({"url": "http://"}, "server: url is not a usable URL"),
+        ({"url": "http://a:s3cret/"}, "server: url is not a usable URL"),
         (
             {"url": "http://a/b", "headers": {"X": "${NOT_SET_ANYWHERE}"}},
-            r"server\.headers\.X asks for .* NOT_SET_ANYW",
+            r"server: headers\.X: the environment variable NOT_SET_ANYWHERE is not set",
         ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_key_and_without_secrets(entry: Any, message: str) -> None:
-    with pytest.raises(CallError, match=message) as failure:
+    with pytest.raises(UsageError, match=message) as failure:
         read_server(entry)
-    assert failure.value.code is ErrorCode.VALIDATION_ERROR
     assert "s3cret" not in str(failure.value)
-    assert failure.value.details[0]["path"].startswith("server")
 
 
 @requirement("mcp.in.config")
@@ -95,20 +96,20 @@ def test_what_is_wrong_in_a_file_is_said_with_its_key(tmp_path: Path) -> None:
     for content, message in (
         ("{", r"mcp\.json: not a JSON object"),
         ("[]", r"mcp\.json: not a JSON object"),
-        ("{}", "mcpServers is missing"),
-        ('{"mcpServers": []}', "mcpServers is an object of servers by name, not list"),
-        ('{"mcpServers": {"git": {}}}', r"mcpServers\.git needs a command"),
-        ('{"servers": {"git": "uvx"}}', r"servers\.git is an object, not str"),
+        ("{}", "the key mcpServers is missing"),
+        ('{"mcpServers": []}', "mcpServers: Expected `object`, got `array`; it maps the names of servers to objects"),
+        ('{"mcpServers": {"git": {}}}', r"mcpServers\.git: needs a command"),
+        ('{"servers": {"git": "uvx"}}', "servers: Expected `object`, got `str`"),
     ):
         file.write_text(content)
-        with pytest.raises(CallError, match=message):
+        with pytest.raises(UsageError, match=message):
             read_servers(file)
-    with pytest.raises(CallError, match=r"missing\.json: cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"missing\.json: cannot be read: No such file"):
         read_servers(tmp_path / "missing.json")
 
 
 def test_a_url_is_checked_wherever_it_is_given() -> None:
-    with pytest.raises(CallError, match="url is not a usable URL"):
+    with pytest.raises(UsageError, match="url is not a usable URL"):
         HTTPServer("http://[::1/mcp")
 
 
@@ -133,9 +134,6 @@ def test_servers_are_shown_without_their_secrets() -> None:
 def test_whatever_an_entry_holds_it_is_read_or_refused(entry: Any) -> None:
     try:
         server = read_server(entry)
-    except CallError as failure:
-        code = failure.code
-    else:
-        code = None
-        assert isinstance(server, (StdioServer, HTTPServer))
-    assert code in (None, ErrorCode.VALIDATION_ERROR)
+    except UsageError:
+        return
+    assert isinstance(server, (StdioServer, HTTPServer))

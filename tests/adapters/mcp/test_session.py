@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp.servers import StdioServer
-from opwire.adapters.mcp.session import MAX_PROGRESS_MESSAGE, Session, _progress
+from opwire.adapters.mcp.session import MAX_PROGRESS_MESSAGE, MCPSession, progress_callback
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Progress
-from tests.adapters.mcp.scenes import PATIENCE, at, call, connected, rogue
+from tests.adapters.mcp.connections import PATIENCE, at, call, connected, rogue
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 from tests.servers.processes import ROOT, wait_until_gone
@@ -253,7 +253,7 @@ async def test_closing_while_it_connects_ends_the_attempt_and_those_who_wait_for
 @requirement("mcp.in.stop")
 async def test_a_session_that_is_cancelled_while_it_closes_still_kills_its_server() -> None:
     async with Leaks():
-        session = Session(rogue("stubborn", stop_timeout=0.2))
+        session = MCPSession(rogue("stubborn", stop_timeout=0.2))
         await session.start()
         closing = asyncio.create_task(session.close())
         await asyncio.sleep(0)
@@ -267,11 +267,11 @@ async def test_a_process_that_forgets_its_sessions_leaves_no_server_behind(tmp_p
     script = tmp_path / "forgetful.py"
     script.write_text(
         "import asyncio, os, sys\n"
-        "from opwire.adapters.mcp.session import Session\n"
-        "from tests.adapters.mcp.scenes import call, rogue\n"
+        "from opwire.adapters.mcp.session import MCPSession\n"
+        "from tests.adapters.mcp.connections import call, rogue\n"
         "async def start():\n"
         "    global session\n"
-        "    session = Session(rogue('stubborn'))\n"
+        "    session = MCPSession(rogue('stubborn'))\n"
         "    print((await call(session, 'environment'))['pid'], flush=True)\n"
         "loop = asyncio.new_event_loop()\n"
         "loop.run_until_complete(start())\n"
@@ -291,7 +291,7 @@ async def test_a_process_that_forgets_its_sessions_leaves_no_server_behind(tmp_p
 @requirement("mcp.in.progress", "mcp.in.limits")
 def test_progress_that_cannot_be_calculated_with_is_not_reported() -> None:
     told: list[Progress] = []
-    report = _progress(told.append, None)
+    report = progress_callback(told.append, None)
     for value in (10**400, -(10**400), float("inf"), float("nan"), True, "5", None):
         report({"progress": value})
         report({"progress": 1, "total": value})

@@ -11,10 +11,10 @@ import pytest
 
 from opwire.adapters.mcp import MCPSource, StdioServer, from_mcp
 from opwire.envelope import unwrap
-from opwire.errors import CallError, ErrorCode, RegistrationError
+from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
 from opwire.operation import OperationType, Source, SourceChange
 from opwire.registry import OperationRegistry
-from tests.adapters.mcp.stages import SCRIPT, Changes, Stage, mcp_meta, opwire_tool, tool
+from tests.adapters.mcp.listed_server import SCRIPT, Changes, Stage, mcp_meta, opwire_tool, tool
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks
 
@@ -142,7 +142,7 @@ async def test_a_server_that_cannot_be_started_is_an_error_and_leaves_nothing_be
 async def test_a_caller_that_leaves_while_it_connects_leaves_nothing_behind(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     hangs = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(60)"
-    connecting = asyncio.ensure_future(from_mcp(StdioServer(sys.executable, ("-c", hangs), stop_timeout=0.2))._open())
+    connecting = asyncio.ensure_future(from_mcp(StdioServer(sys.executable, ("-c", hangs), stop_timeout=0.2)).open())
     async with asyncio.timeout(5):
         while not (pid.exists() and pid.read_text()):
             await asyncio.sleep(0.01)
@@ -209,7 +209,7 @@ async def test_a_listener_that_fails_or_has_left_disturbs_nobody(
         stage.set(tools=[tool("play"), tool("new")])
         await registry.execute("misbehaving.play", {"notify": [{"method": "notifications/tools/list_changed"}]})
         await changes.next()
-    assert "a listener failed" in caplog.text
+    assert "a listener raised" in caplog.text
     assert left == []
 
 
@@ -239,7 +239,7 @@ async def test_a_server_that_fails_costs_the_others_nothing(tmp_path: Path, capl
     async with from_mcp(file) as source:
         assert [each.spec.id for each in source] == ["good.a"]
         assert [(name, error.code) for name, error in source.failures.items()] == [("bad", ErrorCode.UNAVAILABLE)]
-        assert "the MCP server bad is left out" in caplog.text
+        assert "the MCP server bad is skipped" in caplog.text
     async with Leaks():
         with pytest.raises(CallError) as why:
             await from_mcp(file, required=True)
@@ -248,7 +248,7 @@ async def test_a_server_that_fails_costs_the_others_nothing(tmp_path: Path, capl
 
 @requirement("mcp.in.files")
 def test_a_namespace_for_a_whole_file_is_refused() -> None:
-    with pytest.raises(RegistrationError, match="namespace of its key"):
+    with pytest.raises(UsageError, match="namespace of its key"):
         from_mcp({"mcpServers": {}}, namespace="all")
 
 

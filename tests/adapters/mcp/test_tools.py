@@ -13,7 +13,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, OperationType, Progress
 from opwire.registry import OperationRegistry
 from opwire.tool_envelope import encode_blocks
-from tests.adapters.mcp.stages import MODERN, Stage, answer, following, mcp_meta, opwire_tool, tool
+from tests.adapters.mcp.listed_server import MODERN, Stage, answer, following, mcp_meta, opwire_tool, tool
 from tests.requirements import requirement
 
 COUNT = {"type": "object", "properties": {"n": {"type": "integer"}, "unit": {"default": "m"}}, "required": ["n"]}
@@ -183,7 +183,7 @@ async def test_tool_envelopes_arrive_whichever_version_they_have(
         assert (await answer(registry, {"content": newer})).data == newer
         broken = [{"type": "text", "text": valid[1]["text"][:25]}]
         assert (await answer(registry, {"content": broken})).data == broken
-    assert caplog.text.count("looks like a ToolEnvelope") == 2
+    assert caplog.text.count("an invalid ToolEnvelope") == 2
 
 
 @requirement("mcp.in.nothing-lost")

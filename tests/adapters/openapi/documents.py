@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from opwire.adapters.openapi.document import Documents, Report, version_of
+from opwire.adapters.openapi.document import Documents, version_of
 from opwire.adapters.openapi.reading import ReadOperation, ReadOptions, read_operations
+from opwire.adapters.report import Report
 from opwire.schema import Schema
 
 JSON = "application/json"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Report, read_text, references_in, text_of, version_of
+from opwire.adapters.openapi.document import read_text, references_in, text_of, version_of
+from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
 

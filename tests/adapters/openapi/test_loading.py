@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Documents, Report
+from opwire.adapters.openapi.document import Documents
 from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient
 from opwire.adapters.openapi.reading import ReadOptions, read_operations
 from opwire.adapters.openapi.source import Loader, collection_paused
+from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode, SchemaError
 from tests.adapters.openapi.documents import document, parameter
 from tests.adapters.openapi.echo import EchoServer, answer, json_answer, redirect, silence

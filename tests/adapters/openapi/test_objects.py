@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Documents, Report
+from opwire.adapters.openapi.document import Documents
 from opwire.adapters.openapi.payloads import PlainObject, plain_object
 from opwire.adapters.openapi.schemas import Schemas
+from opwire.adapters.report import Report
 from tests.adapters.openapi.documents import document
 
 SCHEMAS = {

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Document, Documents, Place, Report
+from opwire.adapters.openapi.document import Document, Documents, Place
 from opwire.adapters.openapi.payloads import file_schema
 from opwire.adapters.openapi.plan import Part
 from opwire.adapters.openapi.schemas import Schemas
+from opwire.adapters.report import Report
 from tests.adapters.openapi.documents import document, read_one
 
 BINARY = {"type": "string", "format": "binary"}

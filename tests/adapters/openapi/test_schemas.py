@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Documents, Report
+from opwire.adapters.openapi.document import Documents
 from opwire.adapters.openapi.schemas import Direction, Schemas
+from opwire.adapters.report import Report
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import document, input_of, json_body
 from tests.requirements import requirement

@@ -10,7 +10,7 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.adapters.openapi import OpenAPISource, from_openapi
-from opwire.adapters.openapi.document import Report
+from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType
 from tests.adapters.openapi.documents import answers, document, json_body, parameter
@@ -99,7 +99,7 @@ async def test_what_cannot_be_loaded_leaves_no_connection(server: EchoServer) ->
 def test_the_report_says_what_was_left_out() -> None:
     api = from_openapi(PETS)
     assert len(api) == 4
-    assert [(each.method, each.path) for each in api.report.skipped] == [("GET", "/bad")]
+    assert [(each.kind, each.name) for each in api.report.skipped] == [("GET", "/bad")]
     assert "there is no 'nowhere'" in api.report.skipped[0].reason
 
 
@@ -164,7 +164,7 @@ async def test_loading_does_not_hold_up_the_event_loop(server: EchoServer) -> No
             threads.append(get_ident())
 
     api = from_openapi(f"{server.url}/openapi.yaml")
-    api.report = api._loader._report = Spy()
+    api._report = api._loader._report = Spy()
     async with api:
         assert len(threads) == 2
     assert get_ident() not in threads

@@ -71,8 +71,13 @@ def test_over_standard_input_and_output_it_is_a_source_again(capsys: pytest.Capt
     assert capsys.readouterr().out == "3\n"
 
 
-@requirement("cli.serve")
-def test_what_is_edited_is_loaded_anew(tmp_path: Path) -> None:
+def test_reload_is_rejected_for_an_mcp_session_over_stdio(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", *SHOP, "--mcp", "stdio", "--reload"]) == 2
+    assert "use --mcp http" in capsys.readouterr().err
+
+
+@requirement("cli.serve", "config.hot-reload", "config.broken-reload")
+def test_an_edit_restarts_the_process_unless_the_configuration_is_invalid(tmp_path: Path) -> None:
     module = tmp_path / "mine.py"
     code = "from opwire import OperationRegistry\nregistry = OperationRegistry()\n"
     module.write_text(f"{code}@registry.query('my.answer')\nasync def answer() -> int:\n    return 41\n")
@@ -81,13 +86,21 @@ def test_what_is_edited_is_loaded_anew(tmp_path: Path) -> None:
         http = server.says(r"HTTP API at ([^,\s]+)")
         server.says("1 operation")
         module.write_text(module.read_text().replace("41", "42"))
-        server.says("loaded anew: mine")
+        server.says("restarting: mine.py changed")
+        http = server.says(r"HTTP API at ([^,\s]+)")
+        server.says("1 operation")
+        assert opwire("call", "--url", http, "my.answer").stdout == "42\n"
+        (tmp_path / "opwire.toml").write_text('[sources.mine]\npython = "mine:registry"\n[limts]\n')
+        server.says("warning: not restarted: .*unknown key; did you mean `limits`")
         assert opwire("call", "--url", http, "my.answer").stdout == "42\n"
         module.write_text("syntax error")
-        server.says("warning: mine stays as it was: ")
         (tmp_path / "opwire.toml").write_text('[sources.mine]\npython = "mine:registry"\n[limits]\nmax_body = 5000\n')
-        server.says("warning: limits changed, and waits for the next start")
-        assert opwire("call", "--url", http, "my.answer").stdout == "42\n"
+        server.says("warning: mine is left out: ")
+        server.says("0 operations")
+        module.write_text(f"{code}@registry.query('my.answer')\nasync def answer() -> int:\n    return 43\n")
+        http = server.says(r"HTTP API at ([^,\s]+)")
+        server.says("1 operation")
+        assert opwire("call", "--url", http, "my.answer").stdout == "43\n"
         assert server.stop() == 0
 
 

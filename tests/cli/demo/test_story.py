@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from opwire import RESPONSE_ENVELOPE_SCHEMA, Schema
+from opwire import Schema
 from opwire.cli.demo.story import Pages, tell
+from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
 from tests.requirements import requirement
 
 OFFER = "Offer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import (
-    RESPONSE_ENVELOPE_SCHEMA,
     AccessControl,
     CallError,
     OperationSpec,
@@ -22,6 +21,7 @@ from opwire import (
     mcp_envelope,
 )
 from opwire.origin import read_origin
+from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
 from opwire.serve.guard import encode_problem, problem_details
 from opwire.serve.http.document import DocumentInfo, build_document, operation_names
 from opwire.serve.http.request import Route

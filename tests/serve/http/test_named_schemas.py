@@ -6,8 +6,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from opwire import MCP_CONTENT_BLOCK_SCHEMA, RESPONSE_META_SCHEMA, encode_envelope, http_envelope, local_envelope
+from opwire import encode_envelope, http_envelope, local_envelope
 from opwire.envelope import mcp_envelope
+from opwire.schemas import MCP_CONTENT_BLOCK_SCHEMA, RESPONSE_META_SCHEMA
 from opwire.serve.http.components import NAMED_SCHEMAS
 from tests.requirements import requirement
 

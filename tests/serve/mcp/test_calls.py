@@ -159,7 +159,7 @@ async def test_a_handler_that_does_not_stop_is_left_behind(
             await begun.wait()
         with caplog.at_level(logging.WARNING, "opwire.serve"):
             await client.send(_cancelled(7))
-            await until(lambda: "left behind" in caplog.text)
+            await until(lambda: "is abandoned" in caplog.text)
         release.set()
         await asyncio.sleep(0)
 

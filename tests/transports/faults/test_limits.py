@@ -22,7 +22,7 @@ SMALL: list[Any] = [
     pytest.param("nats", {"max_payload": 64 * KIB}, 64 * KIB, id="nats"),
     pytest.param("redis", {"proto_max_bulk_len": "1mb"}, MIB, id="redis-bulk"),
     pytest.param("redis", {"client_query_buffer_limit": "1mb"}, MIB, id="redis-query-buffer"),
-    pytest.param("websocket", {"limit": 64 * KIB}, 64 * KIB, id="websocket"),
+    pytest.param("websocket", {"max_message": 64 * KIB}, 64 * KIB, id="websocket"),
 ]
 
 
@@ -33,7 +33,7 @@ async def test_a_message_above_the_limit_of_the_engine_fails_its_own_call_alone(
 ) -> None:
     engine = ENGINES[name]
     with engine.start(**settings) as server:
-        async with staged(engine, server, limit=4 * MIB) as stage, Load(stage.calls, callers=8) as load:
+        async with staged(engine, server, max_message=4 * MIB) as stage, Load(stage.calls, callers=8) as load:
             await load.until(answers=20)
             for size in (limit // 2, limit, 2 * limit, 3 * limit):
                 await one_of_this_size(stage.calls, size, fits=size < limit)

@@ -1,6 +1,6 @@
 """What the tests of the NATS transport are made with."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Any
@@ -8,13 +8,15 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 
-from opwire.call import Address
+from opwire.call import Address, Description
+from opwire.call.description import OperationInfo, ServerInfo, Statistics
+from opwire.operation import OperationType
 from opwire.testing.harness import soon
-from opwire.transports.nats.connection import Credentials, Security, Servers
-from opwire.transports.nats.transport import NatsMedium, ServiceInfo, Subjects
+from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
+from opwire.transports.nats.transport import NatsMedium, Subjects
 from tests.transports.mediums import Log, connected
 
-ANYONE = Security(Credentials())
+ANYONE = Security(NatsCredentials())
 
 
 class End:
@@ -27,7 +29,28 @@ class End:
 
     async def barrier(self) -> None:
         """Wait until the server has dealt with whatever this end has sent."""
-        await soon("the server answers", self.medium._connected().barrier())
+        await soon("the server answers", self.medium._open().barrier())
+
+
+def description(operations: Mapping[str, Statistics]) -> Description:
+    """What a service says about itself."""
+    server = ServerInfo(id="7f", name="shop", version="1.2.3", started=1_767_323_045_678, status="serving", in_hand=0)
+    made = [
+        OperationInfo(
+            id=each,
+            type=OperationType.QUERY,
+            title="",
+            description="",
+            tags=(),
+            version="1.0.0",
+            input_schema=True,
+            output_schema=True,
+            access=None,
+            statistics=statistics,
+        )
+        for each, statistics in operations.items()
+    ]
+    return Description(server=server, operations=made)
 
 
 @asynccontextmanager
@@ -36,10 +59,10 @@ async def end(
     *operations: str,
     prefix: str = "opwire",
     security: Security = ANYONE,
-    describe: Callable[[], ServiceInfo | None] | None = None,
+    describe: Callable[[], Description | None] = lambda: None,
 ) -> AsyncIterator[End]:
     """An end that serves these operations. Nobody beats for it."""
-    medium = NatsMedium(Servers(url), Subjects(prefix), security, describe=describe)
+    medium = NatsMedium(NatsServers(url), Subjects(prefix), security, describe=describe)
     log, address = Log(), token_hex(8)
     async with connected(medium, address, log, *operations):
         yield End(medium, address, log)

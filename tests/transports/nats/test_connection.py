@@ -10,7 +10,15 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
-from opwire.transports.nats.connection import Connection, Credentials, Security, Server, Servers, open_any, parse_server
+from opwire.transports.nats.connection import (
+    NatsConnection,
+    NatsCredentials,
+    NatsServers,
+    Security,
+    ServerAddress,
+    open_any,
+    parse_server,
+)
 from opwire.transports.nats.protocol import PING, PONG, Info, Message, publish, subscribe
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
@@ -31,19 +39,19 @@ class Log:
         self.reasons: list[str] = []
         self._news = asyncio.Event()
 
-    def delivered(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         self.messages.append(message)
         self._news.set()
 
-    def informed(self, info: Info) -> None:
+    def on_info(self, info: Info) -> None:
         self.infos.append(info)
         self._news.set()
 
-    def complained(self, text: str) -> None:
+    def on_error(self, text: str) -> None:
         self.complaints.append(text)
         self._news.set()
 
-    def dropped(self, reason: str) -> None:
+    def on_lost(self, reason: str) -> None:
         self.reasons.append(reason)
         self._news.set()
 
@@ -58,10 +66,10 @@ class Log:
 
 @asynccontextmanager
 async def opened(
-    server: Server | str, security: Security = ANYONE, subscriptions: bytes = b""
-) -> AsyncIterator[tuple[Connection, Log]]:
+    server: ServerAddress | str, security: Security = ANYONE, subscriptions: bytes = b""
+) -> AsyncIterator[tuple[NatsConnection, Log]]:
     log = Log()
-    connection = Connection(parse_server(server) if isinstance(server, str) else server, log)
+    connection = NatsConnection(parse_server(server) if isinstance(server, str) else server, log)
     await soon("it opens or fails", connection.open(security, subscriptions))
     try:
         yield connection, log
@@ -69,7 +77,7 @@ async def opened(
         await connection.close()
 
 
-async def refusal(server: Server | str, security: Security = ANYONE, subscriptions: bytes = b"") -> str:
+async def refusal(server: ServerAddress | str, security: Security = ANYONE, subscriptions: bytes = b"") -> str:
     """Why a connection could not be opened."""
     with pytest.raises(CallError) as failure:
         async with opened(server, security, subscriptions):
@@ -86,7 +94,7 @@ async def test_user_and_password_come_from_the_url_or_are_given(own_nats: StartN
     server = own_nats(user="ann", password="s3cret")
     async with opened(server.url):
         pass
-    async with opened(f"nats://{HOST}:{server.port}", Security(Credentials("ann", "s3cret"))):
+    async with opened(f"nats://{HOST}:{server.port}", Security(NatsCredentials("ann", "s3cret"))):
         pass
 
 
@@ -95,7 +103,7 @@ async def test_a_token_comes_from_the_url_or_is_given(own_nats: StartNats) -> No
     server = own_nats(token="t0ken")
     async with opened(server.url):
         pass
-    async with opened(f"nats://{HOST}:{server.port}", Security(Credentials(token="t0ken"))):
+    async with opened(f"nats://{HOST}:{server.port}", Security(NatsCredentials(token="t0ken"))):
         pass
 
 
@@ -106,7 +114,7 @@ async def test_an_nkey_proves_who_we_are(own_nats: StartNats, tmp_path: Path) ->
     file = tmp_path / "user.nk"
     for key in (unknown, known):
         file.write_text(key.seed)
-        security = Security(Credentials(file=file))
+        security = Security(NatsCredentials(file=file))
         if key is known:
             async with opened(server.url, security) as (connection, _):
                 assert await connection.barrier() == []
@@ -120,10 +128,10 @@ async def test_a_creds_file_proves_who_we_are(own_nats: StartNats, tmp_path: Pat
     server = own_nats(**realm.settings)
     file = tmp_path / "user.creds"
     file.write_text(realm.creds)
-    async with opened(server.url, Security(Credentials(file=file))) as (connection, _):
+    async with opened(server.url, Security(NatsCredentials(file=file))) as (connection, _):
         assert await connection.barrier() == []
     file.write_text(other.creds)
-    assert "Authorization Violation" in await refusal(server.url, Security(Credentials(file=file)))
+    assert "Authorization Violation" in await refusal(server.url, Security(NatsCredentials(file=file)))
 
 
 @requirement("transport.nats.secrets")
@@ -136,7 +144,7 @@ async def test_a_wrong_password_is_refused_with_a_message_that_says_what_to_do_a
         message = await refusal(url)
         assert message == (
             f"nats://{HOST}:{server.port} refused: Authorization Violation "
-            "(give the user and password, the token or the credentials that it knows)"
+            "(give the user and password, the token or the credentials that it expects)"
         )
     assert "wr0ng" not in caplog.text
 
@@ -159,7 +167,7 @@ async def test_tls_is_used_where_the_server_demands_it_or_the_url_asks_for_it(
 ) -> None:
     certificate = Certificate(tmp_path)
     server = own_nats(tls=certificate.settings)
-    trusting = Security(Credentials(), certificate.trust)
+    trusting = Security(NatsCredentials(), certificate.trust)
     for scheme in ("nats", "tls"):
         async with opened(f"{scheme}://{HOST}:{server.port}", trusting, subscribe("a", 1)) as (connection, log):
             connection.link.write(publish("a", "", b"x" * 100_000))
@@ -171,7 +179,7 @@ async def test_tls_is_used_where_the_server_demands_it_or_the_url_asks_for_it(
 async def test_tls_comes_first_where_the_server_is_set_so(own_nats: StartNats, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path)
     server = own_nats(tls=certificate.settings | {"handshake_first": "auto"})
-    async with opened(f"tls://{HOST}:{server.port}", Security(Credentials(), certificate.trust, True)) as (
+    async with opened(f"tls://{HOST}:{server.port}", Security(NatsCredentials(), certificate.trust, True)) as (
         connection,
         _,
     ):
@@ -181,7 +189,7 @@ async def test_tls_comes_first_where_the_server_is_set_so(own_nats: StartNats, t
 @requirement("transport.nats.tls")
 async def test_a_certificate_that_nobody_vouches_for_is_refused(own_nats: StartNats, tmp_path: Path) -> None:
     server = own_nats(tls=Certificate(tmp_path).settings)
-    for security in (ANYONE, Security(Credentials(), ssl.create_default_context())):
+    for security in (ANYONE, Security(NatsCredentials(), ssl.create_default_context())):
         assert "certificate verify failed" in await refusal(f"nats://ann:s3cret@{HOST}:{server.port}", security)
 
 
@@ -190,7 +198,7 @@ async def test_a_server_without_tls_gets_nothing_from_an_end_that_asks_for_it(na
     async with FaultProxy(HOST, nats_server.port) as proxy:
         assert "does not offer TLS" in await refusal(f"tls://ann:s3cret@{HOST}:{proxy.port}")
         assert "does not offer TLS" in await refusal(
-            f"nats://ann:s3cret@{HOST}:{proxy.port}", Security(Credentials(), ssl.create_default_context())
+            f"nats://ann:s3cret@{HOST}:{proxy.port}", Security(NatsCredentials(), ssl.create_default_context())
         )
         assert proxy.passed["up"] == 0
 
@@ -201,9 +209,9 @@ async def test_the_name_in_a_certificate_may_be_that_of_another_server_of_the_cl
 ) -> None:
     certificate = Certificate(tmp_path)
     server = own_nats(tls=certificate.settings)
-    trusting = Security(Credentials(), certificate.trust)
-    assert "certificate verify failed" in await refusal(Server("localhost", server.port), trusting)
-    async with opened(Server("localhost", server.port, tls_name=HOST), trusting):
+    trusting = Security(NatsCredentials(), certificate.trust)
+    assert "certificate verify failed" in await refusal(ServerAddress("localhost", server.port), trusting)
+    async with opened(ServerAddress("localhost", server.port, tls_name=HOST), trusting):
         pass
 
 
@@ -240,9 +248,9 @@ async def greeting(text: bytes, *, then_close: bool = False) -> AsyncIterator[st
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"220 smtp.example ESMTP\r\n", "invalid NATS protocol data: it said '220'"),
+        (b"220 smtp.example ESMTP\r\n", "invalid NATS protocol data: unknown command '220'"),
         (b"INFO what?\r\n", "INFO cannot be parsed"),
-        (b'INFO {"headers":true}\r\nPONG\r\nWHAT?\r\n', "it said 'WHAT?'"),
+        (b'INFO {"headers":true}\r\nPONG\r\nWHAT?\r\n', "unknown command 'WHAT?'"),
         (b'INFO {"version":"2.1.9","max_payload":1048576}\r\n', "opwire needs nats-server 2.2 or newer"),
     ],
 )
@@ -276,8 +284,8 @@ async def test_a_server_that_is_full_says_so(own_nats: StartNats) -> None:
 
 @requirement("transport.nats.cluster")
 async def test_a_host_that_cannot_be_looked_up_keeps_us_from_no_other(nats_server: NatsServer) -> None:
-    servers = Servers(nats_server.url)
-    servers.learn(Server("a", 1), ["\0:1", "a..b:1", "\ud800:1", "x" * 64 + ".y:1"])
+    servers = NatsServers(nats_server.url)
+    servers.discover(ServerAddress("a", 1), ["\0:1", "a..b:1", "\ud800:1", "x" * 64 + ".y:1"])
     for _ in range(10):  # they are tried in random order
         connection = await soon("it connects", open_any(servers, Log(), ANYONE, b""))
         await connection.close()
@@ -316,7 +324,7 @@ async def test_the_answer_to_a_beat_is_not_taken_for_that_to_a_barrier() -> None
         answer.clear()
 
     async with await asyncio.start_server(talk, HOST, 0) as server:
-        async with opened(Server(HOST, server.sockets[0].getsockname()[1])) as (connection, log):
+        async with opened(ServerAddress(HOST, server.sockets[0].getsockname()[1])) as (connection, log):
             connection.beat()
             barrier = asyncio.create_task(connection.barrier())
             await log.until(lambda: log.messages)
@@ -420,7 +428,7 @@ async def test_an_old_complaint_is_not_the_reason_for_the_end(own_nats: StartNat
 async def test_what_was_written_before_closing_arrives(nats_server: NatsServer) -> None:
     async with opened(nats_server.url, ANYONE, subscribe("closing", 1)) as (_, log):
         leaving_log = Log()
-        leaving = Connection(parse_server(nats_server.url), leaving_log)
+        leaving = NatsConnection(parse_server(nats_server.url), leaving_log)
         await leaving.open(ANYONE, b"")
         for _ in range(1000):
             leaving.link.write(publish("closing", "", b"x" * 1000))

@@ -14,16 +14,18 @@ from nats.aio.client import Client
 from nats.errors import NoRespondersError
 from nats.micro.service import ServiceInfo as TheirInfo
 
+from opwire.call import Description
+from opwire.call.description import Statistics
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
 from opwire.transports.nats import connection
-from opwire.transports.nats.connection import Servers
+from opwire.transports.nats.connection import NatsServers
 from opwire.transports.nats.protocol import Info
-from opwire.transports.nats.transport import Endpoint, NatsMedium, ServiceInfo, Subjects
+from opwire.transports.nats.transport import NatsMedium, Subjects
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.mediums import Log
-from tests.transports.nats.ends import ANYONE, end, flushed, plain_client
+from tests.transports.nats.ends import ANYONE, description, end, flushed, plain_client
 
 StartNats = Callable[..., NatsServer]
 
@@ -164,7 +166,7 @@ async def test_a_request_that_nobody_serves_comes_back(nats_server: NatsServer) 
     async with end(nats_server.url, "a.b") as caller:
         caller.medium.ask("a.c", "t0ken", b"")
         await caller.log.until(lambda: caller.log.failures)
-        assert caller.log.failures == [("t0ken", "nobody serves it")]
+        assert caller.log.failures == [("t0ken", "no server available")]
         assert caller.log.gone == caller.log.arrivals == []
 
 
@@ -315,8 +317,8 @@ async def test_a_message_that_the_server_would_not_let_through_is_refused_here_a
 
 @pytest.mark.parametrize(("said", "believed"), [(-5, 1), (0, 1), (10**400, 64 * 2**20), (5_000, 5_000)])
 def test_how_large_a_message_may_be_is_bounded_whatever_the_server_says(said: int, believed: int) -> None:
-    medium = NatsMedium(Servers("nats://a:1"), Subjects("opwire"), ANYONE)
-    medium.informed(Info(max_payload=said))
+    medium = NatsMedium(NatsServers("nats://a:1"), Subjects("opwire"), ANYONE)
+    medium.on_info(Info(max_payload=said))
     assert medium.max_message == believed
 
 
@@ -343,7 +345,7 @@ async def test_an_operation_that_may_not_be_asked_for_is_refused_at_once_and_the
         assert one.log.refusals == 3 * [("github.repos/get", complaint)]
         assert one.log.ends == []
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in warnings] == [f"{one.medium.name} complains: {complaint}"]
+    assert [record.getMessage() for record in warnings] == [f"{one.medium.name} reports: {complaint}"]
     assert "s3cret" not in caplog.text
 
 
@@ -358,7 +360,7 @@ async def test_if_one_operation_may_not_be_served_none_of_the_announcement_is(ow
         for token, operation_id in (("one", "a.b"), ("two", "a.c"), ("three", "a.before")):
             server.medium.ask(operation_id, token, b"")
         await server.log.until(lambda: server.log.arrivals)
-        assert server.log.failures == [("one", "nobody serves it"), ("two", "nobody serves it")]
+        assert server.log.failures == [("one", "no server available"), ("two", "no server available")]
         await server.medium.serve(["a.b", "a.c"])
 
 
@@ -380,24 +382,24 @@ async def test_a_server_with_too_many_subscriptions_says_so(own_nats: StartNats)
 
 
 async def test_each_complaint_is_logged_once_and_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
-    medium = NatsMedium(Servers("nats://ann:s3cret@example"), Subjects("opwire"), ANYONE)
+    medium = NatsMedium(NatsServers("nats://ann:s3cret@example"), Subjects("opwire"), ANYONE)
     for number in range(1000):
-        medium.complained(f"complaint {number % 300}")
+        medium.on_error(f"complaint {number % 300}")
     assert len(caplog.records) == 100
-    assert caplog.records[0].getMessage() == "nats://example:4222 complains: complaint 0"
+    assert caplog.records[0].getMessage() == "nats://example:4222 reports: complaint 0"
 
 
 # --- the connection ---------------------------------------------------------------------------------------------------
 
 
 async def test_an_end_that_is_not_connected_raises_unavailable() -> None:
-    medium = NatsMedium(Servers("nats://example"), Subjects("opwire"), ANYONE)
+    medium = NatsMedium(NatsServers("nats://example"), Subjects("opwire"), ANYONE)
     for send in (
         lambda: medium.ask("a.b", "t", b""),
         lambda: medium.tell("someone", "t", b"", control=True),
         lambda: medium.tell_all("t", b""),
     ):
-        with pytest.raises(CallError, match="no connection to nats://example:4222") as failure:
+        with pytest.raises(CallError, match="not connected to nats://example:4222") as failure:
             send()
         assert failure.value.code is ErrorCode.UNAVAILABLE
     for work in (medium.serve(["a.b"]), medium.unserve(["a.b"])):
@@ -429,7 +431,7 @@ async def test_nothing_is_kept_for_later_while_the_server_is_gone(own_nats: Star
 async def test_the_first_server_that_lets_us_is_used_and_if_there_is_none_each_says_why(
     own_nats: StartNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "TRY", 0.5)
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.5)
     good, closed, frozen = own_nats(), own_nats(user="ann", password="s3cret"), own_nats()
     gone = own_nats()
     gone.stop()
@@ -439,7 +441,7 @@ async def test_the_first_server_that_lets_us_is_used_and_if_there_is_none_each_s
         async with end([*urls[:2], good.url], "a.b") as one:
             one.medium.ask("a.b", "t0ken", b"")
             await one.log.until(lambda: one.log.arrivals)
-    medium = NatsMedium(Servers(urls), Subjects("opwire"), ANYONE)
+    medium = NatsMedium(NatsServers(urls), Subjects("opwire"), ANYONE)
     with pytest.raises(CallError) as failure:
         await soon("all are tried", medium.connect("address", Log()))
     assert failure.value.code is ErrorCode.UNAVAILABLE
@@ -469,7 +471,7 @@ async def test_the_other_servers_of_a_cluster_are_learned_and_used_when_the_firs
     async with end(first.url, "a.b") as one, end(second.url) as other:
 
         async def learned() -> None:
-            while len(one.medium._servers.in_turn()) < 2:
+            while len(one.medium._servers.shuffled()) < 2:
                 await asyncio.sleep(0.01)
 
         await soon("the first server tells of the second", learned())
@@ -508,16 +510,15 @@ async def test_what_a_server_says_of_itself_while_we_connect_is_not_forgotten() 
     async with await asyncio.start_server(talk, HOST, 0) as server:
         async with end(f"nats://{HOST}:{server.sockets[0].getsockname()[1]}") as one:
             assert one.medium.max_message == 77
-            assert "elsewhere" in {each.host for each in one.medium._servers.in_turn()}
+            assert "elsewhere" in {each.host for each in one.medium._servers.shuffled()}
         await soon("the server has seen us leave", done.wait())
 
 
 # --- NATS' own tools --------------------------------------------------------------------------------------------------
 
 
-def described() -> ServiceInfo:
-    endpoint = Endpoint(operation_id="a.b", subject="opwire.call.a.b")
-    return ServiceInfo(name="shop", id="7f", version="1.0.0", started=0, endpoints=[endpoint])
+def described() -> Description:
+    return description({"a.b": Statistics()})
 
 
 async def question(client: Client, subject: str) -> Any:
@@ -535,9 +536,9 @@ async def test_nats_own_tools_are_told_what_is_served(nats_server: NatsServer) -
 
 
 async def test_an_end_describes_itself_once_to_be_found_and_once_for_each_question(nats_server: NatsServer) -> None:
-    times: list[ServiceInfo] = []
+    times: list[Description] = []
 
-    def describe() -> ServiceInfo:
+    def describe() -> Description:
         times.append(described())
         return times[-1]
 

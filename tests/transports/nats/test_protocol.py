@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.nats import protocol
-from opwire.transports.nats.protocol import Complaint, Event, Info, Message, Parser, Ping, Pong
+from opwire.transports.nats.protocol import Event, Info, Message, Parser, Ping, Pong, ServerError
 from tests.requirements import requirement
 
 WORDS: list[tuple[bytes, list[Event]]] = [
@@ -29,8 +29,8 @@ WORDS: list[tuple[bytes, list[Event]]] = [
     (b"PING\r\n", [Ping()]),
     (b"PONG\r\n", [Pong()]),
     (b"+OK\r\n", []),
-    (b"-ERR 'Authorization Violation'\r\n", [Complaint("Authorization Violation")]),
-    (b"-ERR\r\n", [Complaint("")]),
+    (b"-ERR 'Authorization Violation'\r\n", [ServerError("Authorization Violation")]),
+    (b"-ERR\r\n", [ServerError("")]),
     (
         b'INFO {"max_payload":5,"headers":true,"ldm":true,"other":[1]} \r\n',
         [Info(max_payload=5, headers=True, ldm=True)],
@@ -79,8 +79,8 @@ def test_a_large_message_that_comes_byte_by_byte_is_put_together() -> None:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n", "it said 'HTTP/1.1'"),
-        (b"\r\n", "it said ''"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "unknown command 'HTTP/1.1'"),
+        (b"\r\n", "unknown command ''"),
         (b"MSG a 1 x\r\n", "'x.*' is not the size of a message"),
         (b"MSG a 1 -1\r\n", "not the size of a message"),
         (b"MSG a 1 99999999999\r\n", "not the size of a message"),

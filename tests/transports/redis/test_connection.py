@@ -9,7 +9,7 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import soon
-from opwire.transports.redis.connection import Connection, command, parse_url
+from opwire.transports.redis.connection import RedisConnection, command, parse_url
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 
@@ -17,9 +17,9 @@ PING = command("PING")
 
 
 @asynccontextmanager
-async def connected(url: str, lost: Callable[[str], None] = lambda reason: None) -> AsyncIterator[Connection]:
-    connection = Connection(parse_url(url), lambda channel, message: None, lost)
-    await connection.open(None)
+async def connected(url: str, lost: Callable[[str], None] = lambda reason: None) -> AsyncIterator[RedisConnection]:
+    connection = RedisConnection(parse_url(url), lambda channel, message: None, lost)
+    await connection.open()
     try:
         yield connection
     finally:
@@ -83,8 +83,8 @@ async def test_whoever_waits_for_a_reply_learns_that_the_connection_is_lost(
 
 async def test_closing_fails_those_who_wait_and_is_no_loss(own_redis: Callable[..., RedisServer]) -> None:
     server, reasons = own_redis(), list[str]()
-    connection = Connection(parse_url(server.url), lambda *_: None, reasons.append)
-    await connection.open(None)
+    connection = RedisConnection(parse_url(server.url), lambda *_: None, reasons.append)
+    await connection.open()
     server.freeze()
     asking = asyncio.create_task(connection.ask(PING))
     await asyncio.sleep(0)
@@ -99,9 +99,9 @@ async def test_closing_fails_those_who_wait_and_is_no_loss(own_redis: Callable[.
     "url", [f"redis://ann:secret@{HOST}:1", "unix://ann:secret@/nowhere/redis.sock", "redis://ann:secret@a..b"]
 )
 async def test_a_server_that_is_not_there_is_unavailable(url: str) -> None:
-    connection = Connection(parse_url(url), lambda *_: None, lambda reason: None)
+    connection = RedisConnection(parse_url(url), lambda *_: None, lambda reason: None)
     with pytest.raises(CallError, match="cannot be reached") as caught:
-        await connection.open(None)
+        await connection.open()
     assert caught.value.code is ErrorCode.UNAVAILABLE
     assert "secret" not in str(caught.value)
 
@@ -129,10 +129,10 @@ async def test_whether_something_was_heard_is_kept(redis_server: RedisServer) ->
 @requirement("transport.redis.refusals")
 async def test_a_user_without_a_password_says_who_it_is(redis_server: RedisServer) -> None:
     target = parse_url(redis_server.url.replace("redis://", "redis://stranger@"))
-    connection = Connection(target, lambda channel, message: None, lambda reason: None)
-    await connection.open(None)
+    connection = RedisConnection(target, lambda channel, message: None, lambda reason: None)
+    await connection.open()
     try:
-        with pytest.raises(CallError, match="does not know this user"):
+        with pytest.raises(CallError, match="rejected this user"):
             await connection.greet()
     finally:
         await connection.close()

@@ -54,7 +54,7 @@ class Medium:
 
     def __init__(self, place: int) -> None:
         self.place = place
-        self.server = WebSocketServer(limit=LIMIT)
+        self.server = WebSocketServer(max_message=LIMIT)
         self._number = 0
         self._clients: list[WebSocketTransport] = []
         self._ear = Ear()
@@ -70,7 +70,7 @@ class Medium:
         self._number += 1
         if self._number == self.place or self.server._listener is None:
             return ServerEnd(self)  # pyright: ignore[reportReturnType]
-        client = WebSocketTransport(self.server.url, limit=LIMIT)
+        client = WebSocketTransport(self.server.url, max_message=LIMIT)
         self._clients.append(client)
         return client
 

@@ -69,7 +69,7 @@ async def test_a_caller_is_told_at_once_that_the_server_of_its_call_is_gone(ends
     assert failure.value.code is ErrorCode.UNAVAILABLE
     with pytest.raises(CallError) as failure:
         await soon("the next call ends", calls.call("far.op"))
-    assert "nobody serves far.op" in failure.value.message
+    assert "no server for far.op" in failure.value.message
 
 
 @requirement("transport.websocket.loss")
@@ -182,7 +182,7 @@ async def test_a_request_that_comes_twice_is_served_once(ends: Ends) -> None:
 @requirement("transport.limit")
 async def test_a_request_that_is_too_large_for_its_server_fails_alone(ends: Ends) -> None:
     server, _ = await ends.server()
-    await ends.calls(WebSocketTransport(server.url, limit=5_000), echo=echo)
+    await ends.calls(WebSocketTransport(server.url, max_message=5_000), echo=echo)
     calls = await ends.calls(WebSocketTransport(server.url))
     with pytest.raises(CallError) as failure:
         await soon("the call fails", calls.call("test.echo", "x" * 10_000))
@@ -207,7 +207,7 @@ async def test_an_answer_that_is_too_large_for_its_caller_fails_alone_and_stops_
 
     server, _ = await ends.server()
     await ends.calls(WebSocketTransport(server.url), echo=echo, large=large, stream=stream)
-    calls = await ends.calls(WebSocketTransport(server.url, limit=5_000))
+    calls = await ends.calls(WebSocketTransport(server.url, max_message=5_000))
     for call in (calls.call("test.large"), anext(calls.subscribe("test.stream"))):
         with pytest.raises(CallError) as failure:
             await soon("the call fails", call)

@@ -11,16 +11,16 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.websocket.routes import (
     SERVER,
-    Aborted,
-    Call,
-    Completed,
-    Credit,
-    Failed,
-    Head,
-    Requested,
-    Responded,
+    AbortedHead,
+    CompletedHead,
+    CreditHead,
+    EventHead,
+    EventRoute,
+    FailedHead,
+    RequestedHead,
+    RespondedHead,
+    RoutedCall,
     Routes,
-    Way,
 )
 from tests.requirements import requirement
 
@@ -32,18 +32,18 @@ def routes(*addresses: str, max_calls: int = 100, max_operations: int = 100) -> 
     return table
 
 
-def ask(id: str = "r", operation: str = "a.b", **fields: Any) -> Requested:
-    return Requested(request_id=id, operation_id=operation, **fields)
+def ask(id: str = "r", operation: str = "a.b", **fields: Any) -> RequestedHead:
+    return RequestedHead(request_id=id, operation_id=operation, **fields)
 
 
-def opened(table: Routes, caller: str, head: Requested) -> Call:
-    way = table.request(caller, head)
-    assert way is not None
-    assert way.call is not None
-    return way.call
+def opened(table: Routes, caller: str, head: RequestedHead) -> RoutedCall:
+    route = table.request(caller, head)
+    assert route is not None
+    assert route.call is not None
+    return route.call
 
 
-def error(table: Routes, caller: str, head: Requested) -> CallError:
+def error(table: Routes, caller: str, head: RequestedHead) -> CallError:
     with pytest.raises(CallError) as failure:
         table.request(caller, head)
     return failure.value
@@ -54,7 +54,7 @@ def test_those_who_serve_an_operation_take_turns() -> None:
     table = routes("s1", "s2", "c")
     for each in ("s1", "s2", SERVER):
         table.announce(each, ["a.b", "a.b"])
-    turns = [table.turn("a.b") for _ in range(9)]
+    turns = [table.choose("a.b") for _ in range(9)]
     assert Counter(turns) == {"s1": 3, "s2": 3, SERVER: 3}
     assert turns[:3] == turns[3:6] == turns[6:]
 
@@ -66,8 +66,8 @@ def test_whoever_withdraws_or_leaves_has_no_more_turns() -> None:
         table.announce(each, ["a.b", "a.c"])
     table.withdraw("s1", ["a.b", "a.unknown"])
     table.leave("s2")
-    assert {table.turn("a.b") for _ in range(4)} == {"s3"}
-    assert {table.turn("a.c") for _ in range(4)} == {"s1", "s3"}
+    assert {table.choose("a.b") for _ in range(4)} == {"s3"}
+    assert {table.choose("a.c") for _ in range(4)} == {"s1", "s3"}
     assert table.servers() == ["s1", "s3"]
     assert table.operations("s1") == ["a.c"]
 
@@ -77,11 +77,11 @@ def test_requests_with_one_key_go_to_one_server_until_it_leaves() -> None:
     table = routes("s1", "s2", "s3", "c")
     for each in ("s1", "s2", "s3"):
         table.announce(each, ["a.b"])
-    before = {key: table.turn("a.b", key) for key in map(str, range(60))}
-    assert {key: table.turn("a.b", key) for key in before} == before
+    before = {key: table.choose("a.b", key) for key in map(str, range(60))}
+    assert {key: table.choose("a.b", key) for key in before} == before
     assert set(before.values()) == {"s1", "s2", "s3"}
     table.leave("s2")
-    after = {key: table.turn("a.b", key) for key in before}
+    after = {key: table.choose("a.b", key) for key in before}
     assert all(after[key] == server for key, server in before.items() if server != "s2")
     assert set(after.values()) == {"s1", "s3"}
 
@@ -171,7 +171,7 @@ def test_the_least_busy_one_gets_the_next_call() -> None:
         if call.server == "s2":
             table.end(call)
     assert [opened(table, "c", ask(f"again-{number}")).server for number in range(2)] == ["s2", "s2"]
-    assert table.turn("a.b", "key") == table.turn("a.b", "key")
+    assert table.choose("a.b", "key") == table.choose("a.b", "key")
 
 
 def delegation(*, delegates: bool = True) -> Routes:
@@ -233,17 +233,17 @@ def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_
 def test_a_call_of_the_server_is_in_the_table_until_it_ends() -> None:
     table = routes("s", "t")
     for server in ("s", "t"):  # the same id again: its caller has forgotten the first one
-        table.open(Call("r", SERVER, server, streams=False))
+        table.open(RoutedCall("r", SERVER, server, streams=False))
     assert len(table) == 1
-    assert table.follow("s", Responded(request_id="r", peer=SERVER)) is None
+    assert table.follow("s", RespondedHead(request_id="r", peer=SERVER)) is None
     table.give_up(SERVER, "r", "s")
     assert len(table) == 1
     table.give_up(SERVER, "r", "t")
     assert len(table) == 0
-    call = table.open(Call("r", SERVER, "t", streams=False))
-    assert table.follow("t", Responded(request_id="r", peer=SERVER)) == Way(SERVER, call)
+    call = table.open(RoutedCall("r", SERVER, "t", streams=False))
+    assert table.follow("t", RespondedHead(request_id="r", peer=SERVER)) == EventRoute(SERVER, call)
     assert len(table) == 0
-    table.open(Call("r", SERVER, "t", streams=True))
+    table.open(RoutedCall("r", SERVER, "t", streams=True))
     assert [call.caller for call in table.leave("t")] == [SERVER]
 
 
@@ -259,23 +259,23 @@ def test_the_same_request_again_goes_nowhere_while_it_is_answered() -> None:
 
 
 ENDS = [
-    (Responded("r"), False),
-    (Completed("r"), False),
-    (Failed("r"), False),
-    (Aborted("r"), False),
-    (Completed("r"), True),
-    (Failed("r"), True),
-    (Aborted("r"), True),
+    (RespondedHead("r"), False),
+    (CompletedHead("r"), False),
+    (FailedHead("r"), False),
+    (AbortedHead("r"), False),
+    (CompletedHead("r"), True),
+    (FailedHead("r"), True),
+    (AbortedHead("r"), True),
 ]
 
 
 @requirement("transport.websocket.routes")
 @pytest.mark.parametrize(("head", "streams"), ENDS)
-def test_a_call_is_over_with_its_last_event(head: Head, streams: bool) -> None:
+def test_a_call_is_over_with_its_last_event(head: EventHead, streams: bool) -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"])
     call = opened(table, "c", ask(credits=3 if streams else None))
-    assert table.follow("s", head) == Way("c", call)
+    assert table.follow("s", head) == EventRoute("c", call)
     assert (call.open, len(table)) == (False, 0)
     assert not table.end(call)
 
@@ -286,10 +286,10 @@ def test_an_item_is_not_the_end(seq: int | None, credits: int | None) -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"])
     call = opened(table, "c", ask(credits=credits))
-    assert table.follow("s", Responded("r", seq=seq)) == Way("c", call)
-    assert table.follow("c", Credit("r")) == Way("s", call)
+    assert table.follow("s", RespondedHead("r", seq=seq)) == EventRoute("c", call)
+    assert table.follow("c", CreditHead("r")) == EventRoute("s", call)
     assert call.open
-    assert table.follow("c", Aborted("r", peer="s")) == Way("s", call)
+    assert table.follow("c", AbortedHead("r", peer="s")) == EventRoute("s", call)
     assert not call.open
 
 
@@ -298,8 +298,8 @@ def test_equal_ids_of_two_callers_do_not_meet() -> None:
     table = routes("s", "c", "d")
     table.announce("s", ["a.b"])
     calls = {caller: opened(table, caller, ask()) for caller in ("c", "d")}
-    assert table.follow("s", Responded("r", peer="d")) == Way("d", calls["d"])
-    assert table.follow("s", Responded("r", peer="c")) == Way("c", calls["c"])
+    assert table.follow("s", RespondedHead("r", peer="d")) == EventRoute("d", calls["d"])
+    assert table.follow("s", RespondedHead("r", peer="c")) == EventRoute("c", calls["c"])
     assert len(table) == 0
 
 
@@ -308,8 +308,8 @@ def test_a_server_that_names_nobody_answers_the_one_who_asked_first() -> None:
     table = routes("s", "c", "d")
     table.announce("s", ["a.b"])
     calls = [opened(table, caller, ask()) for caller in ("c", "d")]
-    assert table.follow("s", Responded("r")) == Way("c", calls[0])
-    assert table.follow("s", Responded("r")) == Way("d", calls[1])
+    assert table.follow("s", RespondedHead("r")) == EventRoute("c", calls[0])
+    assert table.follow("s", RespondedHead("r")) == EventRoute("d", calls[1])
 
 
 @requirement("transport.websocket.routes")
@@ -317,17 +317,19 @@ def test_a_peer_may_call_itself() -> None:
     table = routes("s")
     table.announce("s", ["a.b"])
     call = opened(table, "s", ask(credits=1))
-    assert table.follow("s", Credit("r", peer="s")) == Way("s", call)
-    assert table.follow("s", Responded("r", peer="s", seq=1)) == Way("s", call)
-    assert table.follow("s", Completed("r", peer="s")) == Way("s", call)
+    assert table.follow("s", CreditHead("r", peer="s")) == EventRoute("s", call)
+    assert table.follow("s", RespondedHead("r", peer="s", seq=1)) == EventRoute("s", call)
+    assert table.follow("s", CompletedHead("r", peer="s")) == EventRoute("s", call)
     assert len(table) == 0
     call = opened(table, "s", ask())
     assert table.leave("s") == [call]
 
 
 @requirement("transport.strangers")
-@pytest.mark.parametrize("head", [Responded("r"), Completed("r"), Failed("r"), Aborted("r"), Credit("r")])
-def test_a_stranger_can_neither_answer_nor_steer_a_call(head: Head) -> None:
+@pytest.mark.parametrize(
+    "head", [RespondedHead("r"), CompletedHead("r"), FailedHead("r"), AbortedHead("r"), CreditHead("r")]
+)
+def test_a_stranger_can_neither_answer_nor_steer_a_call(head: EventHead) -> None:
     table = routes("s", "c", "x")
     table.announce("s", ["a.b"])
     call = opened(table, "c", ask())
@@ -335,9 +337,9 @@ def test_a_stranger_can_neither_answer_nor_steer_a_call(head: Head) -> None:
     assert table.follow("x", head) is None
     assert table.dropped == {"foreign": 1}
     head.peer = "s"
-    assert table.follow("x", head) == Way("s", None)  # a stray, from a peer that the server does not work for
+    assert table.follow("x", head) == EventRoute("s", None)  # a stray, from a peer that the server does not work for
     head.peer = None
-    assert table.follow("x", head) == Way(SERVER, None)
+    assert table.follow("x", head) == EventRoute(SERVER, None)
     assert call.open
 
 
@@ -346,8 +348,8 @@ def test_a_caller_cannot_answer_nor_a_server_steer() -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"])
     opened(table, "c", ask())
-    assert table.follow("c", Responded("r", peer="c")) is None
-    assert table.follow("s", Credit("r", peer="c")) is None
+    assert table.follow("c", RespondedHead("r", peer="c")) is None
+    assert table.follow("s", CreditHead("r", peer="c")) is None
     assert table.dropped == {"foreign": 2}
     assert len(table) == 1
 
@@ -355,9 +357,9 @@ def test_a_caller_cannot_answer_nor_a_server_steer() -> None:
 @requirement("transport.websocket.routes")
 def test_what_belongs_to_no_call_goes_to_the_peer_that_it_names() -> None:
     table = routes("s", "c")
-    assert table.follow("s", Responded("late", peer="c")) == Way("c", None)
-    assert table.follow("s", Responded("late")) == Way(SERVER, None)
-    assert table.follow("s", Responded("late", peer="gone")) is None
+    assert table.follow("s", RespondedHead("late", peer="c")) == EventRoute("c", None)
+    assert table.follow("s", RespondedHead("late")) == EventRoute(SERVER, None)
+    assert table.follow("s", RespondedHead("late", peer="gone")) is None
     assert table.dropped == {"unknown": 1}
 
 
@@ -420,34 +422,37 @@ class Table(RuleBasedStateMachine):
             refused = error(self.table, caller, head)
             assert refused.code is (ErrorCode.UNAVAILABLE if nobody else ErrorCode.RATE_LIMITED)
             return
-        way = self.table.request(caller, head)
-        assert (way is None) is repeated
-        if way is not None:
-            assert way.call is not None
-            assert way.to in (self.serving[operation] if to is None else {to})
-            self.open.append((caller, id, way.to))
+        route = self.table.request(caller, head)
+        assert (route is None) is repeated
+        if route is not None:
+            assert route.call is not None
+            assert route.to in (self.serving[operation] if to is None else {to})
+            self.open.append((caller, id, route.to))
 
     @rule(
         sender=peers,
         peer=peers | st.none(),
         id=st.sampled_from("123"),
-        kind=st.sampled_from([Responded, Completed, Failed, Aborted, Credit]),
+        kind=st.sampled_from([RespondedHead, CompletedHead, FailedHead, AbortedHead, CreditHead]),
         seq=st.none() | st.just(1),
     )
-    def follow(self, sender: str, peer: str | None, id: str, kind: type[Head], seq: int | None) -> None:
+    def follow(self, sender: str, peer: str | None, id: str, kind: type[EventHead], seq: int | None) -> None:
         head = kind(id, peer)
-        if isinstance(head, Responded):
+        if isinstance(head, RespondedHead):
             head.seq = seq
-        way = self.table.follow(sender, head)
-        if way is None or way.call is None:
-            assert way is None or (peer or SERVER, False) == (way.to, (way.to, id) in [each[:2] for each in self.open])
+        route = self.table.follow(sender, head)
+        if route is None or route.call is None:
+            assert route is None or (peer or SERVER, False) == (
+                route.to,
+                (route.to, id) in [each[:2] for each in self.open],
+            )
             return
-        call = (way.call.caller, way.call.request_id, way.call.server)
+        call = (route.call.caller, route.call.request_id, route.call.server)
         assert call in self.open
         assert sender in (call[0], call[2])
-        assert way.to == (call[2] if sender == call[0] else call[0])
-        assert peer in (None, way.to)
-        if not way.call.open:
+        assert route.to == (call[2] if sender == call[0] else call[0])
+        assert peer in (None, route.to)
+        if not route.call.open:
             self.open.remove(call)
 
     @rule(peer=consumes(peers))
@@ -490,7 +495,7 @@ def test_of_many_servers_an_idle_one_is_found_although_those_beside_it_are_busy(
         table.announce(each, ["a.b"])
     for number, busy in enumerate(servers[:100]):  # half of them, one beside the other
         opened(table, "c", ask(f"busy{number}", peer=busy))
-    assert {table.turn("a.b") for _ in range(100)}.isdisjoint(servers[:100])
+    assert {table.choose("a.b") for _ in range(100)}.isdisjoint(servers[:100])
 
 
 @requirement("transport.sharing")
@@ -501,7 +506,7 @@ def test_servers_come_and_go_and_each_has_its_turns() -> None:
         table.announce(each, ["a.b"])
     for each in servers[::2]:
         table.withdraw(each, ["a.b"])
-    assert {table.turn("a.b") for _ in range(10)} == set(servers[1::2])
+    assert {table.choose("a.b") for _ in range(10)} == set(servers[1::2])
     for each in servers[1::2]:
         table.leave(each)
     assert table._serving == {}
@@ -524,9 +529,9 @@ def test_credits_for_many_more_items_than_there_were_are_in_excess() -> None:
     table = routes("s", "c")
     table.announce("s", ["a.b"])
     opened(table, "c", ask("r", credits=1))
-    ways = [table.follow("c", Credit("r")) for _ in range(100)]
-    assert [way == Way("s", None) for way in ways] == [False] * 64 + [True] * 36
+    ways = [table.follow("c", CreditHead("r")) for _ in range(100)]
+    assert [route == EventRoute("s", None) for route in ways] == [False] * 64 + [True] * 36
     for seq in range(10):
-        table.follow("s", Responded("r", seq=seq + 1))
-    ways = [table.follow("c", Credit("r")) for _ in range(11)]
-    assert [way == Way("s", None) for way in ways] == [False] * 10 + [True]
+        table.follow("s", RespondedHead("r", seq=seq + 1))
+    ways = [table.follow("c", CreditHead("r")) for _ in range(11)]
+    assert [route == EventRoute("s", None) for route in ways] == [False] * 10 + [True]

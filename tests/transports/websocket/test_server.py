@@ -161,7 +161,7 @@ def test_an_ipv6_address_is_written_with_brackets() -> None:
 
 @requirement("transport.websocket.hello")
 async def test_hello_is_answered_with_a_name_and_the_terms(ends: Ends) -> None:
-    server, _ = await ends.server(limit=50_000, heartbeat=7.5)
+    server, _ = await ends.server(max_message=50_000, heartbeat=7.5)
     plain = await ends.plain(server.url, hello=False)
     await plain.say("session.hello", version=1, maxMessage=1000, more="fields of later versions")
     welcome = await plain.hear()
@@ -181,7 +181,7 @@ async def test_hello_is_answered_with_a_name_and_the_terms(ends: Ends) -> None:
         ("not JSON", 4400, "session.hello"),
         ('{"type":"call.unknown"}', 4400, "session.hello"),
         ('{"type":"session.hello"}', 4400, "session.hello"),
-        ('{"type":"session.hello","version":2}', 4400, "version 1"),
+        ('{"type":"session.hello","version":2}', 4400, "unknown version 2"),
         ('{"type":"session.who","id":1}', 4401, "session.hello comes first"),
         ('{"type":"call.requested","requestId":"r","operationId":"a.b"}', 4401, "session.hello comes first"),
     ],
@@ -211,7 +211,8 @@ async def test_whoever_does_not_say_hello_in_time_is_closed(ends: Ends) -> None:
 async def test_whoever_has_said_hello_in_time_stays(ends: Ends) -> None:
     server, _ = await ends.server(hello_timeout=0.1)
     plain = await ends.plain(server.url)
-    await asyncio.sleep(0.2)
+    late = await ends.plain(server.url, hello=False)
+    assert (await late.closed())[0] == 4408  # so the time of the first connection is up, too
     await plain.say("session.who", id=1)
     assert await plain.hear() == {"type": "session.here", "id": 1, "peers": []}
 
@@ -344,7 +345,7 @@ async def test_a_connection_that_sends_nothing_but_nonsense_is_closed(ends: Ends
 
 @requirement("transport.websocket.malformed")
 async def test_what_breaks_the_rules_of_frames_ends_its_own_connection_alone(ends: Ends) -> None:
-    server, end = await ends.server(limit=1000)
+    server, end = await ends.server(max_message=1000)
     other = await ends.plain(server.url)
     for data in (
         Frame(Opcode.BINARY, b"{}").serialize(mask=True),
@@ -505,7 +506,7 @@ async def test_what_is_for_nobody_is_unavailable(ends: Ends, to: str | None) -> 
 @requirement("transport.limit")
 async def test_the_limit_of_a_peer_counts_where_it_is_lower(ends: Ends) -> None:
     server, end = await ends.server()
-    client = await ends.client(server.url, "a.b", limit=2000)
+    client = await ends.client(server.url, "a.b", max_message=2000)
     with pytest.raises(CallError) as failure:
         end.ask("a.b", input="x" * 2000)
     assert failure.value.code is ErrorCode.PAYLOAD_TOO_LARGE
@@ -667,7 +668,7 @@ async def test_connections_that_say_nothing_make_room_for_others(ends: Ends) -> 
 
 
 class Anonymous:
-    """A gate that lets every peer in without a grant."""
+    """A policy that lets every peer in without a grant."""
 
     async def admit(self, token: str | None) -> None:
         return None
@@ -692,7 +693,7 @@ async def test_anonymous_peers_that_do_not_read_hold_so_much_altogether(
     monkeypatch.setattr(server_module, "_ANONYMOUS_BACKLOG", 200_000)
     monkeypatch.setattr(server_module, "_ANONYMOUS_BACKLOGS", 5)
     server = WebSocketServer(heartbeat=60)
-    server.gate = Anonymous()
+    server.admission = Anonymous()
 
     async def large(*_: Any) -> str:
         return "x" * 90_000

@@ -1,17 +1,29 @@
-"""MCP servers as a source of operations. Needs `pip install 'opwire[mcp]'`."""
+"""MCP servers as a source of operations; needs the extra `mcp`."""
 
-from opwire.adapters.mcp.report import Report, Skipped
-from opwire.adapters.mcp.servers import Callbacks, HTTPServer, MCPServer, StdioServer, read_server, read_servers
-from opwire.adapters.mcp.session import ServerInfo
-from opwire.adapters.mcp.source import MCPSource, from_mcp
+from opwire.errors import needs_extra
+
+with needs_extra("mcp"):
+    from opwire.adapters.mcp.negotiation import MCPServerInfo
+    from opwire.adapters.mcp.servers import (
+        Callbacks,
+        HTTPServer,
+        MCPKeywords,
+        MCPServer,
+        StdioServer,
+        read_server,
+        read_servers,
+    )
+    from opwire.adapters.mcp.source import MCPSource, from_mcp
+from opwire.adapters.report import Report, Skipped
 
 __all__ = [
     "Callbacks",
     "HTTPServer",
+    "MCPKeywords",
     "MCPServer",
+    "MCPServerInfo",
     "MCPSource",
     "Report",
-    "ServerInfo",
     "Skipped",
     "StdioServer",
     "from_mcp",

@@ -1,13 +1,11 @@
-"""One connection to an MCP server, from its handshake to its end.
+"""One connection to an MCP server, from the handshake to its end.
 
-One task owns it: transports and dispatcher of the SDK open cancel scopes, which must be left by the task that entered
-them, whatever callers do. A request runs in a task of its own, so that a caller who gives up leaves at once, while the
-server is still being told.
+One task owns the connection: the SDK's transports and dispatcher open cancel scopes, which must be left by the task
+that entered them. Each request runs in a task of its own, so that a cancelled caller returns at once while the
+cancellation is still being sent to the server.
 
-How messages travel to a server and back: one small interface, three transports behind it.
-
-A server may ask, too, at any time and as often as it likes. `Questions` bounds how many it has open and how many it may
-ask for each request of ours; those above are refused, and a server that does not read its refusals is disconnected.
+A server may send requests too, at any rate. `ServerRequests` bounds how many are open and how many it may send for each
+request of the client; those above are rejected, and a server that does not read the rejections is disconnected.
 """
 
 import asyncio
@@ -16,7 +14,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from copy import copy
 from typing import Any, NamedTuple, cast
 
@@ -31,137 +29,124 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse
 
-from opwire.adapters.mcp.http import HTTPClient, sse_stream
-from opwire.adapters.mcp.negotiation import Agreement, ServerInfo, Subscriptions, changes_of, negotiate
+from opwire.adapters.mcp.errors import ServerLog, call_error, http_failure
+from opwire.adapters.mcp.http import MCPHTTPClient, sse_stream
+from opwire.adapters.mcp.negotiation import (
+    Agreement,
+    ListenStreams,
+    MCPServerInfo,
+    announced_changes,
+    as_text,
+    negotiate,
+)
 from opwire.adapters.mcp.process import MessageStream, server_process
-from opwire.adapters.mcp.report import ServerLog, call_error, http_failure, object_of, text_of
-from opwire.adapters.mcp.servers import Callbacks, HTTPServer, MCPServer, StdioServer
+from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
+from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
+from opwire.typed.plain import as_dict
 
-MAX_OPEN_QUESTIONS = 100
-"""Questions of a server that are not answered yet, or whose answers it has not read."""
+logger = logging.getLogger("opwire.mcp")
 
-MAX_QUESTIONS = 1000
-"""Questions of a server for each request of ours."""
+MAX_OPEN_REQUESTS = 100
+"""Requests of a server without a response, or with one that it has not read."""
 
-_PATIENCE = 5.0  # seconds for a server to read a refusal
+MAX_REQUESTS = 1000
+"""Requests of a server for each request of the client."""
+
+MAX_ROUNDS = 10
+"""Input-required results of one call."""
+
+MAX_LOGS = 100
+"""Log messages that a coroutine callback has not finished handling; those above are dropped."""
+
+_PATIENCE = 5.0  # seconds for a server to read a rejection
+_DISCOVERY = 10.0  # timeout of `server/discover`: some servers never respond to it
+_INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})  # may return input requests
+_LEVELS = {"debug": logging.DEBUG, "warning": logging.WARNING} | dict.fromkeys(
+    ("error", "critical", "alert", "emergency"), logging.ERROR
+)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds, if a server wants the call repeated without requesting input
 
 
-class Wire(NamedTuple):
-    """The two streams of the SDK's dispatcher, and the reason why they ended, if it is known."""
+class SessionLostError(Exception):
+    """The server has dropped the session, and has not processed the request."""
+
+
+class TransportStreams(NamedTuple):
+    """The two streams of the SDK's dispatcher, and the reason of their end, if known."""
 
     read: Any
     write: Any
     failure: Callable[[], CallError | None]
 
 
-class Questions(MessageStream):
-    """The streams of a connection, with a bound on what the server asks. Call `answered` when an answer is found."""
+@asynccontextmanager
+async def open_streams(server: MCPServer, max_message: int) -> AsyncGenerator[TransportStreams]:
+    """Start the server or connect to it; stop or disconnect on exit.
 
-    def __init__(self, wire: Wire, server: str) -> None:
-        self._wire = wire
+    Raises:
+        CallError: UNAVAILABLE, or PROTOCOL_ERROR. Streamable HTTP connects lazily: its first request fails.
+    """
+    if isinstance(server, StdioServer) or server.kind == "sse":
+        opening = server_process if isinstance(server, StdioServer) else sse_stream
+        async with cast("Any", opening)(server, max_message) as stream:
+            yield TransportStreams(stream, stream, lambda: stream.failure)
+        return
+    async with (
+        MCPHTTPClient(server, max_message) as client,
+        streamable_http_client(server.name, http_client=client, max_sse_event_size=max_message) as (read, write),
+    ):
+        yield TransportStreams(read, write, lambda: None)
+
+
+class ServerRequests(MessageStream):
+    """The streams of a connection, with bounded server requests. Call `answered` when a callback has finished."""
+
+    def __init__(self, streams: TransportStreams, server: str) -> None:
+        self._streams = streams
         self._server = server
         self._open = 0
-        self._left = MAX_QUESTIONS
+        self._left = MAX_REQUESTS
 
     def answered(self) -> None:
-        """An answer was found, or will not be; sending it counts by itself."""
+        """Count a finished callback; sending its response is counted separately."""
         self._open -= 1
 
     async def send(self, item: SessionMessage, /) -> None:
         if isinstance(item.message, JSONRPCRequest):
-            self._left = MAX_QUESTIONS
+            self._left = MAX_REQUESTS
         if not isinstance(item.message, JSONRPCResponse | JSONRPCError):
-            return await self._wire.write.send(item)
+            return await self._streams.write.send(item)
         self._open += 1
         try:
-            await self._wire.write.send(item)
+            await self._streams.write.send(item)
         finally:
             self._open -= 1
 
     async def receive(self) -> Any:
         while True:
-            item = await self._wire.read.receive()
+            item = await self._streams.read.receive()
             message = None if isinstance(item, Exception) else item.message
             if not isinstance(message, JSONRPCRequest):
                 return item
             self._left -= message.method != "ping"
-            if self._open >= MAX_OPEN_QUESTIONS:
-                await self._refuse(message, f"more than {MAX_OPEN_QUESTIONS} requests are open")
+            if self._open >= MAX_OPEN_REQUESTS:
+                reason = f"more than {MAX_OPEN_REQUESTS} requests are open"
             elif self._left < 0:
-                await self._refuse(message, f"more than {MAX_QUESTIONS} requests came for one of the client")
+                reason = f"more than {MAX_REQUESTS} requests came for one of the client"
             else:
                 self._open += 1
                 return item
-
-    async def _refuse(self, request: JSONRPCRequest, reason: str) -> None:
-        error = ErrorData(code=INVALID_REQUEST, message=f"refused: {reason}")
-        refusal = JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
-        with anyio.move_on_after(_PATIENCE) as waiting:
-            await self._wire.write.send(SessionMessage(refusal))
-        if waiting.cancelled_caught:
-            message = f"the MCP server {self._server} asks without reading the answers; the connection is closed"
-            self.failure = CallError(ErrorCode.PROTOCOL_ERROR, message)
-            raise anyio.EndOfStream
+            error = ErrorData(code=INVALID_REQUEST, message=f"rejected: {reason}")
+            with anyio.move_on_after(_PATIENCE) as waiting:
+                await self._streams.write.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=message.id, error=error)))
+            if waiting.cancelled_caught:
+                reason = f"the MCP server {self._server} asks without reading the answers; the connection is closed"
+                self.failure = CallError(ErrorCode.PROTOCOL_ERROR, reason)
+                raise anyio.EndOfStream
 
 
-def open_wire(server: MCPServer, max_message: int) -> AbstractAsyncContextManager[Wire]:
-    """Start the server or get in touch with it; leaving ends that.
-
-    Raises:
-        CallError: UNAVAILABLE, or PROTOCOL_ERROR. Streamable HTTP has nothing to open: its first request fails.
-    """
-    if isinstance(server, StdioServer):
-        return _stdio(server, max_message)
-    return _sse(server, max_message) if server.kind == "sse" else _streamable(server, max_message)
-
-
-def _wire(stream: MessageStream) -> Wire:
-    return Wire(stream, stream, lambda: stream.failure)
-
-
-@asynccontextmanager
-async def _stdio(server: StdioServer, max_message: int) -> AsyncGenerator[Wire]:
-    async with server_process(server, max_message) as process:
-        yield _wire(process)
-
-
-@asynccontextmanager
-async def _sse(server: HTTPServer, max_message: int) -> AsyncGenerator[Wire]:
-    async with sse_stream(server, max_message) as stream:
-        yield _wire(stream)
-
-
-@asynccontextmanager
-async def _streamable(server: HTTPServer, max_message: int) -> AsyncGenerator[Wire]:
-    async with (
-        HTTPClient(server, max_message) as client,
-        streamable_http_client(server.name, http_client=client, max_sse_event_size=max_message) as (read, write),
-    ):
-        yield Wire(read, write, lambda: None)
-
-
-logger = logging.getLogger("opwire.mcp")
-
-MAX_ROUNDS = 10
-"""How often a server may answer one call with questions."""
-
-MAX_LOGS = 100
-"""Log messages of a server that a coroutine callback has not finished with; those above are left out."""
-
-_DISCOVERY = 10.0  # seconds for a server to say whether it knows `server/discover`; some never answer
-_ASKING = frozenset({"tools/call", "prompts/get", "resources/read"})  # what may be answered with questions
-_LEVELS = {"debug": logging.DEBUG, "warning": logging.WARNING} | dict.fromkeys(
-    ("error", "critical", "alert", "emergency"), logging.ERROR
-)
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds, where a server has no question but wants to be asked again
-
-
-class SessionLostError(Exception):
-    """The server has forgotten the session; it has not looked at the request."""
-
-
-class Connection:
+class MCPConnection:
     """Opened once, closed once. `on_notification` is called in the order of arrival, and must not block."""
 
     def __init__(
@@ -179,29 +164,34 @@ class Connection:
         self._on_notification = on_notification
         self._discover = discover
         self._agreement: Agreement | None = None
-        self._over = asyncio.Event()  # the connection ended, or is to end
+        self._over = asyncio.Event()  # the connection has ended, or has to
         self._agreed = asyncio.Event()  # there is an agreement, or a failure
         self._tasks: set[asyncio.Task[Any]] = set()
         self._log = ServerLog(server.name)
-        self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks, which are tasks as well
+        self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks, which are in `_tasks` as well
         self._tokens = itertools.count(1)
-        self._watchers: dict[str, Callable[[dict[str, Any]], object]] = {}  # of progress, by token
-        self._headers: dict[str, dict[tuple[str, ...], str]] = {}  # which arguments of a tool are headers, too
-        self._subscriptions = Subscriptions(self._listen, self._on_notification)
+        self._progress: dict[str, Callable[[dict[str, Any]], object]] = {}  # callbacks, by token
+        self._headers: dict[str, dict[tuple[str, ...], str]] = {}  # arguments that are sent as headers, by tool
+        self._listening = ListenStreams(
+            lambda params, id: self._send("subscriptions/listen", params, id), self._on_notification
+        )
         self._watches: dict[str, asyncio.Task[None]] = {}  # of resources, by URI
-        self._wire_failure: Callable[[], CallError | None] = lambda: None
-        self.failure: CallError | None = None  # why it is over
+        self._streams_failure: Callable[[], CallError | None] = lambda: None
+        self.lost = False
+        """Whether nothing can be sent any more."""
+        self.failure: CallError | None = None
+        """The reason of the end."""
         self.died_in_handshake = False
 
-    # --- its life -----------------------------------------------------------------------------------------------------
+    # --- life cycle ---------------------------------------------------------------------------------------------------
 
     async def open(self, timeout: float) -> None:
         """Connect and agree on a revision.
 
         Raises:
-            CallError: UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR. Nothing is left behind then.
+            CallError: UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR. All resources are released then.
         """
-        self._owner = asyncio.create_task(self._live(timeout), name=f"opwire.mcp {self._server.name}")
+        self._owner = asyncio.create_task(self._run(timeout), name=f"opwire.mcp {self._server.name}")
         try:
             async with asyncio.timeout(timeout):
                 await self._agreed.wait()
@@ -216,82 +206,94 @@ class Connection:
             raise self._reason()
 
     @property
-    def info(self) -> ServerInfo:
-        """What the server said of itself, once it is open."""
+    def info(self) -> MCPServerInfo:
+        """The server's self-description, once the connection is open."""
         return cast("Agreement", self._agreement).info
 
-    @property
-    def lost(self) -> bool:
-        """Whether nothing can be sent any more."""
-        return self._over.is_set()
-
     async def close(self) -> None:
-        """Settle what is pending, and wait until nothing is left."""
+        """Fail pending requests, and wait until all resources are released."""
         self._end()
         await asyncio.wait((self._owner,))
 
     def _end(self) -> None:
+        self.lost = True
         self._over.set()
         self._agreed.set()
 
-    async def _live(self, timeout: float) -> None:
+    async def _run(self, timeout: float) -> None:
         try:
-            async with open_wire(self._server, self._max_message) as wire:
-                self._questions = Questions(wire, self._server.name)
-                self._wire_failure = lambda: wire.failure() or self._questions.failure
-                streams: Any = self._questions
-                self._dispatcher = JSONRPCDispatcher(streams, streams)
-                await self._speak(min(_DISCOVERY, timeout / 2))
+            async with open_streams(self._server, self._max_message) as streams:
+                requests: Any = ServerRequests(streams, self._server.name)
+                self._streams_failure = lambda: streams.failure() or requests.failure
+                self._dispatcher = JSONRPCDispatcher(requests, requests)
+                async with anyio.create_task_group() as group:
+                    await group.start(self._receive, requests)
+                    group.start_soon(self._handshake, min(_DISCOVERY, timeout / 2))
+                    await self._over.wait()
+                    group.cancel_scope.cancel()
+                for task in self._tasks:  # those that wait for a callback, not for the server
+                    task.cancel()
         except CallError as error:
             self.failure = self.failure or error
-        except Exception as error:  # of a transport of the SDK
+        except Exception as error:  # from a transport of the SDK
             logger.exception("the connection to the MCP server %s broke", self._server.name)
             self.failure = self.failure or self._reason()
             self.failure.__cause__ = error
         finally:
             self._end()
 
-    async def _speak(self, patience: float) -> None:
-        async with anyio.create_task_group() as group:
-            await group.start(self._serve)
-            group.start_soon(self._greet, patience)
-            await self._over.wait()
-            group.cancel_scope.cancel()
-        for task in self._tasks:  # those that do not wait for the server, but for a callback
-            task.cancel()
+    async def _receive(
+        self, requests: ServerRequests, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        async def on_request(context: DispatchContext[Any], method: str, params: Any) -> dict[str, Any]:
+            try:
+                return await self._callbacks.answer(method, params)
+            finally:
+                requests.answered()
 
-    async def _greet(self, patience: float) -> None:
-        peer = self._dispatcher
-        try:
-            self._agreement = await negotiate(peer, self._callbacks, discover=self._discover, patience=patience)
-        except (MCPError, CallError) as error:
-            self.died_in_handshake = self._wire_failure() is not None
-            mapped = self._mapped(error, "the handshake")
-            self.failure = self.failure or (mapped if isinstance(mapped, CallError) else self._reason())
-            self._end()
-        else:
-            self._agreed.set()
-            wanted = changes_of(self._agreement.info.capabilities)
-            if self._agreement.modern and wanted:
-                self._spawn(self._follow_changes(wanted))
+        async def ignore(context: DispatchContext[Any], method: str, params: Any) -> None:
+            """Ignore notifications: `_on_notify` has handled them, in their order."""
 
-    async def _serve(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         try:
-            await self._dispatcher.run(self._on_request, _ignore, self._on_notify, task_status=task_status)
-        finally:  # whatever became of it, nobody reads any more; to stop the server may still take a while
+            await self._dispatcher.run(on_request, ignore, self._on_notify, task_status=task_status)
+        finally:  # nothing is received any more; stopping the server may still take a while
             self.failure = self.failure or self._reason()
             self._end()
 
+    async def _handshake(self, patience: float) -> None:
+        try:
+            agreement = await negotiate(self._dispatcher, self._callbacks, discover=self._discover, patience=patience)
+        except (MCPError, CallError) as error:
+            self.died_in_handshake = self._streams_failure() is not None
+            mapped = error if isinstance(error, CallError) else self._mapped(error, "the handshake")
+            self.failure = self.failure or (mapped if isinstance(mapped, CallError) else self._reason())
+            self._end()
+            return
+        self._agreement = agreement
+        self._agreed.set()
+        wanted = announced_changes(agreement.info.capabilities)
+        if not (agreement.modern and wanted):
+            return
+
+        async def follow_changes() -> None:
+            try:
+                await self._listening.run(wanted, lambda: None)
+            except CallError as error:
+                if not self.lost:
+                    logger.warning("changes of the MCP server %s are not reported: %s", self._server.name, error)
+
+        self._spawn(follow_changes())
+
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        def done(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # retrieved here, because an abandoned task has no other reader
+
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(done)
         return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever waited has seen it; of one that nobody waits for any more, nobody wants to know
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -302,24 +304,24 @@ class Connection:
         deadline: float | None,
         on_progress: Callable[[dict[str, Any]], object] | None,
     ) -> dict[str, Any]:
-        """The raw result. A caller who gives up leaves at once, and the server is told.
+        """Return the raw result. A cancelled caller returns at once, and the server is notified.
 
         Raises:
-            CallError: what the server said, or TIMEOUT, or why the connection is over.
+            CallError: the server's error, TIMEOUT, or the reason of the connection's end.
             SessionLostError: a new connection is needed.
         """
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline had passed before {method} was sent")
-        token = next(self._tokens)
+        token = str(next(self._tokens))
         if on_progress is not None:
-            self._watchers[str(token)] = on_progress
-            params = {**params, "_meta": {**(params.get("_meta") or {}), "progressToken": token}}
+            self._progress[token] = on_progress
+            params = {**params, "_meta": {**(params.get("_meta") or {}), "progressToken": int(token)}}
         task = self._spawn(self._exchange(method, params))
         try:
             await asyncio.wait((task,), timeout=left)
         finally:
-            self._watchers.pop(str(token), None)
+            self._progress.pop(token, None)
             late = not task.done() and task.cancel()
         if late:
             message = f"the MCP server {self._server.name} did not answer {method} before the deadline"
@@ -329,46 +331,42 @@ class Connection:
         return task.result()
 
     async def _exchange(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """One request, and as many more as it takes to answer the questions that come back."""
+        """Send a request, and repeat it with the input that the server requests."""
         result = await self._send(method, params)
-        said = f"the MCP server {self._server.name} answered {method} with questions"
-        pause = _FIRST_PAUSE
-        for _ in range(MAX_ROUNDS):
-            if method not in _ASKING or result.get("resultType") != "input_required":
+        for attempt in range(1, MAX_ROUNDS + 1):
+            if method not in _INPUT_METHODS or result.get("resultType") != "input_required":
                 return result
             more: dict[str, Any] = {}
             if result.get("inputRequests"):
-                more["inputResponses"] = await self._callbacks.answer_all(result["inputRequests"], said)
+                prefix = f"the MCP server {self._server.name} answered {method} with questions"
+                more["inputResponses"] = await self._callbacks.answer_all(result["inputRequests"], prefix)
             else:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
             if "requestState" in result:
                 more["requestState"] = result["requestState"]
             result = await self._send(method, {**params, **more})
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"{said} {MAX_ROUNDS} times")
+        message = f"the MCP server {self._server.name} answered {method} with questions {MAX_ROUNDS} times"
+        raise CallError(ErrorCode.PROTOCOL_ERROR, message)
 
-    async def _send(self, method: str, params: dict[str, Any], name: str | None = None) -> dict[str, Any]:
-        """One request on the wire."""
+    async def _send(self, method: str, params: dict[str, Any], id: str | None = None) -> dict[str, Any]:
         if self._agreement is None or self.lost:
             raise self._reason()
         headers: Mapping[str, str] = {}
         if method == "tools/call" and self._headers:
             headers = mcp_param_headers(self._headers.get(params.get("name", ""), {}), params.get("arguments") or {})
-        stamped, options = self._agreement.stamp(method, params, headers)
-        if name is not None:
-            options["request_id"] = name
+        prepared, options = self._agreement.prepare(method, params, headers)
+        if id is not None:
+            options["request_id"] = id
         try:
-            msgspec.json.encode(stamped)  # over HTTP, what cannot be encoded would cost the connection
-            return await self._dispatcher.send_raw_request(method, stamped, options)
+            msgspec.json.encode(prepared)  # over HTTP, an encoding error would end the connection
+            return await self._dispatcher.send_raw_request(method, prepared, options)
         except MCPError as error:
             raise self._mapped(error, method) from error
         except (TypeError, ValueError, RecursionError) as error:
-            message = f"what is sent to the MCP server {self._server.name} has no JSON form: {error}"
+            message = f"the input for the MCP server {self._server.name} has no JSON form: {error}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
 
-    def _mapped(self, error: MCPError | CallError, method: str) -> Exception:
-        if isinstance(error, CallError):
-            return error
+    def _mapped(self, error: MCPError, method: str) -> CallError | SessionLostError:
         if error.code == CONNECTION_CLOSED and (self.lost or error.message == "Connection closed"):
             self._end()  # the dispatcher fails requests before `run` returns, and the next call must not be sent here
             return self._reason()
@@ -378,45 +376,39 @@ class Connection:
         return call_error(error, self._server.name, method)
 
     def _reason(self) -> CallError:
-        """Why it is over: for each who asks an error of his own, since it will carry his traceback."""
-        known = self.failure or self._wire_failure()
+        """Return the reason of the end: a copy for each caller, since it will carry the caller's traceback."""
+        known = self.failure or self._streams_failure()
         if known is not None:
             return copy(known)
         return CallError(ErrorCode.UNAVAILABLE, f"the connection to the MCP server {self._server.name} is closed")
 
     def remember_tools(self, tools: Iterable[Any]) -> dict[str, str]:
-        """Which arguments travel as headers too, from 2026-07-28 on; returns tools whose headers are not allowed."""
+        """Store which arguments are sent as headers too, from 2026-07-28 on; return tools with invalid headers."""
         self._headers = {}
-        refused: dict[str, str] = {}
-        for tool in map(object_of, tools if self._agreement is not None and self._agreement.modern else ()):
-            name, schema = text_of(tool.get("name")), tool.get("inputSchema")
+        invalid: dict[str, str] = {}
+        for tool in map(as_dict, tools if self._agreement is not None and self._agreement.modern else ()):
+            name, schema = as_text(tool.get("name")), tool.get("inputSchema")
             reason = find_invalid_x_mcp_header(schema)
             if reason is None:
                 self._headers[name] = x_mcp_header_map(schema)
             else:
-                refused[name] = reason
-        return refused
+                invalid[name] = reason
+        return invalid
 
-    # --- what the server says by itself -------------------------------------------------------------------------------
-
-    async def _on_request(self, context: DispatchContext[Any], method: str, params: Any) -> dict[str, Any]:
-        try:
-            return await self._callbacks.answer(method, params)
-        finally:
-            self._questions.answered()
+    # --- notifications ------------------------------------------------------------------------------------------------
 
     def _on_notify(self, method: str, params: Mapping[str, Any] | None) -> bool:
-        """Called in the order of arrival; True: nobody else has to see it."""
+        """Handle a notification, in the order of arrival; True: the dispatcher does not have to."""
         given = dict(params or {})
         match method:
             case "notifications/progress":
-                watcher = self._watchers.get(str(given.get("progressToken")))  # some give it back as a text
-                if watcher is not None:
-                    _guarded(watcher, given)
+                callback = self._progress.get(str(given.get("progressToken")))  # some servers return it as a string
+                if callback is not None:
+                    _guarded(callback, given)
             case "notifications/subscriptions/acknowledged":
-                self._subscriptions.acknowledge(given)
-            case "notifications/cancelled":  # of a request of the server's, the dispatcher has seen to it
-                self._subscriptions.end(given)
+                self._listening.acknowledge(given)
+            case "notifications/cancelled":  # the dispatcher handles cancelled requests of the server
+                self._listening.end(given)
             case "notifications/message":
                 self._on_log(given)
             case _:
@@ -430,7 +422,7 @@ class Connection:
             self._log.write(_LEVELS.get(str(params.get("level")), logging.INFO), text)
             return
         if len(self._logs) >= MAX_LOGS:
-            self._log.write(logging.WARNING, "a log message is left out: the log callback does not keep up")
+            self._log.write(logging.WARNING, "a log message is dropped: the log callback does not keep up")
             return
         written = _guarded(self._callbacks.log, params)
         if inspect.iscoroutine(written):
@@ -438,29 +430,17 @@ class Connection:
             self._logs.add(task)
             task.add_done_callback(self._logs.discard)
 
-    # --- changes ------------------------------------------------------------------------------------------------------
-
-    async def _listen(self, params: dict[str, Any], name: str) -> None:
-        await self._send("subscriptions/listen", params, name)
-
-    async def _follow_changes(self, wanted: dict[str, bool]) -> None:
-        try:
-            await self._subscriptions.run(wanted, lambda: None)
-        except CallError as error:
-            if not self.lost:
-                logger.warning("changes of what the MCP server %s offers go unnoticed: %s", self._server.name, error)
-
     async def watch(self, uri: str, deadline: float) -> None:
-        """Be told when a resource changes.
+        """Subscribe to updates of a resource.
 
         Raises:
-            CallError: the server does not do this, or takes too long.
+            CallError: the server does not support this, or takes too long.
         """
         if self._agreement is None or not self._agreement.modern:
             await self.request("resources/subscribe", {"uri": uri}, deadline, None)
             return
         opened = asyncio.Event()
-        task = self._watches[uri] = self._spawn(self._subscriptions.run({"resourceSubscriptions": [uri]}, opened.set))
+        task = self._watches[uri] = self._spawn(self._listening.run({"resourceSubscriptions": [uri]}, opened.set))
         task.add_done_callback(lambda _: opened.set())
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
@@ -469,25 +449,21 @@ class Connection:
             await self.unwatch(uri, deadline)
             if not isinstance(error, TimeoutError):
                 raise
-            message = f"the MCP server {self._server.name} did not say in time whether a resource can be watched"
+            message = f"the MCP server {self._server.name} did not acknowledge in time that a resource is watched"
             raise CallError(ErrorCode.TIMEOUT, message) from None
         if task.done():
             raise self._reason() if task.cancelled() else cast("BaseException", task.exception())
 
     async def unwatch(self, uri: str, deadline: float) -> None:
-        """Not any more."""
+        """Unsubscribe from updates of a resource."""
         if self._agreement is None or not self._agreement.modern:
             await self.request("resources/unsubscribe", {"uri": uri}, deadline, None)
         elif uri in self._watches:
             self._watches.pop(uri).cancel()
 
 
-async def _ignore(context: DispatchContext[Any], method: str, params: Any) -> None:
-    """Notifications have been seen in `_on_notify`, in their order."""
-
-
 def _guarded(callback: Callable[..., object], *arguments: Any) -> object:
-    """Call what a user gave; what it raises must not cost the connection."""
+    """Call a user's callback; log what it raises, which must not end the connection."""
     try:
         return callback(*arguments)
     except Exception:

@@ -1,17 +1,15 @@
-"""Which revision of the protocol is spoken, and what each request then carries.
+"""The handshake: agree on a protocol revision, and add to each request what that revision requires.
 
-As the SDK's own client does it: `server/discover` (2026-07-28) first, and the `initialize` handshake of 2024-11-05 to
-2025-11-25 with every server that does not know it.
+As in the SDK's own client, `server/discover` (2026-07-28) is tried first, and the `initialize` handshake of 2024-11-05
+to 2025-11-25 is the fallback for servers that do not know it.
 
-How a server of 2026-07-28 tells of changes: a request that stays open, `subscriptions/listen`.
-
-Earlier servers just send notifications. Here the same notifications come out, and a stream that broke is opened again.
+Servers of 2026-07-28 report changes in the stream of a long-running request, `subscriptions/listen`; earlier ones send
+notifications. `ListenStreams` reopens broken streams, and both ways end in the same notifications.
 """
 
 import asyncio
 import itertools
 import logging
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib import metadata
@@ -43,15 +41,27 @@ from mcp_types.version import (
 )
 from msgspec import Struct
 
-from opwire.adapters.mcp.report import http_failure, list_of, object_of, text_of
+from opwire.adapters.mcp.errors import http_failure
 from opwire.adapters.mcp.servers import Callbacks
+from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
+from opwire.typed.plain import as_dict, as_list
+
+logger = logging.getLogger("opwire.mcp")
 
 _CLIENT = {"name": "opwire", "version": metadata.version("opwire")}
+_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until an ended stream is reopened
+_LISTS = ("tools", "prompts", "resources")
+_ids = itertools.count(1)  # per process: the SDK's transport requires that ids are never reused
 
 
-class ServerInfo(Struct, frozen=True):
-    """What a server says of itself."""
+def as_text(value: Any) -> str:
+    """Return a value that is a string, and an empty one for anything else."""
+    return value if isinstance(value, str) else ""
+
+
+class MCPServerInfo(Struct, frozen=True):
+    """The self-description of a server. Missing or invalid names and instructions are empty."""
 
     name: str
     version: str
@@ -59,75 +69,89 @@ class ServerInfo(Struct, frozen=True):
     capabilities: dict[str, Any]
     instructions: str
 
+    @classmethod
+    def parse(cls, found: Mapping[str, Any], implementation: Any, protocol: str) -> "MCPServerInfo":
+        """Parse the result of a handshake."""
+        named = as_dict(implementation)
+        return cls(
+            name=as_text(named.get("name")),
+            version=as_text(named.get("version")),
+            protocol=protocol,
+            capabilities=as_dict(found.get("capabilities")),
+            instructions=as_text(found.get("instructions")),
+        )
+
 
 class Agreement(Struct, frozen=True):
-    """What was agreed on."""
+    """The outcome of a handshake. `modern`: sessions do not exist, and every request carries `meta`."""
 
-    info: ServerInfo
-    meta: dict[str, Any]  # what every request carries from 2026-07-28 on
+    info: MCPServerInfo
+    meta: dict[str, Any] = {}
+    modern: bool = False
 
-    @property
-    def modern(self) -> bool:
-        """Whether there are no sessions: every request says all there is to know."""
-        return self.info.protocol in MODERN_PROTOCOL_VERSIONS
-
-    def stamp(
+    def prepare(
         self, method: str, params: dict[str, Any], headers: Mapping[str, str]
     ) -> tuple[dict[str, Any], CallOptions]:
-        """Params and options of one request."""
-        stamped = {MCP_PROTOCOL_VERSION_HEADER: self.info.protocol}
+        """Return the params and options of one request."""
+        http_headers = {MCP_PROTOCOL_VERSION_HEADER: self.info.protocol}
         if not self.modern:
-            return params, {"headers": stamped}
-        stamped[MCP_METHOD_HEADER] = method
+            return params, {"headers": http_headers}
+        http_headers[MCP_METHOD_HEADER] = method
         name = params.get(NAME_BEARING_METHODS.get(method, ""))
         if isinstance(name, str):
-            stamped[MCP_NAME_HEADER] = encode_header_value(name)
-        return {**params, "_meta": {**(params.get("_meta") or {}), **self.meta}}, {"headers": stamped | dict(headers)}
+            http_headers[MCP_NAME_HEADER] = encode_header_value(name)
+        http_headers |= headers
+        return {**params, "_meta": {**(params.get("_meta") or {}), **self.meta}}, {"headers": http_headers}
 
 
 async def negotiate(peer: Outbound, callbacks: Callbacks, *, discover: bool, patience: float) -> Agreement:
-    """Agree with a server; `patience` is how long it may take to say whether it knows `server/discover`.
+    """Agree on a revision; `patience` is the timeout of `server/discover` in seconds.
 
     Raises:
-        MCPError: the server refused, or is gone.
-        CallError: PROTOCOL_ERROR, there is no revision that both speak, or what it says is nonsense.
+        MCPError: the server rejected the handshake, or is gone.
+        CallError: PROTOCOL_ERROR, without a common revision, or for an invalid response.
     """
     if not discover:
         return await _initialize(peer, callbacks)
     try:
         return await _discover(peer, callbacks, LATEST_MODERN_VERSION, patience) or await _initialize(peer, callbacks)
     except MCPError as refusal:
-        # That code is known only to modern servers. It comes as an answer to `initialize`, too, if the server took so
-        # long to start that we gave up waiting for its answer to the discovery.
-        version = _offered(refusal)
-        if version is None:
+        # Only modern servers use this code. It also answers `initialize`, if the server started so slowly that the
+        # discovery timed out.
+        supported = as_list(as_dict(refusal.data).get("supported"))
+        version = next((each for each in reversed(MODERN_PROTOCOL_VERSIONS) if each in supported), None)
+        if refusal.code != UNSUPPORTED_PROTOCOL_VERSION or version is None:
             raise
     agreement = await _discover(peer, callbacks, version, patience)
     if agreement is None:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, "the MCP server names a revision, and then does not speak it")
+        raise CallError(ErrorCode.PROTOCOL_ERROR, "the MCP server offers a revision and then rejects it")
     return agreement
 
 
 async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience: float) -> Agreement | None:
-    """None: the server is older than that."""
-    meta = _meta(callbacks, version)
+    """Return None if the server is older than `server/discover`."""
     options: CallOptions = {
         "timeout": patience,
         "cancel_on_abandon": False,
         "headers": {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: "server/discover"},
     }
     try:
-        found = await peer.send_raw_request("server/discover", {"_meta": meta}, options)
+        found = await peer.send_raw_request("server/discover", {"_meta": _request_meta(callbacks, version)}, options)
     except MCPError as refusal:
-        if _says_nothing(refusal) or (refusal.code == UNSUPPORTED_PROTOCOL_VERSION and not _speaks_handshake(refusal)):
+        http = http_failure(refusal)
+        if http is not None and (http.status in (0, 401, 403, 407, 408, 429) or http.status >= 500):
+            raise  # unreachable or not authorized, which is unrelated to the server's age
+        versions = as_list(as_dict(refusal.data).get("supported"))
+        is_modern = refusal.code == UNSUPPORTED_PROTOCOL_VERSION and versions
+        if is_modern and not any(each in HANDSHAKE_PROTOCOL_VERSIONS for each in versions):
             raise
         return None
-    supported = list_of(found.get("supportedVersions"))
+    supported = as_list(found.get("supportedVersions"))
     mutual = [each for each in MODERN_PROTOCOL_VERSIONS if each in supported]
     if not mutual:
         return None
-    server = object_of(found.get("_meta")).get(SERVER_INFO_META_KEY)
-    return Agreement(_info(found, server, mutual[-1]), _meta(callbacks, mutual[-1]))
+    server = as_dict(found.get("_meta")).get(SERVER_INFO_META_KEY)
+    return Agreement(MCPServerInfo.parse(found, server, mutual[-1]), _request_meta(callbacks, mutual[-1]), modern=True)
 
 
 async def _initialize(peer: Outbound, callbacks: Callbacks) -> Agreement:
@@ -142,12 +166,11 @@ async def _initialize(peer: Outbound, callbacks: Callbacks) -> Agreement:
         known = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
         message = f"the MCP server speaks revision {str(version)[:50]!r} of the protocol; known are {known}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
-    agreement = Agreement(_info(found, found.get("serverInfo"), version), {})
     await peer.notify("notifications/initialized", None, {"headers": {MCP_PROTOCOL_VERSION_HEADER: version}})
-    return agreement
+    return Agreement(MCPServerInfo.parse(found, found.get("serverInfo"), version))
 
 
-def _meta(callbacks: Callbacks, version: str) -> dict[str, Any]:
+def _request_meta(callbacks: Callbacks, version: str) -> dict[str, Any]:
     meta: dict[str, Any] = {
         PROTOCOL_VERSION_META_KEY: version,
         CLIENT_INFO_META_KEY: _CLIENT,
@@ -156,57 +179,14 @@ def _meta(callbacks: Callbacks, version: str) -> dict[str, Any]:
     return meta if callbacks.log is None else {**meta, LOG_LEVEL_META_KEY: "info"}
 
 
-def _info(found: Mapping[str, Any], server: Any, version: str) -> ServerInfo:
-    """Names and instructions are for people: what is missing or of a wrong type is empty."""
-    named = object_of(server)
-    return ServerInfo(
-        name=text_of(named.get("name")),
-        version=text_of(named.get("version")),
-        protocol=version,
-        capabilities=dict(object_of(found.get("capabilities"))),
-        instructions=text_of(found.get("instructions")),
-    )
+def announced_changes(capabilities: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the filter of `subscriptions/listen` for the list changes that a server announces."""
+    lists = {kind: as_dict(capabilities.get(kind)) for kind in _LISTS}
+    return {f"{kind}ListChanged": True for kind, settings in lists.items() if settings.get("listChanged") is True}
 
 
-def _says_nothing(refusal: MCPError) -> bool:
-    """Whether an error says nothing about the server's age: it is out of reach, or does not let us in."""
-    http = http_failure(refusal)
-    return http is not None and (http.status in (0, 401, 403, 407, 408, 429) or http.status >= 500)
-
-
-def _versions(refusal: MCPError) -> list[Any]:
-    return list_of(object_of(refusal.data).get("supported"))
-
-
-def _speaks_handshake(refusal: MCPError) -> bool:
-    versions = _versions(refusal)
-    return not versions or any(version in HANDSHAKE_PROTOCOL_VERSIONS for version in versions)
-
-
-def _offered(refusal: MCPError) -> str | None:
-    """The newest modern revision that a server names in its refusal."""
-    if refusal.code != UNSUPPORTED_PROTOCOL_VERSION:
-        return None
-    versions = _versions(refusal)
-    return next((version for version in reversed(MODERN_PROTOCOL_VERSIONS) if version in versions), None)
-
-
-logger = logging.getLogger("opwire.mcp")
-
-_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until a stream that ended is opened again; doubled each time
-_LISTS = ("tools", "prompts", "resources")
-_ids = itertools.count(1)  # of the process: the SDK's transport asks that an id is not used twice
-
-
-def changes_of(capabilities: Mapping[str, Any]) -> dict[str, bool]:
-    """The changes that a server says it tells of."""
-    return {
-        f"{kind}ListChanged": True for kind in _LISTS if object_of(capabilities.get(kind)).get("listChanged") is True
-    }
-
-
-class Subscriptions:
-    """`listen` makes the request, under an id, and returns when the stream has ended."""
+class ListenStreams:
+    """The open `subscriptions/listen` requests. `listen` sends one under an id, and returns when it ends."""
 
     def __init__(
         self,
@@ -219,37 +199,34 @@ class Subscriptions:
         self._streams: dict[str, asyncio.Task[object]] = {}
 
     async def run(self, wanted: Mapping[str, Any], opened: Callable[[], object]) -> None:
-        """Listen until cancelled; `opened` is called when the server has agreed for the first time.
+        """Listen until cancelled; call `opened` when the server has acknowledged the first stream.
 
         Raises:
-            CallError: the server does not do this, or the connection is gone.
+            CallError: the server does not support this, or the connection is lost.
         """
-        pause = _PAUSE
+        attempt = 0
         while True:
+            attempt += 1
             name = f"listen-{next(_ids)}"
             self._unacknowledged[name] = opened
-            await self._stream(wanted, name)
+            # A task of its own, so that a cancelled stream is distinguished from a cancelled caller.
+            stream = self._streams[name] = asyncio.ensure_future(self._listen({"notifications": dict(wanted)}, name))
+            try:
+                await asyncio.wait((stream,))
+            finally:
+                del self._streams[name]
+                stream.cancel()
+            error = None if stream.cancelled() else stream.exception()
+            if isinstance(error, CallError) and error.code is ErrorCode.UNAVAILABLE and error.retryable:
+                logger.debug("a subscription broke: %s", error)
+            elif error is not None:
+                raise error
             if self._unacknowledged.pop(name, None) is None:  # it was open
-                pause = _PAUSE
-                opened = partial(self._tell_all, wanted)  # what changes until the next one is open is not told
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            pause = min(pause * 2, _LONGEST_PAUSE)
+                attempt = 1
+                opened = partial(self._notify_all, wanted)  # changes before the next stream is open are not reported
+            await asyncio.sleep(back_off(attempt, first=_PAUSE, longest=_LONGEST_PAUSE))
 
-    async def _stream(self, wanted: Mapping[str, Any], name: str) -> None:
-        """One stream. It is a task of its own, so that its end is told from ours."""
-        stream = self._streams[name] = asyncio.ensure_future(self._listen({"notifications": dict(wanted)}, name))
-        try:
-            await asyncio.wait((stream,))
-        finally:
-            del self._streams[name]
-            stream.cancel()
-        error = None if stream.cancelled() else stream.exception()
-        if isinstance(error, CallError) and error.code is ErrorCode.UNAVAILABLE and error.retryable:
-            logger.debug("a subscription broke: %s", error)
-        elif error is not None:
-            raise error
-
-    def _tell_all(self, wanted: Mapping[str, Any]) -> None:
+    def _notify_all(self, wanted: Mapping[str, Any]) -> None:
         for kind in _LISTS:
             if wanted.get(f"{kind}ListChanged"):
                 self._notify(f"notifications/{kind}/list_changed", {})
@@ -257,13 +234,13 @@ class Subscriptions:
             self._notify("notifications/resources/updated", {"uri": uri})
 
     def acknowledge(self, params: Mapping[str, Any]) -> None:
-        """The server has agreed to a subscription."""
-        opened = self._unacknowledged.pop(text_of(object_of(params.get("_meta")).get(SUBSCRIPTION_ID_META_KEY)), None)
+        """Handle `notifications/subscriptions/acknowledged`."""
+        opened = self._unacknowledged.pop(as_text(as_dict(params.get("_meta")).get(SUBSCRIPTION_ID_META_KEY)), None)
         if opened is not None:
             opened()
 
     def end(self, params: Mapping[str, Any]) -> None:
-        """The server has ended a subscription by cancelling our request."""
-        stream = self._streams.get(text_of(params.get("requestId")))
+        """Handle `notifications/cancelled`: the server has ended a stream."""
+        stream = self._streams.get(as_text(params.get("requestId")))
         if stream is not None:
             stream.cancel()

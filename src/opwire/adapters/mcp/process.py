@@ -1,16 +1,13 @@
-"""A server's process: started in a process group of its own, read line by line, stopped with its children.
+"""The stdio transport: JSON-RPC messages as lines, and the server's process with its process group.
 
-The SDK's `stdio_client` has no limit for a line, does not notice that a server died while a child of it still holds
-the pipe, and leaves such a child behind. This one does the same work on asyncio's own subprocess protocol.
+The SDK parses messages strictly. A call with an invalid response would then wait forever, so an invalid response
+becomes an error for its caller, and ends the connection if its caller is unknown. Other output of a server is ignored.
 
-JSON-RPC messages of MCP as bytes, and the shape of what carries them. No I/O.
+The size in bytes bounds the cost of a message only if it has few values: 16 MB of `[],` took 15 s and 1.2 GB to parse.
+So the values are bounded too, and counted before anything is decoded.
 
-The SDK reads a message strictly, or not at all. A call whose answer cannot be read would then wait for ever, so an
-answer that is broken inside becomes an error for its caller, and one whose caller cannot be known ends the connection.
-Anything else that a server writes is not a message.
-
-Bytes bound what a message costs only if its values are few: 16 MB of `[],` took 15 s and 1.2 GB to parse. So the values
-are bounded too, and counted before anything is built.
+The SDK's `stdio_client` does not limit the length of a line, does not notice that a server died while a child process
+still holds the pipe, and leaves such a child behind. `ServerProcess` uses asyncio's own subprocess protocol instead.
 """
 
 import asyncio
@@ -34,27 +31,25 @@ from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCRequest, jsonrpc_message_adapter
 from msgspec import Struct
 
-from opwire.adapters.mcp.report import MAX_SHOWN, ServerLog, too_large
+from opwire.adapters.mcp.errors import MAX_SHOWN, ServerLog, too_large
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.errors import CallError, ErrorCode
 from opwire.typed.plain import replace_surrogates
 
 logger = logging.getLogger("opwire.mcp")
 
-# A whole pair, or (in the group) half of one, or any other escape: a backslash that is escaped begins nothing.
+# A surrogate pair, or (in the group) a lone surrogate, or any other escape: an escaped backslash starts nothing.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
-
-
 MAX_ID = 200
-"""Characters of a request id: longer ones are not ours, and every log line would repeat them."""
+"""Characters of a request id: longer ones are not the client's, and every log line would repeat them."""
 
 _decoder = msgspec.json.Decoder()
 
 
 class _Head(Struct):
-    """What a message is about, read without building the rest of it."""
+    """The id and method of a message, decoded without the rest of it."""
 
     id: int | str | None = None
     method: str | None = None
@@ -64,28 +59,28 @@ _head_decoder = msgspec.json.Decoder(_Head)
 
 
 def max_values(max_message: int) -> int:
-    """Return how many JSON values a message may hold: 262,144 for 16 MiB, which take about 100 ms to parse."""
+    """Return the limit of JSON values in a message: 262,144 for 16 MiB, which take about 100 ms to parse."""
     return max(max_message // 64, 1000)
 
 
 def has_few_values(raw: bytes, limit: int) -> bool:
-    """Return whether JSON holds at most so many values: each needs a comma or a bracket outside of texts."""
-    if len(raw) <= limit or _separators(raw) <= limit:
+    """Return whether JSON has at most `limit` values: each needs a comma or a bracket outside of strings."""
+
+    def separators(json: bytes) -> int:
+        return json.count(b",") + json.count(b"[") + json.count(b"{")
+
+    if len(raw) <= limit or separators(raw) <= limit:
         return True
-    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote that is left begins or ends a text
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # every remaining quote starts or ends a string
     if plain.count(b'"') > 2 * limit:
         return False
-    return _separators(b"".join(plain.split(b'"')[::2])) <= limit
-
-
-def _separators(raw: bytes) -> int:
-    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    return separators(b"".join(plain.split(b'"')[::2])) <= limit
 
 
 class MessageStream:
-    """Both streams of the SDK's dispatcher in one. The code that opened it closes it: `aclose` is a no-op.
+    """Both streams of the SDK's dispatcher in one; `failure` is the reason of its end.
 
-    `failure` says why it ended, once it has.
+    The code that opened it closes it: `aclose` is a no-op.
     """
 
     failure: CallError | None = None
@@ -94,15 +89,15 @@ class MessageStream:
         """Send one message.
 
         Raises:
-            BrokenResourceError: it has ended. The dispatcher expects this one.
+            BrokenResourceError: the stream has ended. The dispatcher expects this exception.
         """
         raise NotImplementedError
 
     async def receive(self) -> SessionMessage:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            EndOfStream: it has ended.
+            EndOfStream: the stream has ended.
         """
         raise NotImplementedError
 
@@ -116,7 +111,7 @@ class MessageStream:
             raise StopAsyncIteration from None
 
     async def aclose(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,47 +121,47 @@ class MessageStream:
 
 
 def write_message(message: JSONRPCMessage) -> bytes:
-    """One line, without its end. NaN and infinities become null."""
+    """Encode a message as one line, without its end. NaN and infinities become null."""
     return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
 
 
-def mended(raw: bytes) -> bytes:
-    """JSON in which halves of surrogate pairs are U+FFFD: JavaScript writes them, where it cuts a text, as escapes."""
+def repair_surrogates(raw: bytes) -> bytes:
+    """Replace escapes of lone surrogates by U+FFFD: JavaScript encodes them where it cuts a string."""
     if b"\\ud" not in raw and b"\\uD" not in raw:
         return raw
     return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], raw)
 
 
 def read_message(raw: bytes, limit: int) -> SessionMessage | None:
-    """Return the message of at most `limit` values, or None if this is not a message.
+    """Parse a message of at most `limit` values; return None if this is not a message.
 
     Raises:
-        CallError: PROTOCOL_ERROR, it should have been a message, but of an unknown request.
+        CallError: PROTOCOL_ERROR, an invalid response to an unknown request.
     """
     if not has_few_values(raw, limit):
         large = large_message(raw, limit)
         return SessionMessage(large) if large is not None and _has_usable_id(large) else None
     try:
-        # msgspec builds the values in a third of the time that the adapter's own parser takes.
+        # msgspec decodes the values in a third of the time of the adapter's own parser.
         message = jsonrpc_message_adapter.validate_python(_decoder.decode(raw), by_name=False)
     except (ValueError, RecursionError):
-        return _second_look(raw)
+        return _parse_leniently(raw)
     return SessionMessage(message) if _has_usable_id(message) else None
 
 
 def _has_usable_id(message: JSONRPCMessage) -> bool:
-    """Return whether an id is one that a peer may choose, not a number of thousands of digits."""
+    """Return whether the id is a plausible one, not a number of thousands of digits."""
     id = getattr(message, "id", None)
     return len(id) <= MAX_ID if isinstance(id, str) else id is None or abs(id) < 2**63
 
 
 def large_message(raw: bytes, limit: int) -> JSONRPCMessage | None:
-    """Return what stands for a message of too many values: an error for its caller, or a request to refuse.
+    """Return the replacement of a message of too many values: an error for its caller, or a request to reject.
 
     A notification is dropped.
 
     Raises:
-        CallError: PROTOCOL_ERROR, it is not JSON, or of an unknown request.
+        CallError: PROTOCOL_ERROR, invalid JSON, or a response to an unknown request.
     """
     try:
         head = _head_decoder.decode(raw)
@@ -182,8 +177,8 @@ def large_message(raw: bytes, limit: int) -> JSONRPCMessage | None:
     return JSONRPCRequest(jsonrpc="2.0", id=head.id, method=f"{head.method[:100]} with more than {limit:,} JSON values")
 
 
-def _second_look(raw: bytes) -> SessionMessage | None:
-    """Read what is left: a byte order mark, bytes that are not UTF-8, lone surrogates, broken answers, nonsense."""
+def _parse_leniently(raw: bytes) -> SessionMessage | None:
+    """Parse what strict parsing rejects: a byte order mark, invalid UTF-8, lone surrogates, invalid responses."""
     try:
         found = json.loads(raw.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError) as error:
@@ -196,7 +191,7 @@ def _second_look(raw: bytes) -> SessionMessage | None:
         return None
     message = cast("dict[str, Any]", found)
     id = message.get("id")
-    if isinstance(id, float) and id.is_integer():  # some languages have no other numbers
+    if isinstance(id, float) and id.is_integer():  # some languages only have floats
         id = message["id"] = int(id)
     try:
         plain = replace_surrogates(message)
@@ -207,25 +202,25 @@ def _second_look(raw: bytes) -> SessionMessage | None:
         return SessionMessage(read) if _has_usable_id(read) else None
     is_answer = "method" not in message and not message.keys().isdisjoint(("jsonrpc", "result", "error"))
     if is_answer and type(id) in (int, str):
-        broken = ErrorData(code=PARSE_ERROR, message="the answer is not a JSON-RPC response of MCP, or is too deep")
-        answer = JSONRPCError(jsonrpc="2.0", id=replace_surrogates(id), error=broken)
+        invalid = ErrorData(code=PARSE_ERROR, message="the answer is not a JSON-RPC response of MCP, or is too deep")
+        answer = JSONRPCError(jsonrpc="2.0", id=replace_surrogates(id), error=invalid)
         return SessionMessage(answer) if _has_usable_id(answer) else None
     return None
 
 
-_READ_AHEAD = 256 * 1024  # bytes of whole lines that wait to be read: short lines take a multiple of that
-_SLICE = 0.01  # seconds of reading after which others get a turn: a server can always have one more line ready
-_LAST_WORDS = 0.2  # seconds between the end of the output and the end of the process, whichever comes first
+_READ_AHEAD = 256 * 1024  # buffered bytes of whole lines: short lines take a multiple of that in memory
+_SLICE = 0.01  # seconds of reading until other tasks run: a server can always have one more line ready
+_EXIT_GRACE = 0.2  # seconds between the end of the output and the exit of the process, in either order
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-_POLL = 0.02  # seconds between two looks at a process group, whose end is not announced
+_POLL = 0.02  # seconds between two checks of a process group: its end is not signalled
 
 
 @asynccontextmanager
 async def server_process(server: StdioServer, max_message: int) -> AsyncGenerator["ServerProcess"]:
-    """Start the server; leaving stops it and its children.
+    """Start the server; stop it and its children on exit.
 
     Raises:
-        CallError: UNAVAILABLE, it cannot be started.
+        CallError: UNAVAILABLE, the program cannot be started.
     """
     loop = asyncio.get_running_loop()
     environment = get_default_environment() | (server.env or {})
@@ -250,63 +245,62 @@ async def server_process(server: StdioServer, max_message: int) -> AsyncGenerato
 
 
 class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
-    """A process whose output is messages."""
+    """A server process; each line of its output is a message."""
 
     def __init__(self, server: StdioServer, max_message: int) -> None:
         self._server = server
         self._max_message = max_message
         self._max_values = max_values(max_message)
         self._log = ServerLog(server.name)
-        self._turn_ends = 0.0
+        self._slice_ends = 0.0
         self._lines: deque[bytes] = deque()
-        self._waiting = 0  # bytes in them
-        self._rest = bytearray()  # the beginning of a line
-        self._words = b""  # the beginning of a line of stderr
-        self._news = asyncio.Event()
+        self._buffered = 0  # bytes in `_lines`
+        self._partial = bytearray()  # the start of a line
+        self._partial_stderr = b""
+        self._received = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
         self._exited = asyncio.Event()
         self._over = asyncio.Event()
         self._output_ended = False
-        self._nonsense = 0
+        self._warned = False
 
-    # --- what asyncio tells -------------------------------------------------------------------------------------------
+    # --- callbacks of asyncio -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)
-        # If nobody stops the process in order, because the loop was closed under us, it ends with the interpreter.
+        self._stdin = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
+        self._stdout = cast("asyncio.ReadTransport", self._transport.get_pipe_transport(1))
+        # If the process is never stopped, because the loop was closed early, it is killed at interpreter exit.
         self._orphaned = weakref.finalize(self, _signal_group, self._transport.get_pid(), _KILL)
 
     def pipe_data_received(self, fd: int, data: Any) -> None:
         if fd == 2:
-            *lines, rest = (self._words + data).split(b"\n")
-            self._words = rest[:MAX_SHOWN]
+            *lines, rest = (self._partial_stderr + data).split(b"\n")
+            self._partial_stderr = rest[:MAX_SHOWN]
             for line in lines:
-                self._log_words(line)
-        else:
-            self._split(data)
-
-    def _split(self, data: bytes) -> None:
+                self._log_stderr(line)
+            return
         if self.failure is not None:  # the connection is over
             return
-        begun = len(self._rest)
-        self._rest += data
-        end = self._rest.rfind(b"\n", begun)  # what was there before has no end: it was looked through already
+        scanned = len(self._partial)
+        self._partial += data
+        end = self._partial.rfind(b"\n", scanned)  # the part before was scanned already
         if end >= 0:
-            lines = bytes(self._rest[:end]).split(b"\n")
-            del self._rest[: end + 1]
+            lines = bytes(self._partial[:end]).split(b"\n")
+            del self._partial[: end + 1]
             self._lines.extend(lines)
-            self._waiting += end + 1
-            self._news.set()
-            if self._waiting > _READ_AHEAD:
-                self._output.pause_reading()
+            self._buffered += end + 1
+            self._received.set()
+            if self._buffered > _READ_AHEAD:
+                self._stdout.pause_reading()
             longest = max(map(len, lines))
         else:
-            longest = len(self._rest)
+            longest = len(self._partial)
         if longest > self._max_message:
             self._lines.clear()
-            self._rest.clear()
-            self.fail(CallError(ErrorCode.PAYLOAD_TOO_LARGE, self._sentence(f"sent {longest} bytes in one message")))
+            self._partial.clear()
+            self.fail(ErrorCode.PAYLOAD_TOO_LARGE, f"sent {longest} bytes in one message")
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -316,8 +310,8 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 2:
-            if self._words:
-                self._log_words(self._words)
+            if self._partial_stderr:
+                self._log_stderr(self._partial_stderr)
             return
         self._output_ended |= fd == 1
         self._ending()
@@ -327,43 +321,40 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
         self._ending()
 
     def _ending(self) -> None:
-        """It is over when the output has ended and the process too; but one of them may stay for long."""
+        """End when both the output and the process have ended; but one of them may stay for long."""
+
+        def end() -> None:
+            status = self._transport.get_returncode()
+            if status is None:
+                words = "closed its input or its output"
+            else:
+                words = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            self.fail(ErrorCode.UNAVAILABLE, words)
+
         if self._output_ended and self._exited.is_set():
-            self._end()
+            end()
         else:
-            asyncio.get_running_loop().call_later(_LAST_WORDS, self._end)
+            asyncio.get_running_loop().call_later(_EXIT_GRACE, end)
 
-    def _end(self) -> None:
-        status = self._transport.get_returncode()
-        if status is None:
-            words = "closed its input or its output"
-        elif status < 0:
-            words = f"was ended by signal {-status}"
-        else:
-            words = f"ended with status {status}"
-        self.fail(CallError(ErrorCode.UNAVAILABLE, self._sentence(words)))
-
-    def fail(self, failure: CallError) -> None:
-        """This connection is over; the first reason counts."""
-        self.failure = self.failure or failure
+    def fail(self, code: ErrorCode, words: str) -> None:
+        """End this connection; the first reason counts."""
+        message = f"the MCP server {self._server.name} {words}; the connection is closed"
+        self.failure = self.failure or CallError(code, message)
         self._over.set()
-        self._news.set()
+        self._received.set()
         self._writable.set()
 
-    def _sentence(self, words: str) -> str:
-        return f"the MCP server {self._server.name} {words}; the connection is closed"
-
-    def _log_words(self, line: bytes) -> None:
+    def _log_stderr(self, line: bytes) -> None:
         self._log.write(logging.INFO, line[:MAX_SHOWN].decode("utf-8", "replace").rstrip())
 
     # --- the streams of the dispatcher --------------------------------------------------------------------------------
 
     async def send(self, item: SessionMessage, /) -> None:
-        if self._input.is_closing():
-            await self._over.wait()  # soon: until then, the reason is not known
-        await self._writable.wait()  # before, so that a server that does not read costs no memory
+        if self._stdin.is_closing():
+            await self._over.wait()  # soon: until then, the reason is unknown
+        await self._writable.wait()  # before encoding, so that a server that does not read costs no memory
         if self.failure is None:
-            self._input.write(write_message(item.message) + b"\n")
+            self._stdin.write(write_message(item.message) + b"\n")
             await self._writable.wait()
         if self.failure is not None:
             raise anyio.BrokenResourceError
@@ -373,78 +364,62 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
             while not self._lines:
                 if self.failure is not None:
                     raise anyio.EndOfStream
-                self._news.clear()
-                await self._news.wait()
-                self._turn_ends = time.monotonic() + _SLICE
-            if time.monotonic() > self._turn_ends:
+                self._received.clear()
+                await self._received.wait()
+                self._slice_ends = time.monotonic() + _SLICE
+            if time.monotonic() > self._slice_ends:
                 await asyncio.sleep(0)
-                self._turn_ends = time.monotonic() + _SLICE
+                self._slice_ends = time.monotonic() + _SLICE
                 continue  # the connection may be over by now
             line = self._lines.popleft()
-            self._waiting -= len(line) + 1
-            if self._waiting <= _READ_AHEAD:
-                self._output.resume_reading()
+            self._buffered -= len(line) + 1
+            if self._buffered <= _READ_AHEAD:
+                self._stdout.resume_reading()
             try:
                 message = read_message(line, self._max_values)
             except CallError as error:
                 self._lines.clear()
-                self.fail(CallError(error.code, self._sentence(f"broke the protocol: {error.message}")))
+                self.fail(error.code, f"broke the protocol: {error.message}")
                 continue
             if message is not None:
                 return message
-            self._pass_over(line)
+            if line.strip() and not self._warned:  # once: a server that prints to stdout does so all the time
+                self._warned = True
+                shown = line[:200].decode("utf-8", "replace")
+                logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
 
-    def _pass_over(self, line: bytes) -> None:
-        if not line.strip():
-            return
-        self._nonsense += 1
-        if self._nonsense == 1:  # once: a server that prints to stdout does so all the time
-            shown = line[:200].decode("utf-8", "replace")
-            logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
-
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- shutdown -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Close its input, then ask its group to end, then kill the group; its children end with it."""
+        """Close the input, then terminate the process group, then kill it; children end with it."""
         pid, patience = self._transport.get_pid(), self._server.stop_timeout
         try:
-            self._input.close()
-            await self._gone_within(patience)
+            self._stdin.close()
+            await self._wait_for_exit(patience)
             if _signal_group(pid, signal.SIGTERM):
-                await self._group_gone_within(pid, patience)
-        finally:  # also when we are cancelled while we wait
+                for _ in range(int(patience / _POLL)):
+                    await asyncio.sleep(_POLL)
+                    if not _signal_group(pid, 0):
+                        break
+        finally:  # also when this is cancelled
             _signal_group(pid, _KILL)
             self._orphaned.detach()
-        await self._gone_within(patience)
+        await self._wait_for_exit(patience)
         self._transport.close()
 
-    async def _gone_within(self, seconds: float) -> None:
+    async def _wait_for_exit(self, seconds: float) -> None:
         try:
             await asyncio.wait_for(self._exited.wait(), seconds)
         except TimeoutError:
             pass
 
-    async def _group_gone_within(self, pid: int, seconds: float) -> None:
-        for _ in range(int(seconds / _POLL)):
-            await asyncio.sleep(_POLL)
-            if not _signal_group(pid, 0):
-                return
-
-    @property
-    def _input(self) -> asyncio.WriteTransport:
-        return cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
-
-    @property
-    def _output(self) -> asyncio.ReadTransport:
-        return cast("asyncio.ReadTransport", self._transport.get_pipe_transport(1))
-
 
 def _signal_group(pid: int, number: int) -> bool:
-    """Send a signal to a process and its children; whether anybody was there."""
-    if sys.platform == "win32":  # it has no groups; closing the transport kills the process
+    """Send a signal to a process and its children; return whether there is any."""
+    if sys.platform == "win32":  # without process groups, closing the transport kills the process
         return False
     try:
-        os.killpg(pid, number)  # the leader's id is the group's, also after the leader has ended
+        os.killpg(pid, number)  # the leader's id is the group's, also after the leader has exited
     except (ProcessLookupError, PermissionError):
         return False
     return True

@@ -1,9 +1,7 @@
-"""Where MCP servers are, as code or an `mcpServers` file says it. No I/O except reading that file.
+"""Addresses of MCP servers, from code or an `mcpServers` file, the callbacks for their requests, and the options.
 
-What an MCP server may ask of whoever uses it, and how it is answered or refused.
-
-Until 2025-11-25 a server asks by requests of its own; from 2026-07-28 on it answers a call with questions, and the call
-is made again with the answers. The questions are the same.
+No I/O except reading that file. Up to revision 2025-11-25 a server sends requests of its own; from 2026-07-28 on it
+returns input requests as the result of a call, which is repeated with the responses. `Callbacks` answers both.
 """
 
 import asyncio
@@ -13,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,9 +21,18 @@ from mcp_types.methods import validate_client_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from msgspec import Struct
 
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.operation import NormalizeMode
+
+logger = logging.getLogger("opwire.mcp")
 
 HTTPKind = Literal["http", "sse"]
+
+MAX_MESSAGE = 16 * 1024 * 1024
+"""Bytes of one message from a server."""
+
+MAX_QUESTIONS = 100
+"""Input requests in one result."""
 
 _KINDS: dict[str, HTTPKind | Literal["stdio"]] = {
     "stdio": "stdio",
@@ -43,9 +50,9 @@ class StdioServer(Struct, frozen=True):
 
         StdioServer("uvx", ("mcp-server-git", "--repository", "."))
 
-    It gets `env` and the few harmless variables that every program needs (PATH, HOME, …), not our whole environment:
-    there are secrets in it. After its input has been closed, and again after it was asked to end, it has
-    `stop_timeout` seconds to do so.
+    It gets `env` and the few harmless variables that every program needs (PATH, HOME, …), not the whole environment,
+    which may contain secrets. It has `stop_timeout` seconds to exit after its input is closed, and as long again after
+    SIGTERM.
     """
 
     command: str
@@ -56,7 +63,7 @@ class StdioServer(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What messages to people call it: the program, not its arguments, which may hold secrets."""
+        """The name in messages: the program without its arguments, which may contain secrets."""
         return Path(self.command).name
 
     def __repr__(self) -> str:
@@ -64,13 +71,13 @@ class StdioServer(Struct, frozen=True):
 
 
 class HTTPServer(Struct, frozen=True):
-    """An MCP server behind a URL; `kind` is "sse" for the transport of 2024, which few still speak.
+    """An MCP server behind a URL; `kind` is "sse" for the HTTP+SSE transport of 2024, which is rare now.
 
     `options` are those of `httpx2.AsyncClient`: `verify` (an `ssl.SSLContext`), `proxy`, `auth`, `timeout`, … Headers
-    go to this origin alone: a redirect to another one is not followed.
+    are sent to this origin only: redirects to another origin are not followed.
 
     Raises:
-        CallError: VALIDATION_ERROR, the URL cannot be used.
+        UsageError: the URL is invalid.
     """
 
     url: str
@@ -79,11 +86,17 @@ class HTTPServer(Struct, frozen=True):
     options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        _check_url(self.url, "url")
+        try:
+            parts = urlsplit(self.url)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid:  # the URL is not repeated: it may contain a password
+            raise UsageError("url is not a usable URL; write http://host[:port]/path, or https://…")
 
     @property
     def name(self) -> str:
-        """What messages to people call it: the URL without user, password and query."""
+        """The name in messages: the URL without user, password and query."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -94,133 +107,111 @@ class HTTPServer(Struct, frozen=True):
 MCPServer = StdioServer | HTTPServer
 
 
-def read_servers(source: Path | str | Mapping[str, Any]) -> dict[str, MCPServer]:
-    """The servers of an `mcpServers` file, by name; those that it calls disabled are left out.
+class _ServerEntry(Struct):
+    """An entry of an `mcpServers` file. Numbers are common in `env`: {"PORT": 8080}. Unknown keys are ignored."""
 
-    `source` is the path of a JSON file, or what stands in one: `{"mcpServers": {...}}`, or `{"servers": {...}}` as VS
-    Code has it. `${NAME}` and `${NAME:-default}` are replaced from the environment.
+    command: str = ""
+    args: list[str | int | float] = []
+    env: dict[str, str | int | float] | None = None
+    cwd: str | None = None
+    url: str = ""
+    headers: dict[str, str | int | float] | None = None
+    type: str | None = None
+    transport: str | None = None
+
+    @property
+    def kind(self) -> HTTPKind | Literal["stdio"]:
+        given = self.transport if self.type is None else self.type
+        if given is not None:
+            if given not in _KINDS:
+                raise UsageError(f"unknown type {given[:50]!r}; use one of {', '.join(_KINDS)}")
+            return _KINDS[given]
+        if self.command:
+            return "stdio"
+        if self.url:
+            # Without a type, only the path tells the old transport from the new one: by convention it ends in /sse.
+            return "sse" if re.search(r"/sse/?(\?|$)", self.url) else "http"
+        raise UsageError("needs a command (a program to start) or a url")
+
+
+def read_servers(source: Path | str | Mapping[str, Any]) -> dict[str, MCPServer]:
+    """Return the enabled servers of an `mcpServers` file, by name.
+
+    `source` is the path of a JSON file, or its content: `{"mcpServers": {...}}`, or `{"servers": {...}}` as VS Code
+    writes it. `${NAME}` and `${NAME:-default}` are replaced from the environment.
 
     Raises:
-        CallError: VALIDATION_ERROR that names the key at fault.
+        UsageError: the file is unreadable or invalid; the message names the key.
     """
-    given = source if isinstance(source, Mapping) else _read_json(Path(source))
-    key = next((key for key in ("mcpServers", "servers") if key in given), None)
+    if isinstance(source, Mapping):
+        content = source
+    else:
+        path = Path(source)
+        try:
+            content = msgspec.json.decode(path.expanduser().read_bytes(), type=dict[str, Any])
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        except msgspec.MsgspecError as error:
+            raise UsageError(f"{path}: not a JSON object: {error}") from error
+    key = next((key for key in ("mcpServers", "servers") if key in content), None)
     if key is None:
-        raise _wrong("mcpServers", "is missing; the file is an object with that key")
-    entries: Mapping[str, Any] = _typed(given[key], Mapping, key, "an object of servers by name")
-    servers: dict[str, MCPServer] = {}
-    for name, entry in entries.items():
-        at = f"{key}.{name}"
-        if _typed(entry, Mapping, at, "an object").get("disabled") is not True:
-            servers[name] = read_server(entry, at=at)
-    return servers
+        raise UsageError("the key mcpServers is missing; the file is an object with that key")
+    try:
+        entries = msgspec.convert(content[key], dict[str, dict[str, Any]])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{key}: {error}; it maps the names of servers to objects") from error
+    enabled = {name: entry for name, entry in entries.items() if entry.get("disabled") is not True}
+    return {name: read_server(entry, at=f"{key}.{name}") for name, entry in enabled.items()}
 
 
 def read_server(entry: Mapping[str, Any] | str, *, at: str = "server") -> MCPServer:
-    """One entry of an `mcpServers` file, or a URL. Keys that only other programs understand are ignored.
+    """Return the server of a URL, or of one entry of an `mcpServers` file. Keys of other programs are ignored.
 
     Raises:
-        CallError: VALIDATION_ERROR that names the key at fault, under `at`.
+        UsageError: the entry is invalid; the message names the key, under `at`.
     """
-    if isinstance(entry, str):
-        entry = {"url": entry}
-    _typed(entry, Mapping, at, "an object, or a URL")
-    kind = _kind(entry, at)
-    if kind == "stdio":
-        args = _typed(entry.get("args", ()), (list, tuple), f"{at}.args")
+    try:
+        given = msgspec.convert({"url": entry} if isinstance(entry, str) else entry, _ServerEntry)
+        command, url = _expand(given.command, "command"), _expand(given.url, "url")
+        if not (command if given.kind == "stdio" else url):
+            raise UsageError(f"{'command' if given.kind == 'stdio' else 'url'} is missing")
+        if given.cwd == "":
+            raise UsageError("cwd is empty")
+        if given.kind != "stdio":
+            headers = {name: _expand(value, f"headers.{name}") for name, value in (given.headers or {}).items()}
+            return HTTPServer(url, headers, given.kind)
         return StdioServer(
-            command=_text(entry, "command", at),
-            args=tuple(_expand(item, f"{at}.args") for item in args),
-            env=_texts(entry, "env", at) or None,
-            cwd=_text(entry, "cwd", at) if entry.get("cwd") is not None else None,
+            command=command,
+            args=tuple(_expand(arg, f"args[{n}]") for n, arg in enumerate(given.args)),
+            env={name: _expand(value, f"env.{name}") for name, value in (given.env or {}).items()} or None,
+            cwd=None if given.cwd is None else _expand(given.cwd, "cwd"),
         )
-    url = _text(entry, "url", at)
-    _check_url(url, f"{at}.url")
-    return HTTPServer(url, _texts(entry, "headers", at), kind)
+    except (UsageError, msgspec.ValidationError) as error:
+        raise UsageError(f"{at}: {error}") from error
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        return msgspec.json.decode(path.expanduser().read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"{path}: not a JSON object: {error}") from error
-
-
-def _kind(entry: Mapping[str, Any], at: str) -> HTTPKind | Literal["stdio"]:
-    for key in ("type", "transport"):
-        if entry.get(key) is not None:
-            kind = _KINDS.get(str(entry[key]))
-            if kind is None:
-                raise _wrong(f"{at}.{key}", f"is one of {', '.join(_KINDS)}, not {str(entry[key])[:50]!r}")
-            return kind
-    if "command" in entry:
-        return "stdio"
-    if "url" in entry:
-        # Without a type, the path is what tells the old transport from the new one: everybody ends it so.
-        return "sse" if re.search(r"/sse/?(\?|$)", str(entry["url"])) else "http"
-    raise _wrong(at, "needs a command (a program to start) or a url")
-
-
-def _check_url(url: str, at: str) -> None:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:  # not repeated: there may be a password inside
-        raise _wrong(at, "is not a usable URL, which is http://host[:port]/path, or https://…")
-
-
-def _text(entry: Mapping[str, Any], key: str, at: str) -> str:
-    text = _expand(entry.get(key), f"{at}.{key}")
-    if not text:
-        raise _wrong(f"{at}.{key}", "is empty")
-    return text
-
-
-def _texts(entry: Mapping[str, Any], key: str, at: str) -> dict[str, str]:
-    found = _typed(entry.get(key) or {}, Mapping, f"{at}.{key}", "an object")
-    return {str(name): _expand(value, f"{at}.{key}.{name}") for name, value in found.items()}
-
-
-def _expand(value: Any, at: str) -> str:
+def _expand(value: str | float, key: str) -> str:
     def replacement(found: re.Match[str]) -> str:
         name, default = found[1], found[2]
         if name not in os.environ and default is None:
-            raise _wrong(at, f"asks for the environment variable {name}, which is not set")
+            raise UsageError(f"{key}: the environment variable {name} is not set")
         return os.environ.get(name, default)
 
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = str(value)  # {"env": {"PORT": 8080}} is common
-    return _PLACEHOLDER.sub(replacement, _typed(value, str, at, "a text"))
+    return _PLACEHOLDER.sub(replacement, str(value))
 
 
-def _typed(value: Any, kind: Any, at: str, what: str = "a list of texts") -> Any:
-    if not isinstance(value, kind):
-        raise _wrong(at, f"is {what}, not {'missing' if value is None else type(value).__name__}")
-    return value
-
-
-def _wrong(at: str, problem: str) -> CallError:
-    return CallError(ErrorCode.VALIDATION_ERROR, f"{at} {problem}", [{"path": at, "message": problem}])
-
-
-logger = logging.getLogger("opwire.mcp")
-
-
-MAX_QUESTIONS = 100
-"""Questions that stand in one result."""
+class _Question(Struct):
+    method: str
+    params: dict[str, Any] | None = None
 
 
 class Callbacks(Struct, frozen=True, kw_only=True):
-    """What the user answers. Each may be a coroutine function; one that is None is refused, and not announced.
+    """The answers to requests of servers. Each may be a coroutine function; missing ones are not announced.
 
-    They take and give what the protocol says: `elicit` the params of `elicitation/create`, and returns
-    `{"action": "accept", "content": {...}}` (or "decline", "cancel"); `sample` those of `sampling/createMessage`, and
-    returns `{"role": "assistant", "content": {...}, "model": "..."}`. `roots` takes nothing, and returns a list of
-    URIs or of `{"uri": ..., "name": ...}`. `log` takes the params of `notifications/message`.
+    They take and return what the protocol defines: `elicit` takes the params of `elicitation/create` and returns
+    `{"action": "accept", "content": {...}}` (or "decline", "cancel"); `sample` takes those of
+    `sampling/createMessage` and returns `{"role": "assistant", "content": {...}, "model": "..."}`; `roots` returns a
+    list of URIs or of `{"uri": ..., "name": ...}`; `log` takes the params of `notifications/message`.
     """
 
     elicit: Callable[[dict[str, Any]], Any] | None = None
@@ -230,7 +221,7 @@ class Callbacks(Struct, frozen=True, kw_only=True):
 
     @property
     def capabilities(self) -> dict[str, Any]:
-        """What is announced to servers: what there is a callback for."""
+        """The client capabilities to announce: one for each callback."""
         announced: dict[str, tuple[Any, dict[str, Any]]] = {
             "elicitation": (self.elicit, {"form": {}, "url": {}}),
             "sampling": (self.sample, {}),
@@ -239,67 +230,80 @@ class Callbacks(Struct, frozen=True, kw_only=True):
         return {name: settings for name, (callback, settings) in announced.items() if callback is not None}
 
     async def answer(self, method: str, params: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The answer to what a server asks.
+        """Return the result of a request of the server.
 
         Raises:
-            MCPError: refused, or the callback failed. It is what the server is told.
+            MCPError: the callback is missing, or failed. The server gets this error.
         """
-        given = dict(params or {})
-        match method:
-            case "ping":
-                return {}
-            case "elicitation/create" if self.elicit is not None:
-                return await _asked(method, self.elicit, given)
-            case "sampling/createMessage" if self.sample is not None:
-                return await _asked(method, self.sample, given)
-            case "roots/list" if self.roots is not None:
-                return await _asked(method, self._list_roots)
-            case _:
-                raise MCPError(METHOD_NOT_FOUND, f"this client does not answer {method}")
+        if method == "ping":
+            return {}
+        callbacks = {"elicitation/create": self.elicit, "sampling/createMessage": self.sample, "roots/list": self.roots}
+        callback: Callable[..., Any] | None = callbacks.get(method)
+        if callback is None:
+            raise MCPError(METHOD_NOT_FOUND, f"this client does not answer {method}")
+        try:
+            answer: Any = callback() if method == "roots/list" else callback(dict(params or {}))
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if method == "roots/list":
+                answer = {"roots": [{"uri": root} if isinstance(root, str) else root for root in answer]}
+            validate_client_result(method, LATEST_HANDSHAKE_VERSION, answer)  # later revisions have the same results
+        except CallError as error:
+            raise MCPError(INTERNAL_ERROR, error.message) from error
+        except Exception as error:
+            logger.exception("the callback for %s raised, or returned an invalid result", method)
+            raise MCPError(INTERNAL_ERROR, f"the callback for {method} failed") from error
+        return answer
 
-    async def answer_all(self, questions: Any, said: str) -> dict[str, Any]:
-        """The answers to questions that stand in a result, each under its key; `said` begins the message of an error.
+    async def answer_all(self, questions: Any, prefix: str) -> dict[str, Any]:
+        """Return the responses to the input requests of a result, by key; `prefix` starts the message of an error.
 
         Raises:
-            CallError: PROTOCOL_ERROR if they cannot be read, EXECUTION_ERROR if one of them is refused.
+            CallError: PROTOCOL_ERROR if they are invalid, EXECUTION_ERROR if one of them is rejected.
         """
         try:
             asked = msgspec.convert(questions, dict[str, _Question])
         except msgspec.ValidationError as error:
-            raise CallError(ErrorCode.PROTOCOL_ERROR, f"{said} that cannot be read: {error}") from error
+            raise CallError(ErrorCode.PROTOCOL_ERROR, f"{prefix} that are invalid: {error}") from error
         if len(asked) > MAX_QUESTIONS:
-            raise CallError(
-                ErrorCode.PROTOCOL_ERROR, f"{said}: {len(asked):,} at once, and at most {MAX_QUESTIONS} are answered"
-            )
+            message = f"{prefix}: {len(asked):,} at once, and at most {MAX_QUESTIONS} are answered"
+            raise CallError(ErrorCode.PROTOCOL_ERROR, message)
         try:
             async with asyncio.TaskGroup() as group:
                 answers = {key: group.create_task(self.answer(one.method, one.params)) for key, one in asked.items()}
-        except ExceptionGroup as refused:
-            reason = cast("MCPError", refused.exceptions[0]).message  # `answer` raises nothing else
-            raise CallError(ErrorCode.EXECUTION_ERROR, f"{said}, and {reason}") from refused
+        except ExceptionGroup as rejected:
+            reason = cast("MCPError", rejected.exceptions[0]).message  # `answer` raises nothing else
+            raise CallError(ErrorCode.EXECUTION_ERROR, f"{prefix}, and {reason}") from rejected
         return {key: answer.result() for key, answer in answers.items()}
 
-    async def _list_roots(self) -> dict[str, Any]:
-        roots: Any = self.roots() if self.roots is not None else ()
-        if inspect.isawaitable(roots):
-            roots = await roots
-        return {"roots": [{"uri": root} if isinstance(root, str) else root for root in roots]}
+
+class MCPOptions(Callbacks, frozen=True, kw_only=True):
+    """The options of `from_mcp`, which documents them."""
+
+    namespace: str | None = None
+    trust_annotations: bool = False
+    resources: bool = True
+    prompts: bool = True
+    tool_timeout: float | None = None
+    normalize: NormalizeMode | None = None
+    strip: bool | None = None
+    connect_timeout: float = 30.0
+    max_message: int = MAX_MESSAGE
 
 
-class _Question(Struct):
-    method: str
-    params: dict[str, Any] | None = None
+class MCPKeywords(TypedDict, total=False):
+    """`MCPOptions` as keyword arguments."""
 
-
-async def _asked(method: str, callback: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    try:
-        answer: Any = callback(*arguments)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        validate_client_result(method, LATEST_HANDSHAKE_VERSION, answer)  # the shapes have not changed since
-    except CallError as error:
-        raise MCPError(INTERNAL_ERROR, error.message) from error
-    except Exception as error:
-        logger.exception("the callback for %s failed, or gave what the protocol does not allow", method)
-        raise MCPError(INTERNAL_ERROR, f"the callback for {method} failed") from error
-    return answer
+    elicit: Callable[[dict[str, Any]], Any] | None
+    sample: Callable[[dict[str, Any]], Any] | None
+    roots: Callable[[], Any] | None
+    log: Callable[[dict[str, Any]], Any] | None
+    namespace: str | None
+    trust_annotations: bool
+    resources: bool
+    prompts: bool
+    tool_timeout: float | None
+    normalize: NormalizeMode | None
+    strip: bool | None
+    connect_timeout: float
+    max_message: int

@@ -1,36 +1,35 @@
-"""One MCP server as its users see it: connected when first needed, and again after it was lost.
+"""A session with one MCP server: connected lazily, and reconnected after a loss.
 
-The first call after a loss connects at once. If that fails, or the new connection is lost before it answered anything,
-there is a pause, longer each time, in which calls fail at once and say how long it lasts.
-
-Who waits for updates of which resource.
+The first call after a loss reconnects at once. If that fails, or the new connection is lost before its first response,
+further attempts back off; calls in between fail at once, with a `retry_after`.
 """
 
 import asyncio
 import logging
-import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
 from typing import Any, TypeVar
 
-from opwire.adapters.mcp.connection import Connection, SessionLostError
-from opwire.adapters.mcp.negotiation import ServerInfo
-from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
+from opwire.adapters.mcp.connection import MCPConnection, SessionLostError
+from opwire.adapters.mcp.negotiation import MCPServerInfo
+from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
+from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Progress, trace_of
-
-__all__ = ["MAX_MESSAGE", "ServerInfo", "Session"]
+from opwire.operation import Context, Progress, trace_of
 
 logger = logging.getLogger("opwire.mcp")
 
-MAX_MESSAGE = 16 * 1024 * 1024
-"""Bytes of one message from a server."""
-
 MAX_PROGRESS_MESSAGE = 2000
-"""Characters of the message of a progress report; the rest is cut."""
+"""Characters of the message of a progress report; the rest is cut off."""
+
+MAX_PENDING = 1000
+"""Updates of different resources that a watcher has not consumed."""
+
+MAX_URI = 8192
+"""Characters of a resource's URI: updates of longer ones are ignored."""
 
 T = TypeVar("T")
 
@@ -38,11 +37,11 @@ _MAX_AMOUNT = 2.0**63  # of progress, and of its total
 _PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds after the second failure in a row; doubled each time
 
 
-class Session:
+class MCPSession:
     """A server, and the one connection to it that all callers share.
 
-    `on_notification` gets method and params of what the server says by itself; `on_connected` is called after each
-    connect, when requests can be made. Both are called in the order of events, and must not block.
+    `on_notification` gets method and params of the server's notifications; `on_connected` is called after each connect,
+    when requests can be made. Both are called in the order of events, and must not block.
     """
 
     def __init__(
@@ -51,35 +50,31 @@ class Session:
         *,
         callbacks: Callbacks | None = None,
         connect_timeout: float = 30.0,
-        on_notification: Callable[[str, dict[str, Any]], None] | None = None,
-        on_connected: Callable[[], None] | None = None,
+        on_notification: Callable[[str, dict[str, Any]], object] = lambda method, params: None,
+        on_connected: Callable[[], object] = lambda: None,
         max_message: int = MAX_MESSAGE,
     ) -> None:
         self._server = server
         self._callbacks = callbacks or Callbacks()
         self._connect_timeout = connect_timeout
-        self._on_notification = on_notification or _unheard
-        self._on_connected = on_connected or _unheard
+        self._on_notification = on_notification
+        self._on_connected = on_connected
         self._max_message = max_message
-        self._discover = True  # whether the server may be asked which revisions it speaks: some end when they are
-        self._info: ServerInfo | None = None
-        self._connection: Connection | None = None
-        self._connecting: asyncio.Task[Connection] | None = None
+        self._discover = True  # whether `server/discover` may be sent: some servers exit when they receive it
+        self._connection: MCPConnection | None = None
+        self._connecting: asyncio.Task[MCPConnection] | None = None
         self._failures = 0  # in a row
         self._pause_ends = 0.0
         self._last_failure: CallError | None = None
         self._watched: Counter[str] = Counter()
         self._tools: list[Any] = []
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.info: MCPServerInfo | None = None
+        """The server's self-description at the last connect."""
 
-    @property
-    def info(self) -> ServerInfo | None:
-        """What the server said of itself when it was last connected."""
-        return self._info
-
-    async def start(self) -> ServerInfo:
-        """Connect now, if there is no connection.
+    async def start(self) -> MCPServerInfo:
+        """Connect now, if not connected.
 
         Raises:
             CallError: UNAVAILABLE, TIMEOUT, or PROTOCOL_ERROR.
@@ -96,34 +91,44 @@ class Session:
         on_progress_params: Callable[[dict[str, Any]], object] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The result as the server sent it, nothing checked and nothing lost.
+        """Return the raw result of a request, unchecked.
 
-        `deadline` is a monotonic time. `on_progress_params` gets the params of progress notifications as they are.
-        `metadata` is that of the call's context, whose trace goes along.
+        `deadline` is a monotonic time. `on_progress_params` gets the raw params of progress notifications. `metadata`
+        is that of the call's context; its trace is sent along.
 
         Raises:
             CallError: the server's error, or UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR.
         """
-        progress = on_progress_params if on_progress is None else _progress(on_progress, on_progress_params)
+        progress = on_progress_params if on_progress is None else progress_callback(on_progress, on_progress_params)
         if metadata and (trace := trace_of(metadata)):
             params = {**params, "_meta": {**params.get("_meta", {}), **trace}}
         result = await self._with_connection(lambda each: each.request(method, params, deadline, progress), deadline)
         self._failures = 0
         return result
 
-    def remember_tools(self, tools: Iterable[Any]) -> dict[str, str]:
-        """Tell of all tools, as they were listed: from 2026-07-28 on, some of their arguments travel as headers too.
+    async def call(self, method: str, params: dict[str, Any], context: Context) -> dict[str, Any]:
+        """Return the raw result of a request with the deadline, progress callback and trace of a call's context.
 
-        Returns the tools that the protocol tells clients to leave out, by name, each with the reason.
+        Raises:
+            CallError: as `request`.
+        """
+        return await self.request(
+            method, params, deadline=context.deadline, on_progress=context.on_progress, metadata=context.metadata
+        )
+
+    def remember_tools(self, tools: Iterable[Any]) -> dict[str, str]:
+        """Store the listed tools: from 2026-07-28 on, some of their arguments are sent as headers too.
+
+        Return the tools that clients must leave out according to the protocol, by name, each with the reason.
         """
         self._tools = list(tools)
         return {} if self._connection is None else self._connection.remember_tools(self._tools)
 
     async def watch_resource(self, uri: str) -> None:
-        """From now on `on_notification` gets `notifications/resources/updated` for it, also after a new connect.
+        """Pass `notifications/resources/updated` of a resource to `on_notification`, also after a reconnect.
 
         Raises:
-            CallError: the server does not do this, or there is no connection.
+            CallError: the server does not support this, or is unreachable.
         """
         await self._connected(None)
         self._watched[uri] += 1
@@ -132,60 +137,66 @@ class Session:
         try:
             await self._with_connection(lambda each: each.watch(uri, time.monotonic() + self._connect_timeout), None)
         except BaseException:
-            self._uncount(uri)
+            self._release(uri)
             raise
 
     async def unwatch_resource(self, uri: str) -> None:
-        """Not any more, once this was said as often as `watch_resource`.
+        """Stop watching, after as many calls as there were of `watch_resource`.
 
         Raises:
-            CallError: the server refused.
+            CallError: the server rejected the request.
         """
-        if self._uncount(uri) and self._connection is not None and not self._connection.lost:
-            with suppress(SessionLostError):  # then the server has forgotten this, too
+        if self._release(uri) and self._connection is not None and not self._connection.lost:
+            with suppress(SessionLostError):  # then the server has dropped the subscription as well
                 await self._connection.unwatch(uri, time.monotonic() + self._connect_timeout)
 
-    def _uncount(self, uri: str) -> bool:
-        """One watch less; whether it was the last."""
+    def _release(self, uri: str) -> bool:
+        """Count one watch less; return whether it was the last."""
         self._watched[uri] -= 1
         self._watched = +self._watched  # without those at zero
         return uri not in self._watched
 
     async def close(self) -> None:
-        """Stop the server and its children, and settle what is pending; a second time does nothing."""
+        """Stop the server and its children, and fail pending requests; idempotent."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
         if self._connection is not None:
             self._leave(self._connection)
-        if self._leaving:
-            await asyncio.wait(self._leaving)
+        if self._background:
+            await asyncio.wait(self._background)
 
     # --- connecting ---------------------------------------------------------------------------------------------------
 
-    async def _with_connection(self, use: Callable[[Connection], Awaitable[T]], deadline: float | None) -> T:
-        """What comes of using the connection; a server that has forgotten the session is connected again, once."""
+    async def _with_connection(self, use: Callable[[MCPConnection], Awaitable[T]], deadline: float | None) -> T:
+        """Use the connection; reconnect once if the server has dropped the session."""
         for _ in range(2):
-            connection = await self._connected(deadline)
+            connection = self._connection
+            if connection is None or connection.lost or self._closed:
+                connection = await self._connected(deadline)
             try:
                 return await use(connection)
-            except SessionLostError:  # the server has not looked at the request, so it can be made again
+            except SessionLostError:  # the server has not processed the request, so it can be repeated
                 if connection is self._connection:
                     self._leave(connection)
-        raise CallError(ErrorCode.UNAVAILABLE, f"the MCP server {self._server.name} forgets its sessions at once")
+        raise CallError(ErrorCode.UNAVAILABLE, f"the MCP server {self._server.name} drops its sessions at once")
 
-    async def _connected(self, deadline: float | None) -> Connection:
-        """The connection, a new one if need be. All who wait for it wait for the same one."""
+    async def _connected(self, deadline: float | None) -> MCPConnection:
+        """Return the connection, or a new one, which all waiting callers share."""
+        closed = f"the MCP server {self._server.name} was closed"
         if self._closed:
-            raise CallError(ErrorCode.UNAVAILABLE, f"the MCP server {self._server.name} was closed", retryable=False)
+            raise CallError(ErrorCode.UNAVAILABLE, closed, retryable=False)
         if self._connection is not None:
             if not self._connection.lost:
                 return self._connection
             self._failed(self._connection.failure, 1)
             self._leave(self._connection)
         if self._connecting is None:
-            self._refuse_in_pause()
+            left = self._pause_ends - time.monotonic()
+            if left > 0 and self._last_failure is not None:
+                message = f"{self._last_failure.message}; the next attempt is in {left:.1f} seconds"
+                raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=left)
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._connect_ended)
         task = self._connecting
@@ -194,194 +205,168 @@ class Session:
             message = f"the MCP server {self._server.name} was not connected before the deadline"
             raise CallError(ErrorCode.TIMEOUT, message)
         if task.cancelled():
-            raise CallError(ErrorCode.UNAVAILABLE, f"the MCP server {self._server.name} was closed", retryable=False)
+            raise CallError(ErrorCode.UNAVAILABLE, closed, retryable=False)
         error = task.exception()
         if isinstance(error, CallError):
-            raise copy(error)  # for each who waits one of his own, since it will carry his traceback
+            raise copy(error)  # one for each waiting caller, since it will carry the caller's traceback
         return task.result()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> MCPConnection:
+        def connection(discover: bool) -> MCPConnection:
+            return MCPConnection(
+                self._server,
+                self._callbacks,
+                max_message=self._max_message,
+                on_notification=self._on_notification,
+                discover=discover,
+            )
+
+        ends = time.monotonic() + self._connect_timeout
+        new = connection(self._discover)
         try:
-            connection = await self._opened()
+            try:
+                await new.open(self._connect_timeout)
+            except CallError:
+                if not (new.died_in_handshake and self._discover and isinstance(self._server, StdioServer)):
+                    raise
+                # Some servers exit when they receive anything before `initialize`.
+                new = connection(discover=False)
+                await new.open(ends - time.monotonic())
+                self._discover = False
         except CallError as error:
             self._failed(error, 2)
             raise
-        self._connection, self._info = connection, connection.info
-        connection.remember_tools(self._tools)
+        self._connection, self.info = new, new.info
+        new.remember_tools(self._tools)
+
+        async def watch_again() -> None:
+            for uri in tuple(self._watched):
+                try:
+                    await new.watch(uri, time.monotonic() + self._connect_timeout)
+                except (CallError, SessionLostError) as error:
+                    logger.warning("a resource is not watched any more: %s", error)
+
         if self._watched:
-            self._keep(asyncio.create_task(self._watch_again(connection)))
+            self._run_in_background(watch_again())
         try:
             self._on_connected()
         except Exception:
             logger.exception("a callback failed")
-        return connection
+        return new
 
-    async def _opened(self) -> Connection:
-        ends = time.monotonic() + self._connect_timeout
-        connection = self._new_connection(discover=self._discover)
-        try:
-            await connection.open(self._connect_timeout)
-            return connection
-        except CallError:
-            if not (connection.died_in_handshake and self._discover and isinstance(self._server, StdioServer)):
-                raise
-        # There are servers that end when anything comes before `initialize`.
-        connection = self._new_connection(discover=False)
-        await connection.open(ends - time.monotonic())
-        self._discover = False
-        return connection
-
-    def _new_connection(self, *, discover: bool) -> Connection:
-        return Connection(
-            self._server,
-            self._callbacks,
-            max_message=self._max_message,
-            on_notification=self._on_notification,
-            discover=discover,
-        )
-
-    def _connect_ended(self, task: asyncio.Task[Connection]) -> None:
+    def _connect_ended(self, task: asyncio.Task[MCPConnection]) -> None:
         self._connecting = None
         if not task.cancelled():
-            task.exception()  # it was said in `_failed`, should nobody wait any more
+            task.exception()  # retrieved here, in case that no caller waits any more
 
     def _failed(self, failure: CallError | None, least: int) -> None:
         self._failures = max(self._failures + 1, least)
         self._last_failure = failure
         if self._failures > 1:
-            pause = min(_PAUSE * 2 ** min(self._failures - 2, 10), _LONGEST_PAUSE)
-            self._pause_ends = time.monotonic() + pause * random.uniform(0.5, 1.0)  # noqa: S311  so that not all come at once
+            pause = back_off(self._failures - 1, first=_PAUSE, longest=_LONGEST_PAUSE)
+            self._pause_ends = time.monotonic() + pause
 
-    def _refuse_in_pause(self) -> None:
-        left = self._pause_ends - time.monotonic()
-        if left > 0 and self._last_failure is not None:
-            raise CallError(
-                ErrorCode.UNAVAILABLE,
-                f"{self._last_failure.message}; the next attempt is in {left:.1f} seconds",
-                retry_after=left,
-            )
-
-    async def _watch_again(self, connection: Connection) -> None:
-        for uri in tuple(self._watched):
-            try:
-                await connection.watch(uri, time.monotonic() + self._connect_timeout)
-            except (CallError, SessionLostError) as error:
-                logger.warning("a resource is not watched any more: %s", error)
-
-    # --- leaving ------------------------------------------------------------------------------------------------------
-
-    def _leave(self, connection: Connection) -> None:
-        """A process may take its time to end: nobody waits for that, except `close`."""
+    def _leave(self, connection: MCPConnection) -> None:
+        """Close a connection in the background: a process may take its time to exit, and only `close` waits for it."""
         self._connection = None
-        self._keep(asyncio.create_task(connection.close()))
+        self._run_in_background(connection.close())
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-
-
-def _unheard(*_: Any) -> None:
-    pass
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
 
-def _progress(
-    on_progress: Callable[[Progress], object], as_it_is: Callable[[dict[str, Any]], object] | None
+def progress_callback(
+    on_progress: Callable[[Progress], object], on_params: Callable[[dict[str, Any]], object] | None
 ) -> Callable[[dict[str, Any]], object]:
+    """Return a callback for progress notifications that passes them on as `Progress`, and raw to `on_params`."""
+
+    def amount(value: Any) -> float | None:
+        # Not NaN, an infinity, or an integer of 400 digits: callers calculate with it.
+        return value if type(value) in (int, float) and abs(value) <= _MAX_AMOUNT else None
+
     def report(params: dict[str, Any]) -> None:
-        if as_it_is is not None:
-            as_it_is(params)
-        progress, message = _amount(params.get("progress")), params.get("message")
+        if on_params is not None:
+            on_params(params)
+        progress, message = amount(params.get("progress")), params.get("message")
         if progress is not None:
             text = message[:MAX_PROGRESS_MESSAGE] if isinstance(message, str) else None
-            on_progress(Progress(progress, _amount(params.get("total")), text))
+            on_progress(Progress(progress, amount(params.get("total")), text))
 
     return report
 
 
-def _amount(value: Any) -> float | None:
-    """Return a number that others can calculate with, or None: not NaN, an infinity, or an integer of 400 digits."""
-    return value if type(value) in (int, float) and abs(value) <= _MAX_AMOUNT else None
-
-
-MAX_WAITING = 1000
-"""Updates of different resources that a watcher has not taken yet."""
-
-MAX_URI = 8192
-"""Characters of a resource's URI: updates of longer ones are ignored."""
-
-
 class ResourceUpdates:
-    """The updates that a server tells of, for whoever waits for them."""
+    """Distribute a server's resource updates to watchers."""
 
     def __init__(self) -> None:
-        self._watchers: list[Watcher] = []
+        self._watchers: list[ResourceWatcher] = []
 
-    def of(self, uri: str) -> "Watcher":
-        """A watcher of a resource, which is told while its context is open."""
-        return Watcher(uri, self._watchers)
+    def of(self, uri: str) -> "ResourceWatcher":
+        """Return a watcher of a resource, which receives updates while its context is open."""
+        return ResourceWatcher(uri, self._watchers)
 
-    def tell(self, params: Mapping[str, Any]) -> None:
-        """A resource was updated; `params` are those of the notification."""
+    def publish(self, params: Mapping[str, Any]) -> None:
+        """Publish an update; `params` are those of the notification."""
         uri = params.get("uri")
         if isinstance(uri, str) and len(uri) <= MAX_URI:
             for each in self._watchers:
-                each.tell(uri)
+                each.put(uri)
 
     def missed(self) -> None:
-        """There was no connection for a while: whatever is watched may have been updated."""
+        """Publish an update of every watched resource: without a connection, updates may have been missed."""
         for each in self._watchers:
-            each.tell(each.uri)
+            each.put(each.uri)
 
     def close(self) -> None:
-        """There will be no more updates."""
+        """End all watchers."""
         for each in self._watchers:
             each.end(CallError(ErrorCode.UNAVAILABLE, "the MCP server was closed", retryable=False))
 
 
-class Watcher:
+class ResourceWatcher:
     """The updates that one consumer has not taken yet, each resource once."""
 
-    def __init__(self, uri: str, among: "list[Watcher]") -> None:
+    def __init__(self, uri: str, watchers: "list[ResourceWatcher]") -> None:
         self.uri = uri
-        self._under = f"{uri.rstrip('/')}/"  # the protocol lets a server name what lies under a watched resource
-        self._among = among
+        self._below = f"{uri.rstrip('/')}/"  # a server may name resources below a watched one
+        self._watchers = watchers
         self._updated: dict[str, None] = {}
-        self._told = asyncio.Event()
+        self._changed = asyncio.Event()
         self._end: CallError | None = None
 
-    def __enter__(self) -> "Watcher":
-        self._among.append(self)
+    def __enter__(self) -> "ResourceWatcher":
+        self._watchers.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._among.remove(self)
+        self._watchers.remove(self)
 
-    def tell(self, uri: str) -> None:
-        """A resource was updated."""
-        if self._end is not None:
+    def put(self, uri: str) -> None:
+        """Add an update, if it is of this resource or one below it."""
+        if self._end is not None or (uri != self.uri and not uri.startswith(self._below)):
             return
-        if uri != self.uri and not uri.startswith(self._under):
-            return
-        if uri not in self._updated and len(self._updated) >= MAX_WAITING:
-            message = f"the consumer did not keep up: {MAX_WAITING} updates were waiting when the next one came"
+        if uri not in self._updated and len(self._updated) >= MAX_PENDING:
+            message = f"the consumer did not keep up: {MAX_PENDING} updates were waiting when the next one came"
             self.end(CallError(ErrorCode.ABORTED, message))
         self._updated[uri] = None
-        self._told.set()
+        self._changed.set()
 
     def end(self, error: CallError) -> None:
-        """Nothing more is told, and why; the first reason stands."""
+        """Raise an error in the consumer; the first one counts."""
         self._end = self._end or error
-        self._told.set()
+        self._changed.set()
 
     async def next(self) -> str:
-        """The URI of the next that was updated.
+        """Return the URI of the next updated resource.
 
         Raises:
-            CallError: ABORTED, if there were more than can wait; UNAVAILABLE, if the server was closed.
+            CallError: ABORTED, if too many updates are pending; UNAVAILABLE, if the server was closed.
         """
         while not self._updated and self._end is None:
-            self._told.clear()
-            await self._told.wait()
+            self._changed.clear()
+            await self._changed.wait()
         if self._end is not None:
             raise self._end
         uri = next(iter(self._updated))

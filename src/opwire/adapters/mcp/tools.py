@@ -1,88 +1,254 @@
-"""Tools as operations.
+"""MCP tools as operations: their schemas, their calls, and the envelopes of their results.
 
-From what an MCP server answered to the envelope that the caller gets. No I/O.
+The data of an envelope is the structured content if there is any, else the payload of a ToolEnvelope, else JSON in the
+text of a tool with an output schema, else the content blocks. Content is never lost: an invalid block becomes a text
+block with its JSON, and a warning is logged.
 
-The data is the structured content if there is any, else the payload of a ToolEnvelope, else JSON that stands in the
-text of a tool with an output schema, else the content blocks. Whatever a server sends as content, nothing of it is
-lost: what is no content block becomes a text block holding its JSON, and a warning says so.
-
-Subscriptions of another opwire, which it serves as tools: their items arrive while the call runs.
-
-Items come as progress, each with its number, and all of them again in the result. So one that is lost on the way or
-finds no room here costs only time: it, and those after it, are taken from the result.
-
-The schemas that a tool declares, as schemas that can be used. What cannot be used is UNKNOWN, with a warning.
+Another opwire serves subscriptions as tools. Their items arrive as progress notifications, numbered, and again in the
+result. So an item that is lost, or does not fit into the buffer, is only delayed: it and its successors are taken from
+the result.
 """
 
 import asyncio
 import logging
+import reprlib
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from opwire.adapters.mcp.report import MAX_NAME, MAX_RETRY_AFTER, Findings, is_usable, list_of, object_of, text_of
-from opwire.adapters.mcp.session import Session
-from opwire.envelope import MCPContentBlock, ResponseEnvelope, content_blocks, mcp_envelope
+from opwire.adapters.mcp.errors import MAX_RETRY_AFTER
+from opwire.adapters.mcp.negotiation import as_text
+from opwire.adapters.mcp.servers import MCPOptions
+from opwire.adapters.mcp.session import MCPSession
+from opwire.adapters.report import Report
+from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
-from opwire.operation import Context, Handler, NormalizeMode, Operation, OperationSpec, OperationType, split_id
+from opwire.operation import Context, Operation, OperationSpec, OperationType, split_id
 from opwire.origin import ERROR_META, ITEM_META, ORIGIN_META, Origin, ResultOrigin, read_origin, read_result_origin
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
 from opwire.tool_envelope import TOOL_ENVELOPE_PREFIX, block_texts, parse
-from opwire.typed.plain import read_json
+from opwire.typed.plain import as_dict, as_list, read_json
 
 logger = logging.getLogger("opwire.mcp")
 
-_PROTOCOL_FIELDS = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
-_ENVELOPE_MARK = TOOL_ENVELOPE_PREFIX.partition("1")[0]  # of every version
+MAX_NAME = 500
+"""Characters of a tool's or prompt's name; the protocol recommends at most 128."""
+
+MAX_SCHEMA = 256 * 1024
+"""Bytes of one schema: about 100 ms to compile, and 10 MB when compiled."""
+
+EAGER = 4 * 1024 * 1024
+"""Bytes of a server's schemas that are compiled when they are listed; the others are compiled lazily."""
+
 MAX_BLOCKS = 10_000
 """Content blocks of one result: a list of bare numbers would become a dict for every two bytes."""
 
+MAX_BUFFERED = 1000
+"""Items that the consumer has not taken yet."""
+
+MAX_BUFFERED_BYTES = 4 * 1024 * 1024
+"""Bytes of these items, as JSON; the first one may be larger."""
+
+# The paths of schemas that are not objects in tools of another opwire, because MCP requires objects.
+_INPUT = ("properties", "input")
+_RESULT = ("properties", "result")
+_ITEM = ("properties", "items", "items")
+
+_PROTOCOL_FIELDS = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
+_ENVELOPE_PREFIX = TOOL_ENVELOPE_PREFIX.partition("1")[0]  # of every version
+_DEFINITIONS = ("$defs", "definitions")
+_MAX_MESSAGE = 2000  # characters
+_YIELD_AFTER = 100  # items of a result, after which other tasks run
 _json = msgspec.json.Decoder()
-_NOTHING = object()
+
+S = TypeVar("S", bound=Struct)
+
+
+def is_usable_name(name: object) -> bool:
+    """Return whether an operation can have this name."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
+
+
+def skip(report: Report, kind: str, namespace: str, name: object, reason: str) -> None:
+    """Report a skipped tool or prompt; its name may be anything."""
+    shown = name if isinstance(name, str) and name.isprintable() else reprlib.repr(name)
+    report.skip(kind, f"{namespace}.{shown}", reason)
+
+
+class ToolReader:
+    """Convert the tools of one server to operations; report skipped tools and unused schemas."""
+
+    def __init__(self, session: MCPSession, options: MCPOptions, namespace: str, report: Report) -> None:
+        self._session = session
+        self._options = options
+        self._namespace = namespace
+        self._report = report
+        self.schema_bytes = 0
+        """The size of the schemas that were accepted."""
+
+    def read(self, tool: Mapping[str, Any]) -> Operation | None:
+        """Return the operation of a tool; None, and an entry in the report, if it is invalid."""
+        name: Any = tool.get("name")
+        if not is_usable_name(name):
+            skip(self._report, "tool", self._namespace, name, f"a name is printable text of 1 to {MAX_NAME} characters")
+            return None
+        declared = read_origin(tool.get("_meta"), ORIGIN_META)
+        # The wrapping is trusted in any case: it only affects how the rest is parsed.
+        wraps_input, wraps_output = (
+            (False, False) if declared is None else (declared.wraps_input, declared.wraps_output)
+        )
+        origin = declared if self._options.trust_annotations else None
+        read_only = self._options.trust_annotations and as_dict(tool.get("annotations")).get("readOnlyHint") is True
+        type = OperationType.QUERY if read_only else OperationType.MUTATION
+        if origin is not None:
+            type = origin.type
+        output_path = _ITEM if type is OperationType.SUBSCRIPTION else _RESULT if wraps_output else ()
+        try:
+            spec = OperationSpec(
+                type=type,
+                title=as_text(tool.get("title")) or as_text(as_dict(tool.get("annotations")).get("title")),
+                description=as_text(tool.get("description")),
+                input_schema=self.schema(tool, "inputSchema", _INPUT if wraps_input else ()),
+                output_schema=self.schema(tool, "outputSchema", output_path),
+                normalize=self._options.normalize,
+                strip=self._options.strip,
+                **self._origin_fields(name, origin),
+            )
+        except RegistrationError as error:  # raised for fields of an invalid origin
+            skip(self._report, "tool", self._namespace, name, str(error))
+            return None
+        return _operation(self._session, name, spec, wraps_input=wraps_input)
+
+    def _origin_fields(self, name: str, origin: Origin | None) -> dict[str, Any]:
+        """Return the fields that a trusted opwire defines; `tool_timeout` overrides its timeout, except of streams."""
+        timeout = self._options.tool_timeout
+        if origin is None:
+            return {"namespace": self._namespace, "name": name, "timeout": timeout}
+        namespace, own_name = (self._namespace, name) if self._options.namespace else split_id(origin.id)
+        keeps_timeout = timeout is None or origin.type is OperationType.SUBSCRIPTION
+        return {
+            "namespace": namespace,
+            "name": own_name,
+            "version": origin.version,
+            "tags": origin.tags,
+            "examples": origin.examples,
+            "timeout": origin.timeout if keeps_timeout else timeout,
+            "idle_timeout": origin.idle_timeout,
+        }
+
+    def schema(self, tool: Mapping[str, Any], field: str, path: tuple[str, ...] = ()) -> Schema:
+        """Return the schema of a tool, which is at a path of the declared one; UNKNOWN, and a warning, if invalid."""
+        declared: Any = tool.get(field)
+        if declared is None and field == "outputSchema":
+            return UNKNOWN
+        try:
+            kind = as_dict(declared).get("type", "object")
+            if field == "inputSchema" and kind != "object":  # it would reject every input
+                raise SchemaError(f"its type is {kind!r}, and arguments are an object")
+            size = len(msgspec.json.encode(declared))
+            if size > MAX_SCHEMA:
+                raise SchemaError(f"it has {size:,} bytes, and the limit is {MAX_SCHEMA:,}")
+            schema = Schema(cast("Any", _extract(declared, path) if path else declared))
+            self.schema_bytes += size
+            if self.schema_bytes <= EAGER:
+                schema.compile()
+        except (SchemaError, TypeError, ValueError, RecursionError) as error:
+            self._report.warn(f"{self._namespace}.{as_text(tool.get('name'))[:100]}: its {field} is not used: {error}")
+            return UNKNOWN
+        return UNKNOWN if schema.is_unknown else schema
+
+
+def _extract(declared: Any, path: tuple[str, ...]) -> Any:
+    """Return the schema at a path, with the definitions of the whole; None if it is missing.
+
+    Another opwire wrapped it, because MCP requires objects. A reference to all of it becomes one to "#" again.
+    """
+    inner: Any = declared
+    for step in path:
+        inner = as_dict(inner).get(step)
+    if not isinstance(inner, dict) or "$id" in inner:  # with an $id it is a document of its own
+        return cast("Any", inner)
+    prefix = "#/" + "/".join(path)
+
+    def moved(schema: JSONSchema) -> JSONSchema:
+        if not isinstance(schema, dict) or "$id" in schema:
+            return schema
+        copy = map_subschemas(schema, moved)
+        ref = copy.get("$ref")
+        if isinstance(ref, str) and (ref == prefix or ref.startswith(f"{prefix}/")):
+            copy["$ref"] = f"#{ref.removeprefix(prefix)}"
+        return copy
+
+    definitions = {key: declared[key] for key in _DEFINITIONS if key in declared}
+    return moved({**cast("dict[str, Any]", inner), **definitions})
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def _operation(session: MCPSession, tool: str, spec: OperationSpec, *, wraps_input: bool) -> Operation:
+    declared = not spec.output_schema.is_unknown
+
+    def params(input: Any) -> dict[str, Any]:
+        arguments = {"input": input} if wraps_input else {} if input is None else input
+        if not isinstance(arguments, dict):
+            problem = f"a tool takes an object, not {type(input).__name__}"
+            details = {"problems": [{"path": "", "message": problem}]}
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{spec.id}: {problem}", details)
+        return {"name": tool, "arguments": cast("dict[str, Any]", arguments)}
+
+    async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
+        return result_envelope(await session.call("tools/call", params(input), context), spec.id, declared=declared)
+
+    def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        return stream_items(session, params(input), context, spec.id)
+
+    return Operation(spec, stream if spec.type is OperationType.SUBSCRIPTION else call)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) -> ResponseEnvelope[Any]:
-    """The envelope of what `tools/call` gave. `declared`: the tool has an output schema. `label` is for warnings.
+    """Return the envelope of a `tools/call` result. `declared`: the tool has an output schema. `label` is for logs.
 
     Raises:
         CallError: PROTOCOL_ERROR, if a content block has no JSON form.
     """
-    blocks = _blocks(result, label)
-    is_error = _is_error(result, label)
-    meta = _meta(result, label)
-    structured = result.get("structuredContent", UNSET)
-    if structured is not UNSET:
-        data = as_it_was(structured, read_result_origin(meta), label)
+    content, structured, given = result.get("content"), result.get("structuredContent", UNSET), result.get("isError")
+    if not isinstance(content, list):
+        if content is None and structured is UNSET:
+            content = {key: value for key, value in result.items() if key not in _PROTOCOL_FIELDS} or None
+        if content is not None:
+            logger.warning("%s: the content of a result is not a list; it is kept as one entry", label)
+        content = [] if content is None else [content]
+    blocks = read_blocks(cast("list[Any]", content), label)
+    is_error = bool(given)
+    if not isinstance(given, bool | None):
+        logger.warning("%s: isError is not a boolean, but %s", label, type(given).__name__)
+    meta = _result_meta(result, label)
+    if structured is UNSET:
+        data = _data_in_text(blocks, label, parse_json=declared and not is_error)
     else:
-        data = _from_text(blocks, label, parse_json=declared and not is_error)
-    return mcp_envelope(data, is_error=is_error, content=blocks, structured_content=structured, _meta=meta)
+        data = unwrapped(structured, read_result_origin(meta), label)
+    return ResponseEnvelope(data, MCPResponseMeta(is_error, blocks, structured, meta))
 
 
-def structured_envelope(result: Mapping[str, Any], content: list[MCPContentBlock], label: str) -> ResponseEnvelope[Any]:
-    """The envelope of a result that is structured itself: it is the data, its `_meta` apart."""
+def structured_envelope(
+    result: Mapping[str, Any], label: str, content: Iterable[MCPContentBlock] = ()
+) -> ResponseEnvelope[Any]:
+    """Return the envelope of a result that is structured itself: without `_meta`, it is the data."""
     data = {key: value for key, value in result.items() if key not in ("_meta", "resultType")}
-    meta = _meta(result, label)
-    return mcp_envelope(data, is_error=False, content=content, structured_content=data, _meta=meta)
+    return ResponseEnvelope(data, MCPResponseMeta(False, list(content), data, _result_meta(result, label)))
 
 
-def blocks_envelope(result: Mapping[str, Any], content: list[MCPContentBlock], label: str) -> ResponseEnvelope[Any]:
-    """The envelope of a result that is its content blocks."""
-    return mcp_envelope(content, is_error=False, content=content, _meta=_meta(result, label))
-
-
-def decoded(data: Any, encoding: Any, label: str) -> Any:
-    """The bytes that the data stands for, where its origin says so; else the data as it is."""
-    if encoding != "base64":
-        return data
-    try:
-        return b64decode(data, validate=True)
-    except (TypeError, ValueError):
-        logger.warning("%s: the result says that its data is base64, which it is not; it is kept as it is", label)
-        return data
+def blocks_envelope(result: Mapping[str, Any], label: str, content: list[MCPContentBlock]) -> ResponseEnvelope[Any]:
+    """Return the envelope of a result that consists of content blocks."""
+    return ResponseEnvelope(content, MCPResponseMeta(False, content, UNSET, _result_meta(result, label)))
 
 
 def read_blocks(entries: list[Any], label: str) -> list[MCPContentBlock]:
@@ -92,114 +258,75 @@ def read_blocks(entries: list[Any], label: str) -> list[MCPContentBlock]:
         CallError: PROTOCOL_ERROR, if one has no JSON form; PAYLOAD_TOO_LARGE, if there are more than `MAX_BLOCKS`.
     """
     if len(entries) > MAX_BLOCKS:
-        found = f"{label}: the result has {len(entries):,} content blocks, and the limit is {MAX_BLOCKS:,}"
-        raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, found)
-    if not all(isinstance(each, Mapping) for each in entries):
-        logger.warning("%s: content blocks are objects; those that are not are kept as text", label)
+        message = f"{label}: the result has {len(entries):,} content blocks, and the limit is {MAX_BLOCKS:,}"
+        raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
     try:
-        return content_blocks(map(_block, entries))
+        if not all(isinstance(each, dict) for each in entries):
+            logger.warning("%s: content blocks that are not objects are kept as text", label)
+            for n, each in enumerate(entries := list(entries)):
+                if not isinstance(each, dict):
+                    text = each if isinstance(each, str) else msgspec.json.encode(each).decode()
+                    entries[n] = {"type": "text", "text": text}
+        return content_blocks(entries)
     except (ConversionError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"{label}: a content block cannot be read: {error}") from error
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"{label}: a content block is invalid: {error}") from error
 
 
-# --- the parts of a result --------------------------------------------------------------------------------------------
+def _result_meta(result: Mapping[str, Any], label: str) -> dict[str, Any] | UnsetType:
+    meta = result.get("_meta")
+    if meta is not None and not isinstance(meta, dict):
+        logger.warning("%s: _meta is not an object, but %s; it is ignored", label, type(meta).__name__)
+    return cast("dict[str, Any]", meta) if isinstance(meta, dict) else UNSET
 
 
-def _blocks(result: Mapping[str, Any], label: str) -> list[MCPContentBlock]:
-    content = result.get("content")
-    if isinstance(content, list):
-        return read_blocks(cast("list[Any]", content), label)
-    if content is not None:
-        logger.warning("%s: the content of a result is a list, this one is read as its only entry", label)
-        return read_blocks([content], label)
-    strange = {key: value for key, value in result.items() if key not in _PROTOCOL_FIELDS}
-    if strange and "structuredContent" not in result:
-        logger.warning("%s: the result has no content; what it has is kept as text", label)
-        return read_blocks([strange], label)
-    return []
-
-
-def _block(entry: Any) -> Mapping[str, Any]:
-    if isinstance(entry, Mapping):
-        return cast("Mapping[str, Any]", entry)
-    return {"type": "text", "text": entry if isinstance(entry, str) else msgspec.json.encode(entry).decode()}
-
-
-def _is_error(result: Mapping[str, Any], label: str) -> bool:
-    given = result.get("isError")
-    if not isinstance(given, bool | None):
-        logger.warning("%s: isError is true or false, not %s", label, type(given).__name__)
-    return bool(given)
-
-
-def _meta(result: Mapping[str, Any], label: str) -> Any:
-    given = result.get("_meta")
-    if given is None or isinstance(given, Mapping):
-        return UNSET if given is None else cast("Mapping[str, Any]", given)
-    logger.warning("%s: _meta is an object, not %s; it is left out", label, type(given).__name__)
-    return UNSET
-
-
-# --- the data ---------------------------------------------------------------------------------------------------------
-
-
-def as_it_was(structured: Any, origin: ResultOrigin | None, label: str) -> Any:
-    """The structured content as the registry that was served had it."""
+def unwrapped(structured: Any, origin: ResultOrigin | None, label: str) -> Any:
+    """Return the structured content as the served registry returned it."""
     if origin is None:
         return structured
-    data = structured
-    if origin.wrapped and isinstance(structured, Mapping) and "result" in structured:
-        data = cast("Mapping[str, Any]", structured)["result"]
-    return decoded(data, origin.encoding, label)
+    wrapped = origin.wrapped and isinstance(structured, dict) and "result" in structured
+    return decode_bytes(structured["result"] if wrapped else structured, origin.encoding, label)
 
 
-def _from_text(blocks: list[MCPContentBlock], label: str, *, parse_json: bool) -> Any:
-    texts = block_texts(blocks)
-    payload = _tool_envelope_payload(texts, label)
-    if payload is _NOTHING and parse_json and len(texts) == 1:
-        payload = _json_value(texts[0])
-    return blocks if payload is _NOTHING else payload
-
-
-def _tool_envelope_payload(texts: list[str], label: str) -> Any:
-    """The payload of the first ToolEnvelope that can be read; one that cannot is warned of."""
-    for text in texts:
-        if not text.startswith(_ENVELOPE_MARK):
-            continue
-        try:
-            return parse(text).payload
-        except ToolEnvelopeError as error:
-            logger.warning("%s: a block that looks like a ToolEnvelope is kept as text: %s", label, error)
-    return _NOTHING
-
-
-def _json_value(text: str) -> Any:
+def decode_bytes(data: Any, encoding: Any, label: str) -> Any:
+    """Decode data that is marked as base64; return other data unchanged."""
+    if encoding != "base64":
+        return data
     try:
-        return read_json(_json, text)
-    except (ValueError, RecursionError):
-        return _NOTHING
+        return b64decode(data, validate=True)
+    except (TypeError, ValueError):
+        logger.warning("%s: the result declares base64, but its data is invalid; it is not decoded", label)
+        return data
 
 
-T = TypeVar("T", bound=Struct)
+def _data_in_text(blocks: list[MCPContentBlock], label: str, *, parse_json: bool) -> Any:
+    """Return the payload of the first valid ToolEnvelope, or the JSON of the only text, or the blocks."""
+    texts = block_texts(blocks)
+    for text in texts:
+        if text.startswith(_ENVELOPE_PREFIX):
+            try:
+                return parse(text).payload
+            except ToolEnvelopeError as error:
+                logger.warning("%s: an invalid ToolEnvelope is kept as text: %s", label, error)
+    if parse_json and len(texts) == 1:
+        try:
+            return read_json(_json, texts[0])
+        except (ValueError, RecursionError):
+            pass
+    return blocks
 
 
-MAX_WAITING = 1000
-"""Items that the consumer has not taken yet."""
-
-MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""Bytes of these items, as JSON; the first one may be larger."""
-
-_MAX_MESSAGE = 2000
-_TURN = 100  # items of a result after which others get a turn
+# --- subscriptions of another opwire ----------------------------------------------------------------------------------
 
 
-class _Item(Struct):
+class StreamItem(Struct):
+    """An item in a progress notification."""
+
     n: int
     data: Any = None
     encoding: str | None = None
 
 
-class _Failure(Struct, rename="camel"):
+class _StreamError(Struct, rename="camel"):
     code: ErrorCode
     message: str = ""
     details: Any = None
@@ -207,67 +334,31 @@ class _Failure(Struct, rename="camel"):
     retry_after: Annotated[float, Meta(ge=0)] | None = None
 
 
-async def stream_items(
-    session: Session, params: dict[str, Any], context: Context, label: str
-) -> AsyncGenerator[ResponseEnvelope[Any]]:
-    """Call the tool, and yield each item as it comes.
-
-    Raises:
-        CallError: as `Session.request`; what the subscription itself failed of; PROTOCOL_ERROR if the result has no
-            items.
-    """
-    waiting = _Waiting()
-
-    def arrive(progress: Mapping[str, Any]) -> None:
-        item = _carried(progress.get("_meta"), ITEM_META, _Item)
-        if item is not None:
-            waiting.put(item)
-
-    request = asyncio.create_task(
-        session.request(
-            "tools/call", params, deadline=context.deadline, on_progress_params=arrive, metadata=context.metadata
-        )
-    )
-    request.add_done_callback(lambda _: waiting.end())
-    given = 0
-    try:
-        while (item := await waiting.get()) is not None:
-            if item.n == given:
-                given += 1
-                yield _envelope(item.data, item.encoding, label)
-        result = await request
-        for n, envelope in enumerate(_items_from(given, result, label), 1):
-            yield envelope
-            if n % _TURN == 0:
-                await asyncio.sleep(0)
-        _check_end(result, label)
-    finally:
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
-
-
-class _Waiting:
-    """The items that came as progress: what does not fit is taken from the result."""
+class ItemBuffer:
+    """The items that arrived as progress. One that does not fit is dropped, and taken from the result."""
 
     def __init__(self) -> None:
-        self._items: asyncio.Queue[tuple[_Item, int] | None] = asyncio.Queue()
+        self._items: asyncio.Queue[tuple[StreamItem, int] | None] = asyncio.Queue()
         self._bytes = 0
 
-    def put(self, item: _Item) -> None:
-        if self._items.qsize() >= MAX_WAITING or self._bytes >= MAX_WAITING_BYTES:
+    def put(self, item: StreamItem) -> None:
+        """Add an item, if it fits."""
+        if self._items.qsize() >= MAX_BUFFERED or self._bytes >= MAX_BUFFERED_BYTES:
             return
         try:
             size = len(msgspec.json.encode(item.data))
         except (TypeError, ValueError, RecursionError):
             return
-        if not self._bytes or self._bytes + size <= MAX_WAITING_BYTES:
+        if not self._bytes or self._bytes + size <= MAX_BUFFERED_BYTES:
             self._bytes += size
             self._items.put_nowait((item, size))
 
     def end(self) -> None:
+        """Add the end of the stream."""
         self._items.put_nowait(None)
 
-    async def get(self) -> _Item | None:
+    async def get(self) -> StreamItem | None:
+        """Return the next item, or None at the end."""
         found = await self._items.get()
         if found is None:
             return None
@@ -275,219 +366,74 @@ class _Waiting:
         return found[0]
 
 
-def _items_from(given: int, result: Mapping[str, Any], label: str) -> Iterator[ResponseEnvelope[Any]]:
-    """Yield the items of a result behind those that were given already."""
+async def stream_items(
+    session: MCPSession, params: dict[str, Any], context: Context, label: str
+) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    """Call the tool, and yield each item as it arrives.
+
+    Raises:
+        CallError: as `MCPSession.request`; the error of the subscription; PROTOCOL_ERROR if the result has no items.
+    """
+    buffer = ItemBuffer()
+
+    def arrive(progress: Mapping[str, Any]) -> None:
+        item = _convert_meta(progress.get("_meta"), ITEM_META, StreamItem)
+        if item is not None:
+            buffer.put(item)
+
+    request = asyncio.create_task(
+        session.request(
+            "tools/call", params, deadline=context.deadline, on_progress_params=arrive, metadata=context.metadata
+        )
+    )
+    request.add_done_callback(lambda _: buffer.end())
+    count = 0
+    try:
+        while (item := await buffer.get()) is not None:
+            if item.n == count:
+                count += 1
+                yield _item_envelope(item.data, item.encoding, label)
+        result = await request
+        for n, envelope in enumerate(_remaining_items(count, result, label), 1):
+            yield envelope
+            if n % _YIELD_AFTER == 0:
+                await asyncio.sleep(0)
+        _check_end(result, label)
+    finally:
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+
+
+def _remaining_items(count: int, result: Mapping[str, Any], label: str) -> Iterator[ResponseEnvelope[Any]]:
+    """Yield the items of a result after the first `count`."""
     origin = read_result_origin(result.get("_meta"))
-    collected = object_of(as_it_was(result.get("structuredContent"), origin, label))
-    items = collected.get("items")
+    items = as_dict(unwrapped(result.get("structuredContent"), origin, label)).get("items")
     if not isinstance(items, list) and not result.get("isError"):
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"{label}: the result of a subscription has no list of items")
-    encodings = object_of(object_of(origin and origin.meta).get("encodings"))
-    for n, data in enumerate(list_of(items)[given:], given):
-        yield _envelope(data, encodings.get(str(n)), label)
+    encodings = as_dict(as_dict(origin and origin.meta).get("encodings"))
+    for n, data in enumerate(as_list(items)[count:], count):
+        yield _item_envelope(data, encodings.get(str(n)), label)
 
 
-def _envelope(data: Any, encoding: str | None, label: str) -> ResponseEnvelope[Any]:
-    return mcp_envelope(decoded(data, encoding, label), is_error=False, content=(), structured_content=data)
+def _item_envelope(data: Any, encoding: str | None, label: str) -> ResponseEnvelope[Any]:
+    return ResponseEnvelope(decode_bytes(data, encoding, label), MCPResponseMeta(False, [], data))
 
 
 def _check_end(result: Mapping[str, Any], label: str) -> None:
-    """Say how the subscription ended. An error is raised, as where it ran: a stream has no envelope for it."""
+    """Raise the error that ended a subscription, as where it ran: a stream has no envelope for it."""
     if result.get("isError"):
-        text = next(iter(block_texts(list_of(result.get("content")))), "")[:_MAX_MESSAGE]
-        said = _carried(result.get("_meta"), ERROR_META, _Failure) or _Failure(ErrorCode.EXECUTION_ERROR)
-        message = said.message[:_MAX_MESSAGE] or text.removeprefix(f"{said.code.value}: ")
-        wait = None if said.retry_after is None else min(said.retry_after, MAX_RETRY_AFTER)
-        raise CallError(said.code, message, said.details, retryable=said.retryable, retry_after=wait)
-    if object_of(result.get("structuredContent")).get("complete") is False:
+        text = next(iter(block_texts(as_list(result.get("content")))), "")[:_MAX_MESSAGE]
+        error = _convert_meta(result.get("_meta"), ERROR_META, _StreamError) or _StreamError(ErrorCode.EXECUTION_ERROR)
+        message = error.message[:_MAX_MESSAGE] or text.removeprefix(f"{error.code.value}: ")
+        retry_after = None if error.retry_after is None else min(error.retry_after, MAX_RETRY_AFTER)
+        raise CallError(error.code, message, error.details, retryable=error.retryable, retry_after=retry_after)
+    if as_dict(result.get("structuredContent")).get("complete") is False:
         logger.warning("%s: the server ended the subscription at a limit of its own", label)
 
 
-def _carried(meta: Any, key: str, kind: type[T]) -> T | None:
-    """What a `_meta` carries under a key; None if there is nothing that can be read."""
+def _convert_meta(meta: Any, key: str, kind: type[S]) -> S | None:
+    """Return the value under a key of `_meta`; None if it is missing or invalid."""
     try:
-        return msgspec.convert(object_of(meta)[key], kind)
+        return msgspec.convert(as_dict(meta)[key], kind)
     except (KeyError, msgspec.ValidationError):
         return None
-
-
-Path = tuple[str, ...]
-
-MAX_SCHEMA = 256 * 1024
-"""Bytes of one schema: about 100 ms to compile, and 10 MB when compiled."""
-
-EAGER = 4 * 1024 * 1024
-"""Bytes of a server's schemas that are compiled when they are listed; the others are compiled at their first use."""
-
-_DEFINITIONS = ("$defs", "definitions")
-
-
-def input_schema(declared: Any, tool: str, findings: Findings, path: Path = ()) -> Schema:
-    """The schema of a tool's input, which stands at a path of what is declared."""
-    kind = object_of(declared).get("type", "object")
-    if kind != "object":  # it would refuse whatever can be sent
-        findings.warn(tool, f"its inputSchema is not used: it is of type {kind!r}, and arguments are an object")
-        return UNKNOWN
-    return _usable(declared, tool, "inputSchema", findings, path)
-
-
-def output_schema(declared: Any, tool: str, findings: Findings, path: Path = ()) -> Schema:
-    """The schema of a tool's output, which stands at a path of what is declared, if anything is."""
-    return UNKNOWN if declared is None else _usable(declared, tool, "outputSchema", findings, path)
-
-
-def _usable(declared: Any, tool: str, field: str, findings: Findings, path: Path) -> Schema:
-    try:
-        size = len(msgspec.json.encode(declared))
-        if size > MAX_SCHEMA:
-            findings.warn(tool, f"its {field} is not used: it has {size:,} bytes, and the limit is {MAX_SCHEMA:,}")
-            return UNKNOWN
-        schema = Schema(_at(declared, path) if path else declared)
-        findings.schema_bytes += size
-        if findings.schema_bytes <= EAGER:
-            schema.compile()
-    except (SchemaError, TypeError, ValueError, RecursionError) as error:
-        findings.warn(tool, f"its {field} is not used: {error}")
-        return UNKNOWN
-    return UNKNOWN if schema.is_unknown else schema
-
-
-def _at(declared: Any, path: Path) -> Any:
-    """The schema at a path, with the definitions of the whole; None if there is nothing.
-
-    Another opwire put it there because MCP asks for objects. A reference to all of it is one to "#" again.
-    """
-    inner: Any = declared
-    for step in path:
-        inner = object_of(inner).get(step)
-    if not isinstance(inner, Mapping) or "$id" in inner:  # with an $id it is a document of its own
-        return cast("Any", inner)
-    kept = {key: declared[key] for key in _DEFINITIONS if key in declared}
-    return _moved({**object_of(inner), **kept}, "#/" + "/".join(path))
-
-
-def _moved(schema: dict[str, Any], place: str) -> dict[str, Any]:
-    """A copy in which references into a place are references into the root."""
-
-    def change(inner: JSONSchema) -> JSONSchema:
-        return _moved(inner, place) if isinstance(inner, dict) and "$id" not in inner else inner
-
-    copy = map_subschemas(schema, change)
-    ref = copy.get("$ref")
-    if isinstance(ref, str) and (ref == place or ref.startswith(f"{place}/")):
-        copy["$ref"] = f"#{ref.removeprefix(place)}"
-    return copy
-
-
-# Where another opwire puts what is no object, because MCP asks for objects.
-_INPUT = ("properties", "input")
-_RESULT = ("properties", "result")
-_ITEM = ("properties", "items", "items")
-
-
-class Reading(Struct, frozen=True, kw_only=True):
-    """How the operations of a server are made.
-
-    `own_ids`: tools that come from another opwire, and are trusted, keep the ids that they have there.
-    """
-
-    namespace: str
-    own_ids: bool = False
-    trust_annotations: bool = False
-    timeout: float | None = None
-    normalize: NormalizeMode | None = None
-    strip: bool | None = None
-
-
-def read_tool(tool: Mapping[str, Any], session: Session, reading: Reading, findings: Findings) -> Operation | None:
-    """The operation that a tool is; None, and a finding, if it cannot be one."""
-    name = tool.get("name")
-    if not is_usable(name):
-        findings.skip(name, f"a name is printable text of 1 to {MAX_NAME} characters")
-        return None
-    try:
-        return _read(tool, cast("str", name), session, reading, findings)
-    except RegistrationError as error:  # of what another opwire says of its operation
-        findings.skip(name, str(error))
-        return None
-
-
-def _read(tool: Mapping[str, Any], name: str, session: Session, reading: Reading, findings: Findings) -> Operation:
-    said = read_origin(tool.get("_meta"), ORIGIN_META)
-    origin = said if reading.trust_annotations else None
-    # Whether something is wrapped is believed of anybody: it only says how to read the rest.
-    wraps_input, wraps_output = (False, False) if said is None else (said.wraps_input, said.wraps_output)
-    type = _type(tool, origin, reading)
-    output_path = _ITEM if type is OperationType.SUBSCRIPTION else _RESULT if wraps_output else ()
-    namespace, own_name = split_id(origin.id) if origin and reading.own_ids else (reading.namespace, name)
-    spec = OperationSpec(
-        namespace=namespace,
-        name=own_name,
-        type=type,
-        title=text_of(tool.get("title")) or text_of(object_of(tool.get("annotations")).get("title")),
-        description=text_of(tool.get("description")),
-        input_schema=input_schema(tool.get("inputSchema"), name, findings, _INPUT if wraps_input else ()),
-        output_schema=output_schema(tool.get("outputSchema"), name, findings, output_path),
-        normalize=reading.normalize,
-        strip=reading.strip,
-        **_said(origin, reading.timeout),
-    )
-    make = _stream_handler if type is OperationType.SUBSCRIPTION else _call_handler
-    return Operation(spec, make(session, name, spec, wraps_input=wraps_input))
-
-
-def _type(tool: Mapping[str, Any], origin: Origin | None, reading: Reading) -> OperationType:
-    if origin is not None:
-        return origin.type
-    reads = reading.trust_annotations and object_of(tool.get("annotations")).get("readOnlyHint") is True
-    return OperationType.QUERY if reads else OperationType.MUTATION
-
-
-def _said(origin: Origin | None, timeout: float | None) -> dict[str, Any]:
-    """What only another opwire says of an operation. A timeout that the user gave is stronger, and is for calls."""
-    if origin is None:
-        return {"timeout": timeout}
-    given = None if origin.type is OperationType.SUBSCRIPTION else timeout
-    return {
-        "version": origin.version,
-        "tags": origin.tags,
-        "examples": origin.examples,
-        "timeout": origin.timeout if given is None else given,
-        "idle_timeout": origin.idle_timeout,
-    }
-
-
-# --- calling ----------------------------------------------------------------------------------------------------------
-
-
-def _call_handler(session: Session, tool: str, spec: OperationSpec, *, wraps_input: bool) -> Handler:
-    declared = not spec.output_schema.is_unknown
-
-    async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        params = _params(tool, spec.id, input, wraps_input=wraps_input)
-        result = await session.request(
-            "tools/call",
-            params,
-            deadline=context.deadline,
-            on_progress=context.on_progress,
-            metadata=context.metadata,
-        )
-        return result_envelope(result, spec.id, declared=declared)
-
-    return call
-
-
-def _stream_handler(session: Session, tool: str, spec: OperationSpec, *, wraps_input: bool) -> Handler:
-    def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        return stream_items(session, _params(tool, spec.id, input, wraps_input=wraps_input), context, spec.id)
-
-    return stream
-
-
-def _params(tool: str, label: str, input: Any, *, wraps_input: bool) -> dict[str, Any]:
-    arguments = {"input": input} if wraps_input else {} if input is None else input
-    if not isinstance(arguments, dict):
-        problem = f"a tool takes an object, not {type(input).__name__}"
-        details = {"problems": [{"path": "", "message": problem}]}
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"{label}: {problem}", details)
-    return {"name": tool, "arguments": cast("dict[str, Any]", arguments)}

@@ -9,8 +9,6 @@ Built from libyaml's events, which is quicker than PyYAML's own construction and
   lines cannot stand for billions of values.
 - Of two equal keys the last one counts, as in JSON, with a warning.
 
-What a document held that could not be used: said once, readable, never raised.
-
 Parts of a foreign document or answer, as what they ought to be: a wrong kind of value counts as none.
 
 Where a `$ref` of a document leads: inside it, or into another one that was loaded with it. No I/O.
@@ -25,6 +23,7 @@ from urllib.parse import unquote, urljoin
 import msgspec
 import yaml
 
+from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode, NotPlainError, SchemaError
 from opwire.typed.plain import json_form, read_json, to_plain, write_json
 
@@ -183,51 +182,6 @@ def _telling(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem or 'it cannot be read'}, {_place(error.problem_mark)}"
     return str(error).replace("\n", " ")
-
-
-_MAX_WARNINGS = 1_000  # a hostile document could bring millions
-_MAX_PROBLEM = 500  # characters; thousands of operations may refer to one place with a name of a megabyte
-
-
-class Skipped(NamedTuple):
-    """An operation that could not be made."""
-
-    method: str
-    path: str
-    reason: str
-
-
-class Report:
-    """What was skipped, and what was read with a reservation.
-
-    Schemas are read when they are first used, so that `warnings` may grow after the document was loaded.
-    """
-
-    def __init__(self) -> None:
-        self.skipped: list[Skipped] = []
-        self._warnings: dict[str, None] = {}  # ordered, and each said once
-
-    @property
-    def warnings(self) -> list[str]:
-        """What was read with a reservation, in the order in which it was found."""
-        return list(self._warnings)
-
-    def skip(self, method: str, path: str, reason: str) -> None:
-        """Leave an operation out."""
-        self.skipped.append(Skipped(_cut(method), _cut(path), _cut(reason)))
-
-    def warn(self, warning: str) -> None:
-        """Keep a warning."""
-        if len(self._warnings) < _MAX_WARNINGS:
-            self._warnings[_cut(warning)] = None
-
-    def __str__(self) -> str:
-        lines = [f"skipped {each.method} {each.path}: {each.reason}" for each in self.skipped]
-        return "\n".join([*lines, *(f"warning: {each}" for each in self._warnings)])
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_PROBLEM else f"{text[:_MAX_PROBLEM]}…"
 
 
 Version = Literal["2.0", "3.0", "3.1", "3.2"]

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, cast
 
-from opwire.adapters.openapi.document import Document, Documents, Place, Report, mapping, sequence, text, texts
+from opwire.adapters.openapi.document import Document, Documents, Place, mapping, sequence, text, texts
 from opwire.adapters.openapi.plan import Location, StreamKind, Style, media_type
+from opwire.adapters.report import Report
 from opwire.errors import SchemaError
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from opwire.adapters.openapi.bodies import FILE_SCHEMA
-from opwire.adapters.openapi.document import Documents, Place, Report, mapping, sequence
+from opwire.adapters.openapi.document import Documents, Place, mapping, sequence
 from opwire.adapters.openapi.endpoints import (
     Content,
     Endpoint,
@@ -51,6 +51,7 @@ from opwire.adapters.openapi.payloads import (
 )
 from opwire.adapters.openapi.plan import Body, Media, Parameter, StreamKind, media_type
 from opwire.adapters.openapi.schemas import Schemas, Written
+from opwire.adapters.report import Report
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 
 STREAM = "stream"

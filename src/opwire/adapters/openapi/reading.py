@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from opwire.adapters.openapi.document import Documents, Report, joined, mapping, sequence, text, texts
+from opwire.adapters.openapi.document import Documents, joined, mapping, sequence, text, texts
 from opwire.adapters.openapi.endpoints import VARIABLE, Endpoint, endpoints, summary_of
 from opwire.adapters.openapi.inputs import InputReader, Inputs, OutputReader, Outputs, offers
 from opwire.adapters.openapi.plan import Need, Plan, Scheme
 from opwire.adapters.openapi.schemas import Schemas
+from opwire.adapters.report import Report
 from opwire.errors import RegistrationError, SchemaError
 from opwire.names import UniqueNames
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id

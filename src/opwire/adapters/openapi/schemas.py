@@ -21,7 +21,8 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
-from opwire.adapters.openapi.document import Document, Documents, Place, Report, joined, mapping, sequence, text
+from opwire.adapters.openapi.document import Document, Documents, Place, joined, mapping, sequence, text
+from opwire.adapters.report import Report
 from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import JSONSchema, Schema

@@ -9,11 +9,10 @@ it say why they cannot be used.
 
 import asyncio
 import gc
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from ssl import SSLContext
-from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
@@ -22,22 +21,15 @@ from aiohttp import ClientResponse, hdrs
 
 from opwire.adapters.openapi.bodies import prepare_files
 from opwire.adapters.openapi.call import handler_of, stream_of, token_fetcher
-from opwire.adapters.openapi.document import (
-    Document,
-    Documents,
-    Report,
-    joined,
-    read_text,
-    references_in,
-    text_of,
-    version_of,
-)
+from opwire.adapters.openapi.document import Document, Documents, joined, read_text, references_in, text_of, version_of
 from opwire.adapters.openapi.http_client import REDIRECTS, ClientOptions, HTTPClient, redirected
 from opwire.adapters.openapi.reading import ReadOperation, ReadOptions, read_operations
 from opwire.adapters.openapi.request import HTTPRequest
 from opwire.adapters.openapi.security import Credentials, GivenCredentials
+from opwire.adapters.report import Report
+from opwire.adapters.source import AdapterSource
 from opwire.errors import CallError, ErrorCode, SchemaError
-from opwire.operation import NormalizeMode, Operation, OperationType, SourceChange
+from opwire.operation import NormalizeMode, Operation, OperationType
 
 DocumentLike = Mapping[str, Any] | str | bytes | Path
 """A document: as a mapping, as text, as a path, or as an address."""
@@ -380,7 +372,7 @@ def from_openapi(
     )
 
 
-class OpenAPISource:
+class OpenAPISource(AdapterSource):
     """The operations of an HTTP API; made by `from_openapi`. `report` says what of the document could not be used."""
 
     def __init__(
@@ -393,7 +385,7 @@ class OpenAPISource:
         *,
         reconnect: bool,
     ) -> None:
-        self.report = Report()
+        super().__init__()
         self._loader = Loader(document, self.report, allow_external_refs, client)
         self._options = options
         self._client = client
@@ -418,31 +410,13 @@ class OpenAPISource:
         state = "not loaded" if self._operations is None else f"{len(self._operations)} operations"
         return f"<OpenAPISource: {state}>"
 
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._load().__await__()
-
-    async def __aenter__(self) -> Self:
-        try:
-            return await self._load()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Close the connections. The operations fail from now on."""
         await self._credentials.close()
         await self._client.close()
 
-    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
-        """Nothing is ever told: a document does not change by itself."""
-        return lambda: None
-
-    async def _load(self) -> Self:
+    async def open(self) -> Self:
+        """Load the document; idempotent."""
         if self._operations is None:
             documents = await self._loader.load_with_network()
             self._operations = await asyncio.to_thread(self._read, documents)

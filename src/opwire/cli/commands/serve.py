@@ -11,6 +11,7 @@ import asyncio
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,9 +22,10 @@ from msgspec.structs import replace
 from opwire.cli.options import served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, opened
+from opwire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opwire.config import Config, OpenedConfig, Reloaded
+    from opwire.config import Config, OpenedConfig
     from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings
 
 
@@ -98,7 +100,7 @@ class Choice(NamedTuple):
     "--port", type=click.IntRange(0, 65_535), help="The port; 0 is a free one. Of two surfaces, of the first."
 )
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name that it answers to, beside localhost.")
-@click.option("--reload", is_flag=True, help="Load anew what changes: the configuration, Python modules, documents.")
+@click.option("--reload", is_flag=True, help="Restart after changes of the configuration, Python modules or documents.")
 @open_option
 @served_source_options
 @shared_options
@@ -116,7 +118,15 @@ def serve_command(screen: Screen, sources: Sources, surface: str | None, reload:
     config = chosen_surfaces(sources.read(), Choice(mcp=surface, **options))
     if config.serve.http is not None or (config.serve.mcp is not None and config.serve.mcp.transport == "http"):
         config = with_callers(config, screen, is_open=options["is_open"])
-    asyncio.run(_serve(config, screen, reload=reload))
+    if reload and config.serve.mcp is not None and config.serve.mcp.transport == "stdio":
+        raise click.UsageError(
+            "--reload restarts the process, which would end an MCP session over stdio: use --mcp http"
+        )
+    if reload:
+        # Python compares source files by second and size, and files are saved more often than that.
+        sys.dont_write_bytecode = True
+    if asyncio.run(_serve(config, screen, reload=reload)):
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command again
 
 
 def chosen_surfaces(config: "Config", choice: Choice) -> "Config":
@@ -144,19 +154,21 @@ def _placed(settings: Any, choice: Choice, *, port: int | None) -> Any:
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
-async def _serve(config: "Config", screen: Screen, *, reload: bool) -> None:
+async def _serve(config: "Config", screen: Screen, *, reload: bool) -> bool:
+    """Serve until stopped; return whether to restart because of changed files."""
     async with opened(config, screen) as running, AsyncExitStack() as surfaces:
         waiting: list[Awaitable[Any]] = []
-        if reload:
-            following = asyncio.create_task(_follow(running, screen))
-            surfaces.callback(following.cancel)
-            waiting.append(following)
+        changed = asyncio.create_task(_wait_for_changes(running, screen)) if reload else None
+        if changed is not None:
+            surfaces.callback(changed.cancel)
+            waiting.append(changed)
         if config.serve.mcp is not None:
             waiting += await _serve_mcp(config, config.serve.mcp, running, surfaces, screen)
         if config.serve.http is not None:
             await _serve_http(config, config.serve.http, running, surfaces, screen)
         screen.note(f"{counted(len(running.registry), 'operation')}; ^C stops")
         await until_stopped(*waiting)
+        return changed is not None and changed.done() and not changed.cancelled()
 
 
 async def _serve_mcp(
@@ -186,24 +198,19 @@ async def _serve_http(
     screen.note(f"HTTP API at {address}, described at {address}/openapi.json")
 
 
-async def _follow(running: "OpenedConfig", screen: Screen) -> None:
-    from opwire.config import watch
+async def _wait_for_changes(running: "OpenedConfig", screen: Screen) -> None:
+    """Return when files have changed and the configuration is valid."""
+    from opwire.config import load_config, watch
 
-    async for change in watch(running):
-        _tell(change, screen)
-
-
-def _tell(change: "Reloaded", screen: Screen) -> None:
-    """Say what became of a change."""
-    if change.error is not None:
-        screen.warning(f"nothing is changed: {change.error}")
-    for name, error in change.failures.items():
-        screen.warning(f"{name} stays as it was: {error}")
-    for what, names in (("loaded anew", change.loaded), ("removed", change.removed)):
-        if names:
-            screen.note(f"{what}: {', '.join(names)}")
-    if change.restart:
-        screen.warning(f"{', '.join(change.restart)} changed, and waits for the next start")
+    async for changed in watch(running.files):
+        try:
+            if running.config.file is not None:
+                load_config(running.config.file)
+        except ConfigError as error:
+            screen.warning(f"not restarted: {error}")
+        else:
+            screen.note(f"restarting: {', '.join(sorted(each.name for each in changed))} changed")
+            return
 
 
 @click.command(name="hub")

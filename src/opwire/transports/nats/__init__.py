@@ -1,4 +1,4 @@
-"""Calls over NATS."""
+"""Calls and durable calls over NATS. NKEYs and `.creds` files need `pip install 'opwire[nats]'`."""
 
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.nats.transport import NatsTransport

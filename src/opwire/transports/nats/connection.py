@@ -1,14 +1,10 @@
-"""One connection to one NATS server.
+"""One connection to one NATS server: credentials, the known servers of a cluster, and the connection itself.
 
-Everything is written through one queue, so a PONG says that the server has done what was written before its PING. That
-is the only barrier there is; subscriptions, withdrawals and the end of a connection wait for it.
+Credentials are a password, a token, a `.creds` file (a JWT and its key) or a file with the seed of an NKEY. The key
+never leaves this process: it signs a nonce that the server creates for each connection.
 
-How this end proves who it is: the fields of CONNECT. No I/O but the reading of a credentials file.
-
-A password, a token, a `.creds` file (a JWT, and the key that belongs to it) or a file with the seed of an NKEY. The key
-never leaves this process: it signs a number that the server makes for each connection.
-
-The servers of a NATS cluster that we know of: those that we were given, and those that they tell us of. No I/O.
+All writes go through one queue, so a PONG means that the server has processed everything before its PING. That is the
+only barrier of the protocol; subscribing, unsubscribing and closing wait for it.
 """
 
 import asyncio
@@ -29,28 +25,30 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 import opwire
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError, needs_extra
 from opwire.transports.link import Link
 from opwire.transports.nats.protocol import (
     PING,
     PONG,
-    Complaint,
     Control,
     Info,
     Message,
     Parser,
     Ping,
     Pong,
+    ServerError,
     connect,
 )
 
-_SEED, _USER = 18 << 3, 20 << 3  # what an NKEY's first bits say: a seed; of a user
+# --- credentials ------------------------------------------------------------------------------------------------------
+
+_SEED, _USER = 18 << 3, 20 << 3  # the prefix bits of an NKEY: a seed; of a user
 _BLOCK = re.compile(r"-{3,}BEGIN [A-Z ]*(JWT|SEED)-{3,}\s+(\S+)\s+-{3,}END")
 
 
 @dataclass(frozen=True)
-class Credentials:
-    """What was given. Nothing of it is shown when this is printed."""
+class NatsCredentials:
+    """The credentials of a client. Secrets are left out of the repr."""
 
     user: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -58,130 +56,112 @@ class Credentials:
     file: str | PathLike[str] | None = None
 
     def fields(self, nonce: str) -> dict[str, object]:
-        """The fields of CONNECT. A file is read again each time, since it may have been replaced.
+        """Return the fields of CONNECT. A file is read each time, since it may have been replaced.
 
         Raises:
-            CallError: UNAVAILABLE, if the file cannot be used.
+            CallError: UNAVAILABLE, if the file is unreadable or invalid.
         """
-        if self.file is not None:
-            return _signed(self.file, nonce)
-        if self.token is not None:
-            return {"auth_token": self.token}
-        if self.user is not None:
-            return {"user": self.user, "pass": self.password or ""}
-        return {}
-
-
-def _signed(file: str | PathLike[str], nonce: str) -> dict[str, object]:
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise CallError(ErrorCode.UNAVAILABLE, f"the credentials in {file} cannot be read: {error}") from error
-    blocks = {match[1]: match[2] for match in _BLOCK.finditer(text)}
-    try:
-        public, signature = sign(blocks.get("SEED") or text.strip(), nonce)
-    except ValueError as error:
-        raise CallError(ErrorCode.UNAVAILABLE, f"{file} holds no usable credentials: {error}") from error
-    return {"sig": signature, **({"jwt": blocks["JWT"]} if "JWT" in blocks else {"nkey": public})}
+        if self.file is None:
+            if self.token is not None:
+                return {"auth_token": self.token}
+            return {} if self.user is None else {"user": self.user, "pass": self.password or ""}
+        try:
+            text = Path(self.file).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            message = f"the credentials in {self.file} cannot be read: {error}"
+            raise CallError(ErrorCode.UNAVAILABLE, message) from error
+        blocks = {match[1]: match[2] for match in _BLOCK.finditer(text)}
+        try:
+            public, signature = sign(blocks.get("SEED") or text.strip(), nonce)
+        except ValueError as error:
+            raise CallError(ErrorCode.UNAVAILABLE, f"invalid credentials in {self.file}: {error}") from error
+        return {"sig": signature, **({"jwt": blocks["JWT"]} if "JWT" in blocks else {"nkey": public})}
 
 
 def sign(seed: str, nonce: str) -> tuple[str, str]:
-    """The public NKEY that belongs to a seed, and its signature of the server's number.
+    """Return the public NKEY of a seed, and its signature of the server's nonce.
 
     Raises:
-        ValueError: it is not a user's seed. The message does not show it.
-        CallError: UNAVAILABLE, if the package that can sign is missing.
+        ValueError: not the seed of a user. The message does not repeat it.
+        MissingExtraError: the package cryptography is missing.
     """
-    try:
+    with needs_extra("nats"):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError as error:
-        missing = "NKEYs need the package cryptography: pip install 'opwire[nats]'"
-        raise CallError(ErrorCode.UNAVAILABLE, missing) from error
-    key = Ed25519PrivateKey.from_private_bytes(_key_of(seed))
-    public = bytes([_USER]) + key.public_key().public_bytes_raw()
-    signature = key.sign(nonce.encode("ascii", "replace"))
-    return _b32(public + _checksum(public)), urlsafe_b64encode(signature).rstrip(b"=").decode()
-
-
-def _key_of(seed: str) -> bytes:
     try:
         raw = b32decode(seed + "=" * (-len(seed) % 8))
     except (Error, ValueError):
-        raise ValueError("it is not an NKEY seed, which begins with SU and has 58 characters") from None
+        raise ValueError("not an NKEY seed, which starts with SU and has 58 characters") from None
     if len(raw) != 36 or _checksum(raw[:-2]) != raw[-2:]:
-        raise ValueError("the seed was mistyped or cut: its checksum is wrong")
-    kind, owner = raw[0] & 0xF8, (raw[0] & 7) << 5 | raw[1] >> 3
-    if kind != _SEED or owner != _USER:
-        raise ValueError("it is not the seed of a user, which begins with SU")
-    return raw[2:-2]
+        raise ValueError("the seed is mistyped or truncated: its checksum is wrong")
+    if raw[0] & 0xF8 != _SEED or (raw[0] & 7) << 5 | raw[1] >> 3 != _USER:
+        raise ValueError("not the seed of a user, which starts with SU")
+    key = Ed25519PrivateKey.from_private_bytes(raw[2:-2])
+    public = bytes([_USER]) + key.public_key().public_bytes_raw()
+    signature = key.sign(nonce.encode("ascii", "replace"))
+    encoded = b32encode(public + _checksum(public)), urlsafe_b64encode(signature)
+    return encoded[0].rstrip(b"=").decode(), encoded[1].rstrip(b"=").decode()
 
 
 def _checksum(raw: bytes) -> bytes:
     return crc_hqx(raw, 0).to_bytes(2, "little")
 
 
-def _b32(raw: bytes) -> str:
-    return b32encode(raw).rstrip(b"=").decode()
-
+# --- servers ----------------------------------------------------------------------------------------------------------
 
 _PORT = 4222
-_MAX_FOUND = 64  # servers of a cluster that are remembered: each costs an attempt when all are away
+_MAX_DISCOVERED = 64  # servers of a cluster to remember: each costs an attempt when all are down
 _MAX_HOST = 253  # characters of a DNS name
 
 
 @dataclass(frozen=True)
-class Server:
-    """One server. Shown without user and password."""
+class ServerAddress:
+    """One server. Its text form has no credentials."""
 
     host: str
     port: int = _PORT
     tls: bool = False
-    credentials: Credentials | None = None  # from the URL; they go before those that are meant for every server
-    tls_name: str | None = None  # whom its certificate is for, where that is not the host
+    credentials: NatsCredentials | None = None  # from the URL; they override those for all servers
+    tls_name: str | None = None  # the name in its certificate, if that is not the host
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
 
 
-class Servers:
-    """Where to connect. The names of servers that others told us of replace those that they told us of before."""
+class NatsServers:
+    """The servers of a cluster: the configured ones, and those that the last server has announced. No I/O."""
 
     def __init__(self, urls: str | Iterable[str]) -> None:
-        given = [urls] if isinstance(urls, str) else list(urls)
-        if not given:
-            raise CallError(ErrorCode.VALIDATION_ERROR, "there is no NATS server to connect to: give at least one URL")
-        self._given = [parse_server(url) for url in given]
-        self._found: list[Server] = []
+        self._given = [parse_server(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self._given:
+            raise UsageError("a NATS server is missing: give at least one URL")
+        self._discovered: list[ServerAddress] = []
 
     def __str__(self) -> str:
         return ", ".join(map(str, self._given))
 
-    def in_turn(self) -> list[Server]:
-        """All of them in random order, so that the clients of a server that died spread over the others."""
-        places = {(server.host, server.port): server for server in (*self._found, *self._given)}
-        return random.sample(list(places.values()), len(places))
+    def shuffled(self) -> list[ServerAddress]:
+        """Return all servers in random order, so that the clients of a dead server spread over the others."""
+        unique = {(server.host, server.port): server for server in (*self._discovered, *self._given)}
+        return random.sample(list(unique.values()), len(unique))
 
-    def learn(self, teller: Server, places: Iterable[str]) -> None:
-        """Remember the neighbours that a server names, as `host:port`. They are reached the way that it was."""
-        # Certificates are for names, and neighbours are named by their numbers.
-        name = teller.tls_name or teller.host
-        self._found = []
-        for place in islice(places, _MAX_FOUND):
-            try:
-                found = parse_server(place)
-            except CallError:
-                continue  # whatever it is, we have others
-            if len(found.host) > _MAX_HOST:
-                continue
-            self._found.append(replace(teller, host=found.host, port=found.port, tls_name=name))
+    def discover(self, source: ServerAddress, announced: Iterable[str]) -> None:
+        """Replace the discovered servers by the `host:port` that a server announces; they inherit its options."""
+        # Certificates are for names, but servers announce IP addresses.
+        name = source.tls_name or source.host
+        self._discovered = []
+        for each in islice(announced, _MAX_DISCOVERED):
+            with suppress(UsageError):  # ignore an invalid one
+                found = parse_server(each)
+                if len(found.host) <= _MAX_HOST:
+                    self._discovered.append(replace(source, host=found.host, port=found.port, tls_name=name))
 
 
-def parse_server(url: str) -> Server:
-    """The server of `nats://user:password@host:port`, `nats://token@host`, `tls://host` or `host:port`.
+def parse_server(url: str) -> ServerAddress:
+    """Parse `nats://user:password@host:port`, `nats://token@host`, `tls://host` or `host:port`.
 
     Raises:
-        CallError: VALIDATION_ERROR. The message does not show user and password.
+        UsageError: invalid URL. The message does not repeat the credentials.
     """
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
@@ -190,37 +170,37 @@ def parse_server(url: str) -> Server:
         host, port, parts = None, _PORT, urlsplit("")
     if not host or parts.scheme not in ("nats", "tls"):
         shown = url.rpartition("@")[2][:80]
-        wrong = f"{shown!r} is no URL of a NATS server: write nats://host:4222, or tls://host:4222"
-        raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
+        raise UsageError(f"{shown!r} is not the URL of a NATS server; expected nats://host:4222 or tls://host:4222")
     credentials = None
     if parts.password is not None:
-        credentials = Credentials(user=unquote(parts.username or ""), password=unquote(parts.password))
+        credentials = NatsCredentials(user=unquote(parts.username or ""), password=unquote(parts.password))
     elif parts.username:
-        credentials = Credentials(token=unquote(parts.username))
-    return Server(host, port, tls=parts.scheme == "tls", credentials=credentials)
+        credentials = NatsCredentials(token=unquote(parts.username))
+    return ServerAddress(host, port, tls=parts.scheme == "tls", credentials=credentials)
 
 
-TRY = 2.0
-"""Seconds for one server, so that there is time for another."""
+# --- the connection ---------------------------------------------------------------------------------------------------
 
-_SILENCE = 2  # beats without a sign of life, after which a server is given up
-_COMPLAINTS = 100  # that are kept while a barrier waits
-_FLUSH = 1.0  # seconds that the server has to confirm the last things that were sent
+CONNECT_TIMEOUT = 2.0  # seconds for one server, so that there is time to try another
 
-_WHO_WE_ARE: dict[str, object] = {
+_MAX_SILENT_BEATS = 2  # beats without data, after which the connection is aborted
+_MAX_ERRORS = 100  # that a barrier collects
+_FLUSH_TIMEOUT = 1.0  # seconds that the server has to confirm the last writes
+
+_CLIENT: dict[str, object] = {
     "name": "opwire",
     "lang": "python",
     "version": opwire.__version__,
-    "protocol": 1,  # we understand an INFO that comes later
+    "protocol": 1,  # accepts a later INFO
     "headers": True,
-    "no_responders": True,  # say so when nobody has subscribed, instead of saying nothing
+    "no_responders": True,  # return status 503 if a subject has no subscriber, instead of nothing
     "echo": True,  # an end may call itself
     "verbose": False,
     "pedantic": False,
 }
 
 _ADVICE = {
-    "authorization violation": "give the user and password, the token or the credentials that it knows",
+    "authorization violation": "give the user and password, the token or the credentials that it expects",
     "authentication timeout": "the machine or the network is too slow for its `authorization.timeout`",
     "maximum connections exceeded": "raise its `max_connections`",
     "maximum subscriptions exceeded": "raise its `max_subscriptions`",
@@ -231,65 +211,63 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Security:
-    """What is the same for every server: who we are, and whom we believe."""
+    """The credentials and TLS options for all servers."""
 
-    credentials: Credentials
+    credentials: NatsCredentials
     ssl: tls.SSLContext | None = None
     tls_first: bool = False
 
     @cached_property
     def context(self) -> tls.SSLContext:
-        """How certificates are checked."""
+        """Return the TLS context that verifies certificates."""
         return self.ssl or tls.create_default_context()
 
 
-class Owner(Protocol):
-    """Whoever uses a connection. Its methods return at once and raise nothing."""
+class ConnectionListener(Protocol):
+    """The callbacks of a connection. They return at once and must not raise."""
 
-    def delivered(self, message: Message) -> None:
-        """A message arrived."""
+    def on_message(self, message: Message) -> None:
+        """Handle a message."""
         ...
 
-    def informed(self, info: Info) -> None:
-        """The server says something new about itself."""
+    def on_info(self, info: Info) -> None:
+        """Handle a later INFO of the server."""
         ...
 
-    def complained(self, text: str) -> None:
-        """The server did not do something. The connection may live on."""
+    def on_error(self, text: str) -> None:
+        """Handle -ERR. The connection may stay open."""
         ...
 
-    def dropped(self, reason: str) -> None:
-        """The connection, which was open, is gone."""
+    def on_lost(self, reason: str) -> None:
+        """Handle the loss of a connection that was open."""
         ...
 
 
 class _Barrier:
-    """Somebody waits for a PONG, and wants to know what the server complained about meanwhile."""
+    """A caller that waits for a PONG, and collects the errors that arrive before it."""
 
     def __init__(self) -> None:
         self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
 
 
-class Connection:
-    """A connection that is open from the return of `open` until `Owner.dropped` or `close`."""
+class NatsConnection:
+    """A connection that is open from the return of `open` until `ConnectionListener.on_lost` or `close`."""
 
-    def __init__(self, server: Server, owner: Owner) -> None:
+    def __init__(self, server: ServerAddress, listener: ConnectionListener) -> None:
         self.server = server
-        self._owner = owner
+        self._listener = listener
         self._parser = Parser()
         self._greeting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pongs: deque[_Barrier | None] = deque()  # one for each PING that is on its way; None: of a beat
-        self._silent = 0  # beats since the server was last heard of
-        self._complaint = ""  # the server's last word: if the connection ends after it, that is why
+        self._pongs: deque[_Barrier | None] = deque()  # one per PING in flight; None: of a beat
+        self._silent_beats = 0
+        self._last_error = ""  # the reason, if the connection ends right after it
         self._open = False
-        self.info = Info()  # what the server said of itself last
+        self.info = Info()  # the latest
         self.link = Link(self._receive, self._lost)
 
-    # --- opening ------------------------------------------------------------------------------------------------------
-
     async def open(self, security: Security, subscriptions: bytes) -> None:
-        """Connect, say who we are, and subscribe.
+        """Connect, authenticate and subscribe.
 
         Raises:
             CallError: UNAVAILABLE, if the server cannot be reached or refuses.
@@ -297,19 +275,19 @@ class Connection:
         try:
             await self._greet(security)
             fields = (self.server.credentials or security.credentials).fields(self.info.nonce)
-            self.link.control(connect(_WHO_WE_ARE | fields) + subscriptions)
-            complaints = await self.barrier()
-            if complaints:
-                raise self._refused(complaints[0])
+            self.link.control(connect(_CLIENT | fields) + subscriptions)
+            errors = await self.barrier()
+            if errors:
+                raise self._refused(errors[0])
             self._open = True
-        except (OSError, ValueError) as error:  # the latter: a host that no name server could be asked for
+        except (OSError, ValueError) as error:  # ValueError: an invalid host name
             raise self._unavailable(f"cannot be reached: {error}") from error
         finally:
             if not self._open:
                 self.link.abort("it could not be opened")
 
     async def _greet(self, security: Security) -> None:
-        """Connect, and hear what the server says first; with TLS, where either side wants it."""
+        """Connect and wait for INFO; start TLS where either side requires it."""
         server, loop = self.server, asyncio.get_running_loop()
         name = server.tls_name or server.host
         first = (security.context, name) if security.tls_first else (None, None)
@@ -329,115 +307,103 @@ class Connection:
                 raise self._unavailable("closed the connection during the TLS handshake")
             self.link.connection_made(secured)
 
-    def _refused(self, complaint: str) -> CallError:
-        advice = next((advice for what, advice in _ADVICE.items() if what in complaint.lower()), None)
-        return self._unavailable(f"refused: {complaint}" + (f" ({advice})" if advice else ""))
+    def _refused(self, error: str) -> CallError:
+        advice = next((advice for what, advice in _ADVICE.items() if what in error.lower()), None)
+        return self._unavailable(f"refused: {error}" + (f" ({advice})" if advice else ""))
 
     def _unavailable(self, what: str) -> CallError:
         return CallError(ErrorCode.UNAVAILABLE, f"{self.server} {what}")
 
-    # --- what the owner asks for --------------------------------------------------------------------------------------
-
     async def barrier(self) -> list[str]:
-        """Wait until the server has done all that was written so far. What it complained about meanwhile.
+        """Wait until the server has processed everything written so far; return the errors that it sent meanwhile.
 
         Raises:
-            CallError: UNAVAILABLE, if the connection is gone; RATE_LIMITED.
+            CallError: UNAVAILABLE, if the connection is lost; RATE_LIMITED.
         """
         self.link.control(PING)
         barrier = _Barrier()
         self._pongs.append(barrier)
         await barrier.passed
-        return barrier.complaints
+        return barrier.errors
 
     def beat(self) -> None:
-        """Ask for a sign of life; end the connection if there was none since the last but one."""
-        if self._silent >= _SILENCE:
+        """Send a PING; abort the connection if no data has arrived since the last but one."""
+        if self._silent_beats >= _MAX_SILENT_BEATS:
             self.link.abort(f"{self.server} does not answer")
             return
-        self._silent += 1
-        with suppress(CallError):  # it is gone, or does not read: both will be noticed
+        self._silent_beats += 1
+        with suppress(CallError):  # a lost connection, or a full queue: both are detected elsewhere
             self.link.control(PING)
             self._pongs.append(None)
 
     async def close(self) -> None:
-        """See that all that was written has arrived, and end the connection; `dropped` is not called any more."""
+        """Flush all writes and end the connection; `on_lost` is not called."""
         self._open = False
         with suppress(CallError, TimeoutError):
-            async with asyncio.timeout(_FLUSH):
+            async with asyncio.timeout(_FLUSH_TIMEOUT):
                 await self.barrier()
         await self.link.close(grace=0.5)
 
-    # --- what arrives -------------------------------------------------------------------------------------------------
-
     def _receive(self, data: bytes) -> None:
-        self._silent, self._complaint = 0, ""
-        deliver = self._owner.delivered
+        self._silent_beats, self._last_error = 0, ""
+        on_message = self._listener.on_message
         for event in self._parser.feed(data):
             if type(event) is Message:  # nearly all are
-                deliver(event)
+                on_message(event)
             else:
-                self._handle(event)
+                self._control(event)
 
-    def _handle(self, event: Control) -> None:
+    def _control(self, event: Control) -> None:
         match event:
             case Ping():
                 self.link.urgent(PONG)
             case Pong():
-                self._ponged()
+                barrier = self._pongs.popleft() if self._pongs else None
+                if barrier is not None and not barrier.passed.done():
+                    barrier.passed.set_result(None)
             case Info():
-                self._informed(event)
-            case Complaint():
-                self._complained(event.text)
-
-    def _informed(self, info: Info) -> None:
-        self.info = info
-        if not self._greeting.done():
-            self._greeting.set_result(None)
-        elif self._open:
-            self._owner.informed(info)
-
-    def _ponged(self) -> None:
-        barrier = self._pongs.popleft() if self._pongs else None
-        if barrier is not None and not barrier.passed.done():
-            barrier.passed.set_result(None)
-
-    def _complained(self, text: str) -> None:
-        self._complaint = text
-        for barrier in self._pongs:
-            if barrier is not None and len(barrier.complaints) < _COMPLAINTS:
-                barrier.complaints.append(text)
-        if self._open:
-            self._owner.complained(text)
+                self.info = event
+                if not self._greeting.done():
+                    self._greeting.set_result(None)
+                elif self._open:
+                    self._listener.on_info(event)
+            case ServerError(text):
+                self._last_error = text
+                for barrier in filter(None, self._pongs):
+                    barrier.errors[_MAX_ERRORS - 1 :] = [text]  # bounded
+                if self._open:
+                    self._listener.on_error(text)
 
     def _lost(self, reason: str) -> None:
-        if self._complaint:
-            reason = f"{reason}: {self._complaint}"
-        error = self._refused(self._complaint) if self._complaint else self._unavailable(f"is gone: {reason}")
+        if self._last_error:
+            reason = f"{reason}: {self._last_error}"
+        error = self._refused(self._last_error) if self._last_error else self._unavailable(f"is gone: {reason}")
         for future in (self._greeting, *(barrier.passed for barrier in self._pongs if barrier is not None)):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # seen: asyncio would complain where nobody has waited yet
+                future.exception()  # retrieved: asyncio logs it otherwise, if no caller waits yet
         self._pongs.clear()
         if self._open:
             self._open = False
-            self._owner.dropped(reason)
+            self._listener.on_lost(reason)
 
 
-async def open_any(servers: Servers, owner: Owner, security: Security, subscriptions: bytes) -> Connection:
-    """Connect to the first server that lets us.
+async def open_any(
+    servers: NatsServers, listener: ConnectionListener, security: Security, subscriptions: bytes
+) -> NatsConnection:
+    """Connect to the first server that accepts.
 
     Raises:
-        CallError: UNAVAILABLE, with what each of them said.
+        CallError: UNAVAILABLE, with the reason of each server.
     """
     failures: dict[str, None] = {}
-    for server in servers.in_turn():
-        connection = Connection(server, owner)
+    for server in servers.shuffled():
+        connection = NatsConnection(server, listener)
         try:
-            async with asyncio.timeout(TRY):
+            async with asyncio.timeout(CONNECT_TIMEOUT):
                 await connection.open(security, subscriptions)
         except TimeoutError:
-            failures[f"{server} does not answer within {TRY:g} s"] = None
+            failures[f"{server} does not answer within {CONNECT_TIMEOUT:g} s"] = None
         except CallError as error:
             failures[error.message] = None
         else:

@@ -1,24 +1,22 @@
-"""A connection to NATS for questions and answers: made when it is needed, and made again after it was lost.
+"""JetStream for durable calls: a session for API requests, and the stream that stores tasks as logs.
 
-JetStream is asked by publishing to subjects of its own, mostly with JSON, and answers in our inbox. Who publishes to a
-stream is answered there, too: with the number of the message that was stored, or with the reason why it was not.
+JetStream's API is a set of subjects, mostly with JSON; responses arrive in our inbox. A message published to a stream
+is acknowledged there, too: with the sequence number of the stored message, or with an error.
 
-What JetStream keeps for durable calls: one stream, in which every task has a log of its own.
+The stream holds one log per task. The subjects of its entries contain the task's key, `<prefix>.durable.<key>.…`. The
+last entry is the state of the task:
 
-The entries of a log have the key of the task in their subjects, `<prefix>.durable.<key>.…`. The last one says how the
-task stands:
+    task.<operation>                              submitted
+    since.held.lease.<operation>                  claimed again, or a lease was renewed
+    since.held.later.<operation>                  released
+    since.ended.done|buried.<operation>.<time>    ended with an outcome
 
-    task.<operation>                              it was submitted
-    since.held.lease.<operation>                  it was claimed not for the first time, or a lease was renewed
-    since.held.later.<operation>                  it was released
-    since.ended.done|buried.<operation>.<time>    it has an outcome
+Each write names the expected last entry, and JetStream rejects it if that has changed: of two concurrent submissions,
+claims, renewals, releases or outcomes of a task, one fails and learns it. The sequence number of the entry `task`
+distinguishes the lives of a key before and after a replay.
 
-Whoever writes an entry says which one was the last until then, and JetStream stores it only if that is so: of two who
-submit, claim, renew, release or end the same task at the same time, one comes too late and knows it. The number of the
-entry `task` tells the lives of a key apart, before and after a replay.
-
-The stream is a work queue: a task leaves it when it is acknowledged, after its outcome was stored. Outcomes leave it
-when their time is over (`Nats-TTL`), and are published again when they are stored, under `<prefix>.ended.<key>`.
+The stream is a work queue: a task leaves it when it is acknowledged, after its outcome was stored. Outcomes expire
+(`Nats-TTL`), and are republished when they are stored, under `<prefix>.ended.<key>`.
 """
 
 import asyncio
@@ -39,114 +37,117 @@ from msgspec import Struct
 
 from opwire.durable.journal import Outcome, Task
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats.connection import Connection, Security, Servers, open_any
-from opwire.transports.nats.protocol import Info, Message, publish, subscribe, unsubscribe
+from opwire.transports.nats.connection import NatsConnection, NatsServers, Security, open_any
+from opwire.transports.nats.protocol import Info, Message, header_block, publish, subscribe, unsubscribe
 from opwire.transports.nats.transport import Subjects
 
 logger = logging.getLogger("opwire.durable")
 
-PATIENCE = 5.0
-"""Seconds without an answer, after which something counts as not done."""
+# --- the session ------------------------------------------------------------------------------------------------------
 
-NO_STREAM = 10059
-"""What JetStream says when there is no such stream."""
+PATIENCE = 5.0  # seconds without a response, after which a request has failed
+NO_STREAM = 10059  # the error code for an unknown stream
 
-_BEAT = 2.0  # seconds between two signs of life; a server without them is given up after three
+_BEAT = 2.0  # seconds between two beats; a silent server is given up after three
 _NO_RESPONDERS = 503
 _INBOX = "in"
 _FORBIDDEN = re.compile(r'Permissions Violation for (?:Publish|Subscription) to "([^"]*)"', re.IGNORECASE)
 
-_NO_JETSTREAM = "start nats-server with -js, or give it a `jetstream` block in its configuration"
+_NO_JETSTREAM = "start nats-server with -js, or add a `jetstream` block to its configuration"
 _ADVICE = {
     10005: "`replicas` asks for more servers than the cluster has",
-    10039: "let its configuration say `jetstream: enabled` for this account",
+    10039: "set `jetstream: enabled` for this account in its configuration",
     10065: "another stream has these subjects: give the journal another prefix",
     10074: "`replicas` above 1 is for clusters",
     10076: _NO_JETSTREAM,
 }
 
 
-class Refusal(Struct, frozen=True):
-    """Why JetStream has not done something."""
+class ApiError(Struct, frozen=True):
+    """An error of JetStream."""
 
     err_code: int = 0
     description: str = ""
 
 
-class Answer(Struct, frozen=True):
-    """What every answer of JetStream may be: a refusal."""
+class ApiResponse(Struct, frozen=True):
+    """The base class of responses: each may be an error."""
 
-    error: Refusal | None = None
-
-
-A = TypeVar("A", bound=Answer)
+    error: ApiError | None = None
 
 
-class Listener:
-    """Whoever uses a session, and wants to know some of this. All but `prepare` return at once and raise nothing."""
+R = TypeVar("R", bound=ApiResponse)
+
+
+class SessionListener:
+    """The callbacks of a session, all optional. Except for `prepare` they return at once and must not raise."""
 
     async def prepare(self) -> None:
-        """There is a new connection, which is not used for anything else yet.
+        """Prepare a new connection before it is used.
 
         Raises:
-            CallError: it cannot be used.
+            CallError: the connection is unusable.
         """
 
     def arrived(self, token: str, message: Message) -> None:
-        """A message has come to our inbox that is no answer.
+        """Handle a message to our inbox that is not a response.
 
-        `token` is the end of its subject; empty for an entry of a stream, which keeps the subject that it has there.
+        `token` is the end of its subject; empty for an entry of a stream, which keeps its subject.
         """
 
     def heard(self, subject: str, payload: bytes) -> None:
-        """A message has come on a subject that we listen to."""
+        """Handle a message on a subject that was passed to `listen`."""
 
     def refused(self, subject: str, error: CallError) -> None:
-        """The server does not let us publish to this subject, or listen to it."""
+        """Handle a permissions error: we may not publish or subscribe to this subject."""
 
     def lost(self, error: CallError) -> None:
-        """The connection is gone, and with it whatever we listened to or waited for."""
+        """Handle the loss of the connection, with all subscriptions and requests in flight."""
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     subject: str
-    answer: asyncio.Future[Message]
+    response: asyncio.Future[Message]
 
 
-class Session:
-    """`inbox` is what the subjects of answers begin with; `domain` is that of JetStream, if it has one."""
+class JetStreamSession:
+    """A connection that is opened lazily, and opened again after a loss.
 
-    def __init__(self, servers: Servers, security: Security, inbox: str, domain: str | None = None) -> None:
+    `inbox` is the prefix of the subjects of responses; `domain` is the optional domain of JetStream.
+    """
+
+    def __init__(self, servers: NatsServers, security: Security, inbox: str, domain: str | None = None) -> None:
         self.name = str(servers)
         self.inbox = inbox
-        self.listeners: list[Listener] = []
+        self.listeners: list[SessionListener] = []
         self._servers = servers
         self._security = security
         self._api = f"$JS.{domain}.API" if domain else "$JS.API"
-        self._connection: Connection | None = None
+        self._connection: NatsConnection | None = None
         self._prepared = False
         self._connecting = asyncio.Lock()
         self._closed = False
         self._numbers = count(1)
-        self._asked: dict[str, _Asked] = {}  # by the token at the end of the subject for the answer
+        self._requests: dict[str, _Request] = {}  # by the token at the end of the response's subject
         self._timer: asyncio.TimerHandle | None = None
 
-    # --- the connection -----------------------------------------------------------------------------------------------
-
     async def connect(self) -> None:
-        """See that there is a connection.
+        """Connect and prepare, unless connected.
 
         Raises:
-            CallError: UNAVAILABLE, or what a listener raises that cannot use it.
+            CallError: UNAVAILABLE, or the error of a listener's `prepare`.
         """
         if self._prepared and self._connection is not None:
             return
         async with self._connecting:
             if self._closed:
-                raise self._unavailable(f"the journal at {self.name} is closed")
+                raise _unavailable(f"the journal at {self.name} is closed")
             if self._connection is None:
                 self._prepared = False
-                await self._open()
+                subscription = subscribe(f"{self.inbox}*", _INBOX)
+                self._connection = await open_any(self._servers, self, self._security, subscription)
+                self.on_info(self._connection.info)
+                self._timer = asyncio.get_running_loop().call_later(_BEAT, self._beat)
             if not self._prepared:
                 try:
                     for listener in self.listeners:
@@ -156,12 +157,6 @@ class Session:
                     raise
                 self._prepared = True
 
-    async def _open(self) -> None:
-        subscription = subscribe(f"{self.inbox}*", _INBOX)
-        self._connection = await open_any(self._servers, self, self._security, subscription)
-        self.informed(self._connection.info)
-        self._timer = asyncio.get_running_loop().call_later(_BEAT, self._beat)
-
     def _beat(self) -> None:
         if self._connection is not None:
             self._timer = asyncio.get_running_loop().call_later(_BEAT, self._beat)
@@ -169,11 +164,11 @@ class Session:
 
     @property
     def info(self) -> Info:
-        """What the server has said of itself."""
+        """Return the server's latest INFO."""
         return Info() if self._connection is None else self._connection.info
 
     async def close(self) -> None:
-        """End it. Closing again does nothing."""
+        """Close the session. A second call is a no-op."""
         self._closed = True
         await self._disconnect()
 
@@ -183,16 +178,14 @@ class Session:
             self._timer.cancel()
         if connection is not None:
             await connection.close()
-            self._fail(self._unavailable(f"the connection to {self.name} was closed"))
-
-    # --- asking -------------------------------------------------------------------------------------------------------
+            self._fail(_unavailable(f"the connection to {self.name} was closed"))
 
     async def api(
-        self, kind: type[A], what: str, request: object = None, *, unless: Collection[int] = (), preparing: bool = False
-    ) -> A:
-        """What JetStream says to a request. Refusals with the codes in `unless` are answers, too.
+        self, kind: type[R], what: str, request: object = None, *, unless: Collection[int] = (), preparing: bool = False
+    ) -> R:
+        """Send an API request and return the response; `unless` are error codes to return instead of raising.
 
-        `preparing` is for whoever prepares the connection.
+        `preparing` skips `connect`, for use within `prepare`.
 
         Raises:
             CallError: UNAVAILABLE; RATE_LIMITED, if the server does not keep up.
@@ -200,61 +193,53 @@ class Session:
         if not preparing:
             await self.connect()
         payload = b"" if request is None else msgspec.json.encode(request)
-        return self._read(kind, await self._ask(f"{self._api}.{what}", payload), unless)
+        return await self._exchange(kind, f"{self._api}.{what}", payload, None, unless)
 
     async def store(
-        self, kind: type[A], subject: str, headers: Mapping[str, object], payload: bytes, *, unless: Collection[int]
-    ) -> A:
-        """What JetStream says to a message for a stream.
+        self, kind: type[R], subject: str, headers: Mapping[str, object], payload: bytes, *, unless: Collection[int]
+    ) -> R:
+        """Publish a message to a stream and return the acknowledgement.
 
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE; RATE_LIMITED, if the server does not keep up.
         """
         await self.connect()
-        return self._read(kind, await self._ask(subject, payload, headers), unless)
+        return await self._exchange(kind, subject, payload, headers, unless)
 
-    async def _ask(self, subject: str, payload: bytes, headers: Mapping[str, object] | None = None) -> Message:
+    async def _exchange(
+        self, kind: type[R], subject: str, payload: bytes, headers: Mapping[str, object] | None, unless: Collection[int]
+    ) -> R:
         token = str(next(self._numbers))
-        asked = _Asked(subject, asyncio.get_running_loop().create_future())
-        self._asked[token] = asked
+        request = self._requests[token] = _Request(subject, asyncio.get_running_loop().create_future())
         try:
             self.send(subject, payload, token, headers)
             async with asyncio.timeout(PATIENCE):
-                return await asked.answer
+                message = await request.response
         except TimeoutError:
             raise self.silent() from None
         finally:
-            del self._asked[token]
-
-    def _read(self, kind: type[A], message: Message, unless: Collection[int]) -> A:
+            del self._requests[token]
         if message.status == _NO_RESPONDERS:
-            self._prepared = False  # perhaps the stream was deleted
-            raise self._unavailable(f"JetStream does not answer at {self.name}: {_NO_JETSTREAM}")
+            self._prepared = False  # the stream may have been deleted
+            raise _unavailable(f"JetStream does not answer at {self.name}: {_NO_JETSTREAM}")
         try:
-            answer = msgspec.json.decode(message.payload, type=kind)
+            response = msgspec.json.decode(message.payload, type=kind)
         except msgspec.MsgspecError as error:
-            raise self._unavailable(f"{self.name} gave an answer that cannot be read: {error}") from error
-        refusal = answer.error
-        if refusal is not None and refusal.err_code == NO_STREAM:
+            raise _unavailable(f"invalid response from {self.name}: {error}") from error
+        error = response.error
+        if error is not None and error.err_code == NO_STREAM:
             self._prepared = False
-        if refusal is not None and refusal.err_code not in unless:
-            advice = f" ({_ADVICE[refusal.err_code]})" if refusal.err_code in _ADVICE else ""
-            raise self._unavailable(f"{self.name} refused: {refusal.description}{advice}")
-        return answer
+        if error is not None and error.err_code not in unless:
+            advice = f" ({_ADVICE[error.err_code]})" if error.err_code in _ADVICE else ""
+            raise _unavailable(f"{self.name} refused: {error.description}{advice}")
+        return response
 
     def silent(self) -> CallError:
-        """The error for something that JetStream does not answer, although it is there."""
-        return self._unavailable(f"JetStream does not answer at {self.name}: see whether its stream has a leader")
-
-    def _unavailable(self, message: str) -> CallError:
-        return CallError(ErrorCode.UNAVAILABLE, message)
-
-    # --- sending and listening ----------------------------------------------------------------------------------------
+        """Return the error for a request that JetStream does not answer, although it is available."""
+        return _unavailable(f"JetStream does not answer at {self.name}: check whether its stream has a leader")
 
     def request(self, what: str, request: object, token: str = "") -> str:
-        """Ask JetStream for something, without waiting for it: what comes of it arrives with this token, if any.
-
-        The subject that was asked.
+        """Send an API request and return its subject, without a wait: responses arrive with the optional token.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
@@ -264,101 +249,91 @@ class Session:
         return subject
 
     def send(self, subject: str, payload: bytes, token: str = "", headers: Mapping[str, object] | None = None) -> None:
-        """Publish, without waiting for anything.
+        """Publish a message.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
         if self._connection is None:
-            raise self._unavailable(f"there is no connection to {self.name}")
-        block = b"" if headers is None else _block(headers)
+            raise _unavailable(f"not connected to {self.name}")
+        block = b"" if headers is None else header_block(headers)
         size, limit = len(block) + len(payload), self._connection.info.max_payload
         if size > limit:  # the server would end the connection
-            large = f"the message has {size:,} bytes, and {self.name} lets {limit:,} through"
+            large = f"the message has {size:,} bytes; {self.name} accepts {limit:,}"
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, large, {"bytes": size, "limit": limit})
-        reply = self.inbox + token if token else ""
-        frame = publish_with(subject, reply, block, payload) if block else publish(subject, reply, payload)
-        self._connection.link.write(frame)
+        self._connection.link.write(publish(subject, self.inbox + token if token else "", payload, block))
 
     def listen(self, subject: str) -> None:
-        """Hear what is published on a subject, from before anything that is sent or asked afterwards.
+        """Subscribe to a subject; effective before any request that is sent afterwards.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
         """
         if self._connection is None:
-            raise self._unavailable(f"there is no connection to {self.name}")
+            raise _unavailable(f"not connected to {self.name}")
         self._connection.link.control(subscribe(subject, subject))
 
     def forget(self, subject: str) -> None:
-        """Listen no more."""
+        """Unsubscribe from a subject."""
         if self._connection is not None:
-            with suppress(CallError):  # it is gone, or does not read; a message that nobody waits for does no harm
+            with suppress(CallError):  # lost, or its queue is full; a late message is ignored
                 self._connection.link.control(unsubscribe([subject]))
 
-    # --- what the connection calls ------------------------------------------------------------------------------------
-
-    def delivered(self, message: Message) -> None:
-        """A message arrived."""
+    def on_message(self, message: Message) -> None:
+        """Dispatch a message; called by the connection."""
         if message.sid != _INBOX:
             for listener in self.listeners:
                 listener.heard(message.subject, message.payload)
             return
         token = message.subject[len(self.inbox) :] if message.subject.startswith(self.inbox) else ""
-        asked = self._asked.get(token)
-        if asked is None:
+        request = self._requests.get(token)
+        if request is None:
             for listener in self.listeners:
                 listener.arrived(token, message)
-        elif not asked.answer.done():
-            asked.answer.set_result(message)
+        elif not request.response.done():
+            request.response.set_result(message)
 
-    def informed(self, info: Info) -> None:
-        """The server said something about itself."""
+    def on_info(self, info: Info) -> None:
+        """Remember the servers of the cluster; called by the connection."""
         if self._connection is not None:
-            self._servers.learn(self._connection.server, info.connect_urls)
+            self._servers.discover(self._connection.server, info.connect_urls)
 
-    def complained(self, text: str) -> None:
-        """The server did not do something."""
+    def on_error(self, text: str) -> None:
+        """Fail what a permissions error is about; called by the connection."""
         match = _FORBIDDEN.search(text)
         if match is None:
-            logger.warning("%s complains: %s", self.name, text)
+            logger.warning("%s reports: %s", self.name, text)
             return
-        error = self._unavailable(f"{self.name} refused: {text} (allow it in the permissions of this user)")
-        for asked in self._asked.values():
-            if asked.subject == match[1] and not asked.answer.done():
-                asked.answer.set_exception(error)
+        error = _unavailable(f"{self.name} refused: {text} (allow it in the permissions of this user)")
+        for request in self._requests.values():
+            if request.subject == match[1] and not request.response.done():
+                request.response.set_exception(error)
         for listener in self.listeners:
             listener.refused(match[1], error)
 
-    def dropped(self, reason: str) -> None:
-        """The connection is gone."""
+    def on_lost(self, reason: str) -> None:
+        """Fail all requests in flight; called by the connection."""
         self._connection = None
-        self._fail(self._unavailable(f"the connection to {self.name} was lost: {reason}"))
+        self._fail(_unavailable(f"the connection to {self.name} was lost: {reason}"))
 
     def _fail(self, error: CallError) -> None:
-        for asked in self._asked.values():
-            if not asked.answer.done():
-                asked.answer.set_exception(error)
+        for request in self._requests.values():
+            if not request.response.done():
+                request.response.set_exception(error)
         for listener in self.listeners:
             listener.lost(error)
 
 
-def _block(headers: Mapping[str, object]) -> bytes:
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"NATS/1.0\r\n{lines}\r\n".encode()
+def _unavailable(message: str) -> CallError:
+    return CallError(ErrorCode.UNAVAILABLE, message)
 
 
-def publish_with(subject: str, reply: str, headers: bytes, payload: bytes) -> bytes:
-    """HPUB: a message with headers."""
-    head = f"HPUB {subject} {reply} {len(headers)} {len(headers) + len(payload)}\r\n"
-    return b"".join((head.encode("latin-1"), headers, payload, b"\r\n"))
+# --- the log of a task ------------------------------------------------------------------------------------------------
 
-
+# `gone`: the task was purged, or its outcome has expired, and a part of its log is left.
 Kind = Literal["task", "lease", "later", "done", "buried", "gone"]
-"""`gone`: the task was purged, or its outcome has expired, and something of its log is left."""
 
-TRIES = 5
-"""How often an entry is written before somebody else has done it. In a cluster that may seem so without reason."""
+TRIES = 5  # attempts to write an entry while others do; in a cluster a conflict may be spurious
 
 _KINDS: dict[str, Kind] = {
     "since.held.lease": "lease",
@@ -366,19 +341,19 @@ _KINDS: dict[str, Kind] = {
     "since.ended.done": "done",
     "since.ended.buried": "buried",
 }
-_MAX_TOKEN = 200  # characters: the name of a consumer, and with it that of a folder, may have 255
-_HELD_FOR = 30 * 24 * 3600  # seconds for which attempts are remembered while nobody claims the task again
+_MAX_TOKEN = 200  # characters: the name of a consumer, and of its folder, may have 255
+_HELD_TTL = 30 * 24 * 3600  # seconds for which attempts are remembered while no worker claims the task
 _OLDEST = (2, 11)
 
 _NOT_FOUND = (10037, 10043, 10057)
-_CONFLICTS = (10071, 10164)  # 10164: another entry for the same key is being stored by the cluster
+_CONFLICTS = (10071, 10164)  # 10164: the cluster is storing another entry for the same key
 
 
-class Body(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is in an entry. `birth` is the number of the task's first entry, which it cannot know of itself.
+class EntryBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The payload of an entry. `birth` is the number of the task's first entry, which cannot contain its own number.
 
-    `attempt` and what follows belong to an entry of a lease, or of a release: see `Claim`. `alone` says that the holder
-    had nothing else in hand when it wrote that.
+    `attempt` and the fields after it belong to the entry of a lease or release: see `Claim`. `alone` means that the
+    holder ran nothing else when it wrote the entry.
     """
 
     fingerprint: str
@@ -401,89 +376,89 @@ class Entry(Struct, frozen=True):
     seq: int
     kind: Kind
     time: datetime
-    body: Body
+    body: EntryBody
 
     @property
     def birth(self) -> int:
-        """The number of the entry with which this life of the task began."""
+        """Return the number of the first entry in this life of the task."""
         return self.body.birth or self.seq
 
 
-class _Stored(Answer, frozen=True):
+class _Stored(ApiResponse, frozen=True):
     seq: int = 0
 
 
-class _Message(Struct, frozen=True):
+class _StoredMessage(Struct, frozen=True):
     subject: str
     seq: int
     time: datetime
     data: bytes = b""
 
 
-class _Found(Answer, frozen=True):
-    message: _Message | None = None
+class _MessageFound(ApiResponse, frozen=True):
+    message: _StoredMessage | None = None
 
 
-class _State(Struct, frozen=True):
+class _StreamState(Struct, frozen=True):
     subjects: dict[str, int] | None = None
 
 
-class _Stream(Answer, frozen=True):
+class _StreamFound(ApiResponse, frozen=True):
     config: Mapping[str, object] = {}
-    state: _State = _State()
+    state: _StreamState = _StreamState()
     ts: datetime | None = None
     total: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Body).decode
+_decode = msgspec.msgpack.Decoder(EntryBody).decode
 
 
-class Names:
-    """The names of the stream and of its subjects. Journals with different prefixes do not meet.
+class JournalSubjects:
+    """The names of the stream and of its subjects. Journals with different prefixes are isolated from each other.
 
     Raises:
-        CallError: VALIDATION_ERROR, for a prefix that NATS cannot use.
+        UsageError: a prefix that is invalid in NATS.
     """
 
     def __init__(self, prefix: str) -> None:
         self.inboxes = Subjects(prefix)
         self.stream = f"{prefix}_durable".replace(".", "=2E")
         self._root = f"{prefix}.durable."
-        self._told = f"{prefix}.ended."
+        self._republished = f"{prefix}.ended."
 
     def log(self, key: str, what: str = ">") -> str:
-        """Every entry of a key, or every such entry."""
+        """Return the subject of all entries of a key, or of those of one kind."""
         return f"{self._root}{token(key)}.{what}"
 
     def task(self, key: str, operation_id: str) -> str:
-        """The entry of a task."""
+        """Return the subject of a task."""
         return self.log(key, f"task.{token(operation_id)}")
 
     def held(self, key: str, kind: Kind, operation_id: str) -> str:
-        """The entry of who has a task."""
+        """Return the subject of a lease or release."""
         return self.log(key, f"since.held.{kind}.{token(operation_id)}")
 
     def ended(self, outcome: Outcome) -> str:
-        """The entry of an outcome."""
+        """Return the subject of an outcome."""
         kind = "buried" if outcome.buried else "done"
         return self.log(outcome.key, f"since.ended.{kind}.{token(outcome.operation_id)}.{outcome.recorded}")
 
-    def told(self, key: str) -> str:
-        """Where an outcome is published again."""
-        return f"{self._told}{token(key)}"
+    def republished(self, key: str) -> str:
+        """Return the subject under which an outcome is republished."""
+        return f"{self._republished}{token(key)}"
 
     def every(self, what: str) -> str:
-        """Such entries of every key."""
+        """Return the subject of entries of one kind of all keys."""
         return f"{self._root}*.{what}"
 
     def kind(self, subject: str) -> Kind:
-        """What an entry is; `gone`, if it is nothing of ours."""
+        """Return the kind of an entry; `gone` for an unknown one."""
         parts = subject[len(self._root) :].split(".")
         return "task" if parts[1] == "task" else _KINDS.get(".".join(parts[1:4]), "gone")
 
     def stream_config(self, replicas: int) -> dict[str, object]:
-        """What the stream has to be."""
+        """Return the configuration of the stream."""
         return {
             "name": self.stream,
             "subjects": [f"{self._root}>"],
@@ -492,14 +467,14 @@ class Names:
             "max_msgs_per_subject": 1,
             "deny_delete": False,
             "allow_msg_ttl": True,
-            "republish": {"src": self.every("since.ended.*.*.*"), "dest": f"{self._told}{{{{wildcard(1)}}}}"},
+            "republish": {"src": self.every("since.ended.*.*.*"), "dest": f"{self._republished}{{{{wildcard(1)}}}}"},
             "num_replicas": replicas,
         }
 
 
 @lru_cache(maxsize=4096)
 def token(name: str) -> str:
-    """A key or the id of an operation as one token of a subject, or the name of a consumer: no two are alike.
+    """Encode a key or operation id as one token of a subject, or as the name of a consumer; unique.
 
     Escaped as in URLs, but with `=`: a `%` in the name of a consumer makes nats-server 2.11 and 2.12 ignore all
     acknowledgements.
@@ -510,39 +485,36 @@ def token(name: str) -> str:
     return quoted or "="
 
 
-class Log(Listener):
-    """The logs of all tasks. `names` says where they are."""
+class TaskLog(SessionListener):
+    """The logs of all tasks, with the names of `names`."""
 
-    def __init__(self, session: Session, names: Names, replicas: int) -> None:
+    def __init__(self, session: JetStreamSession, names: JournalSubjects, replicas: int) -> None:
         self.names = names
         self._session = session
         self._replicas = replicas
         session.listeners.append(self)
 
     async def prepare(self) -> None:
-        """See that there is a stream, on a new connection.
+        """Create the stream if it is missing.
 
         Raises:
-            CallError: UNAVAILABLE; VALIDATION_ERROR, if the stream of this name is not a journal's.
+            CallError: UNAVAILABLE; VALIDATION_ERROR, if a stream of this name is not a journal's.
         """
         session, stream = self._session, self.names.stream
         version = session.info.version
-        if _number(version) < _OLDEST:
-            old = f"{session.name} is nats-server {version}: durable calls need 2.11 or newer"
-            raise CallError(ErrorCode.UNAVAILABLE, old)
+        if tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2]) < _OLDEST:
+            raise _unavailable(f"{session.name} is nats-server {version}: durable calls need 2.11 or newer")
         wanted = self.names.stream_config(self._replicas)
-        found = await session.api(_Stream, f"STREAM.INFO.{stream}", unless=[NO_STREAM], preparing=True)
+        found = await session.api(_StreamFound, f"STREAM.INFO.{stream}", unless=[NO_STREAM], preparing=True)
         if found.error is not None:
-            found = await session.api(_Stream, f"STREAM.CREATE.{stream}", wanted, preparing=True)
+            found = await session.api(_StreamFound, f"STREAM.CREATE.{stream}", wanted, preparing=True)
         wrong = [name for name, value in wanted.items() if name != "num_replicas" and found.config.get(name) != value]
         if wrong:
             other = f"the stream {stream} of {session.name} is not the journal's: its {', '.join(wrong)} differ"
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{other}; delete it, or give the journal another prefix")
 
-    # --- writing ------------------------------------------------------------------------------------------------------
-
-    async def add(self, key: str, subject: str, body: Body, after: int, *, ttl: float | None = None) -> int | None:
-        """Write an entry after the one with this number. Its own number; None if that was not the last one.
+    async def add(self, key: str, subject: str, body: EntryBody, after: int, *, ttl: float | None = None) -> int | None:
+        """Write an entry after the one with this number; return its number, or None on a conflict.
 
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
@@ -556,35 +528,35 @@ class Log(Listener):
         stored = await self._session.store(_Stored, subject, headers, _encode(body), unless=_CONFLICTS)
         return stored.seq if stored.error is None else None
 
-    async def hold(self, kind: Kind, task: Task, body: Body, after: int) -> bool:
-        """Write who has a task, or that nobody has. False if the last entry was another one.
+    async def hold(self, kind: Kind, task: Task, body: EntryBody, after: int) -> bool:
+        """Write a lease or release; return False on a conflict.
 
         Raises:
             CallError: UNAVAILABLE.
         """
         subject = self.names.held(task.key, kind, task.operation_id)
-        return await self.add(task.key, subject, body, after, ttl=_HELD_FOR) is not None
+        return await self.add(task.key, subject, body, after, ttl=_HELD_TTL) is not None
 
     async def delete(self, seq: int) -> bool:
-        """Remove an entry. False if there is no such.
+        """Delete an entry; return False if it is unknown.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        what = f"STREAM.MSG.DELETE.{self.names.stream}"
-        answer = await self._session.api(Answer, what, _deletion(seq), unless=_NOT_FOUND)
-        return answer.error is None
+        what, request = f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True}
+        response = await self._session.api(ApiResponse, what, request, unless=_NOT_FOUND)
+        return response.error is None
 
     def drop(self, seq: int) -> None:
-        """Remove an entry that means nothing any more, without waiting for it: it does no harm.
+        """Delete an obsolete entry, without a wait: a failure is harmless.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
         """
-        self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", _deletion(seq))
+        self._session.request(f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True})
 
     def tidy(self, key: str, before: int) -> None:
-        """Remove whatever says who had a task before this entry, without waiting for it.
+        """Delete the leases and releases before an entry, without a wait.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED.
@@ -593,13 +565,11 @@ class Log(Listener):
         self._session.request(f"STREAM.PURGE.{self.names.stream}", request)
 
     def busy(self, key: str) -> CallError:
-        """The error for a task that others change all the time."""
-        return CallError(ErrorCode.UNAVAILABLE, f"{key!r:.80} is being changed by others at {self._session.name}")
-
-    # --- reading ------------------------------------------------------------------------------------------------------
+        """Return the error for a task with too many conflicts."""
+        return _unavailable(f"{key!r:.80} is being changed by others at {self._session.name}")
 
     async def last(self, key: str) -> Entry | None:
-        """The last entry of a key.
+        """Return the last entry of a key.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -612,7 +582,7 @@ class Log(Listener):
         return entry
 
     async def since(self, key: str) -> Entry | None:
-        """The last entry of a key that is not the task itself, which may be large. Perhaps it is older than the task.
+        """Return the last entry of a key without the task, which may be large. It may be older than the task.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -620,7 +590,7 @@ class Log(Listener):
         return await self._find({"last_by_subj": self.names.log(key, "since.>")})
 
     async def outcome(self, key: str) -> Outcome | None:
-        """What came of a task.
+        """Return the outcome of a task, if any.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -631,7 +601,7 @@ class Log(Listener):
         return None if entry is None else entry.body.outcome
 
     async def buried(self, subject: str) -> Outcome | None:
-        """The outcome with this subject, unless the task was purged or replayed.
+        """Return the outcome with this subject, unless the task was purged or replayed.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -640,14 +610,14 @@ class Log(Listener):
         return last.body.outcome if last is not None and last.kind == "buried" else None
 
     async def _find(self, which: dict[str, object]) -> Entry | None:
-        found = await self._session.api(_Found, f"STREAM.MSG.GET.{self.names.stream}", which, unless=_NOT_FOUND)
-        if found.message is None:
+        what = f"STREAM.MSG.GET.{self.names.stream}"
+        message = (await self._session.api(_MessageFound, what, which, unless=_NOT_FOUND)).message
+        if message is None:
             return None
-        message = found.message
-        return Entry(message.seq, self.names.kind(message.subject), message.time, read(message.data))
+        return Entry(message.seq, self.names.kind(message.subject), message.time, decode_entry(message.data))
 
     async def subjects(self, what: str) -> list[str]:
-        """The subjects of such entries.
+        """Return the subjects of all entries of one kind.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -655,35 +625,27 @@ class Log(Listener):
         found: list[str] = []
         while True:
             request = {"subjects_filter": self.names.every(what), "offset": len(found)}
-            page = await self._session.api(_Stream, f"STREAM.INFO.{self.names.stream}", request)
+            page = await self._session.api(_StreamFound, f"STREAM.INFO.{self.names.stream}", request)
             found += page.state.subjects or {}
             if len(found) >= page.total or not page.state.subjects:
                 return found
 
     async def now(self) -> datetime | None:
-        """What time it is where entries are stored.
+        """Return the time at the server that stores the entries.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        return (await self._session.api(_Stream, f"STREAM.INFO.{self.names.stream}")).ts
+        return (await self._session.api(_StreamFound, f"STREAM.INFO.{self.names.stream}")).ts
 
 
-def read(data: bytes) -> Body:
-    """What is in an entry.
+def decode_entry(data: bytes) -> EntryBody:
+    """Decode the payload of an entry.
 
     Raises:
-        CallError: PROTOCOL_ERROR, if somebody else has put something else there.
+        CallError: PROTOCOL_ERROR, if another program has written something else.
     """
     try:
         return _decode(data)
     except msgspec.MsgspecError as error:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"an entry of the journal cannot be read: {error}") from error
-
-
-def _deletion(seq: int) -> dict[str, object]:
-    return {"seq": seq, "no_erase": True}
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
+        raise CallError(ErrorCode.PROTOCOL_ERROR, f"an entry of the journal is invalid: {error}") from error

@@ -1,14 +1,14 @@
 """The client's side of the NATS protocol: bytes in, events out. No I/O, no clock, no tasks.
 
-Rule 1: however the bytes are cut, the events are the same.
-Rule 2: bytes that are not NATS raise PROTOCOL_ERROR. After that nothing can be made of what follows.
-Rule 3: what a server can make us keep is bounded, and what is kept is looked at again only when it may be complete.
+Rule 1: the events do not depend on how the bytes are split.
+Rule 2: invalid bytes raise PROTOCOL_ERROR; the parser is unusable afterwards.
+Rule 3: what a server can make us buffer is bounded, and buffered data is parsed again only when it may be complete.
 
-Lines are read as Latin-1 and written so again, so that a subject of whatever bytes survives.
+Lines are decoded and encoded as Latin-1, so that a subject of arbitrary bytes survives.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import final
 
 import msgspec
@@ -16,11 +16,8 @@ from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
 
-MAX_LINE = 32 * 1024
-"""Bytes of a line from the server: of INFO, which names every server of a cluster. Others have a few hundred."""
-
-MAX_PAYLOAD = 64 * 1024 * 1024
-"""Bytes of a message: no NATS server can be told to let more through."""
+MAX_LINE = 32 * 1024  # bytes of a line: INFO lists every server of a cluster, other lines have a few hundred
+MAX_PAYLOAD = 64 * 1024 * 1024  # bytes of a message: the maximum that a NATS server can be configured for
 
 PING = b"PING\r\n"
 PONG = b"PONG\r\n"
@@ -32,7 +29,7 @@ _STATUS = re.compile(rb"NATS/1\.0 ([0-9]{3})(?![0-9])")
 
 @final
 class Message(Struct, frozen=True, gc=False):
-    """MSG or HMSG. Of the headers only the status matters to us: 503 says that nobody has subscribed."""
+    """MSG or HMSG. Of the headers only the status is decoded: 503 means that the subject has no subscriber."""
 
     subject: str
     sid: str
@@ -42,7 +39,7 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class Info(Struct, frozen=True):
-    """INFO: what the server is and can do. It is the first thing that a server says, and may come again."""
+    """INFO: properties of the server. It is the first event of a connection, and may be sent again."""
 
     server_name: str = ""
     version: str = ""
@@ -55,58 +52,60 @@ class Info(Struct, frozen=True):
     ldm: bool = False  # "lame duck mode": the server is about to shut down
 
 
-class Complaint(Struct, frozen=True):
-    """-ERR. Some are followed by the end of the connection, some are not."""
+class ServerError(Struct, frozen=True):
+    """-ERR. The server may or may not close the connection after it."""
 
     text: str
 
 
 class Ping(Struct, frozen=True):
-    """The server wants to know whether we are alive."""
+    """PING: the server expects a PONG."""
 
 
 class Pong(Struct, frozen=True):
-    """The server has done all that was sent before our PING."""
+    """PONG: the server has processed everything that was sent before our PING."""
 
 
-Control = Info | Complaint | Ping | Pong
+Control = Info | ServerError | Ping | Pong
 Event = Message | Control
 
 _info = msgspec.json.Decoder(Info)
 
 
 class Parser:
-    """Turns what a server sends into events."""
+    """Parse the bytes of a server into events."""
 
     def __init__(self) -> None:
-        self._kept: list[bytes] = []  # the beginning of something
+        self._buffer: list[bytes] = []  # an incomplete event
         self._have = 0
         self._need = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that are complete with these bytes.
+        """Return the events that these bytes complete.
 
         Raises:
             CallError: PROTOCOL_ERROR.
         """
-        if self._kept:
-            self._kept.append(data)
+        if self._buffer:
+            self._buffer.append(data)
             self._have += len(data)
             if self._have < self._need:
                 return []
-            data = b"".join(self._kept)
-            self._kept = []
+            data = b"".join(self._buffer)
+            self._buffer = []
         events: list[Event] = []
         at, length = 0, len(data)
         while at < length:
             end = data.find(b"\n", at, at + MAX_LINE)
             if end < 0:
-                self._keep_line(data[at:])
+                if length - at >= MAX_LINE:
+                    raise _invalid(f"a line has more than {MAX_LINE:,} bytes")
+                self._keep(data[at:], 0)
                 break
-            fields = data[at:end].decode("latin-1").split(" ")  # the last one has a \r at its end
+            fields = data[at:end].decode("latin-1").split(" ")  # the last one ends with \r
             begin = end + 1
             if fields[0] not in _MESSAGES:
-                events += _other(data[at:end].decode("latin-1").rstrip("\r"))
+                events += _control(data[at:end].decode("latin-1").rstrip("\r"))
                 at = begin
                 continue
             stop = begin + _size(fields[-1])
@@ -114,7 +113,7 @@ class Parser:
                 self._keep(data[at:], stop + 2 - at)
                 break
             if data[stop : stop + 2] != _END:
-                raise _broken("a message is longer than the server said")
+                raise _invalid("a message is longer than the server said")
             if len(fields) == 5 and fields[0] == "MSG":  # nearly all are
                 events.append(Message(fields[1], fields[2], fields[3], data[begin:stop]))
             else:
@@ -123,12 +122,7 @@ class Parser:
         return events
 
     def _keep(self, beginning: bytes, need: int) -> None:
-        self._kept, self._have, self._need = [beginning], len(beginning), need
-
-    def _keep_line(self, beginning: bytes) -> None:
-        if len(beginning) >= MAX_LINE:
-            raise _broken(f"a line has more than {MAX_LINE:,} bytes")
-        self._keep(beginning, 0)
+        self._buffer, self._have, self._need = [beginning], len(beginning), need
 
 
 def _size(text: str) -> int:
@@ -137,7 +131,7 @@ def _size(text: str) -> int:
     except ValueError:
         size = -1
     if not 0 <= size <= MAX_PAYLOAD:
-        raise _broken(f"{text[:20]!r} is not the size of a message")
+        raise _invalid(f"{text[:20]!r} is not the size of a message")
     return size
 
 
@@ -147,21 +141,14 @@ def _message(fields: list[str], block: bytes) -> Message:
             return Message(subject, sid, "", block)
         case ["HMSG", subject, sid, *reply, length, _] if len(reply) <= 1 and _size(length) <= len(block):
             headers, payload = block[: _size(length)], block[_size(length) :]
-            return Message(subject, sid, reply[0] if reply else "", payload, _status(headers))
+            # The server forwards the headers of clients unparsed: an invalid status is ignored.
+            status = _STATUS.match(headers)
+            return Message(subject, sid, reply[0] if reply else "", payload, int(status[1]) if status else 0)
         case _:
-            raise _broken(f"{fields[0]} with {len(fields) - 1} fields")
+            raise _invalid(f"{fields[0]} with {len(fields) - 1} fields")
 
 
-def _status(headers: bytes) -> int:
-    """Return the 503 of `NATS/1.0 503`; 0 where there is no number.
-
-    A server passes headers on unread, so any client can write anything there: that does not make the server invalid.
-    """
-    found = _STATUS.match(headers)
-    return int(found[1]) if found is not None else 0
-
-
-def _other(line: str) -> list[Control]:
+def _control(line: str) -> list[Control]:
     word, _, rest = line.partition(" ")
     match word:
         case "PING":
@@ -171,40 +158,45 @@ def _other(line: str) -> list[Control]:
         case "+OK":
             return []
         case "-ERR":
-            return [Complaint(rest.strip().strip("'"))]
+            return [ServerError(rest.strip().strip("'"))]
         case "INFO":
-            return [_read_info(rest)]
+            try:
+                return [_info.decode(rest.encode("latin-1"))]
+            except (ValueError, RecursionError) as error:
+                raise _invalid(f"INFO cannot be parsed: {error}") from error
         case _:
-            raise _broken(f"it said {word[:20]!r}")
+            raise _invalid(f"unknown command {word[:20]!r}")
 
 
-def _read_info(text: str) -> Info:
-    try:
-        return _info.decode(text.encode("latin-1"))
-    except (ValueError, RecursionError) as error:
-        raise _broken(f"INFO cannot be parsed: {error}") from error
-
-
-def _broken(what: str) -> CallError:
+def _invalid(what: str) -> CallError:
     return CallError(ErrorCode.PROTOCOL_ERROR, f"invalid NATS protocol data: {what}")
 
 
 def connect(fields: dict[str, object]) -> bytes:
-    """CONNECT: who we are, and what we can do."""
+    """Encode CONNECT: the client's credentials and options."""
     return b"CONNECT " + msgspec.json.encode(fields) + _END
 
 
-def publish(subject: str, reply: str, payload: bytes) -> bytes:
-    """PUB: a message, and where answers go, if any are wanted."""
-    head = f"PUB {subject} {reply} {len(payload)}\r\n" if reply else f"PUB {subject} {len(payload)}\r\n"
-    return b"%b%b\r\n" % (head.encode("latin-1"), payload)
+def publish(subject: str, reply: str, payload: bytes, headers: bytes = b"") -> bytes:
+    """Encode PUB, or HPUB with a block of headers; the reply subject is optional."""
+    to = f"{subject} {reply}" if reply else subject
+    if not headers:
+        return b"%b%b\r\n" % (f"PUB {to} {len(payload)}\r\n".encode("latin-1"), payload)
+    head = f"HPUB {to} {len(headers)} {len(headers) + len(payload)}\r\n"
+    return b"".join((head.encode("latin-1"), headers, payload, _END))
+
+
+def header_block(headers: Mapping[str, object]) -> bytes:
+    """Encode the headers of a message."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
 
 
 def subscribe(subject: str, sid: str | int, queue: str = "") -> bytes:
-    """SUB: receive what is published on a subject, under a name of ours; of a queue one member alone gets it."""
+    """Encode SUB, under an id of ours; within an optional queue group, one member receives each message."""
     return (f"SUB {subject} {queue} {sid}\r\n" if queue else f"SUB {subject} {sid}\r\n").encode("latin-1")
 
 
 def unsubscribe(sids: Iterable[str | int]) -> bytes:
-    """UNSUB."""
+    """Encode UNSUB for each subscription."""
     return "".join(f"UNSUB {sid}\r\n" for sid in sids).encode("latin-1")

@@ -1,71 +1,51 @@
-"""What Redis does for durable calls in one step, in its own Lua. Redis 6.2 knows every command here.
+"""The data model of `RedisJournal`, and the Lua scripts that change it atomically. All commands exist in Redis 6.2.
 
-For each operation there is a stream of tasks, with one consumer group. An entry stays in its stream, under one id, from
-`submit` until its outcome is recorded; its attempts are how often the group has delivered it. The lease of a claim is
-in the name of its consumer (`<end>:<milliseconds>`): it has run out when the entry was idle for so long, whoever looks.
-What was released belongs to the consumer `nobody`, and is in the sorted set `later` under the time when it is due; if
-it is a suspect still, in the set `suspects`. An entry that has failed or was lost has a line in the hash `history`:
-failures, losses, losses while it was alone, 1 if it is a suspect, 1 if its worker has nothing else in hand.
+Each operation has a stream of tasks, with one consumer group. An entry stays in its stream, under one id, from `submit`
+until its outcome is recorded; its attempts are the group's delivery count. The lease of a claim is part of the name of
+its consumer (`<end>:<milliseconds>`): it has expired when the entry was idle for that time, by any reader's clock. A
+released entry belongs to the consumer `released`, and is in the sorted set `later` under the time when it is due; a
+released suspect is in the set `suspects`. An entry that has failed or was lost has a line in the hash `history`:
+failures, losses, losses while alone, 1 for a suspect, 1 if its worker runs nothing else.
 
-For each idempotency key there is a hash: `operation`, `fingerprint`, and `entry` (the id in the stream) until there is
-an `outcome`; a buried task keeps `submitted` and `request` for a replay. A field `>channel` is somebody who waits.
+Each idempotency key has a hash: `operation`, `fingerprint`, and `entry` (the id in the stream) until there is an
+`outcome`; a buried task keeps `submitted` and `request` for a replay. A field `>channel` is a caller that waits.
 
-When Redis has no memory left, a script that has begun to write is let finish. So what ends a task begins with a command
-that needs none: outcomes can be recorded then, too, and nothing is ever half done.
+When Redis is out of memory, a script that has begun to write may finish. So the scripts that end a task begin with a
+command that needs no memory: outcomes can be recorded even then, and every script is all or nothing.
 """
 
+from functools import partial
 from hashlib import sha1
-from typing import NamedTuple
 
 
-class Names:
-    """The names of the keys, all under one prefix: journals with different prefixes do not meet."""
+class JournalKeys:
+    """The names of the keys under one prefix. Journals with different prefixes are isolated from each other."""
 
     def __init__(self, prefix: str) -> None:
-        self._prefix = f"{prefix}:durable:"
-        self.operations = f"{self._prefix}operations".encode()
+        def name(kind: str, of: str) -> bytes:
+            # Callers may pass any text; text that UTF-8 cannot encode is an unknown name, not an error.
+            return f"{prefix}:durable:{kind}:{of}".encode("utf-8", "surrogatepass")
 
-    def task(self, key: str) -> bytes:
-        """The hash of a task."""
-        return self._name("task", key)
-
-    def stream(self, operation_id: str) -> bytes:
-        """The stream of an operation's tasks."""
-        return self._name("tasks", operation_id)
-
-    def later(self, operation_id: str) -> bytes:
-        """The sorted set of what was released."""
-        return self._name("later", operation_id)
-
-    def suspects(self, operation_id: str) -> bytes:
-        """The sorted set of what was released, and whose last attempt was lost."""
-        return self._name("suspects", operation_id)
-
-    def history(self, operation_id: str) -> bytes:
-        """The hash of what has failed or was lost."""
-        return self._name("history", operation_id)
-
-    def buried(self, operation_id: str) -> bytes:
-        """The sorted set of what was given up."""
-        return self._name("buried", operation_id)
-
-    def _name(self, kind: str, name: str) -> bytes:
-        # Anybody may ask for any text. One that has no UTF-8 is the name of nothing, and no reason to fail otherwise.
-        return f"{self._prefix}{kind}:{name}".encode("utf-8", "surrogatepass")
+        self.operations = f"{prefix}:durable:operations".encode()
+        self.task = partial(name, "task")  # the hash of an idempotency key; the others are by operation id
+        self.stream = partial(name, "tasks")
+        self.later = partial(name, "later")  # a sorted set: released tasks
+        self.suspects = partial(name, "suspects")  # a sorted set: released tasks after a lost attempt
+        self.history = partial(name, "history")  # a hash: failures and losses
+        self.buried = partial(name, "buried")  # a sorted set
 
 
-class Script(NamedTuple):
-    """A script, and the digest by which Redis remembers it."""
+class Script:
+    """A script, and the digest by which Redis caches it."""
 
-    text: str
-    digest: str
-
-
-def _script(text: str) -> Script:
-    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-SUBMIT = _script("""\
+# Store a task, unless its key is known. KEYS: hash, stream, set of operations; ARGV: key, operation, fingerprint, time
+# of submission, request. Returns the outcome, 0 if there is none yet, -1 for a key with another fingerprint.
+SUBMIT = Script("""\
 local known = redis.call('HMGET', KEYS[1], 'fingerprint', 'outcome')
 if known[1] then return known[1] == ARGV[3] and (known[2] or 0) or -1 end
 if redis.call('EXISTS', KEYS[2]) == 0 then
@@ -77,21 +57,15 @@ local entry = redis.call('XADD', KEYS[2], '*',
 redis.call('HSET', KEYS[1], 'operation', ARGV[2], 'fingerprint', ARGV[3], 'entry', entry)
 return 0
 """)
-"""Keep a task, unless its key is known.
 
-KEYS: hash, stream, set of operations; ARGV: key, operation, fingerprint, time of submission, request. Returns the
-outcome, or 0 if there is none yet, or -1 if the key is known with another fingerprint.
-"""
-
-WAIT = _script("""\
+# Return the outcome of a task, if any; otherwise register a channel for it. KEYS: hash; ARGV: channel.
+#
+# Out of memory, the channel is not registered; the caller then finds the outcome when it polls.
+WAIT = Script("""\
 local outcome = redis.call('HGET', KEYS[1], 'outcome')
 if not outcome and redis.call('EXISTS', KEYS[1]) == 1 then redis.pcall('HSET', KEYS[1], '>' .. ARGV[1], '') end
 return outcome
 """)
-"""The outcome of a task, if any; otherwise it will be published. KEYS: hash; ARGV: channel.
-
-Without memory to remember the channel it is not, and whoever waits finds it when asking again.
-"""
 
 _HISTORY = """\
 local function read(history, id)
@@ -109,7 +83,13 @@ local function write(history, id, past)
 end
 """
 
-TAKE = _script(f"""\
+# Claim tasks, and delete idle consumers that have none.
+#
+# KEYS: set of operations, then stream, `later`, `suspects` and `history` of each; ARGV: our consumer, the limit, 1 to
+# poll for released and lost tasks, the operation to start with, milliseconds after which a consumer is idle, 1 to claim
+# suspects, the operations. Returns one suspect, or other tasks: for each the index of its operation, its id,
+# attempt, fields and history.
+TAKE = Script(f"""\
 {_HISTORY}
 local me, room, look, turn, silence = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5])
 local operations, taken = (#KEYS - 1) / 4, {{}}
@@ -184,20 +164,15 @@ for i = 0, operations - 1 do
 end
 return taken
 """)
-"""Claim tasks, and remove consumers that have none and were not heard of for long.
-
-KEYS: set of operations, then stream, `later`, `suspects` and `history` of each; ARGV: our name as a consumer, how many,
-whether to look for what was released or lost, whose turn it is to be first, how many milliseconds are long, whether to
-claim suspects, the operations. Returns a suspect, or others: for each the place of its operation, its id, the attempt,
-its fields, and its history.
-"""
 
 _IF_OURS = """\
 local ours = redis.call('XPENDING', KEYS[1], 'workers', ARGV[1], ARGV[1], 1)[1]
 if not ours or ours[2] ~= ARGV[2] or ours[4] ~= tonumber(ARGV[3]) then return 0 end
 """
 
-RENEW = _script(f"""\
+# Renew a lease. Returns 0 if it was lost. KEYS: stream, `history`; ARGV: id, consumer, attempt, 1 if the consumer runs
+# nothing else.
+RENEW = Script(f"""\
 {_HISTORY}
 {_IF_OURS}
 redis.call('XCLAIM', KEYS[1], 'workers', ARGV[2], 0, ARGV[1], 'JUSTID')
@@ -208,29 +183,25 @@ if past[5] ~= alone then
 end
 return 1
 """)
-"""Begin a lease again. Returns 0 if it was lost.
 
-KEYS: stream, `history`; ARGV: id, consumer, attempt, 1 if the consumer has nothing else in hand.
-"""
-
-RELEASE = _script(f"""\
+# Return a task to the queue. Returns 0 if the lease was lost. KEYS: stream, `later`, `suspects`, `history`; ARGV: id,
+# consumer, attempt, delay in milliseconds, the number of attempts to count, 1 if the last one failed.
+RELEASE = Script(f"""\
 {_HISTORY}
 {_IF_OURS}
 local time, past = redis.call('TIME'), read(KEYS[4], ARGV[1])
-redis.call('XCLAIM', KEYS[1], 'workers', 'nobody', 0, ARGV[1], 'RETRYCOUNT', ARGV[5], 'JUSTID')
+redis.call('XCLAIM', KEYS[1], 'workers', 'released', 0, ARGV[1], 'RETRYCOUNT', ARGV[5], 'JUSTID')
 local suspect = ARGV[6] == '0' and past[4] or 0
 redis.call('ZADD', suspect == 1 and KEYS[3] or KEYS[2],
   time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[4], ARGV[1])
 write(KEYS[4], ARGV[1], {{past[1] + ARGV[6], past[2], past[3], suspect, 0}})
 return 1
 """)
-"""Give a task back. Returns 0 if the lease was lost.
 
-KEYS: stream, `later`, `suspects`, `history`; ARGV: id, consumer, attempt, delay in milliseconds, how many attempts to
-count, 1 if the last one has failed.
-"""
-
-RECORD = _script("""\
+# Record an outcome, unless the task has one. KEYS: hash, stream, `later`, `suspects`, `history`, buried; ARGV: key, id,
+# outcome, milliseconds to keep it, time of recording, whether it is buried. Returns the earlier outcome, 0 if this one
+# was recorded, or -1 if the task is unknown.
+RECORD = Script("""\
 local known = redis.call('HMGET', KEYS[1], 'outcome', 'entry')
 if known[1] then return known[1] end
 if known[2] ~= ARGV[2] then return -1 end
@@ -257,13 +228,9 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
 end
 return 0
 """)
-"""End a task, unless it has ended.
 
-KEYS: hash, stream, `later`, `suspects`, `history`, buried; ARGV: key, id, outcome, milliseconds to keep it, time of
-recording, whether it is buried. Returns the outcome that stands, 0 if it is this one, or -1 if the task is gone.
-"""
-
-REPLAY = _script("""\
+# Submit a buried task again. KEYS: hash, stream, buried; ARGV: key. Returns 0 if it is unknown.
+REPLAY = Script("""\
 local task = redis.call('HMGET', KEYS[1], 'fingerprint', 'submitted', 'request')
 if not task[3] then return 0 end
 local entry = redis.call('XADD', KEYS[2], '*',
@@ -273,27 +240,24 @@ redis.call('HSET', KEYS[1], 'entry', entry)
 redis.call('ZREM', KEYS[3], ARGV[1])
 return 1
 """)
-"""Submit a buried task again. KEYS: hash, stream, buried; ARGV: key. Returns 0 if there is none."""
 
-PURGE = _script("""\
+# Delete a task that has ended. KEYS: hash, buried; ARGV: key. Returns 0 if it is unknown.
+PURGE = Script("""\
 if redis.call('HEXISTS', KEYS[1], 'outcome') == 0 then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 return 1
 """)
-"""Forget a task that has ended. KEYS: hash, buried; ARGV: key. Returns 0 if there is none."""
 
-COUNT = _script("""\
+# Count the waiting, claimed and buried tasks of an operation. KEYS: stream, `later`, `suspects`, buried.
+COUNT = Script("""\
 local length, later = redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[2]) + redis.call('ZCARD', KEYS[3])
 local pending = length > 0 and redis.call('XPENDING', KEYS[1], 'workers')[1] or 0
 return {length - pending + later, pending - later, redis.call('ZCARD', KEYS[4])}
 """)
-"""How much there is of an operation: what waits, is claimed, is buried.
 
-KEYS: stream, `later`, `suspects`, buried.
-"""
-
-LEAVE = _script("""\
+# Delete our consumers that have no tasks left. KEYS: streams; ARGV: our consumer in each.
+LEAVE = Script("""\
 for i, stream in ipairs(KEYS) do
   local left = redis.call('EXISTS', stream) == 1
     and redis.call('XPENDING', stream, 'workers', '-', '+', 1, ARGV[i])
@@ -301,6 +265,5 @@ for i, stream in ipairs(KEYS) do
 end
 return 1
 """)
-"""Take our name off the streams of which we have no task left. KEYS: streams; ARGV: our name in each."""
 
 SCRIPTS = (SUBMIT, WAIT, TAKE, RENEW, RELEASE, RECORD, REPLAY, PURGE, COUNT, LEAVE)

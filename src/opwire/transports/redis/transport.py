@@ -1,16 +1,10 @@
-"""A Redis server as a medium: inboxes are channels, and who serves what is kept in lists, beside leases that run out.
+"""Calls over Redis: `RedisTransport`, and its connection to the broker.
 
-An end has one connection, for messages and commands alike. Nothing is sent twice, since a message whose reply got lost
-may have arrived. The one exception is a script that Redis says it does not know: it has not run.
+An end of the transport has one name: the channel of its inbox, the key of its lease, and its entry in the lists of the
+servers of each operation. A request goes to an entry of such a list with a valid lease and a subscriber to its inbox.
 
-What things are called in Redis, and what is written in front of a message. No I/O.
-
-What Redis does for us in one step, in its own Lua.
-
-An end is known by one name: the channel of its inbox, the key of its lease, and its entry in the lists of those who
-serve an operation. A request goes to one of such a list whose lease has not run out and whose inbox somebody reads.
-
-Which operations an end serves, and the commands that tell Redis so. No I/O.
+An end has one connection, for messages and commands alike. No message is sent twice: if only its reply was lost, it
+has arrived. The one exception is a script that Redis reports as unknown: it did not run.
 """
 
 import logging
@@ -20,60 +14,69 @@ from functools import partial
 from hashlib import sha1
 from math import ceil
 from random import randrange
-from ssl import SSLContext, create_default_context
-from typing import Any
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from opwire.call import Address
+from opwire.call import MAX_MESSAGE, Address
 from opwire.errors import CallError, ErrorCode
+from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import Listener
 from opwire.transports.redis.connection import (
     SETTINGS,
-    Connection,
     Done,
     Part,
+    RedisConnection,
     Target,
     command,
     is_refusal,
     largest_message,
+    parse_url,
     refusal,
 )
+
+if TYPE_CHECKING:  # needs PyJWT, which unsigned calls do without
+    from opwire.auth import SignedRequests
+
+logger = logging.getLogger("opwire.transports")
+
+# --- names and messages -----------------------------------------------------------------------------------------------
 
 _MAX_HEAD = 128  # bytes of an address and a token
 
 
-class Names:
-    """The names of channels and keys, all under one prefix: ends with different prefixes do not meet."""
+class RedisNames:
+    """The names of channels and keys under one prefix. Ends with different prefixes are isolated from each other."""
 
     def __init__(self, prefix: str, db: int = 0) -> None:
         self._end = f"{prefix}:end:"
-        self.ends = self._end.encode()  # what the names of all ends begin with
+        self.ends = self._end.encode()  # the prefix of the names of all ends
         self._serving = f"{prefix}:serving:"
-        # Channels belong to the whole server, keys to one database: without its number, databases would meet here.
+        # Channels belong to the whole server, keys to one database: without its number, databases would share this one.
         self.all = f"{prefix}:all:{db}".encode()
 
     def end(self, address: Address) -> bytes:
-        """An end: the channel of its inbox, the key of its lease, its entry in the lists of those who serve."""
+        """Return the name of an end: its channel, the key of its lease, its entry in the lists of servers."""
         return (self._end + address).encode(errors="replace")
 
     def address(self, end: bytes) -> Address:
-        """The address of an end, from its name."""
+        """Return the address of an end from its name."""
         return end[len(self.ends) :].decode(errors="replace")
 
     def serving(self, operation_id: str) -> bytes:
-        """The key of the list of those who serve an operation."""
-        # A caller may ask for any text. One that has no UTF-8 is nobody's operation, and no reason to fail otherwise.
+        """Return the key of the list of an operation's servers."""
+        # Callers may request any text; text that UTF-8 cannot encode is an unknown operation, not an error.
         return (self._serving + operation_id).encode("utf-8", "surrogatepass")
 
 
-def seal(sender: bytes, token: str, message: bytes) -> bytes:
-    """What is published."""
+def pack_message(sender: bytes, token: str, message: bytes) -> bytes:
+    """Encode a message for a channel."""
     return b"%b %b\n%b" % (sender, token.encode(), message)
 
 
-def unseal(published: bytes) -> tuple[Address, str, bytes] | None:
-    """Return sender, token and message of what was published; None if it is not ours: any client can publish."""
+def unpack_message(published: bytes) -> tuple[Address, str, bytes] | None:
+    """Decode sender, token and message; return None for invalid data, which any client can publish."""
     head, newline, message = published.partition(b"\n")
     sender, space, token = head.partition(b" ")
     if not (newline and space and sender.isalnum() and (not token or token.isalnum()) and len(head) <= _MAX_HEAD):
@@ -81,6 +84,19 @@ def unseal(published: bytes) -> tuple[Address, str, bytes] | None:
     return sender.decode(), token.decode(), message
 
 
+# --- scripts ----------------------------------------------------------------------------------------------------------
+
+# Give a message to one server. KEYS: the list; ARGV: the turn, the message, the prefix of the names of ends.
+#
+# Returns the name of the server, 0 if no server received it, or -1 after a thousand servers that are gone: these are
+# off the list, and the caller runs the script again, so that a long list of them does not block Redis.
+#
+# An optional fourth ARGV is a sticky key, which overrides the turn: each key has an order of its own over the servers,
+# which is stable when servers come and go. (Of more than a thousand servers, the first thousand count.)
+#
+# The script writes only when it finds a server that is gone, so requests pass while Redis is out of memory or cannot
+# save. (A list rotated by LMOVE would fail then, and is not faster.) An entry that is not the name of an end is
+# ignored: the caller may have permissions to publish where the writer of the entry does not.
 ROUTE = """\
 local servers = redis.call('LLEN', KEYS[1])
 if servers == 0 then return 0 end
@@ -117,21 +133,12 @@ end
 if sent == 0 and servers > #listed then return -1 end
 return sent
 """
-"""Give a message to a server. KEYS: the list; ARGV: whose turn it is, the message, what the names of ends begin with.
-
-Returns the name of the server, 0 if nobody got it, or -1 if a thousand servers were tried that are gone: then they are
-off the list, and it is to be run again, so that Redis is not kept busy by a long list of them.
-
-With a fourth ARGV it is not their turn that counts: for each such key the servers have an order of their own, which
-stays when others come and go. (Of more than a thousand, the first thousand count.)
-
-It writes nothing unless it meets a server that is gone, so that requests pass while Redis has no memory left or cannot
-save. (A list that turns by LMOVE would not, and is no quicker.) Whatever else was written to the list is not the name
-of an end, and gets nothing: the caller may be allowed to publish where the writer is not.
-"""
-
 ROUTE_SHA = sha1(ROUTE.encode(), usedforsecurity=False).hexdigest().encode()
 
+# Renew a lease, and add its end to the lists that lack it. KEYS: the end, the lists; ARGV: milliseconds for both.
+#
+# Returns 1 if the lease was missing: then other lists may lack the end, too. PEXPIRE comes first because it needs no
+# memory, and Redis lets a script that has begun to write finish: servers can register when it is out of memory.
 ENTER = """\
 local expired = redis.call('PEXPIRE', KEYS[1], ARGV[1])
 if expired == 0 then redis.call('SET', KEYS[1], '', 'PX', ARGV[1]) end
@@ -141,12 +148,10 @@ for i = 2, #KEYS do
 end
 return 1 - expired
 """
-"""Renew a lease, and enter its end where it is not listed. KEYS: the end, the lists; ARGV: milliseconds for both.
 
-Returns 1 if there was no lease, since then the end may be missing in other lists, too. PEXPIRE comes first because it
-needs no memory, and Redis lets a script that has begun to write go on: servers come and stay when it has none left.
-"""
-
+# Remove servers with an expired lease. KEYS: the lists; ARGV: the prefix of the names of ends, the maximum of entries
+# to check. Of a longer list it checks the first entries and moves the valid ones to the end, so that the next run
+# checks others. Returns the number of removed entries.
 PRUNE = """\
 local budget, known, removed = tonumber(ARGV[2]), {}, 0
 for _, key in ipairs(KEYS) do
@@ -168,149 +173,138 @@ for _, key in ipairs(KEYS) do
 end
 return removed
 """
-"""Take servers off lists whose lease has run out. KEYS: the lists; ARGV: what names of ends begin with, and how many
-entries to look at. Of a list that is longer it looks at the first ones, and puts those that stay at its end, so that
-the next time it looks at others. Returns how many were taken off.
-"""
 
-
-_ROUND = 60.0  # seconds within which every list that we are in is renewed, some of them at each beat
-_KEPT = 3_600_000  # milliseconds until a list is gone that nobody renews
-_PRUNED = 50  # lists that are looked through at a beat, for servers that are gone
-_LOOKED_AT = 200  # entries of them, at most: Redis is kept busy for a fifth of a millisecond
-_AT_ONCE = 500  # lists in one script, which keeps everybody else waiting for about a millisecond
+_ROUND = 60.0  # seconds within which each of our lists is renewed, a share of them at each beat
+_LIST_TTL = 3_600_000  # milliseconds until a list expires that no end renews
+_PRUNED_LISTS = 50  # lists that one beat prunes
+_PRUNED_ENTRIES = 200  # entries that one beat checks: blocks Redis for a fifth of a millisecond
+_BATCH = 500  # lists in one script, which blocks other clients for about a millisecond
 
 
 class Presence:
-    """A lease that lasts three beats, and an entry in the list of each operation."""
+    """Build the commands that register an end: a lease of three beats, and an entry per operation. No I/O."""
 
-    def __init__(self, names: Names, heartbeat: float) -> None:
+    def __init__(self, names: RedisNames, heartbeat: float) -> None:
         self._names = names
         self._lease = ceil(3000 * heartbeat)  # milliseconds
         self.end = b""  # our name
         self._served: dict[str, None] = {}
-        self._due: list[str] = []  # what is left to renew in this round
-        self._to_prune: list[str] = []  # and to look through
+        self._to_renew: list[str] = []  # in this round
+        self._to_prune: list[str] = []
 
     @property
     def served(self) -> list[str]:
-        """The operations that are served."""
+        """Return the operations that this end serves."""
         return list(self._served)
 
     def begin(self, address: Address) -> None:
-        """Another connection, with another address: nothing is served there yet."""
+        """Reset for a new connection, with a new address."""
         self.end = self._names.end(address)
-        self._served, self._due, self._to_prune = {}, [], []
+        self._served, self._to_renew, self._to_prune = {}, [], []
 
     def add(self, operation_ids: Iterable[str]) -> list[str]:
-        """Serve these, too. Those that were not served before."""
+        """Add operations; return the new ones."""
         new = [each for each in dict.fromkeys(operation_ids) if each not in self._served]
         self._served.update(dict.fromkeys(new))
         return new
 
     def remove(self, operation_ids: Iterable[str]) -> None:
-        """Serve these no longer."""
+        """Remove operations."""
         for each in operation_ids:
             self._served.pop(each, None)
 
     def entries(self, operation_ids: list[str]) -> list[bytes]:
-        """Commands that enter us in the lists of these operations. Each gives 1 if there was no lease."""
-        starts = range(0, len(operation_ids), _AT_ONCE)
-        return [self._entry(operation_ids[start : start + _AT_ONCE]) for start in starts]
+        """Return the commands that add this end to the lists. Each replies 1 if the lease was missing."""
+        starts = range(0, len(operation_ids), _BATCH)
+        return [self._entry(operation_ids[start : start + _BATCH]) for start in starts]
 
     def _entry(self, operation_ids: list[str]) -> bytes:
         lists = map(self._names.serving, operation_ids)
-        return command(b"EVAL", ENTER, 1 + len(operation_ids), self.end, *lists, self._lease, _KEPT)
+        return command(b"EVAL", ENTER, 1 + len(operation_ids), self.end, *lists, self._lease, _LIST_TTL)
 
     def departures(self, operation_ids: Iterable[str]) -> list[bytes]:
-        """Commands that take us off the lists of these operations."""
+        """Return the commands that remove this end from the lists of these operations."""
         return [command(b"LREM", self._names.serving(each), 0, self.end) for each in operation_ids]
 
     def absence(self) -> list[bytes]:
-        """Commands that take us off all lists, our lease with them."""
+        """Return the commands that remove this end from all lists, and its lease."""
         return [*self.departures(self._served), command(b"DEL", self.end)]
 
     def renewal(self, every: float) -> bytes:
-        """The command of one beat: it renews the lease and some of the lists, and gives 1 if there was no lease."""
-        if not self._served:  # then there is no lease; trying to renew it tells whether the server takes writes
+        """Return the command of one beat: renew the lease and some lists. It replies 1 if the lease was missing."""
+        if not self._served:  # renewing a missing lease still shows whether the server accepts writes
             return command(b"PEXPIRE", self.end, self._lease)
-        if not self._due:
-            self._due = self.served
+        if not self._to_renew:
+            self._to_renew = self.served
         number = ceil(len(self._served) * every / _ROUND)
-        due, self._due = self._due[:number], self._due[number:]
+        due, self._to_renew = self._to_renew[:number], self._to_renew[number:]
         return self._entry([each for each in due if each in self._served])
 
     def pruning(self) -> list[bytes]:
-        """Return the command of one beat that takes servers that are gone off some of the lists, if there are any."""
+        """Return the command of one beat that prunes some of the lists, if there are any."""
         if not self._to_prune:
             self._to_prune = self.served
-        due, self._to_prune = self._to_prune[:_PRUNED], self._to_prune[_PRUNED:]
+        due, self._to_prune = self._to_prune[:_PRUNED_LISTS], self._to_prune[_PRUNED_LISTS:]
         lists = [self._names.serving(each) for each in due]
-        return [command(b"EVAL", PRUNE, len(lists), *lists, self._names.ends, _LOOKED_AT)] if lists else []
+        return [command(b"EVAL", PRUNE, len(lists), *lists, self._names.ends, _PRUNED_ENTRIES)] if lists else []
 
 
-logger = logging.getLogger("opwire.transports")
+# --- the broker connection --------------------------------------------------------------------------------------------
 
-_SILENCE = 2  # beats without a word, after which a server counts as frozen
-_GRACE = 1.0  # seconds to say goodbye
+_MAX_SILENT_BEATS = 2  # beats without data, after which a server counts as frozen
+_GRACE = 1.0  # seconds for an orderly close
 _PING = command(b"PING")
-_AGAIN = 100  # times that a request is routed again, past a thousand servers each that are gone
+_MAX_ROUTES = 100  # times that a request is routed again, each time past a thousand servers that are gone
 
 
 class _Route(Struct):
-    """The way to those who serve an operation, and whose turn it is."""
+    """The list of an operation's servers, and the current turn."""
 
     servers: bytes
     turn: int
 
 
 class RedisMedium:
-    """One end of a Redis server: a `Medium`."""
+    """A `Medium` over one Redis server."""
 
-    def __init__(self, target: Target, *, prefix: str, heartbeat: float, ssl: SSLContext | None = None) -> None:
+    def __init__(self, target: Target, *, prefix: str, heartbeat: float) -> None:
         self.name = target.name
-        self.max_message = largest_message([])  # until the server says otherwise
-        self.ignored = 0  # messages on our channels that are not ours
+        self.max_message = largest_message([])  # the default, until the server shows its settings
+        self.ignored = 0  # invalid messages on our channels
         self._target = target
-        self._ssl = create_default_context() if ssl is None and target.tls else ssl
-        self._names = Names(prefix, target.db)
+        self._names = RedisNames(prefix, target.db)
         self._presence = Presence(self._names, heartbeat)
         self._listener: Listener | None = None
-        self._connection: Connection | None = None
+        self._connection: RedisConnection | None = None
         self._address = b""
-        self._silent = 0  # beats without a word from the server
+        self._silent_beats = 0
         self._routes: dict[str, _Route] = {}
 
-    # --- connecting ---------------------------------------------------------------------------------------------------
-
     async def connect(self, address: Address, listener: Listener) -> None:
-        """Connect, and listen to our own channel and to the one for all.
+        """Connect, and subscribe to our own channel and to the one for all.
 
         Raises:
             CallError: UNAVAILABLE.
         """
         self._listener = listener
-        connection = Connection(self._target, self._arrived, self._lost)
+        connection = RedisConnection(self._target, self._arrived, self._lost)
+        settings: list[Any] = []
+        channels = (self._names.end(address), self._names.all)
         try:
-            await connection.open(self._ssl)
-            # Until the connection was lost we served, which Redis may not have noticed yet.
-            before = [command(b"DEL", self._presence.end)] if self._presence.served else []
-            await connection.greet(*before)
-            await self._listen(connection, address)
+            await connection.open()
+            # The lease of the lost connection may not have expired yet.
+            await connection.greet(*([command(b"DEL", self._presence.end)] if self._presence.served else []))
+            for each in SETTINGS:  # apart from the other commands, since many servers deny CONFIG
+                connection.send(command(b"CONFIG", b"GET", each), settings.append)
+            loading = command(b"SCRIPT", b"LOAD", ROUTE)
+            await connection.ask(*(command(b"SUBSCRIBE", each) for each in channels), loading)
         except BaseException:
             await connection.close()
             raise
+        self.max_message = largest_message(settings)
         self._connection, self._address = connection, address.encode()
         self._presence.begin(address)
         self._routes.clear()
-
-    async def _listen(self, connection: Connection, address: Address) -> None:
-        settings: list[Any] = []
-        for each in SETTINGS:  # not asked for with the others, since many servers refuse to say
-            connection.send(command(b"CONFIG", b"GET", each), settings.append)
-        channels = (self._names.end(address), self._names.all)
-        await connection.ask(*(command(b"SUBSCRIBE", each) for each in channels), command(b"SCRIPT", b"LOAD", ROUTE))
-        self.max_message = largest_message(settings)
 
     def _lost(self, reason: str) -> None:
         if self._connection is not None and self._listener is not None:
@@ -318,64 +312,62 @@ class RedisMedium:
             self._listener.disconnected(reason)
 
     async def close(self) -> None:
-        """Take our name off every list, and leave. Closing again does nothing."""
+        """Remove this end from every list, and disconnect. A second call is a no-op."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
         try:
             for each in (*self._presence.absence(), command(b"UNSUBSCRIBE", self._presence.end)):
-                connection.send(each, _whatever, control=True)
+                connection.send(each, _ignore, control=True)
             async with timeout(_GRACE):
-                await connection.ask(_PING)  # when it is answered, all that was sent before has been read
+                await connection.ask(_PING)  # its reply shows that Redis has processed the commands before it
         except (CallError, TimeoutError) as error:
-            logger.debug("%s heard no goodbye: %s", self.name, error)
+            logger.debug("no orderly close at %s: %s", self.name, error)
         self._presence.remove(self._presence.served)
         await connection.close()
 
-    # --- serving ------------------------------------------------------------------------------------------------------
-
     async def serve(self, operation_ids: Iterable[str]) -> None:
-        """Enter the lists of those who serve these operations.
+        """Register as a server of these operations.
 
         Raises:
-            CallError: UNAVAILABLE, if Redis refuses or the connection is gone.
+            CallError: UNAVAILABLE, if Redis refuses or the connection is lost.
         """
-        connection, presence = self._here(), self._presence
+        connection, presence = self._open(), self._presence
         new = presence.add(operation_ids)
         try:
-            # Where there is nothing new, what was announced before may still be on its way.
+            # Without new operations, PING waits for registrations that are still in flight.
             replies = await connection.ask(*presence.entries(new) or [_PING])
-            if 1 in replies and presence.served != new:  # without a lease, other lists may have lost us, too
+            if 1 in replies and presence.served != new:  # the lease was missing: other lists may lack us, too
                 await connection.ask(*presence.entries(presence.served))
         except BaseException:
             presence.remove(new)
             raise
 
     async def unserve(self, operation_ids: Iterable[str]) -> None:
-        """Leave the lists of those who serve these operations.
+        """Deregister from these operations.
 
         Raises:
-            CallError: UNAVAILABLE, if Redis refuses or the connection is gone.
+            CallError: UNAVAILABLE, if Redis refuses or the connection is lost.
         """
         leaving = list(operation_ids)
         self._presence.remove(leaving)
-        await self._here().ask(*self._presence.departures(leaving))
+        await self._open().ask(*self._presence.departures(leaving))
 
     def beat(self, every: float) -> None:
-        """Renew our lease, and notice whether the server still answers."""
+        """Renew the lease; end the connection if the server has become silent."""
         connection = self._connection
         if connection is None:
             return
-        # Anything that arrives will do: behind a large backlog, the reply to a beat takes longer than a beat.
-        self._silent = 0 if connection.heard else self._silent + 1
+        # Any data counts: behind a large backlog, the reply to a beat takes longer than a beat.
+        self._silent_beats = 0 if connection.heard else self._silent_beats + 1
         connection.heard = False
-        if self._silent >= _SILENCE:
+        if self._silent_beats >= _MAX_SILENT_BEATS:
             connection.abort("it does not answer")
         else:
-            self._renew(connection, [self._presence.renewal(every)], self._renewed)
-            self._renew(connection, self._presence.pruning(), _whatever)
+            self._register(connection, [self._presence.renewal(every)], self._renewed)
+            self._register(connection, self._presence.pruning(), _ignore)
 
-    def _renew(self, connection: Connection, commands: list[bytes], done: Done) -> None:
+    def _register(self, connection: RedisConnection, commands: list[bytes], done: Done) -> None:
         try:
             for each in commands:
                 connection.send(each, done, control=True)
@@ -390,30 +382,30 @@ class RedisMedium:
             connection.abort("it has become a read-only replica")
         elif is_refusal(reply) and served:
             logger.warning("the lease was not renewed: %s", refusal(self.name, reply).message)
-        elif reply == 1 and served:  # Redis lost its data, or we were silent for too long
-            self._renew(connection, self._presence.entries(served), self._reentered)
+        elif reply == 1 and served:  # Redis lost its data, or the lease expired
+            self._register(
+                connection, self._presence.entries(served), partial(self._refused, "operations are not served")
+            )
 
-    def _reentered(self, reply: Any) -> None:
+    def _refused(self, what: str, reply: Any) -> None:
         if is_refusal(reply):
-            logger.warning("operations are not served: %s", refusal(self.name, reply).message)
-
-    # --- messages -----------------------------------------------------------------------------------------------------
+            logger.warning("%s: %s", what, refusal(self.name, reply).message)
 
     def ask(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
-        """Let Redis give a message to the next of those who serve an operation, or to the one for this key.
+        """Route a message to the next server of an operation, or to the one for a sticky key.
 
         Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is waiting to be sent.
+            CallError: UNAVAILABLE, RATE_LIMITED if too much is queued.
         """
         route = self._routes.get(operation_id)
         if route is None:
             route = _Route(self._names.serving(operation_id), randrange(1_000_000))  # noqa: S311
         route.turn += 1
-        letter = seal(self._address, token, message)
-        run: tuple[Part, ...] = (1, route.servers, route.turn, letter, self._names.ends)
+        packed = pack_message(self._address, token, message)
+        run: tuple[Part, ...] = (1, route.servers, route.turn, packed, self._names.ends)
         if sticky_key is not None:
             run = (*run, sticky_key.encode(errors="surrogatepass"))
-        self._here().send(command(b"EVALSHA", ROUTE_SHA, *run), partial(self._routed, operation_id, token, run))
+        self._open().send(command(b"EVALSHA", ROUTE_SHA, *run), partial(self._routed, operation_id, token, run))
         self._routes[operation_id] = route
 
     def _routed(self, operation_id: str, token: str, run: tuple[Part, ...], reply: Any, tries: int = 0) -> None:
@@ -422,56 +414,84 @@ class RedisMedium:
         if type(reply) is bytes:
             self._listener.routed(token, self._names.address(reply))
             return
-        again = (reply == -1 and tries < _AGAIN) or is_refusal(reply, "NOSCRIPT")
-        if again:  # nobody got it: Redis does not know the script any more, or took those off the list that are gone
+        # No server received it: Redis has lost the script, or has just pruned a thousand servers that are gone.
+        if (reply == -1 and tries < _MAX_ROUTES) or is_refusal(reply, "NOSCRIPT"):
             done = partial(self._routed, operation_id, token, run, tries=tries + 1)
             try:
                 self._connection.send(command(b"EVAL", ROUTE, *run), done)
             except CallError as error:
                 self._listener.undelivered(token, error.message)
             return
-        self._routes.pop(operation_id, None)  # so that only operations are remembered that somebody serves
-        reason = refusal(self.name, reply).message if is_refusal(reply) else "nobody serves it"
+        self._routes.pop(operation_id, None)  # cache the routes of served operations only
+        reason = refusal(self.name, reply).message if is_refusal(reply) else "no server available"
         self._listener.undelivered(token, reason)
 
     def tell(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
         """Publish a message to one end.
 
         Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is waiting to be sent.
+            CallError: UNAVAILABLE, RATE_LIMITED if too much is queued.
         """
-        letter = command(b"PUBLISH", self._names.end(to), seal(self._address, token, message))
-        self._here().send(letter, partial(self._told, to), control=control)
+        published = command(b"PUBLISH", self._names.end(to), pack_message(self._address, token, message))
+        self._open().send(published, partial(self._published, to), control=control)
 
-    def _told(self, to: Address, reply: Any) -> None:
+    def _published(self, to: Address, reply: Any) -> None:
         if reply == 0 and self._listener is not None:
             self._listener.unreachable(to)
-        elif is_refusal(reply):
-            logger.warning("a message was not sent: %s", refusal(self.name, reply).message)
+        else:
+            self._refused("a message was not sent", reply)
 
     def tell_all(self, token: str, message: bytes) -> None:
         """Publish a message to all ends.
 
         Raises:
-            CallError: UNAVAILABLE, RATE_LIMITED if too much is waiting to be sent.
+            CallError: UNAVAILABLE, RATE_LIMITED if too much is queued.
         """
-        letter = command(b"PUBLISH", self._names.all, seal(self._address, token, message))
-        self._here().send(letter, _whatever, control=True)
+        published = command(b"PUBLISH", self._names.all, pack_message(self._address, token, message))
+        self._open().send(published, _ignore, control=True)
 
     def _arrived(self, channel: bytes, published: bytes) -> None:
-        letter = unseal(published)
-        if letter is None or self._listener is None:
+        unpacked = unpack_message(published)
+        if unpacked is None or self._listener is None:
             self.ignored += 1
         elif channel == self._names.all:
-            self._listener.overheard(*letter)
+            self._listener.overheard(*unpacked)
         else:
-            self._listener.arrived(*letter)
+            self._listener.arrived(*unpacked)
 
-    def _here(self) -> Connection:
+    def _open(self) -> RedisConnection:
         if self._connection is None:
-            raise CallError(ErrorCode.UNAVAILABLE, f"there is no connection to {self.name}")
+            raise CallError(ErrorCode.UNAVAILABLE, f"not connected to {self.name}")
         return self._connection
 
 
-def _whatever(_: Any) -> None:
-    """Takes a reply that nobody needs."""
+def _ignore(_: Any) -> None:
+    """Ignore a reply."""
+
+
+class RedisTransport(BrokerTransport):
+    """A `Transport` over a Redis server.
+
+        async with PendingRequestMap(RedisTransport("redis://127.0.0.1:6379")) as calls:
+            await calls.call("math.add", {"a": 1, "b": 2})
+
+    The URL starts with `redis://`, `rediss://` (TLS; `ssl` overrides the default context) or `unix://`. Ends with the
+    same `prefix` on the same database reach each other. A server that misses three beats of `heartbeat` seconds gets no
+    more requests, and its calls in flight fail.
+
+    Raises:
+        UsageError: the URL is invalid.
+    """
+
+    def __init__(
+        self,
+        url: str = "redis://127.0.0.1:6379",
+        *,
+        prefix: str = "opwire",
+        heartbeat: float = 1.0,
+        max_message: int = MAX_MESSAGE,
+        ssl: SSLContext | None = None,
+        signed: "SignedRequests | None" = None,
+    ) -> None:
+        medium = RedisMedium(parse_url(url, ssl), prefix=prefix, heartbeat=heartbeat)
+        super().__init__(medium, heartbeat=heartbeat, limit=max_message, signed=signed)

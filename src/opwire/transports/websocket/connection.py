@@ -1,18 +1,18 @@
-"""One WebSocket connection, of a client or of a server: messages over a `Link`, signs of life, and its end.
+"""One WebSocket connection, of a client or of a server: frames, messages over a `Link`, heartbeat, and close.
 
-Nothing here waits for the peer: what arrives is handed on at once, so that pings are answered however slow the user of
-the messages is.
+`FrameCodec` does no I/O. It leaves the handshake, control frames, fragments and errors to the core of `websockets`. By
+far the most frequent case, a text message in a single frame, is decoded and encoded here: that takes a third of the
+time.
 
-The frames of one WebSocket: bytes in, bytes out. No I/O.
-
-The handshake, control frames, fragments and whatever goes wrong are left to the core of `websockets`. What is by far
-the most frequent, a text message in a single frame, is read and written here: that takes a third of the time.
+Nothing here waits for the peer: messages are dispatched at once, so that pings are answered even if the application is
+slow.
 """
 
 import asyncio
 import os
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from websockets.client import ClientProtocol
 from websockets.frames import CloseCode, Frame, Opcode
@@ -26,50 +26,55 @@ from opwire.transports.link import MAX_BACKLOG, Link
 
 try:
     from websockets.speedups import apply_mask
-except ImportError:  # websockets was installed without its part in C
+except ImportError:  # websockets was installed without its C extension
     from websockets.utils import apply_mask
 
 Core = ClientProtocol | ServerProtocol
 
+SUBPROTOCOL = Subprotocol("opwire.v1")
+GRACE = 1.0  # seconds that the peer has to answer a close frame
+
 _WHOLE_TEXT = 0x81  # the first byte of a text message in a single frame
 _MASKED = 0x80  # in the second byte, beside the length
-_REASON = 120  # bytes that a close frame has room for
+_MAX_REASON = 120  # bytes in a close frame
+_MAX_CONTROL = 4096  # bytes of a control message
+_MAX_MISSED = 2  # beats in a row without data, after which the peer counts as dead
 
 
-class Frames:
-    """One end of a WebSocket. Messages that are larger than the core's `max_size` end it with 1009."""
+class FrameCodec:
+    """One end of a WebSocket. Messages larger than the core's `max_size` end it with 1009."""
 
     def __init__(self, core: Core) -> None:
-        core.debug = False  # it would log whole messages, and headers with the tokens in them
+        core.debug = False  # it would log whole messages, and headers with tokens
         self._core = core
         self._limit = core.max_message_size or 0
         self._mask_out = _MASKED if core.side is Side.CLIENT else 0
         self._mask_in = _MASKED - self._mask_out
-        self._keys = _keys()
-        self._begun = bytearray()  # a frame that is not complete yet
-        self._needed = 0  # bytes of it that have to be there before it is worth another look
-        self._parts = bytearray()  # of a message in fragments
+        self._keys = _mask_keys()
+        self._buffer = bytearray()  # an incomplete frame
+        self._needed = 0  # bytes of it that have to arrive before it is parsed again
+        self._parts = bytearray()  # of a fragmented message
         self._failed = False
 
     @property
     def connecting(self) -> bool:
-        """Whether the handshake is not over yet."""
+        """Return whether the handshake is still in progress."""
         return self._core.state is State.CONNECTING
 
     @property
     def open(self) -> bool:
-        """Whether messages can be sent: after the handshake, and until either side closes."""
+        """Return whether messages can be sent: after the handshake, and until either side closes."""
         return self._core.state is State.OPEN
 
     @property
     def over(self) -> bool:
-        """Whether the connection can be ended: the handshake failed, or the peer closed, or broke the rules."""
+        """Return whether the connection can be ended: the handshake failed, or the peer closed or broke the rules."""
         core = self._core
         return core.eof_sent or self._failed or core.close_rcvd is not None or core.parser_exc is not None
 
     @property
     def reason(self) -> str:
-        """Why it is over."""
+        """Return why it is over."""
         core = self._core
         if core.handshake_exc is not None:
             return f"the handshake failed: {core.handshake_exc}"
@@ -77,13 +82,11 @@ class Frames:
             return f"the peer closed the connection ({core.close_rcvd})"
         return f"the connection was closed ({core.close_sent})"
 
-    # --- what arrives -------------------------------------------------------------------------------------------------
-
-    def greeting(self, data: bytes) -> tuple[Request | Response | None, bytes]:
-        """What the peer says in the handshake, when it is complete; and the bytes that follow it."""
+    def handshake(self, data: bytes) -> tuple[Request | Response | None, bytes]:
+        """Parse the peer's handshake; return it when it is complete, and the bytes after it."""
         start = 0
         while start < len(data) and not self._core.events and self._core.handshake_exc is None:
-            end = data.find(b"\n", start) + 1 or len(data)  # by the line, so that no frame after it gets into the core
+            end = data.find(b"\n", start) + 1 or len(data)  # line by line, so that the core gets no frame after it
             self._core.receive_data(data[start:end])
             start = end
         for event in self._core.events_received():
@@ -92,32 +95,32 @@ class Frames:
         return None, b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete with this data. Afterwards there may be `replies`, and it may be `over`."""
-        if self._begun:
-            self._begun += data
-            if len(self._begun) < self._needed:
+        """Return the messages that this data completes. Afterwards there may be `replies`, and it may be `over`."""
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
                 return []
-            data = bytes(self._begun)
-            self._begun.clear()
+            data = bytes(self._buffer)
+            self._buffer.clear()
         messages: list[bytes] = []
-        start = self._simple(data, 0, messages)
+        start = self._whole_texts(data, 0, messages)
         while start < len(data) and not self.over:
-            begin, end = _bounds(data, start)
+            begin, end = _payload_bounds(data, start)
             if end - begin > self._limit:
-                self._core.receive_data(data[start:])  # which ends the connection
+                self._core.receive_data(data[start:])  # ends the connection
             elif end > len(data):
-                self._begun += data[start:]
+                self._buffer += data[start:]
                 self._needed = end - start
                 break
             else:
-                self._special(data[start:end], messages)
-                start = self._simple(data, end, messages)
+                self._other_frame(data[start:end], messages)
+                start = self._whole_texts(data, end, messages)
         return messages
 
-    def _simple(self, data: bytes, start: int, messages: list[bytes]) -> int:
-        """Read messages in single frames; where the first frame begins that is anything else, or not complete."""
+    def _whole_texts(self, data: bytes, start: int, messages: list[bytes]) -> int:
+        """Decode messages in single frames; return the start of the first frame that is incomplete or another kind."""
         masked, limit, size = self._mask_in, self._limit, len(data)
-        if not self.open or self._core.current_size is not None:  # amid a message in fragments
+        if not self.open or self._core.current_size is not None:  # within a fragmented message
             return start
         while size - start > 3 and data[start] == _WHOLE_TEXT:
             length, begin = data[start + 1] - masked, start + 2
@@ -136,7 +139,7 @@ class Frames:
             start = end
         return start
 
-    def _special(self, frame: bytes, messages: list[bytes]) -> None:
+    def _other_frame(self, frame: bytes, messages: list[bytes]) -> None:
         self._core.receive_data(frame)
         for event in self._core.events_received():
             match event:
@@ -148,22 +151,20 @@ class Frames:
                 case Frame(opcode=Opcode.BINARY):
                     self.fail(CloseCode.UNSUPPORTED_DATA, "messages are JSON in text frames")
                 case _:
-                    pass  # the core has answered it
+                    pass  # the core has replied to it
 
     def _text(self, message: bytes, messages: list[bytes]) -> bool:
         try:
             if not message.isascii():
-                str(message, "utf-8")  # which the core leaves to its user
+                str(message, "utf-8")  # the core leaves this check to its user
         except UnicodeDecodeError:
             self.fail(CloseCode.INVALID_DATA, "a text frame is not UTF-8")
             return False
         messages.append(message)
         return True
 
-    # --- what is sent -------------------------------------------------------------------------------------------------
-
-    def text(self, message: bytes) -> bytes:
-        """The frame of a message."""
+    def encode(self, message: bytes) -> bytes:
+        """Encode a message as a text frame."""
         size = len(message)
         if size < 126:
             head = struct.pack("!BB", _WHOLE_TEXT, self._mask_out | size)
@@ -177,28 +178,28 @@ class Frames:
         return b"".join((head, key, apply_mask(message, key)))
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Queue a ping."""
         if self.open:
             self._core.send_ping(b"")
 
     def close(self, code: int, reason: str) -> None:
-        """Say goodbye. The peer answers with the same."""
+        """Queue a close frame. The peer replies with another."""
         if self.open:
-            self._core.send_close(code, _short(reason))
+            self._core.send_close(code, _truncated(reason))
 
     def fail(self, code: int, reason: str) -> None:
-        """Say goodbye, and listen to nothing more."""
+        """Queue a close frame, and ignore all further data."""
         if self.open:
             self._failed = True
-            self._core.fail(code, _short(reason))
+            self._core.fail(code, _truncated(reason))
 
     def replies(self) -> list[bytes]:
-        """What is to be sent beside the messages: the handshake and control frames."""
+        """Return the queued data beside messages: the handshake and control frames."""
         return [data for data in self._core.data_to_send() if data] if self._core.writes else []
 
 
-def _bounds(data: bytes, start: int) -> tuple[int, int]:
-    """Where the payload of a frame begins and ends; beyond the data as long as that cannot be said."""
+def _payload_bounds(data: bytes, start: int) -> tuple[int, int]:
+    """Return the bounds of a frame's payload; beyond the data while its header is incomplete."""
     size = len(data)
     if size - start < 2:
         return start, start + 2
@@ -215,32 +216,20 @@ def _bounds(data: bytes, start: int) -> tuple[int, int]:
     return begin, begin + length
 
 
-def _keys() -> Iterator[bytes]:
-    """Masks that cannot be guessed. They are made by the thousand, since one by one they cost 0.5 µs."""
+def _mask_keys() -> Iterator[bytes]:
+    """Yield unpredictable masks. They are generated by the thousand, since one by one they cost 0.5 µs."""
     while True:
         many = os.urandom(4096)
         for start in range(0, len(many), 4):
             yield many[start : start + 4]
 
 
-def _short(reason: str) -> str:
-    return reason.encode()[:_REASON].decode(errors="ignore")
+def _truncated(reason: str) -> str:
+    return reason.encode()[:_MAX_REASON].decode(errors="ignore")
 
 
-GRACE = 1.0
-"""Seconds that the peer has to answer a goodbye."""
-
-SUBPROTOCOL = Subprotocol("opwire.v1")
-"""What both sides speak over the WebSocket."""
-
-_SMALL = 4096  # bytes
-_MISSES = 2  # beats in a row without a sign of life, after which the peer counts as dead
-
-
-class Connection:
-    """Whoever uses it is told of the peer's handshake (`greeted`), of each message (`arrived`), and once why it ended
-    (`lost`).
-    """
+class WebSocketConnection:
+    """A connection with three callbacks: `greeted` (the peer's handshake), `arrived` (a message), `lost` (once)."""
 
     def __init__(
         self,
@@ -252,156 +241,135 @@ class Connection:
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
         self.link = Link(self._received, self._broken, max_backlog=max_backlog)
-        self._frames = Frames(core)
+        self._frames = FrameCodec(core)
         self._greeted = greeted
         self._arrived = arrived
         self._lost = lost
         self._heard = True
         self._missed = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._over = False
+        self.over = False
         self._ended = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
 
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self._over
-
-    # --- writing ------------------------------------------------------------------------------------------------------
-
     def send(self, message: bytes, *, control: bool) -> None:
-        """Send a message. `control`: it ends or steers a call; if it is small, there is room for it when there is none
-        for others, and a peer that leaves no room even for these is given up.
+        """Send a message. `control`: it ends or steers a call.
+
+        A small control message has reserved room in the queue; a peer that has used up even that is disconnected.
 
         Raises:
-            CallError: RATE_LIMITED if too much is waiting already, UNAVAILABLE if the connection is gone.
+            CallError: RATE_LIMITED if too much is queued, UNAVAILABLE if the connection is lost.
         """
-        if self._over:
+        if self.over:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is gone")
-        if not control or len(message) > _SMALL:
-            self.link.write(self._frames.text(message))
+        if not control or len(message) > _MAX_CONTROL:
+            self.link.write(self._frames.encode(message))
             return
         try:
-            self.link.control(self._frames.text(message))
+            self.link.control(self._frames.encode(message))
         except CallError as full:
             self.link.abort("the peer does not read what it is sent")
             raise CallError(ErrorCode.UNAVAILABLE, f"the connection was ended: {full.message}") from full
 
     def reply(self) -> None:
-        """Send what the handshake, pings and goodbyes have given rise to."""
+        """Send the replies to the handshake, to pings and to close frames."""
         for data in self._frames.replies():
-            if (
-                self.link.backlog <= self.link.max_backlog
-            ):  # a peer that reads nothing gets no answer to a million pings
+            # A peer that reads nothing gets no reply to a million pings.
+            if self.link.backlog <= self.link.max_backlog:
                 self.link.urgent(data)
         if self._frames.over:
             self._finish(self._frames.reason)
 
-    # --- signs of life ------------------------------------------------------------------------------------------------
-
     def expect(self, what: str, within: float, code: int) -> None:
         """End the connection with this code unless `beat` is called in time."""
-        self._set_timer(within, lambda: self.end(code, f"no {what} came within {within:g} s"))
+        self._schedule(within, lambda: self.end(code, f"no {what} came within {within:g} s"))
 
     def beat(self, every: float) -> None:
-        """Ping from now on, once in so many seconds; two in a row without any answer end the connection.
+        """Ping every so often; two pings in a row without any data in return end the connection.
 
-        A peer that freezes right after a sign of life is noticed at the third beat, any other earlier.
+        A peer that freezes right after it has sent data is detected at the third beat, any other earlier.
         """
-        self._set_timer(every, lambda: self._beat(every))
+        self._schedule(every, lambda: self._beat(every))
 
     def _beat(self, every: float) -> None:
-        # Beats are counted, and not the time: if this very process was held up, there may be news it has not read yet.
+        # Beats are counted instead of time: if this process was held up, there may be data that it has not read yet.
         self._missed = 0 if self._heard else self._missed + 1
         self._heard = False
-        if self._missed == _MISSES:
-            self.link.abort(f"nothing was heard of the peer for {_MISSES * every:g} s")
+        if self._missed == _MAX_MISSED:
+            self.link.abort(f"nothing was heard of the peer for {_MAX_MISSED * every:g} s")
             return
         self._frames.ping()
         self.reply()
         self.beat(every)
 
-    def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
+    def _schedule(self, seconds: float, callback: Callable[[], None]) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, act)
-
-    # --- ending -------------------------------------------------------------------------------------------------------
+        self._timer = asyncio.get_running_loop().call_later(seconds, callback)
 
     def end(self, code: int, reason: str) -> None:
-        """Say why, and end the connection."""
+        """Send a close frame with the reason, and end the connection."""
         self._frames.fail(code, reason)
-        self._say_all()
+        self._flush()
         self._finish(reason)
 
     async def close(self, code: int, reason: str) -> None:
-        """Say goodbye, let the peer answer, and end the connection; `lost` is not called."""
-        self._lost = self._arrived = _nothing
-        if not self._over and self._frames.open:
+        """Send a close frame, wait for the peer's, and end the connection; `lost` is not called."""
+        self._lost = self._arrived = _ignore
+        if not self.over and self._frames.open:
             self._frames.close(code, reason)
-            self._say_all()
-            try:
+            self._flush()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(GRACE):
                     await self._ended.wait()
-            except TimeoutError:
-                pass  # it does not answer: then without
         self._stop()
         await self.link.close()
         if self._ending is not None:
             await self._ending
 
     def drop(self) -> None:
-        """End the connection without a word; `lost` is not called."""
-        self._lost = self._arrived = _nothing
+        """End the connection without a close frame; `lost` is not called."""
+        self._lost = self._arrived = _ignore
         self._stop()
         self.link.abort("it was dropped")
 
-    def _say_all(self) -> None:
-        """Send what there is to reply after the messages that wait, unlike other replies."""
-        try:
+    def _flush(self) -> None:
+        """Send the replies after the queued messages, unlike `reply`."""
+        with suppress(CallError):  # lost, or its queue is full
             for data in self._frames.replies():
                 self.link.control(data)
-        except CallError:
-            pass  # it is gone, or does not listen
 
     def _finish(self, reason: str) -> None:
-        if not self._over:
+        if not self.over:
             self._stop()
             self._ending = asyncio.get_running_loop().create_task(self.link.close(grace=GRACE))
             self._lost(reason)
 
     def _stop(self) -> None:
-        self._over = True
+        self.over = True
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
 
-    # --- what the link calls ------------------------------------------------------------------------------------------
-
     def _received(self, data: bytes) -> None:
         self._heard = True
-        if self._over:
+        if self.over:
             return
         if self._frames.connecting:
-            data = self._greet(data)
+            handshake, data = self._frames.handshake(data)
+            if handshake is not None:
+                self._greeted(handshake)
         for message in self._frames.feed(data):
             self._arrived(message)
-            if self._over:
+            if self.over:
                 return
         self.reply()
 
-    def _greet(self, data: bytes) -> bytes:
-        greeting, data = self._frames.greeting(data)
-        if greeting is not None:
-            self._greeted(greeting)
-        return data
-
     def _broken(self, reason: str) -> None:
-        if not self._over:
+        if not self.over:
             self._stop()
             self._lost(reason)
 
 
-def _nothing(_: object) -> None:
-    """Stands for a callback that is not wanted any more."""
+def _ignore(_: object) -> None:
+    """Replace a callback that is not wanted any more."""

@@ -1,21 +1,20 @@
-"""Who serves what, and which call goes from whom to whom, among the peers of one server.
+"""The routes between the peers of one server: which peer serves what, and which call goes from where to where.
 
-No I/O, no clock, no tasks: everything that opens or ends a route is in this file; it says where a message goes, and its
-user sends it.
-Rule 1: a call is known by its caller and its request id. The ids of two callers may be equal.
-Rule 2: only the peer that has the request can answer it, and only its caller can steer it.
+No I/O, no clock, no tasks: everything that opens or ends a route is in this file. It returns where a message goes, and
+the caller sends it.
+Rule 1: a call is identified by its caller and its request id. Two callers may use the same id.
+Rule 2: only the peer that has the request can respond to it, and only its caller can steer it.
 Rule 3: a call leaves the table in the step that ends it: its last event, or the loss of either side.
-Rule 4: what belongs to no open call goes to the peer that it names, as a stray; never to one that waits for another.
+Rule 4: an event without an open call goes to the peer that it names, marked as unmatched; never to one that waits for
+another.
 
-What a relay reads of an event, and the fields that it writes. No I/O.
-
-`peer` says who an event is from, in what the server sends, and who it is for, in what a client sends. Without it, it
-is from or for the server itself; a request without it is for whoever serves its operation.
+The relay header is the field `peer`: the sender, in what the server sends, and the receiver, in what a client sends. An
+event without it is from or for the server itself; a request without it is for any server of its operation.
 
 Payloads are not decoded on the way. The field is spliced into the bytes as the last one: `…,"peer":"c7"}`. A client's
-own is cut off where it has this very form. Where it stands elsewhere it stays, and counts for nothing: of two fields
-with one name, msgspec and `JSON.parse` take the last. What belongs to no open call is marked as a `stray` besides. On
-a request, the caller's `identity` is written before it in the same way, and its `credential` is struck out.
+own is cut off if it has exactly this form. Elsewhere in the message it stays, and is ignored: of two fields with one
+name, msgspec and `JSON.parse` take the last. Events without an open call also get `unmatched`. On a request, the
+caller's `identity` is written before it in the same way, and its `credential` is overwritten by null.
 """
 
 from collections import Counter
@@ -33,41 +32,34 @@ from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.typed.plain import read_json
 
-SERVER: Address = "server"
-"""The address of the server itself, for its clients."""
-
-MAX_ID = 1000
-"""Characters of an id that a relay has to keep."""
-
-MAX_IDENTITY = 4 * 1024
-"""Bytes of an identity that a relay writes."""
-
-MARGIN = MAX_IDENTITY + 256
-"""Bytes that a message may gain by its stamp."""
-
-NOBODY = b"null"
-"""An identity that is none."""
+SERVER: Address = "server"  # the address of the server itself, for its clients
+MAX_ID = 1000  # characters of an id that a relay has to keep
+MAX_IDENTITY = 4 * 1024  # bytes of an identity that a relay writes
+MARGIN = MAX_IDENTITY + 256  # bytes that a relay header may add to a message
+ANONYMOUS = b"null"  # the identity of an anonymous caller
 
 _FIELD = b',"peer":"'
-_STRAY = b',"stray":true'
+_UNMATCHED = b',"unmatched":true'
+
+# --- relay headers ----------------------------------------------------------------------------------------------------
 
 
-class Head(Struct, rename="camel", tag_field="type"):
-    """What matters of an event to those who pass it on; everything else is skipped."""
+class EventHead(Struct, rename="camel", tag_field="type"):
+    """The fields of an event that a relay decodes; everything else is skipped."""
 
-    answers: ClassVar[bool] = True  # whether it may come from the one who serves the call
-    steers: ClassVar[bool] = False  # whether it may come from its caller
+    responds: ClassVar[bool] = True  # may come from the server of the call
+    steers: ClassVar[bool] = False  # may come from its caller
     request_id: Annotated[str, Meta(max_length=MAX_ID)]
     peer: str | None = None
-    stray: bool = False
+    unmatched: bool = False
 
     def ends(self, *, streams: bool) -> bool:
-        """Whether the call is over with this event; `streams`: it is one for a subscription."""
+        """Return whether this event ends the call; `streams`: it is a subscription."""
         return True
 
 
-class Requested(Head, tag="call.requested", kw_only=True):
-    """`credits` are there if a subscription is wanted, `sticky_key` if it is to go where others with that key went."""
+class RequestedHead(EventHead, tag="call.requested", kw_only=True):
+    """`credits` are those of a subscription; requests with the same `sticky_key` go to the same server."""
 
     operation_id: str
     parent_request_id: str | None = None
@@ -75,49 +67,49 @@ class Requested(Head, tag="call.requested", kw_only=True):
     sticky_key: str | None = None
 
 
-class Responded(Head, tag="call.responded"):
-    """`seq` is there if it is an item of a subscription."""
+class RespondedHead(EventHead, tag="call.responded"):
+    """`seq` numbers the items of a subscription."""
 
     seq: Any = None
 
     def ends(self, *, streams: bool) -> bool:
-        """Whether it is the answer, and not an item."""
+        """Return whether this is the response, and not an item."""
         return self.seq is None and not streams
 
 
-class Completed(Head, tag="call.completed"):
+class CompletedHead(EventHead, tag="call.completed"):
     """The end of a subscription."""
 
 
-class Failed(Head, tag="call.error"):
-    """The end of a call."""
+class FailedHead(EventHead, tag="call.error"):
+    """The end of a call by an error."""
 
 
-class Aborted(Head, tag="call.aborted"):
-    """The end of a call, from either side."""
+class AbortedHead(EventHead, tag="call.aborted"):
+    """The end of a call by either side."""
 
     steers: ClassVar[bool] = True
 
 
-class Credit(Head, tag="call.credit"):
-    """More items may come."""
+class CreditHead(EventHead, tag="call.credit"):
+    """Credit for more items."""
 
-    answers: ClassVar[bool] = False
+    responds: ClassVar[bool] = False
     steers: ClassVar[bool] = True
 
     def ends(self, *, streams: bool) -> bool:
-        """On the contrary."""
+        """Return False."""
         return False
 
 
-_decoder = msgspec.json.Decoder(Requested | Responded | Completed | Failed | Aborted | Credit)
+_decoder = msgspec.json.Decoder(RequestedHead | RespondedHead | CompletedHead | FailedHead | AbortedHead | CreditHead)
 
 
-def read_head(message: bytes) -> Head:
-    """What a relay has to know of an event.
+def read_head(message: bytes) -> EventHead:
+    """Decode the head of an event.
 
     Raises:
-        CallError: PROTOCOL_ERROR, if it is no event of a call.
+        CallError: PROTOCOL_ERROR, if the message is not an event of a call.
     """
     try:
         return read_json(_decoder, message)
@@ -126,47 +118,47 @@ def read_head(message: bytes) -> Head:
 
 
 @lru_cache(maxsize=4096)
-def stamp(peer: Address, *, stray: bool = False) -> bytes:
-    """The end of a message that comes from, or is for, a peer."""
-    return (_STRAY if stray else b"") + b',"peer":' + msgspec.json.encode(peer) + b"}"
+def relay_header(peer: Address, *, unmatched: bool = False) -> bytes:
+    """Return the end of a message from, or for, a peer."""
+    return (_UNMATCHED if unmatched else b"") + b',"peer":' + msgspec.json.encode(peer) + b"}"
 
 
 def identity_json(identity: Identity | None) -> bytes:
-    """An identity as it is written on requests."""
+    """Encode an identity for requests."""
     return msgspec.json.encode(identity)
 
 
 @lru_cache(maxsize=4096)
-def request_stamp(peer: Address, identity: bytes) -> bytes:
-    """The end of a request that comes from a peer."""
-    return b',"identity":' + identity + b',"credential":null' + stamp(peer)
+def request_header(peer: Address, identity: bytes) -> bytes:
+    """Return the end of a request from a peer."""
+    return b',"identity":' + identity + b',"credential":null' + relay_header(peer)
 
 
-def stamped(message: bytes, end: bytes) -> bytes:
-    """A message with this stamp, and without the one that it had."""
+def with_header(message: bytes, header: bytes) -> bytes:
+    """Return a message with this header in place of its own."""
     message = message.rstrip() if message[-1:] != b"}" else message
-    return message[: _own_stamp(message)] + end
+    return message[: _header_start(message)] + header
 
 
-def origin(message: bytes) -> tuple[Address, bool]:
-    """Who a message from the server is from, and whether it is a stray.
+def read_origin(message: bytes) -> tuple[Address, bool]:
+    """Return the sender of a message from the server, and whether it is unmatched.
 
     Raises:
-        CallError: PROTOCOL_ERROR, if it cannot be read.
+        CallError: PROTOCOL_ERROR, if the message is invalid.
     """
-    begin = _own_stamp(message)
+    begin = _header_start(message)
     if begin != len(message) - 1:
-        return message[begin + len(_FIELD) : -2].decode(), message.endswith(_STRAY, 0, begin)
+        return message[begin + len(_FIELD) : -2].decode(), message.endswith(_UNMATCHED, 0, begin)
     if b'"peer"' not in message:
         return SERVER, False
     head = read_head(message)
-    return head.peer or SERVER, head.stray
+    return head.peer or SERVER, head.unmatched
 
 
-def _own_stamp(message: bytes) -> int:
-    """Where the stamp of a message begins, or else its last bracket.
+def _header_start(message: bytes) -> int:
+    """Return the start of a message's header, or else of its last bracket.
 
-    The bytes looked for cannot be part of a string, where quotes are escaped: they are a field, and since the message
+    The bytes searched for cannot be part of a string, where quotes are escaped: they are a field, and since the message
     ends right after its value, a field of the message itself.
     """
     if message.endswith(b'"}'):
@@ -176,63 +168,60 @@ def _own_stamp(message: bytes) -> int:
     return len(message) - 1
 
 
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+# The server of an operation that gets a call: the next in turn, or the one with the fewest calls in flight.
 Balance = Literal["round_robin", "least_busy"]
-"""Which server of an operation gets a call: the next in turn, or the one with the fewest calls in hand."""
-
-_COMPARED = 16  # servers whose loads are compared for a call
-_GRANTS = 64  # events that grant credits which a caller may send in advance of items
-
 Dropped = Literal["duplicate", "flood", "foreign", "malformed", "unknown"]
 
+_MAX_COMPARED = 16  # servers to compare the loads of, for a call
+_MAX_GRANTS = 64  # credit events that a caller may send in advance of items
 
-class Call(Struct, eq=False):
+
+class RoutedCall(Struct, eq=False):
     """A call from one peer to another."""
 
     request_id: str
     caller: Address
     server: Address
     streams: bool
-    identity: bytes = NOBODY  # of its caller, as JSON
+    identity: bytes = ANONYMOUS  # of its caller, as JSON
     delegable: bool = True  # its server may call on with that identity, if its own grant delegates
     open: bool = True
-    grants: int = _GRANTS  # more of them than items is a flood
+    grants: int = _MAX_GRANTS  # more credit events than items are a flood
 
 
-class Way(NamedTuple):
-    """Where a message goes, and the call that it belongs to; None: it is a stray.
-
-    `identity` is whom a request is made for, as JSON.
-    """
+class EventRoute(NamedTuple):
+    """The receiver of a message, and its call; None for an unmatched one. `identity` is a request's, as JSON."""
 
     to: Address
-    call: Call | None
-    identity: bytes = NOBODY
+    call: RoutedCall | None
+    identity: bytes = ANONYMOUS
 
 
-class _Servers:
-    """The servers of one operation. To add, to remove and to pick one costs the same, however many there are."""
+class _OperationServers:
+    """The servers of one operation. Adding, removing and choosing one takes constant time."""
 
-    __slots__ = ("_places", "_turn", "addresses")
+    __slots__ = ("_indices", "_turn", "addresses")
 
     def __init__(self) -> None:
         self.addresses: list[Address] = []
-        self._places: dict[Address, int] = {}
+        self._indices: dict[Address, int] = {}
         self._turn = 0
 
     def add(self, address: Address) -> None:
-        """Add a server."""
-        self._places[address] = len(self.addresses)
+        self._indices[address] = len(self.addresses)
         self.addresses.append(address)
 
     def remove(self, address: Address) -> None:
-        """Remove a server; the last one takes its place."""
-        place, last = self._places.pop(address), self.addresses.pop()
+        """Remove a server by moving the last one to its index."""
+        index, last = self._indices.pop(address), self.addresses.pop()
         if last != address:
-            self.addresses[place] = last
-            self._places[last] = place
+            self.addresses[index] = last
+            self._indices[last] = index
 
     def next(self) -> Address:
-        """Return the server whose turn it is."""
+        """Return the next server in turn."""
         self._turn += 1
         return self.addresses[self._turn % len(self.addresses)]
 
@@ -240,29 +229,29 @@ class _Servers:
         """Return the server for a key: the same one until it leaves."""
         return max(self.addresses, key=lambda address: hash((key, address)))
 
-    def idlest(self, peers: "dict[Address, _Peer]") -> Address:
-        """Return the server with the fewest calls in hand, of all or of some that are spread over all."""
+    def least_busy(self, peers: "dict[Address, _PeerRoutes]") -> Address:
+        """Return the server with the fewest calls in flight, of all or of an even sample."""
         self._turn += 1
         addresses, size = self.addresses, len(self.addresses)
-        compared = min(size, _COMPARED)
-        places = ((self._turn + number * size // compared) % size for number in range(compared))
-        return min((addresses[place] for place in places), key=lambda address: peers[address].load)
+        compared = min(size, _MAX_COMPARED)
+        indices = ((self._turn + number * size // compared) % size for number in range(compared))
+        return min((addresses[index] for index in indices), key=lambda address: peers[address].load)
 
 
-class _Peer(Struct, eq=False):
-    identity: bytes = NOBODY
+class _PeerRoutes(Struct, eq=False):
+    identity: bytes = ANONYMOUS
     delegates: bool = False
-    load: int = 0  # calls that it has in hand
+    load: int = 0  # calls in flight that it serves
     operations: dict[str, None] = field(default_factory=dict[str, None])
-    asked: dict[str, Call] = field(default_factory=dict[str, Call])  # by request id
-    held: dict[str, list[Call]] = field(default_factory=dict[str, list[Call]])  # by request id: one for each caller
+    asked: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # by request id
+    held: dict[str, list[RoutedCall]] = field(default_factory=dict[str, list[RoutedCall]])  # one per caller
 
 
 class Routes:
-    """The table. The server is one of its peers.
+    """The table of peers, operations and calls. The server is one of the peers.
 
-    `unserved` is called for an operation without a server: it raises why, or lets the server itself answer.
-    `identifies`: peers have identities, so that it matters on whose behalf they call.
+    `unserved` is called for an operation without a server: it raises the reason, or lets the server itself respond.
+    `identifies`: peers have identities, so delegation is checked.
     """
 
     def __init__(
@@ -278,24 +267,22 @@ class Routes:
         self._max_calls = max_calls
         self._max_operations = max_operations
         self._balance = balance
-        self._unserved = unserved
-        self._peers: dict[Address, _Peer] = {SERVER: _Peer()}
-        self._serving: dict[str, _Servers] = {}  # by operation
+        self.unserved = unserved
+        self._peers: dict[Address, _PeerRoutes] = {SERVER: _PeerRoutes()}
+        self._serving: dict[str, _OperationServers] = {}  # by operation
         self._streams = {OPERATIONS}  # operations that are known to be subscriptions
         self.dropped: Counter[Dropped] = Counter()
 
     def __len__(self) -> int:
-        """How many calls are open."""
+        """Return the number of open calls."""
         return sum(len(peer.asked) for peer in self._peers.values())
 
-    # --- peers --------------------------------------------------------------------------------------------------------
+    def join(self, address: Address, identity: bytes = ANONYMOUS, *, delegates: bool = False) -> None:
+        """Add a peer. `delegates`: it may pass on the identity of a caller that it serves."""
+        self._peers[address] = _PeerRoutes(identity=identity, delegates=delegates)
 
-    def join(self, address: Address, identity: bytes = NOBODY, *, delegates: bool = False) -> None:
-        """Add a peer. `delegates`: it may pass on the identity of a caller whose call it serves."""
-        self._peers[address] = _Peer(identity=identity, delegates=delegates)
-
-    def leave(self, address: Address) -> list[Call]:
-        """A peer is gone. The calls that end with it, those that it made and those that it served."""
+    def leave(self, address: Address) -> list[RoutedCall]:
+        """Remove a peer; return the calls that end with it, as caller or as server."""
         if address not in self._peers:
             return []
         self.withdraw(address, self.operations(address))
@@ -306,11 +293,11 @@ class Routes:
         return ended
 
     def operations(self, address: Address) -> list[str]:
-        """What a peer serves."""
+        """Return the operations that a peer serves."""
         return list(self._peers[address].operations)
 
     def check_room(self, address: Address, operation_ids: Iterable[str], waiting: int = 0) -> None:
-        """Whether a peer may announce these operations, while so many others wait for a decision.
+        """Check whether a peer may announce these operations, while `waiting` others are undecided.
 
         Raises:
             CallError: RATE_LIMITED, if they are too many or too long.
@@ -319,19 +306,19 @@ class Routes:
         new = set(operation_ids).difference(operations)
         if len(operations) + waiting + len(new) > self._max_operations or any(len(each) > MAX_ID for each in new):
             most = f"{self._max_operations:,} operations with ids of {MAX_ID:,} characters"
-            raise CallError(ErrorCode.RATE_LIMITED, f"at most {most} are taken from one peer")
+            raise CallError(ErrorCode.RATE_LIMITED, f"at most {most} are accepted from one peer")
 
     def announce(self, address: Address, operation_ids: Iterable[str], streams: Iterable[str] = ()) -> None:
-        """A peer serves these operations, too; `streams` are those of them that are known to be subscriptions."""
+        """Add operations of a peer; `streams` are those that are known to be subscriptions."""
         operations = self._peers[address].operations
         for operation_id in operation_ids:
             if operation_id not in operations:
                 operations[operation_id] = None
-                self._serving.setdefault(operation_id, _Servers()).add(address)
+                self._serving.setdefault(operation_id, _OperationServers()).add(address)
         self._streams.update(streams)
 
     def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
-        """A peer serves these operations no longer."""
+        """Remove operations of a peer."""
         operations = self._peers[address].operations
         for operation_id in operation_ids:
             if operation_id in operations:
@@ -343,62 +330,60 @@ class Routes:
                     self._streams -= {operation_id} - {OPERATIONS}
 
     def idle(self, address: Address) -> bool:
-        """Whether a peer serves nothing, and has no call open."""
+        """Return whether a peer serves nothing, and has no open call."""
         peer = self._peers[address]
         return not peer.operations and not peer.asked and not peer.held
 
     def servers(self) -> list[Address]:
-        """Who serves anything."""
+        """Return the peers that serve operations."""
         return [address for address, peer in self._peers.items() if peer.operations]
 
-    # --- calls --------------------------------------------------------------------------------------------------------
+    def choose(self, operation_id: str, sticky_key: str | None = None) -> Address:
+        """Choose a server for an operation. Without one, the server itself explains it best.
 
-    def turn(self, operation_id: str, sticky_key: str | None = None) -> Address:
-        """Who is to serve an operation. If nobody does, the server knows best how to say so.
-
-        With the same `sticky_key` it is always the same one's turn, until that one leaves.
+        The choice for a `sticky_key` is the same until that server leaves.
 
         Raises:
-            CallError: what `unserved` raises; UNAVAILABLE, if the server does not answer.
+            CallError: the error of `unserved`; UNAVAILABLE, if the server does not respond.
         """
         serving = self._serving.get(operation_id)
         if serving is None:
-            if self._unserved is not None:
-                self._unserved(operation_id)
+            if self.unserved is not None:
+                self.unserved(operation_id)
             elif not self._peers[SERVER].operations:
-                raise CallError(ErrorCode.UNAVAILABLE, f"nobody serves {operation_id}")
+                raise CallError(ErrorCode.UNAVAILABLE, f"no server for {operation_id}")
             return SERVER
         if len(serving.addresses) == 1:
             return serving.addresses[0]
         if sticky_key is not None:
             return serving.sticky(sticky_key)
-        return serving.next() if self._balance == "round_robin" else serving.idlest(self._peers)
+        return serving.next() if self._balance == "round_robin" else serving.least_busy(self._peers)
 
-    def request(self, caller: Address, head: Requested) -> Way | None:
-        """Where a request goes. None: it has come before, and is being answered.
+    def request(self, caller: Address, head: RequestedHead) -> EventRoute | None:
+        """Return the route of a request; None for a duplicate, which is ignored.
 
         Raises:
-            CallError: UNAVAILABLE if nobody serves it, RATE_LIMITED if the caller has too many calls open,
-                ACCESS_DENIED if it is made on behalf of another caller and may not be.
+            CallError: UNAVAILABLE if it has no server, RATE_LIMITED if the caller has too many open calls,
+                ACCESS_DENIED if it is made on behalf of another caller without permission.
         """
         peer = self._peers[caller]
         if head.request_id in peer.asked:
             return self._drop("duplicate")
-        server = head.peer or self.turn(head.operation_id, head.sticky_key)
+        server = head.peer or self.choose(head.operation_id, head.sticky_key)
         is_nested = self._identifies and head.parent_request_id is not None
         identity = self._delegated(peer, head) if is_nested else peer.identity
         if server not in self._peers:
-            raise CallError(ErrorCode.UNAVAILABLE, f"there is no peer {server[:80]!r}: it may have left")
+            raise CallError(ErrorCode.UNAVAILABLE, f"unknown peer {server[:80]!r}: it may have left")
         if len(peer.asked) >= self._max_calls:
             raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
-        # A caller or a server may know neither credits nor numbers of items: the operation's type decides.
+        # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
         delegable = not is_own(head.operation_id)
-        call = self.open(Call(head.request_id, caller, server, streams, identity, delegable))
-        return Way(server, call, identity)
+        call = self.open(RoutedCall(head.request_id, caller, server, streams, identity, delegable))
+        return EventRoute(server, call, identity)
 
-    def open(self, call: Call) -> Call:
-        """A call begins, in the place of one that its caller has forgotten."""
+    def open(self, call: RoutedCall) -> RoutedCall:
+        """Add a call, in place of one with its id that the caller has forgotten."""
         self.give_up(call.caller, call.request_id)
         server = self._peers[call.server]
         self._peers[call.caller].asked[call.request_id] = call
@@ -407,15 +392,15 @@ class Routes:
         return call
 
     def give_up(self, caller: Address, request_id: str, server: Address | None = None) -> None:
-        """A caller waits no longer for a call, if it is one that this server (None: any) has."""
+        """End a call for its caller, if this server (None: any) has it."""
         call = self._peers[caller].asked.get(request_id)
         if call is not None and server in (None, call.server):
             self.end(call)
 
-    def _delegated(self, peer: _Peer, head: Requested) -> bytes:
-        """Return the identity of the caller on whose behalf a peer makes a request.
+    def _delegated(self, peer: _PeerRoutes, head: RequestedHead) -> bytes:
+        """Return the identity of the caller on behalf of which a peer makes a request.
 
-        A parent that has ended or never was must not make it the peer's own call: an abort by the parent's caller can
+        An ended or unknown parent must not turn it into the peer's own call: an abort by the parent's caller can
         overtake it.
 
         Raises:
@@ -430,28 +415,46 @@ class Routes:
             raise not_delegated(head.operation_id, "the grant of this peer does not delegate")
         return held[0].identity
 
-    def follow(self, sender: Address, head: Head) -> Way | None:
-        """Where any other event goes. None: nowhere (it is then counted)."""
-        call = self._call(sender, head)
+    def follow(self, sender: Address, head: EventHead) -> EventRoute | None:
+        """Return the route of any other event; None if it is dropped (and counted)."""
+        call = self._find(sender, head)
         if call is None:
-            return self._stray(head)
+            to = head.peer or SERVER
+            if to not in self._peers:
+                return self._drop("unknown")
+            if self.waits_for(to, head.request_id) is not None:
+                return self._drop("foreign")
+            return EventRoute(to, None)
         if head.ends(streams=call.streams):
             self.end(call)
         elif not head.steers:
-            call.grants += 1  # an item, after which its caller may grant another one
+            call.grants += 1  # an item, after which its caller may send another credit event
         elif call.grants:
             call.grants -= 1
         else:
-            return Way(call.server, None)  # no caller needs so many
-        return Way(call.server if call.caller == sender else call.caller, call)
+            return EventRoute(call.server, None)  # more than any caller needs
+        return EventRoute(call.server if call.caller == sender else call.caller, call)
+
+    def _find(self, sender: Address, head: EventHead) -> RoutedCall | None:
+        """Return the open call of an event, if such an event may come from its sender."""
+        peer = self._peers[sender]
+        if head.steers:
+            asked = peer.asked.get(head.request_id)
+            if asked is not None and head.peer in (None, asked.server):
+                return asked
+        if head.responds:
+            for held in peer.held.get(head.request_id, ()):
+                if head.peer in (None, held.caller):  # without a peer: the first caller
+                    return held
+        return None
 
     def waits_for(self, caller: Address, request_id: str) -> Address | None:
-        """Whose answer a peer waits for; None: nobody's."""
+        """Return the server that a caller waits for, if any."""
         call = self._peers[caller].asked.get(request_id)
         return None if call is None else call.server
 
-    def end(self, call: Call) -> bool:
-        """End a call. False if it has ended before."""
+    def end(self, call: RoutedCall) -> bool:
+        """Remove a call; return False if it has ended before."""
         if not call.open:
             return False
         call.open = False
@@ -463,27 +466,6 @@ class Routes:
         if not held[call.request_id]:
             del held[call.request_id]
         return True
-
-    def _call(self, sender: Address, head: Head) -> Call | None:
-        """The open call that an event is about, if its sender has the part in it that such an event comes from."""
-        peer = self._peers[sender]
-        if head.steers:
-            asked = peer.asked.get(head.request_id)
-            if asked is not None and head.peer in (None, asked.server):
-                return asked
-        if head.answers:
-            for held in peer.held.get(head.request_id, ()):
-                if head.peer in (None, held.caller):  # whoever names no peer answers the one who asked first
-                    return held
-        return None
-
-    def _stray(self, head: Head) -> Way | None:
-        to = head.peer or SERVER
-        if to not in self._peers:
-            return self._drop("unknown")
-        if self.waits_for(to, head.request_id) is not None:
-            return self._drop("foreign")
-        return Way(to, None)
 
     def _drop(self, why: Dropped) -> None:
         self.dropped[why] += 1

@@ -1,16 +1,20 @@
-"""`WebSocketServer`: the end that listens. It serves and calls like any other, and relays between its clients."""
+"""`WebSocketServer`: the end that listens. It serves and calls like any other, and relays between its clients.
+
+The relay never waits for a slow peer: a message that cannot be queued fails its own call, and no other.
+"""
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from secrets import token_hex
 from ssl import SSLContext
 from typing import get_args
 
+from msgspec.structs import replace
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin
@@ -31,65 +35,172 @@ from opwire.call import (
     decode_event,
     encode_event,
 )
-from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Welcome, Who, Withdraw, decode_message
-from opwire.errors import CallError, ErrorCode, check_above_zero
+from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Left, Welcome, Who, Withdraw, decode_message
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.operation import Identity
-from opwire.transports.link import MAX_BACKLOG, Backlogs, Link, check_numbers
-from opwire.transports.websocket.admission import TOO_MUCH, Door, Gate, Peer, Relay
-from opwire.transports.websocket.connection import SUBPROTOCOL, Connection
+from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
+from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy, Peer
+from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
 from opwire.transports.websocket.routes import (
+    ANONYMOUS,
     MARGIN,
-    NOBODY,
     SERVER,
+    AbortedHead,
     Balance,
-    Call,
     Dropped,
-    Head,
-    Requested,
+    EventHead,
+    EventRoute,
+    RequestedHead,
+    RespondedHead,
+    RoutedCall,
     Routes,
     identity_json,
     read_head,
+    request_header,
+    with_header,
 )
 
 logger = logging.getLogger("opwire.transports")
 
+# Close codes: an invalid message, one before the welcome, one that came too late.
 MALFORMED, UNEXPECTED, LATE = 4400, 4401, 4408
-"""Why a connection is closed: what came cannot be read, came before the welcome, or too late."""
 
-HEARTBEAT = 3.0
-"""Seconds between two signs of life: a peer that is frozen is noticed after 6 to 9 s."""
+HEARTBEAT = 3.0  # seconds between pings: a frozen peer is detected after 6 to 9 s
 
 _GOING_AWAY = 1001
-_KNOWN_BACKLOGS = 16  # full backlogs that may wait altogether for peers that do not read
-_ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # bytes that may wait for a peer without a grant
-_ANONYMOUS_BACKLOGS = 32  # full ones that may wait for these altogether
-_LOOK = 0.01  # seconds between two looks at whether calls are left
-_STRIKES = 100  # messages of a connection that cannot be read, after which it is closed
-_SHOWN = 200  # characters of an error that are told to whoever caused it
+_KNOWN_BACKLOGS = 16  # full backlogs in total, of peers with a grant that do not read
+_ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # bytes that may be queued for a peer without a grant
+_ANONYMOUS_BACKLOGS = 32  # full backlogs in total, of these
+_MAX_SMALL = 1024  # bytes of an event that ends or steers a call: larger ones have no reserved room
+_POLL = 0.01  # seconds between two checks for open calls
+_MAX_STRIKES = 100  # invalid messages, after which a connection is closed
+_MAX_SHOWN = 200  # characters of an error that its sender sees
 _BULKY = (CallRequested, CallResponded)
-_ANSWERS = (CallResponded, CallCompleted, CallFailed)
+_RESPONSES = (CallResponded, CallCompleted, CallFailed)
+
+
+class Relay:
+    """Pass the events of calls from one peer to another; those for the server itself go to `deliver`."""
+
+    def __init__(self, routes: Routes, deliver: Callable[[Peer, bytes, EventHead], None]) -> None:
+        self._routes = routes
+        self._deliver = deliver
+        self.peers: dict[Address, Peer] = {}
+
+    def join(self, peer: Peer) -> None:
+        """Add a peer."""
+        self.peers[peer.address] = peer
+        delegates = peer.grant is not None and peer.grant.delegates
+        self._routes.join(peer.address, peer.identity, delegates=delegates)
+
+    def leave(self, peer: Peer, reason: str) -> None:
+        """Remove a peer, and fail its calls at their other sides."""
+        gone = peer.address
+        del self.peers[gone]
+        calls = self._routes.leave(gone)
+        for call in calls:
+            if call.caller not in (gone, SERVER):  # the server's own calls are ended by its call table
+                error = CallError(ErrorCode.UNAVAILABLE, f"the peer that had the call is gone: {reason}")
+                self.peers[call.caller].notify(CallFailed.of(call.request_id, error), gone)
+        for server in {call.server for call in calls} - {gone, SERVER}:
+            self.peers[server].notify(Left(peer=gone, reason=reason))
+
+    def pass_on(self, sender: Peer, message: bytes, head: EventHead) -> None:
+        """Pass on an event from a peer."""
+        if isinstance(head, RequestedHead):
+            self._pass_request(sender, message, head)
+            return
+        route = self._routes.follow(sender.address, head)
+        if route is None:
+            return
+        if route.call is None:
+            self._pass_unmatched(sender, message, head, route)
+            return
+        try:
+            self._carry(sender, message, head, route)
+        except CallError as error:
+            if route.to == route.call.caller:
+                self._cut_short(route.call, error)
+            elif isinstance(head, AbortedHead):  # its reason is too long for a peer that does not keep up
+                gave_up = CallAborted(request_id=head.request_id, reason="the caller gave up")
+                self.peers[route.to].notify(gave_up, sender.address)
+
+    def _pass_request(self, sender: Peer, message: bytes, head: RequestedHead) -> None:
+        route = None
+        if sender.rate is not None and (wait := sender.rate.take(time.monotonic())):
+            error = CallError(ErrorCode.RATE_LIMITED, "this connection calls too often", retry_after=wait)
+            sender.notify(CallFailed.of(head.request_id, error), head.peer or SERVER)
+            return
+        try:
+            route = self._routes.request(sender.address, head)
+            if route is not None:
+                self._carry(sender, message, head, route)
+        except CallError as error:
+            if route is not None and route.call is not None:
+                self._routes.end(route.call)
+            failed = CallFailed.of(head.request_id, error)
+            if error.retryable:  # a request that is too large for one server is not offered to others
+                failed = replace(failed, not_started=True)
+            # The response to a request that names a peer is expected from there.
+            sender.notify(failed, head.peer or SERVER)
+
+    def _pass_unmatched(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
+        """Pass on an unmatched event if that costs its receiver nothing, or else drop it."""
+        now = time.monotonic()
+        busy = route.to != SERVER and self.peers[route.to].connection.link.paused
+        limited = sender.rate is not None and sender.rate.take(now)
+        if busy or limited or any(sender.unmatched.take(now) for _ in range(1 + len(message) // _MAX_SMALL)):
+            self._routes.dropped["flood"] += 1
+            return
+        try:
+            self._carry(sender, message, head, route)
+        except CallError as error:
+            logger.debug("an unmatched event was dropped: %s", error)
+
+    def _carry(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
+        if isinstance(head, RequestedHead):
+            message = with_header(message, request_header(sender.address, route.identity))
+        elif route.to != SERVER:
+            message = with_header(message, sender.headers[route.call is None])
+        if route.to == SERVER:
+            self._deliver(sender, message, head)
+        else:
+            control = not isinstance(head, (RequestedHead, RespondedHead)) and len(message) <= _MAX_SMALL
+            self.peers[route.to].send(message, control=control)
+
+    def _cut_short(self, call: RoutedCall, error: CallError) -> None:
+        """Fail a call because its response cannot be passed on, and abort it at its server."""
+        failure = CallError(error.code, f"the answer could not be passed on: {error.message}")
+        self.peers[call.caller].notify(CallFailed.of(call.request_id, failure), call.server)
+        if self._routes.end(call):
+            aborted = CallAborted(request_id=call.request_id, reason=failure.message)
+            self.peers[call.server].notify(aborted, call.caller)
 
 
 class WebSocketServer:
-    """Listens, and is one of the ends itself: a `Transport`. `url` is where others connect to.
+    """A `Transport` that listens for clients, and relays between them. Clients connect to `url`.
 
         server = WebSocketServer(port=8765)
         async with PendingRequestMap(server) as calls, CallHandler(registry, calls):
             ...
 
-    `heartbeat` is how often, in seconds, every connection is pinged; one that is silent is ended after two to three
-    beats. A client has at most `max_calls` calls open, makes at most `rate` a second (after `burst` at once), and
-    serves at most `max_operations`. `balance` says which server of an operation gets the next call.
-    Web pages are refused unless their origin is among `origins`: any page that a user looks at could connect otherwise.
+    `heartbeat` is the number of seconds between pings; a silent connection is ended after two to three. A client has at
+    most `max_calls` open calls, makes at most `rate` calls per second (after `burst` at once), and serves at most
+    `max_operations`. `balance` chooses the server of an operation for the next call.
+    Web pages are rejected unless their origin is among `origins`: any page that a user visits could connect otherwise.
 
-    Of `max_connections`, no identity can keep all: when there is no room, a newcomer takes the place of a connection of
-    the identity that has the most, first of all of one without a token. `max_pending` connections that have not been
-    welcomed yet come on top; above that, the oldest of them is dropped. `max_backlog` bytes may wait for a peer that
-    does not read, or 2 MB if a gate has let it in without a grant, and 16 and 32 times as many for all such peers.
+    No identity can use up `max_connections`: when they are all in use, a new connection replaces one of the identity
+    with the most, preferably one without a token. Up to `max_pending` connections wait for admission; above that, the
+    oldest of them is dropped. Up to `max_backlog` bytes are queued for a peer that does not read, or 2 MB if the policy
+    has admitted it without a grant; in total, 16 and 32 times as many.
 
-    This is a building block: until it is given a `gate`, every connection is anonymous and may announce whatever it
-    likes. `Hub` is the whole. Identities can be believed, since it writes them itself. `own` is the identity of the
-    server's own program: a peer that serves a call of it cannot call on with it, whatever its grant says.
+    This is a building block: without an `admission` policy, every connection is anonymous and may announce anything.
+    `Hub` is the complete product. Identities can be trusted, since the server writes them itself. `own` is the identity
+    of the server's own program: a peer that serves one of its calls cannot call on with it, even if its grant
+    delegates.
+
+    Raises:
+        UsageError: an invalid option.
     """
 
     local = False
@@ -103,7 +214,7 @@ class WebSocketServer:
         port: int = 0,
         *,
         heartbeat: float = HEARTBEAT,
-        limit: int = MAX_MESSAGE,
+        max_message: int = MAX_MESSAGE,
         ssl: SSLContext | None = None,
         origins: Sequence[str] = (),
         max_connections: int = 1_000,
@@ -116,75 +227,69 @@ class WebSocketServer:
         rate: float | None = None,
         burst: int = 1_000,
     ) -> None:
-        check_numbers(
+        check_above_zero(
             heartbeat=heartbeat,
-            limit=limit,
+            max_message=max_message,
             max_connections=max_connections,
             max_pending=max_pending,
             max_calls=max_calls,
             max_operations=max_operations,
             max_backlog=max_backlog,
             hello_timeout=hello_timeout,
+            rate=rate,
+            burst=burst,
         )
         if balance not in get_args(Balance):
-            known = ", ".join(get_args(Balance))
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"balance is one of {known}, not {balance!r}")
+            raise UsageError(f"balance is one of {', '.join(get_args(Balance))}, not {balance!r}")
         self._host = host
         self._port = port
         self._heartbeat = heartbeat
-        self._limit = limit
+        self._max_message = max_message
         self._ssl = ssl
         self._origins = [None, *map(Origin, origins)]
         self._max_connections = max_connections
         self._max_pending = max_pending
-        self._max_calls = max_calls
-        self._max_operations = max_operations
         self._max_backlog = max_backlog
         self._hello_timeout = hello_timeout
-        self._balance: Balance = balance
-        check_above_zero(rate=rate, burst=burst)
+        self._new_routes = partial(Routes, max_calls=max_calls, max_operations=max_operations, balance=balance)
         self._rate = None if rate is None else partial(RateLimit, rate, burst)
         if self._rate is not None:
             self._rate()  # raises here what it would raise for each connection
-        self.gate: Gate | None = None  # asked from the next start on
+        self.admission: AdmissionPolicy | None = None  # used from the next start on
         self.own: Identity | None = None
         self._receiver: Receiver | None = None
         self._listener: asyncio.Server | None = None
-        self._connected: set[Peer] = set()  # all of them; those that are welcome are the relay's
-        self._pending: dict[Peer, None] = {}  # those that are not welcome yet, the oldest first
+        self._connected: set[Peer] = set()  # all of them; the relay has those that are welcomed
+        self._pending: dict[Peer, None] = {}  # not welcomed yet, the oldest first
         self._backlogs = Backlogs(_KNOWN_BACKLOGS * max_backlog)
         self._anonymous_backlog = min(max_backlog, _ANONYMOUS_BACKLOG)
         self._anonymous_backlogs = Backlogs(_ANONYMOUS_BACKLOGS * self._anonymous_backlog)
-        self._open()
+        self._reset()
 
-    def _open(self) -> None:
-        self._routes = Routes(
-            max_calls=self._max_calls,
-            max_operations=self._max_operations,
-            balance=self._balance,
-            unserved=None if self.gate is None else self._unserved,
-            identifies=self.gate is not None,
-        )
+    def _reset(self) -> None:
+        policy = self.admission
+        self._routes = self._new_routes(identifies=policy is not None)
         self._relay = Relay(self._routes, self._deliver)
-        self._door = Door(self.gate, self._routes, self._welcome, self._make_room)
-        # Whoever remembers the peers of another server is not to take ours for them.
+        self._admission = Admission(policy, self._routes, self._welcome, self._make_room)
+        self._routes.unserved = None if policy is None else self._admission.unserved
+        # A client that remembers the addresses of another server must not mistake ours for them.
         prefix = token_hex(4)
-        self._names = (f"{prefix}-{number}" for number in count(1))
+        self._addresses = (f"{prefix}-{number}" for number in count(1))
 
     @property
     def url(self) -> str:
-        """Where clients connect to; known when it has been started."""
+        """Return the URL for clients; known after the start."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{'wss' if self._ssl else 'ws'}://{host}:{self._port}"
 
     @property
     def peers(self) -> list[Address]:
-        """The clients that are connected."""
+        """Return the addresses of the connected clients."""
         return list(self._relay.peers)
 
     @property
     def dropped(self) -> Counter[Dropped]:
-        """What was passed on to nobody, and why, since the start."""
+        """Return the numbers of dropped events since the start, by reason."""
         return self._routes.dropped
 
     async def start(self, receiver: Receiver) -> None:
@@ -194,12 +299,14 @@ class WebSocketServer:
             CallError: UNAVAILABLE.
         """
         self._receiver = receiver
-        self._open()
-        loop = asyncio.get_running_loop()
+        self._reset()
         try:
-            shake = None if self._ssl is None else self._hello_timeout
-            self._listener = await loop.create_server(
-                self._accept, self._host, self._port, ssl=self._ssl, ssl_handshake_timeout=shake
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._accept,
+                self._host,
+                self._port,
+                ssl=self._ssl,
+                ssl_handshake_timeout=None if self._ssl is None else self._hello_timeout,
             )
         except OSError as error:
             taken = f"{self._host}:{self._port} cannot be listened on: {error}"
@@ -212,30 +319,30 @@ class WebSocketServer:
         Raises:
             CallError: UNAVAILABLE, if this end is closed.
         """
-        self._here()
+        self._open()
         self._routes.announce(SERVER, operation_ids)
 
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
-        """Serve these operations no longer."""
+        """Stop serving these operations."""
         self._routes.withdraw(SERVER, operation_ids)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
-        """Who serves anything; that is known at once.
+        """Return the addresses of all servers; `wait` is ignored, since they are known.
 
         Raises:
             CallError: UNAVAILABLE, if this end is closed.
         """
-        self._here()
+        self._open()
         return self._routes.servers()
 
     def request(self, event: CallRequested) -> Address:
-        """Send a request to one of those who serve its operation.
+        """Send a request to one of the servers of its operation.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        self._here()
-        address = self._routes.turn(event.operation_id, event.sticky_key)
+        self._open()
+        address = self._routes.choose(event.operation_id, event.sticky_key)
         self.send(event, address)
         return address
 
@@ -245,35 +352,36 @@ class WebSocketServer:
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
-        receiver = self._here()
-        if to == SERVER:  # to itself: through the wire format too, so that it is the same as for everyone
-            receiver.received(decode_event(encode_event(event, limit=self._limit), limit=self._limit), SERVER)
+        receiver, limit = self._open(), self._max_message
+        if to == SERVER:  # through the wire format too, so that it is the same as for any peer
+            receiver.received(decode_event(encode_event(event, limit=limit), limit=limit), SERVER)
             return
         peer = None if to is None else self._relay.peers.get(to)
         if peer is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
         waits_for = self._routes.waits_for(peer.address, event.request_id)
-        if isinstance(event, _ANSWERS) and waits_for not in (None, SERVER):
+        if isinstance(event, _RESPONSES) and waits_for not in (None, SERVER):
             raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
-        message = encode_event(event, limit=min(self._limit, peer.max_message))
+        message = encode_event(event, limit=min(limit, peer.max_message))
         if isinstance(event, CallRequested):
-            self._ask(peer, event, message)
+            self._send_request(peer, event, message)
             return
         if isinstance(event, CallAborted):
             self._routes.give_up(SERVER, event.request_id, peer.address)
         peer.send(message, control=not isinstance(event, _BULKY))
-        if waits_for == SERVER and _ends(event):
+        is_last = event.seq is None if isinstance(event, CallResponded) else not isinstance(event, CallCredit)
+        if waits_for == SERVER and is_last:
             self._routes.give_up(peer.address, event.request_id)
 
-    def _ask(self, peer: Peer, event: CallRequested, message: bytes) -> None:
-        """Send a request of the server's own, and remember whose identity its server may pass on.
+    def _send_request(self, peer: Peer, event: CallRequested, message: bytes) -> None:
+        """Send a request of the server's own, and record the identity that its server may delegate.
 
-        That of the server's own program is not passed on.
+        The identity of the server's own program is not delegated.
         """
         is_program = self.own is not None and event.identity == self.own
-        identity = NOBODY if is_program else identity_json(event.identity)
+        identity = ANONYMOUS if is_program else identity_json(event.identity)
         delegable = not is_own(event.operation_id) and not is_program
-        call = Call(event.request_id, SERVER, peer.address, event.credits is not None, identity, delegable)
+        call = RoutedCall(event.request_id, SERVER, peer.address, event.credits is not None, identity, delegable)
         self._routes.open(call)
         try:
             peer.send(message, control=False)
@@ -282,33 +390,33 @@ class WebSocketServer:
             raise
 
     def go_away(self, reason: str = "the server is about to leave") -> None:
-        """Accept no more connections, and let clients send no more requests. What is in hand goes on until `close`."""
+        """Reject new connections, and tell clients to send no more requests. Calls in flight go on until `close`."""
         if self._listener is not None:
             self._listener.close()
         for peer in self._relay.peers.values():
-            peer.tell(GoAway(reason=reason))
+            peer.notify(GoAway(reason=reason))
 
     async def idle(self, timeout: float) -> bool:
-        """Wait until no call is passed on any more; False if some are, after so many seconds."""
+        """Wait until no calls are in flight; return False if some are after the timeout."""
         until = time.monotonic() + timeout
-        while len(self._routes) and time.monotonic() < until:  # noqa: ASYNC110  the table is pure, and tells nobody
-            await asyncio.sleep(_LOOK)
+        while len(self._routes) and time.monotonic() < until:  # noqa: ASYNC110  the table is pure, without callbacks
+            await asyncio.sleep(_POLL)
         return not len(self._routes)
 
     async def close(self) -> None:
-        """Leave: clients learn that this end is gone."""
+        """Stop listening, and close all connections."""
         if self._listener is None:
             return
         self.go_away()
         self._listener = None
-        await self._door.close(self._connected)
+        await self._admission.close(self._connected)
         closing = [peer.connection.close(_GOING_AWAY, "the server leaves") for peer in self._connected]
         await asyncio.gather(*closing)
         self._connected.clear()
         self._pending.clear()
-        self._open()
+        self._reset()
 
-    def _here(self) -> Receiver:
+    def _open(self) -> Receiver:
         if self._listener is None or self._receiver is None:
             raise CallError(ErrorCode.UNAVAILABLE, "this end is closed")
         return self._receiver
@@ -316,11 +424,17 @@ class WebSocketServer:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _accept(self) -> Link:
-        core = ServerProtocol(origins=self._origins, subprotocols=[SUBPROTOCOL], max_size=self._limit + MARGIN)
-        peer = Peer(next(self._names), None if self._rate is None else self._rate())
-        peer.connection = Connection(
+        core = ServerProtocol(origins=self._origins, subprotocols=[SUBPROTOCOL], max_size=self._max_message + MARGIN)
+        peer = Peer(next(self._addresses), None if self._rate is None else self._rate())
+
+        def greeted(request: Request | Response) -> None:
+            if isinstance(request, Request):  # the core of a server parses nothing else
+                core.send_response(core.accept(request))
+                peer.connection.reply()
+
+        peer.connection = WebSocketConnection(
             core,
-            greeted=partial(self._greeted, peer, core),
+            greeted=greeted,
             arrived=partial(self._arrived, peer),
             lost=partial(self._lost, peer),
             max_backlog=self._anonymous_backlog,
@@ -329,20 +443,13 @@ class WebSocketServer:
         self._connected.add(peer)
         self._pending[peer] = None
         if len(self._pending) > self._max_pending:
-            silent = (each for each in self._pending if not each.greeted)
-            oldest = next(silent, peer)
+            oldest = next((each for each in self._pending if not each.greeted), peer)
             del self._pending[oldest]
-            oldest.connection.link.abort(f"{self._max_pending} connections wait to be welcomed")
+            oldest.connection.link.abort(f"{self._max_pending} connections wait for admission")
         return peer.connection.link
 
-    def _greeted(self, peer: Peer, core: ServerProtocol, request: Request | Response) -> None:
-        if not isinstance(request, Request):
-            return  # which the core of a server does not read
-        core.send_response(core.accept(request))
-        peer.connection.reply()
-
     def _make_room(self, newcomer: Peer) -> None:
-        """Make sure that there is room for a peer.
+        """Replace a connection by that of a peer, if all are in use.
 
         Raises:
             CallError: RATE_LIMITED, if all the others have as much right to theirs.
@@ -362,118 +469,104 @@ class WebSocketServer:
         leaving = next((peer for peer in group if self._routes.idle(peer.address)), group[0])
         leaving.connection.end(TOO_MUCH, "its place is needed for others")
 
-    def _unserved(self, operation_id: str) -> None:
-        self._door.unserved(operation_id)
-
-    def _lost(self, peer: Peer, reason: str) -> None:
-        self._connected.discard(peer)
-        self._pending.pop(peer, None)
-        self._door.leave(peer)
-        if peer.welcomed:
-            self._relay.leave(peer, reason)
-            if self._receiver is not None:
-                self._receiver.lost(peer.address, reason)
-
-    # --- what arrives -------------------------------------------------------------------------------------------------
-
-    def _arrived(self, peer: Peer, message: bytes) -> None:
-        if not peer.welcomed:
-            self._first(peer, message)
-            return
-        try:
-            head = read_head(message)
-        except CallError:
-            self._other(peer, message)
-        else:
-            self._relay.pass_on(peer, message, head)
-
-    def _first(self, peer: Peer, message: bytes) -> None:
-        try:
-            event = decode_message(message, limit=self._limit)
-        except CallError:
-            peer.connection.end(MALFORMED, "the first message cannot be read: it has to be session.hello")
-            return
-        match event:
-            case Hello(version=version) if version == VERSION and not peer.greeted:
-                peer.greeted = True
-                self._door.enter(peer, event)
-            case Hello() if peer.greeted:
-                peer.connection.end(UNEXPECTED, "session.hello comes once")
-            case Hello():
-                peer.connection.end(MALFORMED, f"version {VERSION} is spoken here, and not {event.version}")
-            case _:
-                first = "nothing comes before session.welcome" if peer.greeted else "session.hello comes first"
-                peer.connection.end(UNEXPECTED, first)
-
     def _welcome(self, peer: Peer, hello: Hello) -> None:
         peer.welcomed = True
         self._pending.pop(peer, None)
         peer.max_message = hello.max_message
         link = peer.connection.link
-        if self.gate is None or peer.grant is not None:
+        if self.admission is None or peer.grant is not None:
             link.max_backlog, link.backlogs = self._max_backlog, self._backlogs
         else:
             link.backlogs = self._anonymous_backlogs
         self._relay.join(peer)
-        welcome = Welcome(
-            version=VERSION,
-            peer=peer.address,
-            max_message=self._limit,
-            heartbeat_ms=max(1, round(self._heartbeat * 1000)),
-        )
-        peer.tell(welcome)
+        beat = max(1, round(self._heartbeat * 1000))
+        peer.notify(Welcome(version=VERSION, peer=peer.address, max_message=self._max_message, heartbeat_ms=beat))
         peer.connection.beat(self._heartbeat)
 
-    def _other(self, peer: Peer, message: bytes) -> None:
-        """An event of the session arrived, or something that cannot be read."""
+    def _lost(self, peer: Peer, reason: str) -> None:
+        self._connected.discard(peer)
+        self._pending.pop(peer, None)
+        self._admission.leave(peer)
+        if peer.welcomed:
+            self._relay.leave(peer, reason)
+            if self._receiver is not None:
+                self._receiver.lost(peer.address, reason)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _arrived(self, peer: Peer, message: bytes) -> None:
+        if not peer.welcomed:
+            self._first_message(peer, message)
+            return
         try:
-            event = decode_message(message, limit=self._limit + MARGIN)
+            head = read_head(message)
+        except CallError:
+            self._session_message(peer, message)
+        else:
+            self._relay.pass_on(peer, message, head)
+
+    def _first_message(self, peer: Peer, message: bytes) -> None:
+        try:
+            event = decode_message(message, limit=self._max_message)
+        except CallError:
+            peer.connection.end(MALFORMED, "invalid first message: expected session.hello")
+            return
+        match event:
+            case Hello(version=version) if version == VERSION and not peer.greeted:
+                peer.greeted = True
+                self._admission.enter(peer, event)
+            case Hello() if peer.greeted:
+                peer.connection.end(UNEXPECTED, "session.hello comes once")
+            case Hello():
+                peer.connection.end(MALFORMED, f"unknown version {event.version}: this server speaks {VERSION}")
+            case _:
+                first = "nothing comes before session.welcome" if peer.greeted else "session.hello comes first"
+                peer.connection.end(UNEXPECTED, first)
+
+    def _session_message(self, peer: Peer, message: bytes) -> None:
+        try:
+            event = decode_message(message, limit=self._max_message + MARGIN)
         except CallError as error:
             self._malformed(peer, error)
             return
         match event:
             case Announce() | Withdraw():
-                self._door.ask(peer, event)
+                self._admission.change(peer, event)
             case Who():
-                peer.tell(Here(id=event.id, peers=self._routes.servers()))
+                peer.notify(Here(id=event.id, peers=self._routes.servers()))
             case GoAway():
-                self._door.withdraw_all(peer)
+                self._admission.withdraw(peer, self._routes.operations(peer.address))
             case _:
                 self._malformed(peer, CallError(ErrorCode.PROTOCOL_ERROR, f"{type(event).__name__} was not expected"))
 
-    def _deliver(self, peer: Peer, message: bytes, head: Head) -> None:
-        """An event for the server itself arrived."""
+    def _deliver(self, peer: Peer, message: bytes, head: EventHead) -> None:
+        """Deliver an event to the server itself."""
         if self._receiver is None or self._listener is None:
             return
         try:
-            event = decode_event(message, limit=self._limit + MARGIN)
+            event = decode_event(message, limit=self._max_message + MARGIN)
         except CallError as error:
-            if isinstance(head, Requested):
+            if isinstance(head, RequestedHead):
                 self._routes.give_up(peer.address, head.request_id)
                 self._malformed(peer, error)
-            else:  # whoever waits for the answer here is told
+            else:  # fail the server's own call
                 self._malformed(peer, CallError(error.code, error.message))
                 self._receiver.received(CallFailed.of(head.request_id, error), peer.address)
         else:
             self._receiver.received(event, peer.address)
 
     def _malformed(self, peer: Peer, error: CallError) -> None:
-        """A message cannot be read: its sender is told which call that was, and the connection goes on for a while."""
+        """Fail the call of an invalid message at its sender; the connection stays open for a while."""
         self._routes.dropped["malformed"] += 1
         peer.strikes += 1
-        shown = error.message[:_SHOWN]
+        shown = error.message[:_MAX_SHOWN]
         if peer.strikes == 1:  # more of them would fill the log
-            logger.warning("a message from %s cannot be read: %s", peer.address, shown)
-        if peer.strikes > _STRIKES:
-            peer.connection.end(MALFORMED, f"{_STRIKES} messages could not be read")
+            logger.warning("invalid message from %s: %s", peer.address, shown)
+        if peer.strikes > _MAX_STRIKES:
+            peer.connection.end(MALFORMED, f"{_MAX_STRIKES} invalid messages")
             return
         match error.details:
             case {"requestId": str(request_id)}:
-                peer.tell(CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, shown)))
+                peer.notify(CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, shown)))
             case _:
                 pass
-
-
-def _ends(event: CallEvent) -> bool:
-    """Whether a call is over with this event of the one who serves it."""
-    return event.seq is None if isinstance(event, CallResponded) else not isinstance(event, CallCredit)

@@ -1,12 +1,12 @@
-"""One visit of a client to a server: from the handshake to the end of the connection.
+"""One session of a client with a server: from the handshake to the end of the connection.
 
-Whatever is true of one connection alone is kept here. After a loss there is another visit.
+It holds all state of one connection. After a loss, the client opens another session.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from ssl import SSLContext
 from typing import Any, Literal
@@ -16,45 +16,27 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.uri import WebSocketURI
 
-from opwire.call import Address, CallAborted, CallEvent, CallFailed, CallRequested, Receiver, encode_event
-from opwire.call.events import (
-    VERSION,
-    Announce,
-    Done,
-    GoAway,
-    Hello,
-    Here,
-    Left,
-    Pending,
-    Refusal,
-    Refused,
-    Session,
-    SessionEvent,
-    Welcome,
-    decode_message,
-    encode_session,
-)
+from opwire.call import Address, CallAborted, CallEvent, CallFailed, CallRequested, Receiver, encode_event, events
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.websocket.connection import SUBPROTOCOL, Connection
-from opwire.transports.websocket.routes import MARGIN, SERVER, Requested, origin, read_head, stamp
+from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
+from opwire.transports.websocket.routes import MARGIN, SERVER, RequestedHead, read_head, read_origin, relay_header
 
 logger = logging.getLogger("opwire.transports")
 
-PATIENCE = 10.0
-"""Seconds within which the server has to confirm what it was asked, or to say that it is still being decided."""
+PATIENCE = 10.0  # seconds within which the server has to answer a session request, or to report that it is pending
 
 _CHUNK = 500  # operations, and
-_CHUNK_BYTES = 200_000  # characters of their ids that are announced at once: they have to fit into a message
+_CHUNK_CHARACTERS = 200_000  # characters of their ids in one announcement, which has to fit into a message
+_HELLO = -1  # the number of the session request without one: hello
+_NORMAL, _WRONG_PROTOCOL = 1000, 1002
+_MAX_SHOWN = 200  # characters of an error
 
 Dropped = Literal["malformed", "foreign"]
-
-_WELCOME = -1  # the number of the question that has none: hello
-_NORMAL, _WRONG_PROTOCOL = 1000, 1002
-_SHOWN = 200  # characters of an error
+_Response = events.SessionEvent | CallError
 
 
-class Visit:
-    """`lost` is called once, with the reason, if a visit that was welcome is ended by anybody else."""
+class ClientSession:
+    """A session. `lost` is called once, with the reason, if an established session is not ended from here."""
 
     def __init__(
         self,
@@ -63,99 +45,92 @@ class Visit:
         lost: Callable[[str], None],
         dropped: Counter[Dropped],
         *,
-        limit: int,
+        max_message: int,
         heartbeat: float | None,
         max_backlog: int,
         token: str | None = None,
     ) -> None:
         self._uri = uri
         self._receiver = receiver
-        self._lost = lost
+        self._on_loss = lost
         self._dropped = dropped
-        self._limit = limit
+        self._max_received = max_message
+        self._max_sent = max_message  # bytes of a message that both sides accept
         self._heartbeat = heartbeat
         self._token = token
-        self._core = ClientProtocol(uri, subprotocols=[SUBPROTOCOL], max_size=limit + MARGIN)
-        self._connection = Connection(
-            self._core, greeted=self._greeted, arrived=self._arrived, lost=self._ended, max_backlog=max_backlog
+        self._core = ClientProtocol(uri, subprotocols=[SUBPROTOCOL], max_size=max_message + MARGIN)
+        self._connection = WebSocketConnection(
+            self._core, greeted=self._greeted, arrived=self._arrived, lost=self._lost, max_backlog=max_backlog
         )
-        self._most = limit  # bytes of a message that both sides take
         self._numbers = count(1)
-        self._questions: dict[int, asyncio.Future[SessionEvent | CallError]] = {}  # to the server, by number
-        self._limits: dict[int, asyncio.Timeout] = {}  # of the time for these
-        self._unanswered: set[str] = set()  # requests that nobody has answered yet
+        self._requests: dict[int, asyncio.Future[_Response]] = {}  # session requests in flight, by number
+        self._timeouts: dict[int, asyncio.Timeout] = {}  # of these
+        self._unanswered: set[str] = set()  # calls without any response yet
         self._why = "the connection is not there yet"
         self.welcome = False
-        self.leaving = False  # the server wants no new requests
-
-    # --- the beginning and the end ------------------------------------------------------------------------------------
+        self.leaving = False  # the server accepts no new requests
 
     async def begin(self, ssl: SSLContext | None) -> None:
-        """The three handshakes: of TCP, of WebSocket, and of the session.
+        """Perform the three handshakes: of TCP, of WebSocket, and of the session.
 
         Raises:
-            OSError, ValueError: the host cannot be reached, or cannot be one.
-            CallError: it does not want us, or is none of ours.
+            OSError, ValueError: the host cannot be reached, or is invalid.
+            CallError: the server refuses, or speaks another protocol.
         """
-        welcome = self._expect(_WELCOME)
-        secure = (ssl or True) if self._uri.secure else None
         loop = asyncio.get_running_loop()
+        self._requests[_HELLO] = loop.create_future()
+        welcome = self._requests[_HELLO]
+        secure = (ssl or True) if self._uri.secure else None
         await loop.create_connection(lambda: self._connection.link, self._uri.host, self._uri.port, ssl=secure)
         self._core.send_request(self._core.connect())
         self._connection.reply()
-        await _read(welcome)
+        response = await welcome
+        if isinstance(response, CallError):
+            raise response
 
     def drop(self) -> None:
-        """End the visit without a word."""
+        """End the session without a close frame."""
         self._connection.drop()
-        self._forget("the connection was given up")
+        self._end("the connection was given up")
 
     async def close(self) -> None:
-        """Say goodbye, and wait until the server has heard it."""
-        self._forget("this end is closed")
+        """End the session with a close frame, and wait for the server's."""
+        self._end("this end is closed")
         await self._connection.close(_NORMAL, "")
+
+    def check(self) -> None:
+        """Raise CallError(UNAVAILABLE), with the reason, unless the session is established."""
+        if not self.welcome:
+            raise CallError(ErrorCode.UNAVAILABLE, self._why)
 
     def _greeted(self, _: Request | Response) -> None:
         if self._core.state is not State.OPEN:
             return  # refused: the connection ends by itself, with the reason
         if self._core.subprotocol == SUBPROTOCOL:
-            hello = Hello(version=VERSION, max_message=self._limit, token=self._token)
-            self._connection.send(encode_session(hello), control=True)
+            hello = events.Hello(version=events.VERSION, max_message=self._max_received, token=self._token)
+            self._connection.send(events.encode_session(hello), control=True)
         else:
             self._connection.end(_WRONG_PROTOCOL, f"it does not speak {SUBPROTOCOL}")
 
-    def _welcomed(self, welcome: Welcome) -> None:
-        if self.welcome:
-            self._dropped["malformed"] += 1
-        elif welcome.version != VERSION:
-            self._connection.end(_WRONG_PROTOCOL, f"it speaks version {welcome.version}, and not {VERSION}")
-        else:
-            self.welcome = True
-            self._most = min(self._limit, welcome.max_message)
-            self._connection.beat(self._heartbeat or welcome.heartbeat_ms / 1000)
-            self._answered(_WELCOME, welcome)
+    def _lost(self, reason: str) -> None:
+        was_welcome = self.welcome
+        self._end(reason)
+        if was_welcome:
+            self._on_loss(reason)
 
-    def _ended(self, reason: str) -> None:
-        welcome = self.welcome
-        self._forget(reason)
-        if welcome:
-            self._lost(reason)
-
-    def check(self) -> None:
-        """Raises CallError(UNAVAILABLE), with the reason, unless this visit is welcome and goes on."""
-        if not self.welcome:
-            raise CallError(ErrorCode.UNAVAILABLE, self._why)
-
-    def _forget(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         self.welcome, self._why = False, reason
         self._unanswered.clear()
-        for number in list(self._questions):
-            self._answered(number, CallError(ErrorCode.UNAVAILABLE, reason))
+        for number in list(self._requests):
+            self._resolve(number, CallError(ErrorCode.UNAVAILABLE, reason))
 
-    # --- sending ------------------------------------------------------------------------------------------------------
+    def _resolve(self, number: int, response: _Response) -> None:
+        request = self._requests.pop(number, None)
+        if request is not None and not request.done():
+            request.set_result(response)
 
     def request(self, event: CallRequested, to: Address | None) -> None:
-        """Send a request to a peer, or (None) to whoever serves its operation.
+        """Send a request to a peer, or (None) to a server of its operation.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
@@ -164,149 +139,128 @@ class Visit:
         self._unanswered.add(event.request_id)
 
     def send(self, event: CallEvent, to: Address | None, *, control: bool) -> None:
-        """Send an event to a peer, or (None) to whoever has the request.
+        """Send an event to a peer, or (None) to the one that has the request.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED, PAYLOAD_TOO_LARGE.
         """
         if isinstance(event, CallAborted):
             self._unanswered.discard(event.request_id)
-        message = encode_event(event, limit=self._most)
-        # The server is named, too: without a name, an answer could be taken for one to another caller with the same id.
-        self._connection.send(message if to is None else message[:-1] + stamp(to), control=control)
+        message = encode_event(event, limit=self._max_sent)
+        # The server is named, too: otherwise a response could go to another caller with the same id.
+        self._connection.send(message if to is None else message[:-1] + relay_header(to), control=control)
 
-    async def ask(self, question: Callable[..., SessionEvent], **fields: Any) -> SessionEvent:
-        """Ask the server for something that it confirms: the kind of event, and its fields beside the number.
+    async def ask(self, kind: Callable[..., events.SessionEvent], **fields: Any) -> events.SessionEvent:
+        """Send a session request of this kind, with these fields and a number, and return the response.
 
         Raises:
-            CallError: UNAVAILABLE, or what the server refuses it with.
+            CallError: UNAVAILABLE, or the error of the server.
         """
         self.check()
         number = next(self._numbers)
-        answer = self._expect(number)
+        request = self._requests[number] = asyncio.get_running_loop().create_future()
         try:
-            self._connection.send(encode_session(question(id=number, **fields)), control=True)
-            async with asyncio.timeout(PATIENCE) as self._limits[number]:
-                return await _read(answer)
+            self._connection.send(events.encode_session(kind(id=number, **fields)), control=True)
+            async with asyncio.timeout(PATIENCE) as self._timeouts[number]:
+                response = await request
         except TimeoutError:
-            silent = f"the server said nothing of it for {PATIENCE:g} s"
+            silent = f"the server did not answer for {PATIENCE:g} s"
             raise CallError(ErrorCode.UNAVAILABLE, silent) from None
         finally:
-            self._questions.pop(number, None)
-            self._limits.pop(number, None)
+            self._requests.pop(number, None)
+            self._timeouts.pop(number, None)
+        if isinstance(response, CallError):
+            raise response
+        return response
 
-    async def announce(self, operation_ids: Sequence[str]) -> list[Refusal]:
-        """Serve these operations; return those that the server refuses.
+    async def announce(self, operation_ids: Sequence[str]) -> list[events.Refusal]:
+        """Announce these operations; return those that the server refuses.
 
-        All of them are named at once, in as many messages as it takes, so that the server knows what will come.
+        All of them are sent at once, in as many messages as necessary, so that the server knows what will come.
 
         Raises:
             CallError: UNAVAILABLE.
         """
-        tasks = [asyncio.ensure_future(self._announce(chunk)) for chunk in _chunks(operation_ids)]
+        chunks, size = list[list[str]](), 0
+        for each in operation_ids:
+            if not chunks or len(chunks[-1]) == _CHUNK or size + len(each) > _CHUNK_CHARACTERS:
+                chunks.append([])
+                size = 0
+            chunks[-1].append(each)
+            size += len(each)
+        tasks = [asyncio.ensure_future(self._announce(chunk)) for chunk in chunks]
         try:
             return [refusal for refused in await asyncio.gather(*tasks) for refusal in refused]
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _announce(self, operation_ids: list[str]) -> list[Refusal]:
+    async def _announce(self, operation_ids: list[str]) -> list[events.Refusal]:
         try:
-            done = await self.ask(Announce, operations=operation_ids, partial=True)
+            done = await self.ask(events.Announce, operations=operation_ids, partial=True)
         except CallError as error:
-            if error.code in (
-                ErrorCode.ACCESS_DENIED,
-                ErrorCode.VALIDATION_ERROR,
-            ):  # of a server that takes all or none
-                return [Refusal.of(each, error) for each in operation_ids]
-            raise
-        return done.refused if isinstance(done, Done) else []
-
-    def _still_pending(self, event: Pending) -> None:
-        """The server is still deciding: wait for it as long as it says so."""
-        until = asyncio.get_running_loop().time() + PATIENCE
-        for number in event.ids:
-            if number in self._limits and number in self._questions:
-                self._limits[number].reschedule(until)
-
-    def _expect(self, number: int) -> "asyncio.Future[SessionEvent | CallError]":
-        answer = self._questions[number] = asyncio.get_running_loop().create_future()
-        return answer
-
-    def _answered(self, number: int, answer: SessionEvent | CallError) -> None:
-        question = self._questions.pop(number, None)
-        if question is not None and not question.done():
-            question.set_result(answer)
-
-    # --- what arrives -------------------------------------------------------------------------------------------------
+            if error.code not in (ErrorCode.ACCESS_DENIED, ErrorCode.VALIDATION_ERROR):
+                raise
+            return [events.Refusal.of(each, error) for each in operation_ids]  # of a server that accepts all or none
+        return done.refused if isinstance(done, events.Done) else []
 
     def _arrived(self, message: bytes) -> None:
         try:
-            event = decode_message(message, limit=self._limit + MARGIN)
-            if isinstance(event, Session):
-                self._session(event)
+            event = events.decode_message(message, limit=self._max_received + MARGIN)
+            if isinstance(event, events.Session):
+                self._session_event(event)
                 return
-            sender, stray = origin(message)
+            sender, unmatched = read_origin(message)
         except CallError as error:
-            self._unreadable(message, error.message[:_SHOWN])
+            self._malformed(message, error.message[:_MAX_SHOWN])
             return
-        if stray and event.request_id in self._unanswered:
-            self._dropped["foreign"] += 1  # not from the one who has the request
+        if unmatched and event.request_id in self._unanswered:
+            self._dropped["foreign"] += 1  # not from the server that has the request
             return
         if not isinstance(event, CallRequested):
             self._unanswered.discard(event.request_id)
         self._receiver.received(event, sender)
 
-    def _session(self, event: SessionEvent) -> None:
+    def _session_event(self, event: events.SessionEvent) -> None:
         match event:
-            case Welcome():
-                self._welcomed(event)
-            case Done() | Here():
-                self._answered(event.id, event)
-            case Pending():
-                self._still_pending(event)
-            case Refused():
-                self._answered(event.id or _WELCOME, event.error())
-            case GoAway():
+            case events.Welcome() if not self.welcome:
+                if event.version != events.VERSION:
+                    wrong = f"it speaks version {event.version} instead of {events.VERSION}"
+                    self._connection.end(_WRONG_PROTOCOL, wrong)
+                    return
+                self.welcome = True
+                self._max_sent = min(self._max_received, event.max_message)
+                self._connection.beat(self._heartbeat or event.heartbeat_ms / 1000)
+                self._resolve(_HELLO, event)
+            case events.Done() | events.Here():
+                self._resolve(event.id, event)
+            case events.Pending():  # extend the timeout as long as the server is deciding
+                until = asyncio.get_running_loop().time() + PATIENCE
+                for number in self._timeouts.keys() & self._requests.keys() & set(event.ids):
+                    self._timeouts[number].reschedule(until)
+            case events.Refused():
+                self._resolve(event.id or _HELLO, event.error())
+            case events.GoAway():
                 self.leaving = True
-            case Left(peer=str(peer)):
+            case events.Left(peer=str(peer)):
                 self._receiver.lost(peer, event.reason)
             case _:
                 self._dropped["malformed"] += 1
 
-    def _unreadable(self, message: bytes, reason: str) -> None:
-        """Whoever waits for the call is told, here or there; the connection goes on."""
+    def _malformed(self, message: bytes, reason: str) -> None:
+        """Fail the call of an invalid message, locally or at the peer; the connection stays open."""
         self._dropped["malformed"] += 1
-        logger.warning("a message from %s cannot be read: %s", self._uri.host, reason)
+        logger.warning("invalid message from %s: %s", self._uri.host, reason)
         try:
             head = read_head(message)
         except CallError:
-            return  # nobody can say what it was about
+            return  # of an unknown call
         failed = CallFailed.of(head.request_id, CallError(ErrorCode.PROTOCOL_ERROR, reason))
-        if isinstance(head, Requested):
+        if isinstance(head, RequestedHead):
             try:
                 self.send(failed, head.peer or SERVER, control=True)
             except CallError as gone:
-                logger.debug("%s could not be told: %s", head.peer, gone)
-        elif not head.stray:
+                logger.debug("could not inform %s: %s", head.peer, gone)
+        elif not head.unmatched:
             self._unanswered.discard(head.request_id)
             self._receiver.received(failed, head.peer or SERVER)
-
-
-async def _read(answer: "asyncio.Future[SessionEvent | CallError]") -> SessionEvent:
-    event = await answer
-    if isinstance(event, CallError):
-        raise event
-    return event
-
-
-def _chunks(operation_ids: Sequence[str]) -> Iterator[list[str]]:
-    chunk, size = list[str](), 0
-    for each in operation_ids:
-        if chunk and (len(chunk) == _CHUNK or size + len(each) > _CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(each)
-        size += len(each)
-    if chunk:
-        yield chunk

@@ -1,0 +1,150 @@
+"""Failures and log lines of MCP servers: JSON-RPC and HTTP errors as `CallError`, bounded logging. No I/O.
+
+The SDK's HTTP transport drops everything of a failed response except a JSON-RPC error. So an `HTTPFailure` travels
+through it as the `data` of such an error, under the key `HTTP_FAILURE`. The key is random because servers write `data`
+too.
+"""
+
+import logging
+import re
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    ErrorData,
+)
+from msgspec import Struct
+
+from opwire.errors import CallError, ErrorCode
+from opwire.typed.plain import as_dict, harmless, replace_surrogates
+
+logger = logging.getLogger("opwire.mcp")
+
+MAX_SHOWN = 2000
+"""Characters of one server line that the log shows."""
+
+MAX_LINES = 100
+"""Lines of one server that the log shows per second."""
+
+HTTP_FAILURE = f"opwire/http/{secrets.token_hex(8)}"
+"""The key of an `HTTPFailure` in `data`, random for every process: servers cannot forge one."""
+
+MAX_RETRY_AFTER = 86_400.0
+"""Seconds: longer delays that a server asks for are reduced to a day."""
+
+_MAX_TEXT = 2000  # characters of a server's message that are repeated
+_MAX_DATA = 4000  # bytes of its error's data that are kept
+_UNKNOWN_TOOL = re.compile(r"unknown tool|tool\b.{0,200}\bnot found", re.IGNORECASE | re.DOTALL)
+_HTTP_MESSAGES = {
+    0: "cannot be reached",
+    401: "rejected the credentials (HTTP 401): check its headers or its auth option",
+    403: "denied access (HTTP 403): check the rights of the credentials",
+    404: "has nothing at this address (HTTP 404)",
+}
+
+
+class ServerLog:
+    """Write the lines of one server to the log: shortened, escaped, and rate-limited so that a flood fills no disk."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._second_ends = 0.0
+        self._lines = 0
+
+    def write(self, level: int, text: str) -> None:
+        """Log a line; above the rate limit, log one warning and drop the rest of this second."""
+        if not logger.isEnabledFor(level):
+            return
+        now = time.monotonic()
+        if now >= self._second_ends:
+            self._second_ends, self._lines = now + 1, 0
+        self._lines += 1
+        if self._lines <= MAX_LINES:
+            line = harmless(text[:MAX_SHOWN]).replace("\n", "\\n")
+            logger.log(level, "%s: %s", self._name, line)
+        elif self._lines == MAX_LINES + 1:
+            logger.warning("%s writes more than %d lines a second; the rest is dropped", self._name, MAX_LINES)
+
+
+class HTTPFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The reason of a failed HTTP exchange.
+
+    A `status` of 0 means that there was no response. `lost`: the server has dropped the session. `too_long`: the
+    response exceeds a limit, on any transport.
+    """
+
+    status: int
+    reason: str = ""
+    retry_after: float | None = None
+    lost: bool = False
+    too_long: bool = False
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The `data` of the JSON-RPC error that carries this failure."""
+        return {HTTP_FAILURE: msgspec.to_builtins(self)}
+
+
+def too_large(what: str) -> ErrorData:
+    """Return the error that replaces an oversized response."""
+    failure = HTTPFailure(status=0, reason=f" {what}", too_long=True)
+    return ErrorData(code=INTERNAL_ERROR, message="too large", data=failure.data)
+
+
+def http_failure(error: MCPError) -> HTTPFailure | None:
+    """Return the HTTP failure that an error carries, or None."""
+    data = as_dict(error.data)
+    return msgspec.convert(data[HTTP_FAILURE], HTTPFailure) if HTTP_FAILURE in data else None
+
+
+def call_error(error: MCPError, server: str, method: str) -> CallError:
+    """Return the `CallError` for a JSON-RPC error response to `method`."""
+    if (http := http_failure(error)) is not None:
+        return _http_error(http, server)
+    code, text = error.code, str(replace_surrogates(error.message))[:_MAX_TEXT]
+    details = {"code": code, "data": _shortened(error.data)}
+    message = f"the MCP server {server} answered {method} with an error: {text}"
+    if code == METHOD_NOT_FOUND or (method == "tools/call" and _UNKNOWN_TOOL.search(text)):
+        return CallError(ErrorCode.OPERATION_NOT_FOUND, message, details)
+    if code == INVALID_PARAMS:
+        return CallError(ErrorCode.VALIDATION_ERROR, message, details)
+    if code in (PARSE_ERROR, INVALID_REQUEST):
+        return CallError(ErrorCode.PROTOCOL_ERROR, message, details)
+    if code == CONNECTION_CLOSED and text.startswith("SSE stream"):  # the SDK's own wording for a truncated response
+        return CallError(ErrorCode.UNAVAILABLE, f"the MCP server {server} did not finish its answer: {text}", details)
+    return CallError(ErrorCode.EXECUTION_ERROR, message, details)
+
+
+def _http_error(http: HTTPFailure, server: str) -> CallError:
+    """Return UNAVAILABLE even for 401 and 403: the server rejected opwire, not opwire's caller."""
+    status = http.status
+    words = _HTTP_MESSAGES.get(status) or f"answered with HTTP {status}"
+    if http.too_long and not status:
+        words = "answered with"
+    return CallError(
+        ErrorCode.PAYLOAD_TOO_LARGE if http.too_long else ErrorCode.UNAVAILABLE,
+        f"the MCP server {server} {words}{http.reason}",
+        {"status": status} if status else None,
+        retryable=not http.too_long and (status in (0, 408, 425, 429) or status >= 500),
+        retry_after=http.retry_after,
+    )
+
+
+def _shortened(data: Any) -> Any:
+    """Return an error's data, truncated JSON if it is too large."""
+    if data is None:
+        return None
+    try:
+        raw = msgspec.json.encode(replace_surrogates(data))
+    except (TypeError, ValueError, RecursionError):
+        return "(data that cannot be encoded)"
+    return data if len(raw) <= _MAX_DATA else raw[:_MAX_DATA].decode("utf-8", "ignore") + "…"

@@ -1,0 +1,29 @@
+"""JSON Schemas of envelopes and events as they are encoded, for peers in other languages and for tests."""
+
+from opwire.call.events import (
+    CALL_EVENT_SCHEMA,
+    CALL_EVENT_SCHEMAS,
+    SESSION_EVENT_SCHEMA,
+    SESSION_EVENT_SCHEMAS,
+)
+from opwire.envelope import (
+    HTTP_RESPONSE_META_SCHEMA,
+    LOCAL_RESPONSE_META_SCHEMA,
+    MCP_CONTENT_BLOCK_SCHEMA,
+    MCP_RESPONSE_META_SCHEMA,
+    RESPONSE_ENVELOPE_SCHEMA,
+    RESPONSE_META_SCHEMA,
+)
+
+__all__ = [
+    "CALL_EVENT_SCHEMA",
+    "CALL_EVENT_SCHEMAS",
+    "HTTP_RESPONSE_META_SCHEMA",
+    "LOCAL_RESPONSE_META_SCHEMA",
+    "MCP_CONTENT_BLOCK_SCHEMA",
+    "MCP_RESPONSE_META_SCHEMA",
+    "RESPONSE_ENVELOPE_SCHEMA",
+    "RESPONSE_META_SCHEMA",
+    "SESSION_EVENT_SCHEMA",
+    "SESSION_EVENT_SCHEMAS",
+]

@@ -1,0 +1,42 @@
+"""Messages of problems."""
+
+import tomllib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.config.problems import ConfigProblem, did_you_mean, dotted, problems_message
+
+ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=6)
+
+
+def test_a_problem_is_its_line_its_key_the_message_and_a_suggestion() -> None:
+    assert str(ConfigProblem(("a", "b"), "unknown key", "remove it", 3)) == "line 3, a.b: unknown key; remove it"
+    assert str(ConfigProblem(("a",), "unknown key")) == "a: unknown key"
+    assert str(ConfigProblem((), "invalid TOML", line=2)) == "line 2: invalid TOML"
+    assert str(ConfigProblem((), "invalid TOML")) == "invalid TOML"
+
+
+def test_one_problem_is_one_line_and_several_are_a_list() -> None:
+    one = ConfigProblem(("a",), "unknown key", line=1)
+    assert problems_message("opwire.toml", [one]) == "opwire.toml: line 1, a: unknown key"
+    assert problems_message("opwire.toml", [one, one]) == (
+        "opwire.toml has 2 problems:\n  line 1, a: unknown key\n  line 1, a: unknown key"
+    )
+
+
+def test_only_words_that_come_close_are_suggested() -> None:
+    assert did_you_mean("timout", ["timeout", "required"]) == "did you mean `timeout`?"
+    assert did_you_mean("xyz", ["timeout"]) == ""
+
+
+def test_places_in_lists_are_counted_in_brackets() -> None:
+    assert dotted(("sources", "my shop", "args", 2)) == 'sources."my shop".args[2]'
+
+
+@given(st.lists(ASCII, min_size=1, max_size=4))
+def test_a_key_is_written_as_toml_writes_it(names: list[str]) -> None:
+    found = tomllib.loads(f"{dotted(tuple(names))} = 1")
+    for name in names:
+        found = found[name]
+    assert found == 1

@@ -1,0 +1,178 @@
+"""Who has a task on JetStream: what the contract of journals cannot see."""
+
+import asyncio
+import time
+from math import inf, nan
+from secrets import token_hex
+
+import pytest
+
+from opwire.durable import Claim
+from opwire.transports.nats.jetstream_api import EntryBody, TaskLog, token
+from opwire.transports.nats.journal_claims import JetStreamClaims, JetStreamReceipt
+from tests.durable.samples import outcome, task
+from tests.requirements import requirement
+from tests.servers.brokers import NatsServer
+from tests.transports.nats.ends import plain_client
+from tests.transports.nats.journals import ORDER, begun, claimed, entries, journal
+
+
+def test_a_receipt_survives_being_written_down() -> None:
+    receipt = JetStreamReceipt(17, "end/3", "$JS.ACK.a.b.1.2.3.4.5")
+    claim = Claim(task=task(), attempt=1, lease=9, receipt="17 end/3 $JS.ACK.a.b.1.2.3.4.5")
+    assert JetStreamReceipt.of(claim) == receipt
+
+
+@requirement("durable.nats.log")
+async def test_a_task_that_is_done_at_the_first_attempt_costs_no_entry_for_its_claim(
+    jetstream_server: NatsServer,
+) -> None:
+    async with journal(jetstream_server) as made:
+        claim = await begun(made, task())
+        assert await entries(made) == ["k task"]
+        await made.record(claim, outcome(claim))
+        assert "k done" in await entries(made)
+
+
+async def test_at_most_one_entry_says_who_has_a_task(jetstream_server: NatsServer) -> None:
+    async with journal(jetstream_server) as made:
+        claim = await begun(made, task())
+        for _ in range(3):
+            assert await made.renew(claim)
+        assert await entries(made) == ["k lease", "k task"]
+        await made.release(claim, 0)
+        again = await claimed(made)
+        await made.release(again, 60)
+        await made.info()  # what was sent before has been done
+        assert await entries(made) == ["k later", "k task"]
+
+
+@requirement("durable.lease")
+async def test_a_renewed_lease_is_respected_even_if_jetstream_was_not_told_to_wait(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = token_hex(4)
+    async with journal(jetstream_server, prefix) as made, journal(jetstream_server, prefix) as other:
+        claim = await begun(made, task(), lease=1)
+        with monkeypatch.context() as cut_off:
+            cut_off.setattr(JetStreamClaims, "_delay", lambda *_: None)
+            await asyncio.sleep(0.6)  # most of the lease: JetStream delivers again before the renewed one expires
+            began = time.monotonic()
+            assert await made.renew(claim)
+        again = await claimed(other)
+        assert time.monotonic() - began > 0.95
+        assert again.attempt == 2
+        assert not await made.renew(claim)
+
+
+async def forget_what_was_handed_out(server: NatsServer, prefix: str) -> None:
+    """Delete the consumer: the one that is made instead knows nothing, as after a crash of the server."""
+    async with plain_client(server.url) as admin:
+        await admin.jetstream().delete_consumer(f"{prefix}_durable", token(ORDER))
+
+
+@requirement("durable.nats.forgotten", "durable.lease")
+async def test_of_two_who_were_given_a_task_for_the_first_time_one_keeps_it(jetstream_server: NatsServer) -> None:
+    async with journal(jetstream_server, "twice") as one, journal(jetstream_server, "twice") as other:
+        first = await begun(one, task())
+        await forget_what_was_handed_out(jetstream_server, "twice")
+        second = await claimed(other)
+        assert (first.attempt, second.attempt) == (1, 1)
+        assert await other.renew(second)
+        assert not await one.renew(first)
+        await one.release(first, 0)
+        assert await other.renew(second)
+        assert await other.record(second, outcome(second)) == outcome(second)
+        assert await one.record(first, outcome(first, "late")) == outcome(second)
+
+
+@requirement("durable.nats.forgotten")
+async def test_what_jetstream_has_forgotten_is_known_to_the_log(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = "forgotten"
+    async with journal(jetstream_server, prefix) as made:
+        done, held, released = [await begun(made, task(key), lease=60) for key in ("done", "held", "released")]
+        with monkeypatch.context() as crashing:
+            crashing.setattr(JetStreamClaims, "done", lambda *_: None)
+            await made.record(done, outcome(done))
+        assert await made.renew(held)
+        await made.release(released, 60)
+        await forget_what_was_handed_out(jetstream_server, prefix)
+        (claim,) = await made.claim([ORDER], lease=9, wait=1, limit=9)  # the delay is forgotten, too
+        assert (claim.task.key, claim.attempt) == ("released", 2)
+        assert await made.claim([ORDER], lease=9, wait=0.2, limit=9) == []
+        assert await made.renew(held)
+        assert "done task" not in await entries(made)
+
+
+async def test_a_lease_whose_renewal_was_not_confirmed_is_still_ours(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written a second time, after an entry of our own that we do not know of."""
+    add, failures = TaskLog.add, iter([True])
+
+    async def lose_the_answer(*args: object, **options: object) -> int | None:
+        written = await add(*args, **options)  # pyright: ignore[reportArgumentType]
+        return None if next(failures, False) else written
+
+    async with journal(jetstream_server) as made:
+        claim = await begun(made, task())
+        monkeypatch.setattr(TaskLog, "add", lose_the_answer)
+        assert await made.renew(claim)
+        assert await made.renew(claim)
+
+
+async def test_of_those_who_are_given_a_task_again_the_first_has_it(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = TaskLog.since
+
+    async with journal(jetstream_server) as made:
+        claim = await begun(made, task(), lease=0.1)
+
+        async def slow(log: TaskLog, key: str) -> object:
+            """Look, and come back when somebody has written an entry."""
+            seen = await since(log, key)
+            monkeypatch.setattr(TaskLog, "since", since)
+            assert await made.renew(claim)
+            return seen
+
+        await asyncio.sleep(0.1)  # the lease expires
+        monkeypatch.setattr(TaskLog, "since", slow)
+        assert await made.claim([ORDER], lease=9, wait=0.1) == []
+        assert (await claimed(made)).attempt == 2
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("delay", [inf, nan, 10**400, -1], ids=lambda value: f"{value!r:.9}")
+async def test_whatever_delay_is_asked_for_a_task_is_released(jetstream_server: NatsServer, delay: float) -> None:
+    async with journal(jetstream_server) as made:
+        await made.release(await begun(made, task()), delay)
+        (info,) = await made.info()
+        assert (info.waiting, info.claimed) == (1, 0)
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("lease", [nan, -inf])
+async def test_a_lease_of_another_program_that_is_no_time_keeps_nobody_from_the_task(
+    jetstream_server: NatsServer, lease: float
+) -> None:
+    async with journal(jetstream_server) as made:
+        claim = await begun(made, task(), lease=0.3)
+        body = EntryBody(
+            fingerprint="f", birth=JetStreamReceipt.of(claim).birth, holder="stranger", attempt=1, lease=lease
+        )
+        assert await made._log.hold("lease", claim.task, body, JetStreamReceipt.of(claim).birth)
+        again = await claimed(made)
+        assert (again.attempt, again.losses, again.suspect) == (2, 1, True)
+
+
+@requirement("durable.isolation")
+async def test_a_suspect_that_is_not_wanted_costs_no_attempt(jetstream_server: NatsServer) -> None:
+    async with journal(jetstream_server) as made:
+        await begun(made, task(), lease=0.1)
+        for _ in range(3):
+            assert await made.claim([ORDER], lease=9, wait=0.3, suspects=False) == []
+        again = await claimed(made)
+        assert (again.attempt, again.losses, again.suspect) == (2, 1, True)

@@ -1,0 +1,302 @@
+"""The journal in Redis: faults on the way to the server, its memory and settings. The contract looks at the rest."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from secrets import token_hex
+from ssl import create_default_context
+
+import pytest
+
+from opwire import CallError, OperationRegistry
+from opwire.durable import Claim, DurableCalls, DurableWorker
+from opwire.errors import UsageError
+from opwire.testing.harness import soon
+from opwire.transports import broker_journal
+from opwire.transports.redis import journal as redis_journal
+from opwire.transports.redis.journal import RedisJournal
+from tests.durable.samples import PUBLIC, outcome, task
+from tests.requirements import requirement
+from tests.servers.brokers import HOST, RedisServer
+from tests.servers.faults import FaultProxy
+from tests.servers.leaks import Leaks
+from tests.transports.redis.ends import ask, exhaust
+
+OwnRedis = Callable[..., RedisServer]
+
+
+@asynccontextmanager
+async def journal(url: str, prefix: str | None = None, keep: float = 60) -> AsyncIterator[RedisJournal]:
+    async with RedisJournal(url, prefix=prefix or token_hex(4), keep=keep) as made:
+        yield made
+
+
+async def claimed(made: RedisJournal, lease: float = 9) -> Claim:
+    claims = await made.claim(["shop.order"], lease=lease, wait=1)
+    assert len(claims) == 1
+    return claims[0]
+
+
+@requirement("durable.redis")
+async def test_durable_calls_over_redis_are_run_once_and_answered_to_all(redis_server: RedisServer) -> None:
+    runs: list[int] = []
+    registry = OperationRegistry()
+
+    @registry.mutation("shop.order", access=PUBLIC)
+    async def order(number: int) -> int:
+        runs.append(number)
+        return -number
+
+    prefix = token_hex(4)
+    async with Leaks(), journal(redis_server.url, prefix) as there, journal(redis_server.url, prefix) as here:
+        async with DurableWorker(registry, there), DurableWorker(registry, there, concurrency=2):
+            durable = DurableCalls(here)
+
+            async def call(number: int) -> int:
+                return (await durable.call("shop.order", {"number": number}, key=f"{number}")).data
+
+            numbers = [*range(200)] * 2
+            assert await asyncio.gather(*map(call, numbers)) == [-number for number in numbers]
+        assert sorted(runs) == [*range(200)]
+
+
+# --- the way to the server --------------------------------------------------------------------------------------------
+
+
+@requirement("durable.unavailable")
+async def test_a_submission_whose_confirmation_is_lost_can_be_made_again(redis_server: RedisServer) -> None:
+    async with FaultProxy(HOST, redis_server.port) as proxy, journal(f"redis://{HOST}:{proxy.port}") as made:
+        proxy.drop_replies = True
+        submitting = asyncio.create_task(made.submit(task()))
+        name = made._names.task("k")
+        async with asyncio.timeout(5):
+            while not ask(redis_server, "EXISTS", name):
+                await asyncio.sleep(0.01)
+        proxy.cut()
+        with pytest.raises(CallError, match="UNAVAILABLE"):
+            await soon("it is lost", submitting)
+        proxy.flow()
+        assert await soon("it is there", made.submit(task())) is None
+        assert len(await made.claim(["shop.order"], lease=9, wait=0, limit=9)) == 1
+
+
+@requirement("durable.unavailable")
+async def test_who_waits_is_told_at_once_when_the_connection_is_lost(redis_server: RedisServer) -> None:
+    prefix = token_hex(4)
+    async with (
+        FaultProxy(HOST, redis_server.port) as proxy,
+        journal(f"redis://{HOST}:{proxy.port}", prefix) as here,
+        journal(redis_server.url, prefix) as there,
+    ):
+        await here.submit(task())
+        waiting = asyncio.create_task(here.wait("k", 60))
+        await asyncio.sleep(0.05)
+        proxy.cut()
+        with pytest.raises(CallError, match="UNAVAILABLE"):
+            await soon("it is told", waiting)
+        claim = await claimed(there)
+        await there.record(claim, outcome(claim))
+        assert await soon("it asks again", here.wait("k", 60)) == outcome(claim)
+
+
+@requirement("durable.redis.lost-news")
+async def test_an_outcome_whose_news_got_lost_is_found_by_asking_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_journal, "RECHECK", 0.1)
+    async with journal(redis_server.url) as made:
+        await made.submit(task())
+        claim = await claimed(made)
+        waiting = asyncio.create_task(made.wait("k", 60))
+        async with asyncio.timeout(5):
+            while not any(field.startswith(b">") for field in ask(redis_server, "HKEYS", made._names.task("k"))):
+                await asyncio.sleep(0.001)
+        monkeypatch.setattr(made._waiters, "resolve", lambda outcome: None)
+        ask(redis_server, "HDEL", made._names.task("k"), b">" + made._inbox)
+        await made.record(claim, outcome(claim))
+        assert await soon("it is found", waiting) == outcome(claim)
+
+
+async def test_who_waits_for_a_task_that_is_submitted_later_is_told(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_journal, "RECHECK", 0.05)
+    async with journal(redis_server.url) as made:
+        waiting = asyncio.create_task(made.wait("k", 60))
+        await asyncio.sleep(0.01)
+        await made.submit(task())
+        claim = await claimed(made)
+        await made.record(claim, outcome(claim))
+        assert await soon("it is told", waiting) == outcome(claim)
+
+
+async def test_what_anybody_publishes_harms_nobody(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    async with journal(redis_server.url) as made:
+        await made.submit(task())
+        waiting = asyncio.create_task(made.wait("k", 60))
+        await asyncio.sleep(0.05)
+        for message in (b"", b"nonsense", b"\x81\xa3key\xa1k"):
+            ask(redis_server, "PUBLISH", made._inbox, message)
+        claim = await claimed(made)
+        await made.record(claim, outcome(claim))
+        assert await soon("it is told", waiting) == outcome(claim)
+    assert caplog.text.count("ignored a message") == 3
+
+
+# --- memory and settings ----------------------------------------------------------------------------------------------
+
+
+@requirement("durable.keep")
+async def test_outcomes_expire_and_nothing_else_is_left(own_redis: OwnRedis) -> None:
+    server = own_redis()
+    async with journal(server.url, "tidy", keep=0.2) as made:
+        for number in range(50):
+            await made.submit(task(f"{number}"))
+        async with asyncio.timeout(10):
+            for claim in await made.claim(["shop.order"], lease=9, wait=1, limit=50):
+                await made.record(claim, outcome(claim))
+            while await made.outcome("49") is not None:
+                await asyncio.sleep(0.01)
+        assert await made.submit(task("49", fingerprint="new")) is None
+        await made.record(await claimed(made), outcome(await _last(made)))
+    async with asyncio.timeout(10):
+        while sorted(ask(server, "KEYS", "*")) != [b"tidy:durable:operations", b"tidy:durable:tasks:shop.order"]:
+            await asyncio.sleep(0.01)
+    assert ask(server, "XLEN", "tidy:durable:tasks:shop.order") == 0
+
+
+async def _last(made: RedisJournal) -> Claim:
+    return Claim(task=task("49"), attempt=1, lease=9, receipt="")
+
+
+@requirement("durable.redis.memory")
+async def test_without_memory_submissions_are_refused_and_outcomes_are_recorded(own_redis: OwnRedis) -> None:
+    server = own_redis()
+    async with journal(server.url) as made:
+        await made.submit(task())
+        claim = await claimed(made)
+        exhaust(server)
+        with pytest.raises(CallError, match=r"UNAVAILABLE.*memory"):
+            await made.submit(task("new"))
+        assert await made.renew(claim)
+        assert await made.record(claim, outcome(claim)) == outcome(claim)
+        assert await made.submit(task()) == outcome(claim)
+
+
+@requirement("durable.redis.settings")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ["append-only"]),
+        ({"appendonly": "yes"}, []),
+        ({"appendonly": "yes", "policy": "allkeys-lru"}, ["may evict"]),
+        ({"appendonly": "yes", "policy": "volatile-ttl"}, []),
+    ],
+)
+async def test_settings_that_endanger_tasks_are_logged(
+    own_redis: OwnRedis, caplog: pytest.LogCaptureFixture, settings: dict[str, str], said: list[str]
+) -> None:
+    async with journal(own_redis(**settings).url):
+        pass
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == len(said)
+    assert all(word in warning for word, warning in zip(said, warnings, strict=True))
+
+
+async def test_a_server_that_does_not_tell_its_settings_will_do(own_redis: OwnRedis) -> None:
+    server = own_redis()
+    ask(server, "ACL", "SETUSER", "default", "-info")
+    async with journal(server.url) as made:
+        assert await made.submit(task()) is None
+
+
+async def test_journals_with_another_prefix_or_database_do_not_meet(redis_server: RedisServer) -> None:
+    prefix = token_hex(4)
+    async with (
+        journal(redis_server.url, prefix) as one,
+        journal(redis_server.url) as two,
+        journal(f"{redis_server.url}/1", prefix) as three,
+    ):
+        await one.submit(task())
+        for other in (two, three):
+            assert await other.claim(["shop.order"], lease=9, wait=0) == []
+            assert await other.outcome("k") is None
+        assert len(await one.claim(["shop.order"], lease=9, wait=0)) == 1
+
+
+async def test_many_buried_tasks_are_listed_page_by_page(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_journal, "_PAGE", 3)
+    async with journal(redis_server.url) as made:
+        assert [each async for each in made.buried()] == []
+        for number in range(8):
+            await made.submit(task(f"{number}"))
+            claim = await claimed(made)
+            await made.record(claim, outcome(claim, buried=True, recorded=number))
+        keys = [each.key async for each in made.buried()]
+        assert keys == [f"{number}" for number in range(8)]
+        listed = 0
+        async for each in made.buried():  # those that are purged meanwhile are left out
+            listed += 1
+            if each.key == "2":
+                await made.purge("5")
+        assert listed == 7
+
+
+# --- making one -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_the_url_of_a_redis_server_is_refused() -> None:
+    for url, ssl in (("http://secret@host", None), ("redis://host", create_default_context())):
+        with pytest.raises(UsageError) as caught:
+            RedisJournal(url, ssl=ssl)
+        assert "secret" not in str(caught.value)
+
+
+async def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told() -> None:
+    made = RedisJournal(f"redis://:s3cret@{HOST}:1")
+    assert "s3cret" not in made.name
+    with pytest.raises(CallError, match="UNAVAILABLE") as caught:
+        await made.start()
+    assert "s3cret" not in str(caught.value)
+    await made.close()
+
+
+@requirement("durable.access")
+def test_identities_are_believed_only_where_that_is_said() -> None:
+    assert not RedisJournal().trusted
+    assert RedisJournal(trusted=True).trusted
+
+
+@requirement("durable.redis.foreign")
+async def test_an_outcome_that_another_program_has_written_is_a_protocol_error_and_hides_no_other(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with journal(redis_server.url) as made:
+        for key in ("odd", "good"):
+            await made.submit(task(key))
+            claim = await claimed(made)
+            await made.record(claim, outcome(claim, buried=True))
+        ask(redis_server, "HSET", made._names.task("odd"), "outcome", b"\xff not ours")
+        with pytest.raises(CallError, match="PROTOCOL_ERROR: an outcome in the journal is invalid"):
+            await made.outcome("odd")
+        assert [each.key async for each in made.buried()] == ["good"]
+        assert "ignored a buried task" in caplog.text
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("delay", [float("inf"), float("nan"), 10**400, -1], ids=lambda value: f"{value!r:.9}")
+async def test_whatever_delay_is_asked_for_a_task_is_released(redis_server: RedisServer, delay: float) -> None:
+    async with journal(redis_server.url) as made:
+        await made.submit(task())
+        await made.release(await claimed(made), delay)
+        (info,) = await made.info()
+        assert (info.waiting, info.claimed) == (1, 0)
+
+
+@requirement("durable.numbers")
+@pytest.mark.parametrize("keep", [0, -1, float("inf"), float("nan"), 10**400], ids=lambda value: f"{value!r:.9}")
+def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
+    with pytest.raises(CallError, match="VALIDATION_ERROR: keep is"):
+        RedisJournal("redis://127.0.0.1:1", keep=keep)
