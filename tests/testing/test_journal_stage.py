@@ -30,12 +30,12 @@ def test_refused_says_what_was_wrong() -> None:
 
 
 async def test_a_stage_closes_its_ends() -> None:
-    books = MemoryJournalState()
-    async with Stage(lambda: MemoryJournal(books)) as stage:
+    state = MemoryJournalState()
+    async with Stage(lambda: MemoryJournal(state)) as stage:
         await stage.end()
         await stage.end()
-        assert len(books.listeners) == 2
-    assert not books.listeners
+        assert len(state.listeners) == 2
+    assert not state.listeners
 
 
 def test_stages_on_the_same_engine_do_not_meet() -> None:

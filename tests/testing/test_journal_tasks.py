@@ -11,10 +11,10 @@ from tests.requirements import requirement
 
 
 def complaint(check: object, kind: type[MemoryJournal]) -> str:
-    books = MemoryJournalState()
+    state = MemoryJournalState()
 
     async def run() -> None:
-        async with Stage(lambda: kind(books)) as stage:
+        async with Stage(lambda: kind(state)) as stage:
             await check(stage)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:
