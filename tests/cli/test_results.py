@@ -10,8 +10,7 @@ import click
 import pytest
 
 from opwire import ResponseEnvelope, http_envelope, local_envelope, mcp_envelope
-from opwire.cli.results import MAX_SHOWN, is_error, save, show
-from opwire.cli.screen import OutputFormat, Screen
+from opwire.cli.screen import MAX_SHOWN, OutputFormat, Screen, is_error, save, show
 from tests.requirements import requirement
 
 PNG = b64encode(b"\x89PNG").decode()

@@ -23,8 +23,7 @@ from opwire.config.runtime import (
     open_config,
     watch,
 )
-from opwire.config.settings import Config
-from opwire.config.template import TEMPLATE
+from opwire.config.settings import TEMPLATE, Config
 
 if TYPE_CHECKING:
     from opwire.config.surfaces import (

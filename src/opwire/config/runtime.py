@@ -1,24 +1,310 @@
 """`open_config`: load the sources of a configuration concurrently, each with its own timeout.
 
 A source that fails does not affect the others. `watch` reports changed files, for a restart.
+
+The sources of a configuration, opened by their adapters, which are imported lazily.
+
+`RegistrySource` mounts a registry in another: its operations keep their own argument conversion, threads and result
+normalization. `ProjectModules` imports the Python modules of the project around a configuration file.
 """
 
 import asyncio
+import importlib
 import logging
+import sys
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import asynccontextmanager
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.adapters.source import AdapterSource
-from opwire.config.problems import dotted
-from opwire.config.settings import AnySource, Config, ServersFileSource
-from opwire.config.sources import ProjectModules, files_of, open_source
-from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
-from opwire.operation import Operation, SourceChange
-from opwire.registry import OperationRegistry
+from opwire.config.problems import Key, did_you_mean, dotted
+from opwire.config.settings import (
+    AnySource,
+    Config,
+    EnvText,
+    OpenAPISettings,
+    ProgramSource,
+    PythonSource,
+    ServersFileSource,
+    ServerSource,
+    UserCredential,
+)
+from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError, needs_extra
+from opwire.operation import Context, NormalizeMode, Operation, OperationSpec, OperationType, SourceChange
+from opwire.registry import Change, OperationRegistry
+from opwire.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from opwire.adapters.mcp import MCPKeywords, MCPServer
+
+
+_THREADS = 16  # concurrent imports, not counting those that hang
+
+
+async def open_source(name: str, settings: AnySource, folder: Path, modules: "ProjectModules") -> AdapterSource:
+    """Open the source `[sources.NAME]`.
+
+    Raises:
+        OpwireError: it cannot be opened; the message has the reason.
+    """
+    key: Key = ("sources", name)
+    if isinstance(settings, PythonSource):
+        registries = await modules.registries(settings.python, dotted((*key, "python")))
+        return RegistrySource(registries, normalize=settings.normalize, strip=settings.strip)
+    extra = "openapi" if isinstance(settings, OpenAPISettings) else "mcp"
+    with needs_extra(extra):
+        # Adapters are imported on a thread, which takes up to a second: other sources are loaded meanwhile.
+        await asyncio.to_thread(importlib.import_module, f"opwire.adapters.{extra}")
+    values = resolve(settings, key)
+    if isinstance(settings, OpenAPISettings):
+        source = _openapi_source(name, settings, values, folder)
+    else:
+        source = _mcp_source(name, settings, values, folder)
+    try:
+        return await source.open()
+    except BaseException:
+        await source.close()
+        raise
+
+
+def resolve(value: Any, key: Key) -> Any:
+    """Return a value with all environment variables replaced; settings become dicts.
+
+    Raises:
+        ConfigError: a variable is not set; the message names its key.
+    """
+    match value:
+        case EnvText():
+            return value.resolve(dotted(key))
+        case UserCredential():
+            return resolve(value.user, (*key, "user")), resolve(value.password, (*key, "password"))
+        case msgspec.Struct():
+            return {name: resolve(each, (*key, name)) for name, each in msgspec.structs.asdict(value).items()}
+        case dict():
+            return {name: resolve(each, (*key, name)) for name, each in cast("dict[str, Any]", value).items()}
+        case tuple():
+            return tuple(resolve(each, (*key, n)) for n, each in enumerate(cast("tuple[Any, ...]", value)))
+        case _:
+            return value
+
+
+def files_of(settings: AnySource, folder: Path) -> list[Path]:
+    """Return the files that a source is loaded from, except Python modules."""
+    given = settings.openapi if isinstance(settings, OpenAPISettings) else getattr(settings, "mcp_servers", None)
+    if given is None or given.missing or "://" in (path := given.resolve("")):
+        return []
+    return [folder / Path(path).expanduser()]
+
+
+def _mcp_source(
+    name: str, settings: ProgramSource | ServerSource | ServersFileSource, values: dict[str, Any], folder: Path
+) -> AdapterSource:
+    from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
+
+    options: MCPKeywords = {
+        "trust_annotations": settings.trust_annotations,
+        "resources": settings.resources,
+        "prompts": settings.prompts,
+        "tool_timeout": settings.tool_timeout,
+        "normalize": settings.normalize,
+        "strip": settings.strip,
+        "connect_timeout": settings.timeout,
+    }
+    if isinstance(settings, ServersFileSource):
+        path = folder / Path(values["mcp_servers"]).expanduser()
+        return from_mcp(path, required=settings.required, **options)
+    server: MCPServer
+    if isinstance(settings, ServerSource):
+        server = HTTPServer(values["url"], values["headers"], settings.type)
+    else:
+        cwd = folder / Path(values["cwd"] or "").expanduser()
+        server = StdioServer(values["command"], values["args"], values["env"] or None, str(cwd))
+    # `open_config` has the timeout. Two that expire at the same moment would interfere.
+    options |= {"connect_timeout": 2 * settings.timeout, "namespace": settings.namespace or name}
+    return from_mcp(server, **options)
+
+
+def _openapi_source(name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path) -> AdapterSource:
+    from opwire.adapters.openapi import from_openapi
+
+    document = values["openapi"]
+    return from_openapi(
+        document if "://" in document else folder / Path(document).expanduser(),
+        namespace=settings.namespace or name,
+        base_url=values["base_url"],
+        server_variables=values["server_variables"],
+        credentials=values["credentials"],
+        allow_external_refs=True if "*" in settings.external_refs else settings.external_refs,
+        include=settings.include,
+        exclude=settings.exclude,
+        normalize=settings.normalize,
+        strip=bool(settings.strip),
+        reconnect=settings.reconnect,
+        trust_annotations=settings.trust_annotations,
+        timeout=settings.call_timeout,
+        max_response=settings.max_response,
+        headers=values["headers"],
+        proxy=values["proxy"],
+    )
+
+
+class RegistrySource(AdapterSource):
+    """The operations of registries. `normalize` is applied to results in addition; it is off by default."""
+
+    def __init__(
+        self,
+        registries: Sequence[OperationRegistry],
+        *,
+        normalize: NormalizeMode | None = None,
+        strip: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self._registries = registries
+        self._normalize: NormalizeMode = normalize or "off"
+        self._strip = strip
+
+    def __iter__(self) -> Iterator[Operation]:
+        """Iterate over the current operations."""
+        return (self._operation(registry, spec) for registry in self._registries for spec in registry.list())
+
+    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
+        """Call the listener after every change; the returned function removes it."""
+
+        def forward(registry: OperationRegistry, change: Change) -> None:
+            if change.kind == "removed":
+                listener(SourceChange(gone=(change.spec.id,)))
+            else:
+                listener(SourceChange(put=(self._operation(registry, change.spec),)))
+
+        removes = [registry.on_change(partial(forward, registry)) for registry in self._registries]
+
+        def remove_all() -> None:
+            for remove in removes:
+                remove()
+
+        return remove_all
+
+    def _operation(self, registry: OperationRegistry, spec: OperationSpec) -> Operation:
+        outer = replace(spec, normalize=self._normalize, strip=self._strip)
+        if registry.get_handler(spec.id) is None:
+            return Operation(outer)
+
+        async def execute(input: Any, context: Context) -> Any:
+            return await registry.execute(spec.id, input, context)
+
+        async def subscribe(input: Any, context: Context) -> AsyncIterator[Any]:
+            async with aclosing(registry.subscribe(spec.id, input, context)) as envelopes:
+                async for envelope in envelopes:
+                    yield envelope
+
+        return Operation(outer, subscribe if spec.type is OperationType.SUBSCRIPTION else execute)
+
+
+class ProjectModules:
+    """Import modules, from `folder` first, and record the files of those that were found there.
+
+    Imports run on threads, because one may block forever. The folder is in `sys.path` while one runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = frozenset(sys.modules)  # modules of the process itself are never removed
+        self._threads = WorkerPool(_THREADS)
+        self._lock = threading.Lock()
+        self._running = 0
+        self.files: set[Path] = set()
+        """The files of the modules, including those that could not be imported."""
+
+    async def registries(self, target: str, at: str) -> list[OperationRegistry]:
+        """Return the registries of "module:attribute" or "module"; `at` is the key with this value.
+
+        Raises:
+            ConfigError: the target does not exist, or the import failed.
+        """
+        name, colon, attribute = target.partition(":")
+        if not name or (colon and not attribute):
+            raise ConfigError(f'{at}: write "module:registry" or "module"')
+        module: ModuleType = await self._threads.run(partial(self._import, name, at), f"the import of {name}")
+        found = {name: each for name, each in vars(module).items() if isinstance(each, OperationRegistry)}
+        if not attribute:
+            if not found:
+                raise ConfigError(f"{at}: the module {name} has no OperationRegistry")
+            return list({id(each): each for each in found.values()}.values())  # one may have two names
+        try:
+            registry: Any = attrgetter(attribute)(module)
+        except AttributeError:
+            hint = did_you_mean(attribute, found) or (f"it has {', '.join(found)}" if found else "")
+            message = f"{at}: the module {name} has no {attribute}{f'; {hint}' if hint else ''}"
+            raise ConfigError(message) from None
+        if not isinstance(registry, OperationRegistry):
+            kind = type(registry).__name__
+            raise ConfigError(f"{at}: {attribute} of {name} is not an OperationRegistry, but of type {kind}")
+        return [registry]
+
+    def forget(self) -> None:
+        """Remove the project's modules from `sys.modules`, so that the next import loads them again."""
+        for name in self._modules():
+            sys.modules.pop(name, None)
+
+    def _import(self, name: str, at: str) -> ModuleType:
+        try:
+            with self._on_path():
+                return importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            if isinstance(error, SyntaxError) and error.filename:
+                files.append(error.filename)
+            self.files |= {Path(file) for file in files if self._is_ours(file)}
+            self.files.add(self._folder / f"{name.replace('.', '/')}.py")
+            raise ConfigError(f"{at}: {self._reason(name, error)}") from error
+        finally:
+            self.files |= {Path(module.__file__) for module in self._modules().values() if module.__file__}
+
+    @contextmanager
+    def _on_path(self) -> Generator[None]:
+        with self._lock:
+            self._running += 1
+            if self._running == 1:
+                sys.path.insert(0, str(self._folder))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                if self._running == 0 and str(self._folder) in sys.path:
+                    sys.path.remove(str(self._folder))
+
+    def _modules(self) -> dict[str, ModuleType]:
+        """Return the modules that were imported from the folder since the start."""
+        return {
+            name: module
+            for name, module in tuple(sys.modules.items())
+            if name.partition(".")[0] not in self._before and self._is_ours(getattr(module, "__file__", None))
+        }
+
+    def _is_ours(self, file: str | None) -> bool:
+        return file is not None and Path(file).is_relative_to(self._folder) and "site-packages" not in Path(file).parts
+
+    def _reason(self, name: str, error: BaseException) -> str:
+        if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
+            return f"unknown module {error.name}: it is neither in {self._folder} nor installed"
+        reason = f"{name} cannot be imported: {type(error).__name__}: {error}"
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if self._is_ours(each.filename)]
+        if not frames or isinstance(error, SyntaxError):  # its message has the position
+            return reason
+        return f"{reason} ({Path(frames[-1].filename).relative_to(self._folder)}, line {frames[-1].lineno})"
+
 
 logger = logging.getLogger("opwire.config")
 

@@ -4,6 +4,11 @@ A table of several types (a source, a credential) is selected by the first requi
 `python` is a Python module, one with `openapi` an HTTP API.
 
 `EnvText` values refer to environment variables, so that files need not contain secrets.
+
+The file that `opwire init` writes.
+
+Lines with "# " are comments, lines with "#" alone are examples. Tests check that the file is valid both unchanged and
+with all examples enabled.
 """
 
 import os
@@ -325,3 +330,115 @@ class Config(Settings, frozen=True, kw_only=True):
     def folder(self) -> Path:
         """The base of relative paths."""
         return Path.cwd() if self.file is None else self.file.absolute().parent
+
+
+TEMPLATE = """\
+# opwire.toml: the sources of operations, and how they are served.
+#
+# Lines that start with "#" and no space are examples: remove the "#" to use them.
+# Secrets belong in the environment: "${NAME}" or { env = "NAME" } is replaced by the variable NAME.
+# `opwire doctor` checks this file and everything that it refers to.
+
+# --- Sources of operations -------------------------------------------------------------------------------------------
+# Every source may have: enabled = false, required = true (by default a failure is reported, and the others are used),
+# timeout = 30 (seconds to load it), normalize = "fit" | "cast" | "check" | "off", strip = true | false.
+
+# Python functions: an OperationRegistry in a module beside this file, or in an installed package.
+#[sources.shop]
+#python = "shop.operations:registry"
+
+# An MCP server that is a program. The ids of its tools start with "time."
+#[sources.time]
+#command = "uvx"
+#args = ["mcp-server-time"]
+#env = { LOCAL_TIMEZONE = "Europe/Vienna" }
+
+# An MCP server behind a URL. type = "sse" selects the transport of 2024.
+#[sources.tools]
+#url = "https://tools.example/mcp"
+#headers = { Authorization = "Bearer ${TOOLS_TOKEN}" }
+#trust_annotations = true  # tools that it marks as read-only are queries
+
+# All servers of a file of another program, each with its key there as the namespace.
+#[sources.desktop]
+#mcp_servers = "claude_desktop_config.json"
+
+# An HTTP API with an OpenAPI document: a file or a URL.
+#[sources.github]
+#openapi = "https://api.example/openapi.json"
+#namespace = "gh"  # instead of "github"
+#base_url = "https://api.example"
+#include = ["repos/*", "GET /users/*"]  # operationId, tag, path, or "GET /path"
+#exclude = ["repos/delete"]
+#trust_annotations = false  # true uses the ids and types in the document of another opwire
+#call_timeout = 20
+#[sources.github.credentials]  # by the names of the document's security schemes
+#token = "${GITHUB_TOKEN}"
+#login = { user = "robot", password = "${GITHUB_PASSWORD}" }
+#oauth = { client_id = "robot", client_secret = "${GITHUB_SECRET}", scopes = ["repo"] }
+
+# --- Callers ---------------------------------------------------------------------------------------------------------
+# Callers with this token are "alice". The scope "*" includes every scope.
+
+#[identities.alice]
+#token = "${ALICE_TOKEN}"  # python -c "import secrets; print(secrets.token_urlsafe())"
+#scopes = ["shop:read", "shop:write"]
+#resources = { order = ["read", "refund"] }
+#announces = ["shop"]  # the namespaces that it may serve at a hub
+#delegates = true  # it may pass on the identity of its own callers
+
+# An identity for callers without a token: see `anonymous` below.
+#[identities.guest]
+#scopes = ["shop:read"]
+
+# Signed tokens.
+#[auth.jwt]
+#algorithms = ["RS256"]
+#audience = "opwire"
+#issuer = "https://id.example"
+#jwks_url = "https://id.example/.well-known/jwks.json"
+
+# --- Surfaces: `opwire serve` ----------------------------------------------------------------------------------------
+
+#[serve.mcp]
+#transport = "http"  # or "stdio", the default: the caller is the parent process, which is trusted
+#host = "127.0.0.1"
+#port = 8000
+#name = "shop"
+#instructions = "Orders of the shop."
+
+#[serve.http]
+#host = "127.0.0.1"
+#port = 8080
+#title = "Shop"
+#hosts = ["localhost", "shop.example"]  # accepted host names
+#cors_origins = ["https://shop.example"]
+#anonymous = "guest"  # by default, callers without a token reach public operations only
+
+# --- More than one process: `opwire hub`, `opwire spoke` -------------------------------------------------------------
+
+#[hub]
+#url = "ws://127.0.0.1:8700"
+#linger = 30  # seconds that the operations of a lost spoke are kept
+
+#[spoke]
+#url = "ws://127.0.0.1:8700"  # a hub, or redis://… or nats://…
+#token = "${ALICE_TOKEN}"
+#name = "shop-1"
+
+# --- The rest --------------------------------------------------------------------------------------------------------
+
+#[registry]
+#normalize = "fit"  # how results that do not match their schema are repaired
+#strip = true  # remove properties that are missing in the schema
+#max_workers = 32  # threads for functions that are not async
+
+#[limits]
+#call_timeout = 30  # seconds
+#max_body = 4194304  # bytes of a request
+#max_requests = 1000  # concurrent
+#max_calls = 10000  # in flight
+#rate = 100.0  # calls per second and client of the hub
+#burst = 1000
+"""
+"""A commented `opwire.toml` with an example of every setting."""

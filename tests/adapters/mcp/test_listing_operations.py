@@ -1,13 +1,13 @@
-"""Tests of opwire.adapters.mcp.listing."""
+"""Tests of opwire.adapters.mcp.source."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp.listing import Listing, ListingReader
 from opwire.adapters.mcp.servers import MCPOptions
 from opwire.adapters.mcp.session import MCPSession, ResourceUpdates
+from opwire.adapters.mcp.source import Listing, ListingReader
 from opwire.adapters.report import Skipped
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Operation, OperationSpec

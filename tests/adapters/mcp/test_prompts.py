@@ -1,4 +1,4 @@
-"""Tests of opwire.adapters.mcp.listing."""
+"""Tests of opwire.adapters.mcp.source."""
 
 from pathlib import Path
 from typing import Any

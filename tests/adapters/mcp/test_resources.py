@@ -1,4 +1,4 @@
-"""Tests of opwire.adapters.mcp.listing."""
+"""Tests of opwire.adapters.mcp.source."""
 
 import asyncio
 import sys
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp import StdioServer, from_mcp, listing
+from opwire.adapters.mcp import StdioServer, from_mcp
+from opwire.adapters.mcp import source as listing
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType

@@ -10,7 +10,7 @@ import pytest
 from opwire import CallError, Context, OperationRegistry, OperationSpec, mcp_envelope
 from opwire.schema import Schema
 from opwire.serve.mcp import serve_mcp, server
-from opwire.serve.mcp.results import ERROR_META
+from opwire.serve.mcp.tools import ERROR_META
 from tests.requirements import requirement
 from tests.serve.mcp.raw import call, raw
 from tests.serve.mcp.shop import ERAS, PATIENCE, connected, shop, until

@@ -14,17 +14,18 @@ from opwire.envelope import ResponseEnvelope
 from opwire.errors import ErrorCode
 from opwire.operation import Context
 from opwire.origin import RESULT_META, read_result_origin
-from opwire.serve.mcp.results import (
+from opwire.serve.mcp.tools import (
     ERROR_META,
     MAX_DETAILS,
     EncodedData,
     ResultFormat,
+    Tool,
+    ToolCatalogue,
     collected_result,
     encode_data,
     error_result,
     result_of,
 )
-from opwire.serve.mcp.tools import Tool, ToolCatalogue
 from opwire.tool_envelope import McpErrorPayload, ToolEnvelope, parse_or_text, payload_as
 from tests.requirements import requirement
 

@@ -13,8 +13,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from opwire.serve.mcp import stdio
-from opwire.serve.mcp.stdio import line_streams
+from opwire.serve.mcp import app
+from opwire.serve.mcp.app import line_streams
 from tests.requirements import requirement
 from tests.serve.mcp.raw import HANDSHAKE, call
 from tests.serve.mcp.shop import ERAS, PATIENCE
@@ -190,7 +190,7 @@ async def piped() -> AsyncGenerator[tuple[Any, Any, Any]]:
 
 
 async def test_a_line_that_is_too_long_is_refused_and_the_next_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "MAX_LINE", 100)
+    monkeypatch.setattr(app, "MAX_LINE", 100)
     async with piped() as (out, answers, (read, _)):
         out.write(b'{"x": "' + b"x" * 1_000 + b'"}\n{"jsonrpc": "2.0", "method": "ping"}\n')
         async with asyncio.timeout(PATIENCE):
@@ -236,7 +236,7 @@ async def test_a_client_that_has_gone_is_no_error() -> None:
         answers.close()
         for _ in range(3):
             async with asyncio.timeout(PATIENCE):
-                await write.send(stdio.SessionMessage(stdio._parse(b"not JSON")))
+                await write.send(app.SessionMessage(app._parse(b"not JSON")))
 
 
 async def test_a_file_that_somebody_closed_has_ended() -> None:

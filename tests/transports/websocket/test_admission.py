@@ -10,7 +10,8 @@ from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.testing.harness import soon
-from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission, session
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission
+from opwire.transports.websocket import client as session
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Plain, until
 

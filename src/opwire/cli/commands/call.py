@@ -10,8 +10,7 @@ import click
 from opwire.cli import exit_codes
 from opwire.cli.inputs import SchemaField, complete_input, read_input
 from opwire.cli.options import operation_argument, result_options, shared_options, source_options
-from opwire.cli.results import is_error, save, show
-from opwire.cli.screen import OutputFormat, Screen, Spinner
+from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, save, show
 from opwire.cli.sources import Sources
 from opwire.envelope import ResponseEnvelope
 from opwire.operation import Context, OperationSpec, OperationType, Progress

@@ -37,16 +37,17 @@ from opwire.operation import Context, Identity, Inbound, OperationType, Progress
 from opwire.origin import ITEM_META
 from opwire.registry import Change, OperationRegistry
 from opwire.serve.guard import IDENTITY
-from opwire.serve.mcp.results import (
+from opwire.serve.mcp.tools import (
     EncodedData,
     Result,
     ResultFormat,
+    Tool,
+    ToolCatalogue,
     collected_result,
     encode_data,
     error_result,
     result_of,
 )
-from opwire.serve.mcp.tools import Tool, ToolCatalogue
 from opwire.typed.plain import replace_surrogates
 
 RequestContext = ServerRequestContext[Any, Any]
