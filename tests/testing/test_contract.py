@@ -63,7 +63,7 @@ async def test_a_transport_keeps_its_promise_about_its_limit(transport: str, pro
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_check_transport_runs_the_whole_contract_on_one_medium(transport: str) -> None:
     make, limit = TRANSPORTS[transport]
-    await check_transport(make(), limit=limit)
+    await check_transport(make(), max_message=limit)
 
 
 def broken_promises(kind: type[MemoryTransport]) -> dict[str, str]:
@@ -171,4 +171,4 @@ def test_check_transport_names_the_promise_that_is_broken() -> None:
 async def test_check_transport_looks_at_the_limit_where_there_is_one() -> None:
     bus = MemoryBus()
     with pytest.raises(AssertionError, match=f"broken promise: {TOO_LARGE}"):
-        await check_transport(lambda: MemoryTransport(bus), limit=broken.LIMIT)
+        await check_transport(lambda: MemoryTransport(bus), max_message=broken.LIMIT)

@@ -205,7 +205,7 @@ CallEvent = CallRequested | CallResponded | CallCompleted | CallFailed | CallAbo
 
 
 def is_final(event: CallEvent, *, streams: bool = False) -> bool:
-    """Return whether an event ends its call. `streams`: the call is a subscription, whose items may lack a `seq`."""
+    """Return whether an event ends its call. `streams`: the call is a subscription; its items may lack a `seq`."""
     if isinstance(event, CallResponded):
         return event.seq is None and not streams
     return isinstance(event, CallCompleted | CallFailed | CallAborted)
@@ -451,7 +451,7 @@ class Who(SessionMessage, frozen=True, tag="session.who"):
 
 
 class Here(SessionMessage, frozen=True, tag="session.here"):
-    """Return the addresses of servers, in reply to `Who`."""
+    """Return the addresses of servers, in reply to `session.who`."""
 
     id: Natural
     peers: list[str]

@@ -30,7 +30,7 @@ from opwire.registry import Change, OperationRegistry
 
 logger = logging.getLogger("opwire.call")
 
-_REMEMBERED = 10_000  # ended requests whose duplicates are detected
+_REMEMBERED = 10_000  # ended requests that are remembered to detect duplicates
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
 
 
