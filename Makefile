@@ -9,7 +9,7 @@ COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.1
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
-demo: .venv/.demo  ## tell what opwire does, by running it
+demo: .venv/.demo  ## run the demonstration
 	.venv/bin/opwire demo
 
 test: .venv/.test  ## run the tests on one Python
@@ -36,7 +36,7 @@ docs: .venv-docs/.done  ## build the documentation into build/site
 bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure against a control and the peers
 	.venv-bench/bin/python -m benchmarks
 
-judges: .venv/.test .venv-judges/.done tests/judges/node_modules/.done  ## let programs that are not ours judge opwire; needs npm
+judges: .venv/.test .venv-judges/.done tests/judges/node_modules/.done  ## test opwire with independent programs; needs npm
 	.venv/bin/pytest tests/judges
 tests/judges/node_modules/.done: tests/judges/package-lock.json
 	npm ci --prefix tests/judges --ignore-scripts --no-audit --no-fund --loglevel=error && touch $@

@@ -1,18 +1,19 @@
-"""What the pages say that the code knows better: tables, schemas and the list of decisions are made when the site is.
+"""MkDocs hooks that generate tables, schemas and the list of decision records from the code.
 
-A line `<!-- made: NAME -->` in a page is replaced by what the function of that name gives. A name that there is none
-of ends the build.
+A line `<!-- made: NAME -->` in a page is replaced by the result of the function of that name. An unknown name fails
+the build.
 """
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from opwire import ERROR_TABLE
 from opwire.call import CALL_EVENT_SCHEMAS
-from opwire.cli.exit_codes import IN_WORDS, OF_ERROR_CODE
+from opwire.cli.exit_codes import MEANINGS, OF_ERROR_CODE
 from opwire.cli.program import COMMANDS
 from opwire.config import TEMPLATE
 from opwire.schemas import (
@@ -28,34 +29,34 @@ _MARK = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
-    """List every decision record in the navigation."""
+    """Add every decision record to the navigation."""
     config["nav"] = with_decisions(config["nav"], Path(config["docs_dir"]))
     return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill a page."""
+    """Generate the marked parts of a page."""
     return fill(markdown)
 
 
 def with_decisions(nav: Sequence[Any], docs: Path) -> list[Any]:
-    """The navigation with the records where it says `adr/`."""
+    """Return the navigation with `adr/` replaced by the records."""
     records = sorted(f"adr/{path.name}" for path in (docs / "adr").glob("*.md"))
     return [{name: records} if where == "adr/" else {name: where} for each in nav for name, where in each.items()]
 
 
 def fill(markdown: str) -> str:
-    """The page with everything that is made for it.
+    """Return a page with its marks replaced.
 
     Raises:
-        KeyError: it asks for what is not made here.
+        KeyError: a mark has an unknown name.
     """
     return _MARK.sub(lambda found: MADE[found[1]](), markdown)
 
 
 def error_table() -> str:
-    """The twelve codes, and what each is on every surface."""
-    head = ("code", "when nothing else is said", "HTTP", "JSON-RPC", "ToolEnvelope", "retryable", "exit")
+    """Return the twelve codes and their mapping to every surface."""
+    head = ("code", "default message", "HTTP", "JSON-RPC", "ToolEnvelope", "retryable", "exit")
     rows = (
         (
             f"`{code.value}`",
@@ -72,22 +73,22 @@ def error_table() -> str:
 
 
 def exit_codes() -> str:
-    """How a command of the program `opwire` can end."""
+    """Return the exit codes of the program `opwire`."""
     codes: dict[str, list[str]] = {}
     for code, number in OF_ERROR_CODE.items():
         codes.setdefault(str(number), []).append(f"`{code.value}`")
-    meanings = re.findall(r"(\d+) ([^,.]+)", IN_WORDS)
+    meanings = re.findall(r"(\d+) ([^,.]+)", MEANINGS)
     rows = ((number, words, ", ".join(codes.get(number, ()))) for number, words in meanings)
     return table(("exit code", "meaning", "error codes"), rows)
 
 
 def commands() -> str:
-    """The commands of the program `opwire`."""
+    """Return the commands of the program `opwire`."""
     return table(("command", "what it does"), ((f"`opwire {name}`", what) for name, what in COMMANDS.items()))
 
 
 def envelope_schemas() -> str:
-    """The envelope, and the three kinds of meta."""
+    """Return the schemas of the envelope and the three kinds of meta."""
     schemas = {
         "RESPONSE_ENVELOPE_SCHEMA": RESPONSE_ENVELOPE_SCHEMA,
         "RESPONSE_META_SCHEMA": RESPONSE_META_SCHEMA,
@@ -100,12 +101,12 @@ def envelope_schemas() -> str:
 
 
 def event_schemas() -> str:
-    """The events of the call protocol."""
+    """Return the schemas of the call protocol's events."""
     return folded(CALL_EVENT_SCHEMAS)
 
 
 def configuration() -> str:
-    """The file that `opwire init` writes."""
+    """Return the file that `opwire init` writes."""
     return f"```toml\n{TEMPLATE}```"
 
 
@@ -120,16 +121,15 @@ MADE: Mapping[str, Callable[[], str]] = {
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def folded(schemas: Mapping[str, Any]) -> str:
-    """Schemas that one opens to read."""
-    return "\n\n".join(_folded(name, json.dumps(schema, indent=2)) for name, schema in schemas.items())
-
-
-def _folded(name: str, text: str) -> str:
-    block = "\n".join(f"    {line}" for line in ["```json", *text.splitlines(), "```"])
-    return f'??? note "{name}"\n\n{block}'
+    """Return schemas as collapsed notes."""
+    notes: list[str] = []
+    for name, schema in schemas.items():
+        block = textwrap.indent(f"```json\n{json.dumps(schema, indent=2)}\n```", "    ")
+        notes.append(f'??? note "{name}"\n\n{block}')
+    return "\n\n".join(notes)

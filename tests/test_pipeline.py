@@ -467,7 +467,7 @@ def test_a_foreign_schema_that_does_not_compile_is_reported_once_and_counts_as_n
     assert caplog.text == "", "it is not compiled before it is used"
     for result in ({"a": 1}, [1], "text", 1, None):
         assert ready.envelope(result).data is result
-    assert caplog.text.count("user.get: its output schema is not used") == 1
+    assert caplog.text.count("user.get: the output schema is ignored") == 1
 
 
 # --- what holds in every mode -----------------------------------------------------------------------------------------

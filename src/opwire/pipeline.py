@@ -105,7 +105,7 @@ class ResultPipeline:
             else:
                 self.conforms = self.schema.compile().checker()
         except SchemaError as error:
-            self._warn(f"its output schema is not used: {error}")
+            self._warn(f"the output schema is ignored, because it is invalid: {error}")
             self.mode = "off"
             self.conforms = _always
         return self.conforms(data)

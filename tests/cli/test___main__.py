@@ -16,4 +16,4 @@ def test_without_click_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['click'] = None; from opwire.cli import main; main(['ls'])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert ended.returncode == 1
-    assert ended.stderr == "opwire: the command line needs the package click: pip install 'opwire[cli]'\n"
+    assert ended.stderr == "opwire: the package click is not installed; run: pip install 'opwire[cli]'\n"

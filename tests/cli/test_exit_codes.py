@@ -34,5 +34,5 @@ def test_an_error_ends_a_command_with_the_number_of_its_class(error: Exception, 
 
 @requirement("cli.exit-codes")
 def test_the_help_explains_every_number() -> None:
-    explained = {int(part.split()[0]) for part in exit_codes.IN_WORDS.split(", ")}
+    explained = {int(part.split()[0]) for part in exit_codes.MEANINGS.split(", ")}
     assert explained == {0, 1, 2, 130, *exit_codes.OF_ERROR_CODE.values()}

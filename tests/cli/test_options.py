@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opwire.cli.program import run
-from opwire.cli.sources import Sources, remember
+from opwire.cli.sources import Sources, cache_ids
 from tests.cli.process import COMMAND, ROOT, SHOP
 from tests.cli.shop import registry
 from tests.requirements import requirement
@@ -16,7 +16,7 @@ from tests.requirements import requirement
 @pytest.mark.parametrize("pair", [("--json", "--raw"), ("--envelope", "--raw"), ("--json", "--envelope")])
 def test_a_result_has_one_form(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["call", *SHOP, *pair, "math.add", "a=1", "b=2"]) == 2
-    assert "do not go together" in capsys.readouterr().err
+    assert "exclude each other" in capsys.readouterr().err
 
 
 def completed(*words: str) -> list[str]:
@@ -46,7 +46,7 @@ def test_ids_of_servers_are_those_of_the_last_time_and_nothing_is_started(tmp_pa
     started = tmp_path / "started"
     program = f"touch {started}"
     assert completed("describe", "--mcp", f"'{program}'", "shop.") == []
-    remember(Sources(mcp=(program,)).key, registry.list())
+    cache_ids(Sources(mcp=(program,)).key, registry.list())
     assert completed("describe", "--mcp", f"'{program}'", "shop.b") == ["shop.bytes"]
     assert not started.exists()
 

@@ -11,7 +11,7 @@ import pytest
 
 from opwire import ResponseEnvelope, http_envelope, local_envelope, mcp_envelope
 from opwire.cli.results import MAX_SHOWN, is_error, save, show
-from opwire.cli.screen import Form, Screen
+from opwire.cli.screen import OutputFormat, Screen
 from tests.requirements import requirement
 
 PNG = b64encode(b"\x89PNG").decode()
@@ -23,7 +23,7 @@ def tool(*content: dict[str, Any], **fields: Any) -> ResponseEnvelope[Any]:
     return mcp_envelope(list(content), is_error=False, content=content, **fields)
 
 
-def shown(envelope: ResponseEnvelope[Any], form: Form, capsys: pytest.CaptureFixture[str]) -> str:
+def shown(envelope: ResponseEnvelope[Any], form: OutputFormat, capsys: pytest.CaptureFixture[str]) -> str:
     show(envelope, form, Screen())
     return capsys.readouterr().out
 
@@ -31,11 +31,11 @@ def shown(envelope: ResponseEnvelope[Any], form: Form, capsys: pytest.CaptureFix
 @requirement("cli.forms")
 def test_json_is_the_data_and_envelope_is_all_that_travels(capsys: pytest.CaptureFixture[str]) -> None:
     envelope = local_envelope({"a": [1, "\x9b"]}, "math.add")
-    assert shown(envelope, Form.JSON, capsys) == '{"a":[1,"\\u009b"]}\n'
-    whole = json.loads(shown(envelope, Form.ENVELOPE, capsys))
+    assert shown(envelope, OutputFormat.JSON, capsys) == '{"a":[1,"\\u009b"]}\n'
+    whole = json.loads(shown(envelope, OutputFormat.ENVELOPE, capsys))
     assert whole["data"] == {"a": [1, "\x9b"]}
     assert whole["meta"]["operationId"] == "math.add"
-    binary = json.loads(shown(local_envelope(b"\xff", "x.y"), Form.ENVELOPE, capsys))
+    binary = json.loads(shown(local_envelope(b"\xff", "x.y"), OutputFormat.ENVELOPE, capsys))
     assert (binary["data"], binary["meta"]["encoding"]) == ("/w==", "base64")
 
 
@@ -73,7 +73,7 @@ def test_json_is_the_data_and_envelope_is_all_that_travels(capsys: pytest.Captur
 def test_a_person_reads_text_and_learns_of_the_rest(
     envelope: ResponseEnvelope[Any], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shown(envelope, Form.READABLE, capsys) == text
+    assert shown(envelope, OutputFormat.READABLE, capsys) == text
 
 
 @requirement("cli.forms")
@@ -81,9 +81,9 @@ def test_a_long_text_is_cut_on_a_terminal_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     envelope = local_envelope("x" * (MAX_SHOWN + 5), "x.y")
-    assert len(shown(envelope, Form.READABLE, capsys)) == MAX_SHOWN + 6
+    assert len(shown(envelope, OutputFormat.READABLE, capsys)) == MAX_SHOWN + 6
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show(envelope, Form.READABLE, Screen())
+    show(envelope, OutputFormat.READABLE, Screen())
     out, err = capsys.readouterr()
     assert len(out) == MAX_SHOWN + 1
     assert err.startswith("… 5 more characters")
@@ -94,13 +94,13 @@ def test_raw_is_the_bytes_as_they_are_but_not_into_a_terminal(
     capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for data, written in ((b"\xff\x00", b"\xff\x00"), ("a\x1b", b"a\x1b"), ({"a": 1}, b'{\n  "a": 1\n}\n')):
-        show(local_envelope(data, "x.y"), Form.RAW, Screen())
+        show(local_envelope(data, "x.y"), OutputFormat.RAW, Screen())
         assert capsysbinary.readouterr().out == written
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show(local_envelope("a\x1b", "x.y"), Form.RAW, Screen())
+    show(local_envelope("a\x1b", "x.y"), OutputFormat.RAW, Screen())
     assert capsysbinary.readouterr().out == b"a\\x1b\n"
-    with pytest.raises(click.UsageError, match="2 bytes that are not text"):
-        show(local_envelope(b"\xff\x00", "x.y"), Form.RAW, Screen())
+    with pytest.raises(click.UsageError, match="2 bytes of binary data"):
+        show(local_envelope(b"\xff\x00", "x.y"), OutputFormat.RAW, Screen())
 
 
 @requirement("cli.forms")
@@ -111,7 +111,7 @@ def test_a_result_is_saved_and_each_part_of_it(tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "answer-1.txt").read_text() == "hello\x1b"
     assert (tmp_path / "answer-2.png").read_bytes() == b"\x89PNG"
     assert "[image/png, 4 bytes] saved to" in capsys.readouterr().err
-    with pytest.raises(click.UsageError, match="cannot be written"):
+    with pytest.raises(click.UsageError, match="cannot write the file"):
         save(local_envelope("x", "x.y"), tmp_path / "nowhere" / "x", Screen())
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import unicodedata
 from typing import Any
@@ -78,6 +79,21 @@ def test_a_table_on_a_terminal_is_drawn_and_its_text_is_no_markup(
     assert "\x1b[" in drawn
 
 
+@requirement("cli.ls", "cli.plain")
+def test_a_narrow_table_truncates_the_last_column_and_never_the_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    ids = [f"github.{'x' * 40}", f"github.{'y' * 90}"]
+    Screen().table(("operation", "type", ""), [(id, "query", "A description of many words. " * 5) for id in ids])
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert all(len(line) <= 80 for line in lines)
+    assert "".join(line[:54].strip() for line in lines[3:]) == "".join(ids)
+    assert sum("query" in line and "A desc" in line for line in lines) == 2
+
+
 @requirement("cli.plain")
 @pytest.mark.parametrize("colour", [True, False])
 def test_no_color_is_respected(
@@ -108,7 +124,9 @@ def test_a_fault_of_ours_shows_its_traceback_only_when_asked(capsys: pytest.Capt
         raise KeyError("x")
     except KeyError as error:
         screen.failure(error)
-        assert capsys.readouterr().err == "error: a fault of opwire itself: KeyError: 'x'; --debug shows where\n"
+        assert (
+            capsys.readouterr().err == "error: internal error in opwire: KeyError: 'x'; --debug shows the traceback\n"
+        )
         screen.debug = True
         screen.failure(error)
     assert "Traceback" in capsys.readouterr().err

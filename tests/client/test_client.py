@@ -349,5 +349,5 @@ async def test_a_query_is_repeated_although_nobody_could_say_at_first_that_it_is
 @requirement("client.deadline")
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "3", None])
 def test_a_timeout_that_means_nothing_is_refused(timeout: Any) -> None:
-    with pytest.raises(UsageError, match="timeout is a number above zero"):
+    with pytest.raises(UsageError, match="timeout must be a number above zero"):
         Client(OperationRegistry(), timeout=timeout)

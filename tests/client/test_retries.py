@@ -72,12 +72,12 @@ NOT_NUMBERS: list[Any] = [-1, float("nan"), float("inf"), "3", None, True]
 @pytest.mark.parametrize("option", ["attempts", "shortest", "longest", "share", "reserve"])
 @pytest.mark.parametrize("wrong", NOT_NUMBERS, ids=str)
 def test_numbers_that_mean_nothing_are_refused(option: str, wrong: Any) -> None:
-    with pytest.raises(UsageError, match=f"{option} is"):
+    with pytest.raises(UsageError, match=f"{option} must be"):
         Retries(**{option: wrong})
 
 
 @requirement("client.retries")
 @pytest.mark.parametrize("wrong", [0, 1.5])
 def test_retries_need_a_whole_number_of_attempts(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="attempts is a whole number above zero"):
+    with pytest.raises(UsageError, match="attempts must be a whole number above zero"):
         Retries(attempts=wrong)

@@ -1,4 +1,4 @@
-"""What is made for the pages says what the code says."""
+"""Generated parts of the pages agree with the code."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from opwire.call import CALL_EVENT_SCHEMAS
 from opwire.cli.exit_codes import OF_ERROR_CODE
 from opwire.config import TEMPLATE
 from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
-from tests.docs.places import OWN_PAGES, hooks, text_of
+from tests.docs.pages import OWN_PAGES, hooks, text_of
 from tests.requirements import requirement
 
 

@@ -1,4 +1,4 @@
-"""The pages hold together. `make docs` builds them, and finds what cannot be seen from here."""
+"""Links, navigation and code of the pages. `make docs` builds them in strict mode, which finds the rest."""
 
 import re
 from pathlib import PurePosixPath
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opwire.config.reading import parse_config
-from tests.docs.places import DOCS, FENCE, INCLUDE, OWN_PAGES, PAGES, ROOT, SNIPPETS, hooks, included, settings, text_of
+from tests.docs.pages import DOCS, FENCE, INCLUDE, OWN_PAGES, PAGES, ROOT, SNIPPETS, hooks, included, settings, text_of
 from tests.requirements import requirement
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -31,7 +31,7 @@ def test_every_link_within_the_documentation_leads_somewhere(page: str) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = normpath((PurePosixPath(page).parent / path).as_posix()) if path else page
-        assert target in PAGES, f"{page}: {link}"
+        assert target in PAGES or (path.endswith(".svg") and (DOCS / target).is_file()), f"{page}: {link}"
         assert not anchor or anchor in anchors_of(target), f"{page}: {link}"
 
 
@@ -44,6 +44,24 @@ def listed(nav: Any) -> list[str]:
 @requirement("docs.links")
 def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed(hooks().with_decisions(settings()["nav"], DOCS))) == PAGES
+
+
+def test_every_decision_record_has_the_same_headings() -> None:
+    for page in PAGES:
+        if not page.startswith("adr/"):
+            continue
+        title, *headings = re.findall(r"^##? (.+)$", prose_of(page), re.MULTILINE)
+        number = int(PurePosixPath(page).name[:4])
+        assert title.startswith(f"ADR {number}: "), page
+        with_alternatives = ["Status", "Context", "Decision", "Alternatives", "Consequences"]
+        assert headings in (with_alternatives, [each for each in with_alternatives if each != "Alternatives"]), page
+
+
+def test_the_glossary_has_few_terms_and_explains_each() -> None:
+    text = text_of("glossary.md")
+    terms = re.findall(r"^\*\*(.+)\*\*\n:   \S", text, re.MULTILINE)
+    assert len(terms) == text.count("\n**") <= 15
+    assert "docs/glossary.md" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 @requirement("docs.snippets")

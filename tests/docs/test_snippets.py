@@ -1,4 +1,4 @@
-"""Every snippet runs, and prints what the page beside it says."""
+"""Every snippet runs and prints the output that its page shows."""
 
 import ast
 import asyncio
@@ -22,7 +22,7 @@ from opwire.client import Client
 from opwire.operation import Identity
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
-from tests.docs.places import SNIPPETS
+from tests.docs.pages import SNIPPETS
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 
@@ -37,7 +37,7 @@ THERE = "/path/to/shop"
 
 @pytest.fixture(autouse=True)
 def in_the_folder_of_the_snippets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As a reader would have it: the files beside each other, and the programs of the environment at hand."""
+    """Run in the folder of the snippets, with the programs of the environment on the PATH, as a reader would."""
     monkeypatch.chdir(SNIPPETS)
     monkeypatch.syspath_prepend(SNIPPETS)
     monkeypatch.setenv("PATH", os.pathsep.join([str(BIN), os.environ["PATH"]]))
@@ -51,7 +51,7 @@ def in_the_folder_of_the_snippets(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether that was printed; "…" stands for anything."""
+    """Return whether the output matches; "…" matches any text."""
     return re.fullmatch(re.escape(shown).replace("…", ".*"), printed, re.DOTALL) is not None
 
 
@@ -118,7 +118,7 @@ async def test_the_program_that_serves_http_listens_behind_a_token() -> None:
 
 
 async def answering(port: int) -> None:
-    """Wait until somebody listens."""
+    """Wait until the port accepts connections."""
     async with asyncio.timeout(10):
         while True:
             try:
@@ -132,7 +132,7 @@ async def answering(port: int) -> None:
 
 @asynccontextmanager
 async def started(*command: str, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A program that has ended when the block does."""
+    """Run a program while the block runs."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -166,7 +166,7 @@ async def run(command: str, **env: str) -> str:
 
 
 def servers_of(name: str, address: str = "") -> dict[str, MCPServer]:
-    """The servers of a client's configuration, as it would be here."""
+    """Return the servers of a client's configuration, with its paths replaced by those of this machine."""
     text = (SNIPPETS / "clients" / name).read_text(encoding="utf-8")
     text = text.replace(f"{THERE}/.venv/bin", str(BIN)).replace(THERE, str(SNIPPETS))
     text = text.replace("http://127.0.0.1:8000", address)
@@ -198,7 +198,7 @@ async def test_clients_can_reach_opwire_as_the_page_tells_them(name: str, monkey
 
 
 async def check_shop(server: MCPServer) -> None:
-    """The server is the shop, and it can be called."""
+    """Assert that the server serves the shop."""
     async with from_mcp(server, trust_annotations=True) as tools:
         registry = OperationRegistry()
         registry.follow(tools)

@@ -9,7 +9,7 @@ import pytest
 
 from opwire.auth import Grant, callback
 from opwire.call.discovery import OPERATIONS
-from opwire.errors import CallError, ErrorCode, OpwireError
+from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
 from opwire.operation import AccessControl, Context, Identity
 from opwire.registry import OperationRegistry
@@ -618,7 +618,7 @@ async def test_a_connection_has_so_many_calls_open_and_serves_so_many_operations
     ],
 )
 def test_an_option_that_cannot_work_is_refused_where_it_is_given(option: dict[str, Any]) -> None:
-    with pytest.raises(OpwireError, match=next(iter(option))):
+    with pytest.raises(UsageError, match=next(iter(option))):
         Hub(**option)
 
 

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from opwire import Identity
 from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
 from opwire.errors import UsageError
-from opwire.serve.guard import LOOPBACK, HostNames, RequestGuard, expires_of, identity_of, without_port
+from opwire.serve.guard import EXPIRES, IDENTITY, LOOPBACK, HostNames, RequestGuard, without_port
 from opwire.serve.listener import listening
 from tests.requirements import requirement
 from tests.serve.http.served import Client, Reply
 
 TOKEN, OLD, LONG = "a-token-0123456789", "an-old-token-0123456789", "x" * 20_000
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
-EXPIRES = 4_000_000_000.0
+UNTIL = 4_000_000_000.0
 TOKENS = StaticTokens(
     {
-        TOKEN: Grant(Identity(id="me", scopes=("read",)), expires=EXPIRES),
+        TOKEN: Grant(Identity(id="me", scopes=("read",)), expires=UNTIL),
         OLD: Grant(Identity(id="me"), expires=time.time() - 1),
     }
 )
@@ -39,8 +39,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
         size += len(message["body"])
         more = message["more_body"]
-    identity = identity_of(scope)
-    seen = {"identity": identity and identity.id, "expires": expires_of(scope), "size": size}
+    identity = scope[IDENTITY]
+    seen = {"identity": identity and identity.id, "expires": scope[EXPIRES], "size": size}
     body = msgspec.json.encode(seen)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -86,7 +86,7 @@ async def test_a_token_gives_its_identity_as_bearer_or_as_key(house: House) -> N
         {"x-api-key": TOKEN},
     ):
         reply = await client("GET", "/", headers=headers)
-        assert reply.json == {"identity": "me", "expires": EXPIRES, "size": 0}
+        assert reply.json == {"identity": "me", "expires": UNTIL, "size": 0}
 
 
 @requirement("serve.token")

@@ -137,12 +137,14 @@ async def test_a_client_that_does_not_finish_its_headers_is_disconnected(before:
 async def test_a_call_may_take_longer_than_its_headers() -> None:
     app = Slow()
     async with (
-        asyncio.timeout(5),
+        asyncio.timeout(20),
         listening(app, lifespan="off", header_timeout=0.5) as address,
         getting(address, "/slow") as answer,
     ):
         await app.asked.wait()
-        await asyncio.sleep(0.6)
+        [(later, writer)] = await silent(address, 1)  # its time for headers ends after that of the request
+        assert await closed(later)
+        writer.close()
         app.go_on.set()
         assert await answer == b"ok"
 

@@ -17,8 +17,8 @@ Connect = Callable[[], Journal]
 
 
 def memory(kind: type[MemoryJournal] = MemoryJournal) -> Connect:
-    books = MemoryJournalState()
-    return lambda: kind(books)
+    state = MemoryJournalState()
+    return lambda: kind(state)
 
 
 @requirement("durable.contract", "durable.memory")

@@ -11,10 +11,10 @@ from tests.requirements import requirement
 
 
 def complaint(check: object, kind: type[MemoryJournal]) -> str:
-    books = MemoryJournalState()
+    state = MemoryJournalState()
 
     async def run() -> None:
-        async with JournalHarness(lambda: kind(books)) as harness:
+        async with JournalHarness(lambda: kind(state)) as harness:
             await check(harness)  # pyright: ignore
 
     with pytest.raises(AssertionError) as failure:

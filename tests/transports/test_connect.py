@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from opwire.errors import MissingExtraError, OpwireError, UsageError
+from opwire.errors import MissingExtraError, UsageError
 from opwire.hub import Hub, Spoke
 from opwire.transports.connect import connect
 from opwire.transports.nats import NatsTransport
@@ -51,11 +51,13 @@ def test_a_package_that_is_missing_is_named_with_its_extra(make: Any, monkeypatc
 @requirement("hub.connect")
 @pytest.mark.parametrize("url", ["ws://[", "ws://h:port", "ws://h:99999", "wss://"])
 def test_a_url_that_cannot_be_parsed_is_refused(url: str) -> None:
-    with pytest.raises(OpwireError):
+    with pytest.raises(UsageError):
         connect(url)
 
 
-@pytest.mark.parametrize("option", [{"heartbeat": 0}, {"connect_timeout": float("inf")}, {"max_backlog": 0}])
+@pytest.mark.parametrize(
+    "option", [{"heartbeat": 0}, {"max_message": -1}, {"connect_timeout": float("inf")}, {"max_backlog": 0}]
+)
 def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(OpwireError, match=next(iter(option))):
+    with pytest.raises(UsageError, match=next(iter(option))):
         connect("ws://127.0.0.1:1", **option)

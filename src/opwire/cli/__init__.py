@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Sequence
 
+from opwire.errors import MissingExtraError, needs_extra
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that the arguments name, those of the process unless given, and exit with its code."""
+    """Run a command and exit with its code. `arguments` default to those of the process."""
     try:
-        from opwire.cli.program import run
-    except ModuleNotFoundError as error:
-        if error.name != "click":
-            raise
-        sys.exit("opwire: the command line needs the package click: pip install 'opwire[cli]'")
+        with needs_extra("cli"):
+            from opwire.cli.program import run
+    except MissingExtraError as error:
+        sys.exit(f"opwire: {error}")
     sys.exit(run(arguments))

@@ -1,4 +1,4 @@
-"""`python -m opwire.cli` is `opwire`."""
+"""Run the command line as `python -m opwire.cli`."""
 
 from opwire.cli import main
 

@@ -1,4 +1,4 @@
-"""How a command ended, as a number for scripts. Errors of calls have the number of their class."""
+"""Exit codes: one for each class of errors, so that scripts can tell them apart."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,12 +6,12 @@ from types import MappingProxyType
 from opwire.errors import CallError, ErrorCode, OpwireError
 
 OK = 0
-ANSWERED_WITH_ERROR = 1  # the tool was called, and answered with `isError`; of `doctor`: something is wrong
+ERROR_RESULT = 1  # the tool returned a result with `isError`; `doctor` found a problem
 USAGE = 2
-INTERRUPTED = 130  # as shells count SIGINT
+INTERRUPTED = 130  # as shells report SIGINT
 BROKEN_PIPE = 141  # and SIGPIPE
 
-NOT_FOUND, INVALID, DENIED, NOT_NOW, FAILED, BROKEN = 3, 4, 5, 6, 7, 8
+NOT_FOUND, INVALID, DENIED, UNAVAILABLE, FAILED, INTERNAL = 3, 4, 5, 6, 7, 8
 
 OF_ERROR_CODE: Mapping[ErrorCode, int] = MappingProxyType(
     {
@@ -20,24 +20,25 @@ OF_ERROR_CODE: Mapping[ErrorCode, int] = MappingProxyType(
         ErrorCode.PAYLOAD_TOO_LARGE: INVALID,
         ErrorCode.ACCESS_DENIED: DENIED,
         ErrorCode.UNAUTHENTICATED: DENIED,
-        ErrorCode.UNAVAILABLE: NOT_NOW,
-        ErrorCode.TIMEOUT: NOT_NOW,
-        ErrorCode.RATE_LIMITED: NOT_NOW,
+        ErrorCode.UNAVAILABLE: UNAVAILABLE,
+        ErrorCode.TIMEOUT: UNAVAILABLE,
+        ErrorCode.RATE_LIMITED: UNAVAILABLE,
         ErrorCode.EXECUTION_ERROR: FAILED,
         ErrorCode.ABORTED: FAILED,
-        ErrorCode.PROTOCOL_ERROR: BROKEN,
-        ErrorCode.INTERNAL: BROKEN,
+        ErrorCode.PROTOCOL_ERROR: INTERNAL,
+        ErrorCode.INTERNAL: INTERNAL,
     }
 )
 
-IN_WORDS = (
-    "0 done, 1 the answer is an error, 2 usage or configuration, 3 no such operation, 4 invalid input, 5 denied or not "
-    "authenticated, 6 unavailable or too late, 7 the operation failed, 8 a fault of opwire or a peer, 130 interrupted."
+MEANINGS = (
+    "0 success, 1 the result is an error, 2 usage or configuration, 3 unknown operation, 4 invalid input, "
+    "5 denied or unauthenticated, 6 unavailable or timed out, 7 the operation failed, 8 protocol or internal error, "
+    "130 interrupted."
 )
 
 
 def of_error(error: BaseException) -> int:
-    """The exit code of an error that ended a command."""
+    """Return the exit code for an error that ended a command."""
     if isinstance(error, CallError):
         return OF_ERROR_CODE[error.code]
-    return USAGE if isinstance(error, OpwireError) else BROKEN
+    return USAGE if isinstance(error, OpwireError) else INTERNAL

@@ -1,4 +1,4 @@
-"""Options and arguments that commands share."""
+"""Options and arguments that several commands share."""
 
 import asyncio
 import contextlib
@@ -9,77 +9,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from opwire.cli import sources as completing
-from opwire.cli.screen import Form, Screen
-from opwire.cli.sources import Sources
+from opwire.cli.screen import OutputFormat, Screen
+from opwire.cli.sources import Sources, cached_ids
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _switch(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def turn_on(ctx: click.Context, _: click.Parameter, given: bool) -> None:
-        if given:
-            setattr(ctx.ensure_object(Screen), name, True)
-
-    return turn_on
-
-
-def _flag(*names: str, sets: str, help: str) -> Callable[[F], F]:
-    return click.option(*names, is_flag=True, expose_value=False, callback=_switch(sets), help=help)
-
-
-def shared_options(function: F) -> F:
-    """`-v` and `--debug`, which stand before or after the name of the command."""
-    function = _flag("--debug", sets="debug", help="Show the traceback of an error.")(function)
-    return _flag("-v", "--verbose", sets="verbose", help="Show the details of errors, and what is loaded.")(function)
-
-
-def json_option(function: F) -> F:
-    """`--json`."""
-    return _flag("--json", sets="as_json", help="Print JSON, errors included.")(function)
-
-
-def result_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`, `--envelope` and `--raw`, of which one is given at most; the command gets a `form`."""
-
-    @functools.wraps(function)
-    def wrapped(envelope: bool, raw: bool, **arguments: Any) -> Any:
-        screen = click.get_current_context().ensure_object(Screen)
-        chosen = [form for form, given in zip(_FORMS, (screen.as_json, envelope, raw), strict=True) if given]
-        if len(chosen) > 1:
-            raise click.UsageError(f"--{chosen[0]} and --{chosen[1]} do not go together")
-        return function(form=chosen[0] if chosen else Form.READABLE, **arguments)
-
-    options = json_option(wrapped)
-    options = click.option("--envelope", is_flag=True, help="Print the whole envelope as JSON: data and meta.")(options)
-    return click.option("--raw", is_flag=True, help="Print text and binary data as they are.")(options)
-
-
-_FORMS = (Form.JSON, Form.ENVELOPE, Form.RAW)
-
-
+_MCP: dict[str, Any] = {"multiple": True, "metavar": "[NAME=]PROGRAM|URL|FILE"}
 _SOURCES = {
     "config": click.option(
-        "-c", "--config", metavar="FILE", help="The configuration; the nearest opwire.toml unless given."
+        "-c", "--config", metavar="FILE", help="The configuration file.  [default: the nearest opwire.toml]"
     ),
     "python": click.option("--python", multiple=True, metavar="MODULE:REGISTRY", help="A registry of a Python module."),
     "mcp": click.option(
-        "--mcp",
-        "--from-mcp",
-        "mcp",
-        multiple=True,
-        metavar="[NAME=]PROGRAM|URL|FILE",
-        help="An MCP server: a program with its arguments, a URL, or an mcpServers file.",
+        "--mcp", "--from-mcp", "mcp", **_MCP, help="An MCP server: a command line, a URL, or an mcpServers file."
     ),
     "openapi": click.option(
-        "--openapi", multiple=True, metavar="[NAME=]FILE|URL", help="An HTTP API by its OpenAPI document."
+        "--openapi", multiple=True, metavar="[NAME=]FILE|URL", help="An HTTP API, by its OpenAPI document."
     ),
 }
-_PLACES = {
-    "url": click.option("--url", help="Where somebody serves: ws://, redis://, nats:// or http(s)://."),
+_REMOTE = {
+    "url": click.option("--url", help="A served registry: ws://, redis://, nats:// or http(s)://."),
     "token_env": click.option(
         "--token-env",
         default="OPWIRE_TOKEN",
@@ -88,17 +40,55 @@ _PLACES = {
         help="The environment variable with the token for --url.",
     ),
 }
-# `serve --mcp` is what is served: there, an MCP server as a source has its longer name alone.
-_FROM_MCP = click.option("--from-mcp", "mcp", multiple=True, metavar="[NAME=]PROGRAM|URL|FILE", help="An MCP server.")
+# `serve --mcp` selects a surface, so an MCP server as a source has only its longer name there.
+_FROM_MCP = click.option("--from-mcp", "mcp", **_MCP, help="An MCP server.")
+
+
+def _flag(*names: str, sets: str, help: str) -> Callable[[F], F]:
+    """Return an option that sets an attribute of the `Screen`."""
+
+    def callback(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+        if given:
+            setattr(ctx.ensure_object(Screen), sets, True)
+
+    return click.option(*names, is_flag=True, expose_value=False, callback=callback, help=help)
+
+
+def shared_options(function: F) -> F:
+    """Add `-v` and `--debug`, which are accepted before and after the name of the command."""
+    function = _flag("--debug", sets="debug", help="Show the traceback of an error.")(function)
+    return _flag("-v", "--verbose", sets="verbose", help="Show error details and the progress of loading.")(function)
+
+
+def json_option(function: F) -> F:
+    """Add `--json`."""
+    return _flag("--json", sets="as_json", help="Print JSON, including errors.")(function)
+
+
+def result_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--json`, `--envelope` and `--raw`, which exclude each other; the command receives a `form`."""
+
+    @functools.wraps(function)
+    def wrapped(envelope: bool, raw: bool, **arguments: Any) -> Any:
+        as_json = click.get_current_context().ensure_object(Screen).as_json
+        flags = {OutputFormat.JSON: as_json, OutputFormat.ENVELOPE: envelope, OutputFormat.RAW: raw}
+        chosen = [form for form, given in flags.items() if given]
+        if len(chosen) > 1:
+            raise click.UsageError(f"--{chosen[0]} and --{chosen[1]} exclude each other")
+        return function(form=chosen[0] if chosen else OutputFormat.READABLE, **arguments)
+
+    options = json_option(wrapped)
+    options = click.option("--envelope", is_flag=True, help="Print the whole envelope as JSON: data and meta.")(options)
+    return click.option("--raw", is_flag=True, help="Print text and binary data without escapes.")(options)
 
 
 def source_options(function: F) -> F:
-    """Where the operations come from, to be called; the command gets `sources`."""
-    return _with_sources(function, {**_SOURCES, **_PLACES})
+    """Add the options that name sources to call; the command receives `sources`."""
+    return _with_sources(function, {**_SOURCES, **_REMOTE})
 
 
 def served_source_options(function: F) -> F:
-    """Where the operations come from, to be served; the command gets `sources`."""
+    """Add the options that name sources to serve; the command receives `sources`."""
     return _with_sources(function, {**_SOURCES, "mcp": _FROM_MCP})
 
 
@@ -115,7 +105,7 @@ def _with_sources(function: Any, options: dict[str, Callable[[Any], Any]]) -> An
 
 
 def operation_argument(*, subscriptions: bool | None = None) -> Callable[[F], F]:
-    """`ID`, which a shell can complete: those of subscriptions, or those of all others."""
+    """Add the argument `ID`, which shells complete: only subscriptions, only other operations, or by default both."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
         from click.shell_completion import CompletionItem
@@ -133,18 +123,17 @@ def operation_argument(*, subscriptions: bool | None = None) -> Callable[[F], F]
 
 
 def _known_ids(sources: Sources) -> dict[str, str]:
-    """The ids that are remembered; those of Python modules are looked up if none are."""
-    try:
-        known = completing.recall(sources.key)
-        return _local_ids(sources) if known is None else known
-    except Exception:  # a shell that completes shows no errors, and has no use for half a screen of them
-        return {}
+    """Return the cached ids and types; without a cache, load those of Python modules, which starts no server."""
 
-
-def _local_ids(sources: Sources) -> dict[str, str]:
     async def load() -> dict[str, str]:
-        async with sources.open_local(Screen()) as workbench:
-            return {spec.id: spec.type.value for spec in workbench.specs.values()}
+        async with sources.open_local(Screen()) as loaded:
+            return {spec.id: spec.type.value for spec in loaded.specs.values()}
 
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        return asyncio.run(load())
+    try:
+        known = cached_ids(sources.key)
+        if known is not None:
+            return known
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return asyncio.run(load())
+    except Exception:  # an error message would end up in the command line that is being completed
+        return {}

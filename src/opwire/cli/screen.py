@@ -1,9 +1,7 @@
-"""Everything that is printed: results on standard output, all else on standard error.
+"""Terminal output: results on standard output, everything else on standard error.
 
-Rules: text that others wrote cannot steer the terminal. Colour and rich come only to a terminal, and rich is imported
-only then. With `--json` what is printed is JSON, errors included.
-
-A line that says what is waited for, on a terminal and only when it takes a while.
+Rules: foreign text cannot send control sequences to the terminal. Colour and rich are for terminals only, and rich is
+imported lazily. With `--json` all output is JSON, including errors.
 """
 
 import asyncio
@@ -15,7 +13,6 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from math import isfinite
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 import click
@@ -24,37 +21,37 @@ import msgspec
 from opwire.errors import CallError, OpwireError
 from opwire.typed.plain import harmless, harmless_json, write_json
 
+_SPINNER_DELAY = 0.3  # seconds before a spinner appears: most calls have returned by then
 _encoder = msgspec.json.Encoder()
 
 
 def one_line(text: str) -> str:
-    """The first line that says something, harmless."""
+    """Return the first line that is not blank, with control characters escaped."""
     return harmless(next((line.strip() for line in text.splitlines() if line.strip()), ""))
 
 
-def counted(number: int, what: str) -> str:
-    """`1 operation`, `1,223 operations`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    """Return `1 operation`, `1,223 operations`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def json_text(value: Any, *, indent: bool) -> str:
-    """A value as JSON that is harmless as well: equal to any reader, since only escapes were added."""
+    """Return a value as JSON with control characters escaped; it decodes to the same value."""
     encoded = write_json(_encoder, value)
-    text = (msgspec.json.format(encoded, indent=2) if indent else encoded).decode()
-    return harmless_json(text)
+    return harmless_json((msgspec.json.format(encoded, indent=2) if indent else encoded).decode())
 
 
-class Form(StrEnum):
+class OutputFormat(StrEnum):
     """How a result is printed."""
 
     READABLE = "readable"
     JSON = "json"  # the data
-    ENVELOPE = "envelope"  # the data and where it came from, as it travels
-    RAW = "raw"  # the bytes of text and binary data as they are
+    ENVELOPE = "envelope"  # data and meta, as encoded on the wire
+    RAW = "raw"  # text and binary data without escapes
 
 
 class Screen:
-    """The two streams, and how much is to be said on them. Options of the command line set the three switches."""
+    """The two output streams. Command-line options set the three attributes."""
 
     def __init__(self) -> None:
         self.as_json = False
@@ -63,34 +60,37 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads the results."""
+        """Whether standard output is a terminal."""
         return sys.stdout.isatty()
 
     @property
     def is_interactive(self) -> bool:
-        """Whether a person can be asked something."""
+        """Whether prompts are possible."""
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     # --- results ----------------------------------------------------------------------------------------------------
 
     def line(self, text: str = "") -> None:
-        """A line of result; its text is made harmless."""
+        """Print a line of the result, with control characters escaped."""
         click.echo(harmless(text))
 
     def heading(self, text: str) -> None:
-        """A line that stands out on a terminal."""
-        click.secho(harmless(text), bold=True, color=_in_colour(sys.stdout))
+        """Print a line, in bold on a terminal."""
+        click.secho(harmless(text), bold=True, color=_has_colour(sys.stdout))
 
     def marked(self, mark: str, colour: str, text: str) -> None:
-        """A line with a mark before it."""
-        click.echo(f"{click.style(mark, fg=colour)} {harmless(text)}", color=_in_colour(sys.stdout))
+        """Print a line after a coloured mark."""
+        click.echo(f"{click.style(mark, fg=colour)} {harmless(text)}", color=_has_colour(sys.stdout))
 
     def json(self, value: Any) -> None:
-        """A value as JSON: on one line, or readable on a terminal."""
+        """Print a value as JSON: indented on a terminal, otherwise on one line."""
         click.echo(json_text(value, indent=self.is_terminal))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Rows of texts: drawn on a terminal, elsewhere one a line with tabs between the texts."""
+        """Print rows as a table on a terminal, otherwise as lines separated by tabs.
+
+        The last column is truncated to the width of the terminal. The first one, an id to copy, wraps instead.
+        """
         if not self.is_terminal:
             for row in rows:
                 click.echo("\t".join(one_line(text) for text in row))
@@ -99,49 +99,52 @@ class Screen:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+        console = rich_console(sys.stdout)
+        table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, expand=True)
         table.columns[0].style = "bold"
-        table.columns[0].overflow = "fold"  # an id is copied from here
+        table.columns[0].overflow = "fold"
+        table.columns[0].max_width = console.width * 2 // 3
+        table.columns[-1].ratio = 1
         table.columns[-1].no_wrap = True
         for row in rows:
             table.add_row(*(Text(one_line(text)) for text in row))
-        rich_console(sys.stdout).print(table)
+        console.print(table)
 
     # --- everything else --------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """A word for a person, on standard error."""
+        """Print a message on standard error."""
         click.echo(harmless(text), err=True)
 
     def detail(self, text: str) -> None:
-        """A word for a person who asked for more."""
+        """Print a message with `-v` only."""
         if self.verbose:
             self.note(text)
 
     def warning(self, text: str) -> None:
-        """Something is not as it should be, and the command goes on."""
-        click.secho(f"warning: {harmless(text)}", fg="yellow", err=True, color=_in_colour(sys.stderr))
+        """Print a warning; the command continues."""
+        click.secho(f"warning: {harmless(text)}", fg="yellow", err=True, color=_has_colour(sys.stderr))
 
     def failure(self, error: Exception) -> None:
-        """Why the command failed: one line, or one JSON object. Details with `-v`, the traceback with `--debug`."""
+        """Print an error as one line or one JSON object; details with `-v`, the traceback with `--debug`."""
         if self.debug:
             click.echo(harmless("".join(traceback.format_exception(error))), err=True)
         if self.as_json:
             click.echo(json_text({"error": _error_data(error)}, indent=False), err=True)
             return
-        click.secho(f"error: {_in_words(error)}", fg="red", err=True, color=_in_colour(sys.stderr))
-        details = error.details if isinstance(error, CallError) else None
-        if details is not None and self.verbose:
-            click.echo(json_text(details, indent=True), err=True)
+        click.secho(f"error: {_error_text(error)}", fg="red", err=True, color=_has_colour(sys.stderr))
+        if self.verbose and isinstance(error, CallError) and error.details is not None:
+            click.echo(json_text(error.details, indent=True), err=True)
 
     @contextmanager
     def logging(self) -> Generator[None]:
-        """Show what opwire logs as warnings, as long as the block lasts; other loggers, where they have no handler.
+        """Print log records of level WARNING and above while the block runs.
 
-        Python's own last resort would write what a server sent to the terminal as it is.
+        This covers opwire's loggers and others that have no handler: the default of `logging` would print control
+        sequences that a server sent.
         """
         logger = logging.getLogger("opwire")
-        handler, before = _Warnings(self), logging.lastResort
+        handler, before = _WarningHandler(self), logging.lastResort
         logger.addHandler(handler)
         logging.lastResort = handler
         try:
@@ -151,7 +154,7 @@ class Screen:
             logging.lastResort = before
 
 
-class _Warnings(logging.Handler):
+class _WarningHandler(logging.Handler):
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)
         self._screen = screen
@@ -163,20 +166,20 @@ class _Warnings(logging.Handler):
 
 
 def rich_console(stream: TextIO) -> Any:
-    """A console of rich on a stream that is a terminal."""
+    """Return a rich console for a terminal."""
     from rich.console import Console
 
-    return Console(file=stream, highlight=False, no_color=not _in_colour(stream))
+    return Console(file=stream, highlight=False, no_color=not _has_colour(stream))
 
 
-def _in_colour(stream: TextIO) -> bool:
+def _has_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _in_words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, OpwireError):
         return harmless(str(error))
-    return harmless(f"a fault of opwire itself: {type(error).__name__}: {error}; --debug shows where")
+    return harmless(f"internal error in opwire: {type(error).__name__}: {error}; --debug shows the traceback")
 
 
 def _error_data(error: Exception) -> dict[str, Any]:
@@ -184,7 +187,7 @@ def _error_data(error: Exception) -> dict[str, Any]:
         return {"code": "USAGE", "message": error.format_message()}
     if not isinstance(error, CallError):
         code = "CONFIGURATION" if isinstance(error, OpwireError) else "INTERNAL"
-        return {"code": code, "message": _in_words(error)}
+        return {"code": code, "message": _error_text(error)}
     data: dict[str, Any] = {"code": error.code.value, "message": error.message, "retryable": error.retryable}
     if error.details is not None:
         data["details"] = error.details
@@ -193,11 +196,8 @@ def _error_data(error: Exception) -> dict[str, Any]:
     return data
 
 
-_PATIENCE = 0.3  # seconds before anything is shown: most things are done by then
-
-
 class Spinner:
-    """Shows a text on standard error as long as the block lasts, if that is a terminal."""
+    """Shows a line on standard error while the block runs, if that is a terminal and the block takes a while."""
 
     def __init__(self, text: str = "") -> None:
         self._text = text
@@ -206,30 +206,28 @@ class Spinner:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._timer = asyncio.get_running_loop().call_later(_PATIENCE, self._begin)
+            self._timer = asyncio.get_running_loop().call_later(_SPINNER_DELAY, self._start)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._status is not None:
             self._status.stop()
 
     def update(self, text: str) -> None:
-        """Show another text from now on."""
+        """Replace the text."""
         self._text = text
         if self._status is not None:
             self._status.update(_plain(text))
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._status = rich_console(sys.stderr).status(_plain(self._text))
         self._status.start()
 
 
 def _plain(text: str) -> Any:
-    """Return text on one line that rich shows as it is: a `str` is markup, whatever stands before its brackets."""
+    """Return one line of text for rich, which parses a `str` as markup, even escaped brackets."""
     from rich.text import Text
 
     return Text(one_line(text))

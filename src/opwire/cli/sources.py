@@ -1,12 +1,9 @@
-"""Where the operations of a command come from: a configuration file, sources named on the spot, or somebody's URL.
+"""The operations of a command: loaded from a configuration file, from sources named by options, or from a URL.
 
-The ids of operations, remembered from the last time that they were loaded: a shell completes from these.
-
-Nothing is started and nothing is asked when somebody presses TAB. A cache that cannot be written or read is none.
-
-What is shown while sources are loaded: a line that changes on a terminal, words for who asked for them elsewhere.
+Commands that load every source cache the operation ids, from which shells complete: pressing TAB starts no server.
 """
 
+import asyncio
 import contextlib
 import os
 import re
@@ -25,6 +22,7 @@ from msgspec.structs import replace
 from opwire.cli.screen import Screen, Spinner, counted
 from opwire.config.runtime import LoadEvent, SourceFailed, SourceLoaded, SourceStarted
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
+from opwire.names import UniqueNames
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry
 
@@ -32,51 +30,56 @@ if TYPE_CHECKING:
     from opwire.client import Client
     from opwire.config import Config, OpenedConfig
 
+_NO_SOURCE = (
+    "no opwire.toml in this folder or above: write one with `opwire init`, or name a source: --python module:registry, "
+    "--mcp 'program arguments', --openapi file-or-URL, --url ws://hub"
+)
+# Words of a command line that start a server without naming it.
+_LAUNCHERS = re.compile(r"(npx|bunx|uvx|uv|pipx|node|deno|docker|run|tool|python[\d.]*)(\.exe)?")
 
-def remember(key: str, specs: Iterable[OperationSpec]) -> None:
-    """Keep the ids and types of what some sources hold."""
+
+# --- cached ids -------------------------------------------------------------------------------------------------------
+
+
+def cache_ids(key: str, specs: Iterable[OperationSpec]) -> None:
+    """Cache the ids and types of operations; a cache that cannot be written is ignored."""
     content = msgspec.json.encode({spec.id: spec.type.value for spec in specs})
-    place = _place(key)
+    file = _cache_file(key)
     with contextlib.suppress(OSError):
-        if place.is_file() and place.read_bytes() == content:
+        if file.is_file() and file.read_bytes() == content:
             return
-        place.parent.mkdir(parents=True, exist_ok=True)
-        new = place.with_suffix(f".{os.getpid()}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_suffix(f".{os.getpid()}")
         new.write_bytes(content)
-        new.replace(place)  # at once: another shell may be reading
+        new.replace(file)  # atomic: another shell may be reading
 
 
-def recall(key: str) -> dict[str, str] | None:
-    """The types of the operations by id, as they were; None if these sources were never loaded."""
+def cached_ids(key: str) -> dict[str, str] | None:
+    """Return the cached types by operation id; None if the cache is missing or invalid."""
     try:
-        return msgspec.json.decode(_place(key).read_bytes(), type=dict[str, str])
+        return msgspec.json.decode(_cache_file(key).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _place(key: str) -> Path:
+def _cache_file(key: str) -> Path:
     folder = os.environ.get("XDG_CACHE_HOME")
     caches = Path(folder) if folder else Path.home() / ".cache"
     return caches / "opwire" / f"ids-{sha256(key.encode()).hexdigest()[:24]}.json"
 
 
-_NOTHING = (
-    "there is no opwire.toml here or in a folder above: `opwire init` writes one. Or name a source: --python "
-    "module:registry, --mcp 'program arguments', --openapi file-or-URL, --url ws://hub"
-)
-# Words of a command that start a server and do not name it.
-_LAUNCHERS = re.compile(r"(npx|bunx|uvx|uv|pipx|node|deno|docker|run|tool|python[\d.]*)(\.exe)?")
+# --- sources ----------------------------------------------------------------------------------------------------------
 
 
-class Workbench(NamedTuple):
-    """What a command works with: the operations, and who can call them."""
+class LoadedOperations(NamedTuple):
+    """The operations that a command works with; `target` executes them."""
 
     specs: dict[str, OperationSpec]
     target: "OperationRegistry | Client"
 
     @asynccontextmanager
     async def client(self) -> "AsyncGenerator[Client]":
-        """A client that calls the operations. Who only lists them does not need to import it."""
+        """Open a client for the operations. Imported lazily: commands that only list them do not need it."""
         if not isinstance(self.target, OperationRegistry):
             yield self.target
             return
@@ -86,23 +89,23 @@ class Workbench(NamedTuple):
             yield client
 
     def spec(self, operation_id: str) -> OperationSpec:
-        """The operation of an id.
+        """Return the spec of an operation.
 
         Raises:
-            CallError: OPERATION_NOT_FOUND, with the ids that come close to it.
+            CallError: OPERATION_NOT_FOUND, with similar ids.
         """
         spec = self.specs.get(operation_id)
         if spec is None:
             import difflib
 
             close = difflib.get_close_matches(operation_id, self.specs, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else "`opwire ls` lists them"
+            hint = f"did you mean {' or '.join(close)}?" if close else "`opwire ls` lists the operations"
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}; {hint}")
         return spec
 
 
 class Sources(NamedTuple):
-    """What the options say."""
+    """The source options of a command."""
 
     config: str | None = None
     python: tuple[str, ...] = ()
@@ -113,7 +116,7 @@ class Sources(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The options again, for a command that is to have the same sources."""
+        """The options as words, for a command that uses the same sources."""
         named = [("--config", self.config), *(("--python", each) for each in self.python)]
         named += [("--from-mcp", each) for each in self.mcp]
         named += [("--openapi", each) for each in self.openapi]
@@ -124,12 +127,13 @@ class Sources(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells these sources from others: under it, the ids are remembered for the completion."""
-        file = self._file()
+        """The key of the cached ids."""
+        file = self.file
         return repr((self.url, self.python, self.mcp, self.openapi, file and str(file.absolute())))
 
-    def _file(self) -> Path | None:
-        """The configuration that is given, or else, where no source is named, the nearest one."""
+    @property
+    def file(self) -> Path | None:
+        """The configuration file; defaults to the nearest one if the options name no source."""
         from opwire.config import find_config
 
         if self.config is not None:
@@ -137,107 +141,114 @@ class Sources(NamedTuple):
         return None if self.python or self.mcp or self.openapi or self.url else find_config()
 
     def read(self, *, may_be_empty: bool = False) -> "Config":
-        """The configuration: that of the file, with what the options name.
+        """Return the configuration: the sources of the file and those of the options.
 
         Raises:
-            ConfigError: the file has mistakes.
-            click.UsageError: there is neither a file nor a source.
+            ConfigError: the file is invalid.
+            click.UsageError: the file is missing, and no option names a source.
         """
         from opwire.config import Config, load_config
 
-        file = self._file()
+        file = self.file
         if file is None and not (self.python or self.mcp or self.openapi or may_be_empty):
-            raise click.UsageError(_NOTHING)
+            raise click.UsageError(_NO_SOURCE)
         config = Config() if file is None else load_config(file)
-        return replace(config, sources={**config.sources, **self._on_the_spot(set(config.sources))})
+        names = UniqueNames(config.sources)
+        added = {names.take(name): source for name, source in self._named_sources()}
+        return replace(config, sources={**config.sources, **added})
 
-    def _on_the_spot(self, taken: set[str]) -> dict[str, Any]:
+    def _named_sources(self) -> Iterable[tuple[str, Any]]:
+        """Yield the sources of the options, each with its name or one derived from its target."""
         from opwire.config.settings import EnvText, OpenAPISettings, PythonSource
 
-        found: dict[str, Any] = {}
-
-        def add(name: str, source: Any) -> None:
-            number, unique = 1, name
-            while unique in found or unique in taken:
-                number += 1
-                unique = f"{name}_{number}"
-            found[unique] = source
-
-        for each in self.python:
-            add(each, PythonSource(python=each, required=True))
-        for name, target in map(_named, self.mcp):
-            add(name or _name_of(target), _mcp_source(target))
-        for name, target in map(_named, self.openapi):
-            place = target if "://" in target else str(Path(target).absolute())
-            add(name or _name_of(target), OpenAPISettings(openapi=EnvText(place), required=True))
-        return found
+        for target in self.python:
+            yield target, PythonSource(python=target, required=True)
+        for option, targets in (("mcp", self.mcp), ("openapi", self.openapi)):
+            for text in targets:
+                name, equals, target = text.partition("=")
+                if not equals or not re.fullmatch(r"[\w-]+", name):
+                    name, target = _default_name(text), text
+                if option == "mcp":
+                    yield name, _mcp_source(target)
+                else:
+                    document = target if "://" in target else str(Path(target).absolute())
+                    yield name, OpenAPISettings(openapi=EnvText(document), required=True)
 
     @asynccontextmanager
     async def open(
         self, screen: Screen, wanted: str | None = None, *, source: str | None = None
-    ) -> AsyncGenerator[Workbench]:
-        """Load the sources. Where one operation or one source is wanted, those that cannot hold it are left alone.
+    ) -> AsyncGenerator[LoadedOperations]:
+        """Load the sources; with `wanted` or `source`, only those that can hold that operation.
 
         Raises:
-            CallError: the other side of the URL, or a source that is named on the spot, cannot be reached.
-            ConfigError: the file has mistakes, or a required source cannot be loaded.
+            CallError: the URL or a source named by an option is unavailable.
+            ConfigError: the file is invalid, or a required source fails to load.
         """
         async with AsyncExitStack() as stack:
             if self.url is not None:
-                yield await stack.enter_async_context(self._connected(self.url, source))
+                yield await stack.enter_async_context(self._connect(self.url, source))
                 return
             config = self.read()
-            narrow = _only(config, source) if source is not None else _narrowed(config, wanted)
-            workbench = await stack.enter_async_context(_workbench(narrow, screen))
-            if wanted is not None and wanted not in workbench.specs and narrow is not config:
+            selected = _select(config, wanted, source)
+            loaded = await stack.enter_async_context(_load(selected, screen))
+            if wanted is not None and wanted not in loaded.specs and selected is not config:
                 await stack.aclose()
-                workbench = await stack.enter_async_context(_workbench(config, screen))
-                narrow = config
-            if narrow is config:
-                remember(self.key, workbench.specs.values())
-            yield workbench
+                loaded = await stack.enter_async_context(_load(config, screen))
+                selected = config
+            if selected is config:
+                cache_ids(self.key, loaded.specs.values())
+            yield loaded
+
+    def load(self, screen: Screen, wanted: str | None = None, *, source: str | None = None) -> LoadedOperations:
+        """Load the sources as `open` does and close them again, for commands that call no operation."""
+
+        async def load() -> LoadedOperations:
+            async with self.open(screen, wanted, source=source) as loaded:
+                return loaded
+
+        return asyncio.run(load())
 
     @asynccontextmanager
-    async def open_local(self, screen: Screen) -> AsyncGenerator[Workbench]:
-        """Load what starts nothing and asks nobody: the Python modules."""
+    async def open_local(self, screen: Screen) -> AsyncGenerator[LoadedOperations]:
+        """Load the Python modules only, which starts no server and sends no request."""
         from opwire.config.settings import PythonSource
 
         config = self.read()
         local = {name: each for name, each in config.sources.items() if isinstance(each, PythonSource)}
-        async with _workbench(replace(config, sources=local), screen) as workbench:
-            yield workbench
+        async with _load(replace(config, sources=local), screen) as loaded:
+            yield loaded
 
     @asynccontextmanager
-    async def _connected(self, url: str, source: str | None) -> AsyncGenerator[Workbench]:
+    async def _connect(self, url: str, source: str | None) -> AsyncGenerator[LoadedOperations]:
         from opwire.client import Client
 
         if source or self.config or self.python or self.mcp or self.openapi:
-            raise click.UsageError("--url is a place where operations are served: it goes with no other source")
-        # The token comes from the environment: others can read a command line. Over a broker nobody shows one.
+            raise click.UsageError("--url cannot be combined with other sources: its operations are loaded remotely")
+        # From the environment: other users of the machine can read a command line. Brokers do not take a token.
         token = os.environ.get(self.token_env) if url.startswith(("ws", "http")) else None
         async with Client(url, token=token) as client:
-            workbench = Workbench({spec.id: spec for spec in await client.operations()}, client)
-            remember(self.key, workbench.specs.values())
-            yield workbench
+            loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
+            cache_ids(self.key, loaded.specs.values())
+            yield loaded
 
 
 @asynccontextmanager
 async def opened(config: "Config", screen: Screen, *, quiet: bool = False) -> "AsyncGenerator[OpenedConfig]":
-    """A configuration that runs, as long as the block lasts. With `quiet`, no word is said of sources that fail.
+    """Run a configuration while the block runs; `quiet` suppresses warnings about sources that fail.
 
     Raises:
-        CallError: a source that is named on the spot cannot be loaded.
-        ConfigError: a required source of the file cannot be loaded.
+        CallError: a source named by an option fails to load.
+        ConfigError: a required source of the file fails to load.
     """
     from opwire.config import open_config
 
     async with AsyncExitStack() as stack:
-        unsaid = [name for name, each in config.sources.items() if each.required or quiet]
-        with Loading(screen, unsaid=unsaid) as loading:
+        silent = [name for name, each in config.sources.items() if each.required or quiet]
+        with LoadProgress(screen, silent=silent) as progress:
             try:
-                running = await stack.enter_async_context(open_config(config, on_event=loading.event))
+                running = await stack.enter_async_context(open_config(config, on_event=progress.event))
             except ConfigError as error:
-                # No file says that it is required: what is wrong with it says it all.
+                # Without a file, "required" means nothing to the user: raise the cause.
                 if config.file is None and isinstance(error.__cause__, OpwireError):
                     raise error.__cause__ from None
                 raise
@@ -245,42 +256,33 @@ async def opened(config: "Config", screen: Screen, *, quiet: bool = False) -> "A
 
 
 @asynccontextmanager
-async def _workbench(config: "Config", screen: Screen) -> AsyncGenerator[Workbench]:
+async def _load(config: "Config", screen: Screen) -> AsyncGenerator[LoadedOperations]:
     async with opened(config, screen) as running:
-        yield Workbench({spec.id: spec for spec in running.registry.list()}, running.registry)
+        yield LoadedOperations({spec.id: spec for spec in running.registry.list()}, running.registry)
 
 
-def _only(config: "Config", source: str) -> "Config":
-    if source not in config.sources:
-        names = ", ".join(config.sources) or "none"
-        raise click.UsageError(f"there is no source {source!r}; those of the configuration: {names}")
-    return replace(config, sources={source: config.sources[source]})
+def _select(config: "Config", wanted: str | None, source: str | None) -> "Config":
+    """Return the configuration with one source only, if that source is named or its namespace is the operation's.
 
-
-def _narrowed(config: "Config", wanted: str | None) -> "Config":
-    """The configuration with the one source whose namespace the wanted operation has, if there is such a one.
-
-    An operation of an MCP server or an HTTP API calls no other; one of a Python module may call any.
+    An operation of an MCP server or an HTTP API calls no other source; one of a Python module may call any.
     """
-    if wanted is None:
-        return config
-    for name, source in config.sources.items():
-        if wanted.partition(".")[0] == (getattr(source, "namespace", "") or name) and hasattr(source, "namespace"):
-            return replace(config, sources={name: source})
+    if source is not None and source not in config.sources:
+        names = ", ".join(config.sources) or "none"
+        raise click.UsageError(f"unknown source {source!r}; sources of the configuration: {names}")
+    namespace = None if wanted is None else wanted.partition(".")[0]
+    for name, each in config.sources.items():
+        if source == name or (
+            source is None and hasattr(each, "namespace") and namespace == (getattr(each, "namespace", "") or name)
+        ):
+            return replace(config, sources={name: each})
     return config
 
 
-def _named(text: str) -> tuple[str | None, str]:
-    """`NAME=TARGET`, or the target alone."""
-    name, equals, target = text.partition("=")
-    return (name, target) if equals and re.fullmatch(r"[\w-]+", name) else (None, text)
-
-
-def _name_of(target: str) -> str:
-    """A namespace for a source that was given without one: the host, the file, or the program that it is about."""
+def _default_name(target: str) -> str:
+    """Return a namespace for an unnamed source: its host, its file, or its program."""
     if "://" in target:
         return (urlsplit(target).hostname or "source").replace(".", "-")
-    words = [Path(word) for word in _words(target) if not word.startswith("-")]
+    words = [Path(word) for word in _split(target) if not word.startswith("-")]
     telling = [word for word in words if not _LAUNCHERS.fullmatch(word.name)]
     return re.sub(r"[^\w-]+", "_", (telling or words or [Path("source")])[0].stem)
 
@@ -292,40 +294,40 @@ def _mcp_source(target: str) -> Any:
         return ServerSource(url=EnvText(target), required=True)
     if target.endswith(".json") and Path(target).is_file():
         return ServersFileSource(mcp_servers=EnvText(str(Path(target).absolute())), required=True)
-    command, *args = _words(target)
+    command, *args = _split(target)
     return ProgramSource(command=EnvText(command), args=tuple(map(EnvText, args)), required=True)
 
 
-def _words(command: str) -> list[str]:
+def _split(command: str) -> list[str]:
     try:
         return shlex.split(command) or [""]
     except ValueError as error:
-        raise click.UsageError(f"{command!r} is not a program with its arguments: {error}") from None
+        raise click.UsageError(f"invalid command line {command!r}: {error}") from None
 
 
-class Loading(Spinner):
-    """Shows the events of `open_config`, as long as the block lasts; failures of the sources in `unsaid` are not."""
+class LoadProgress(Spinner):
+    """Shows the events of `open_config` while the block runs, except failures of `silent` sources."""
 
-    def __init__(self, screen: Screen, *, unsaid: Collection[str] = ()) -> None:
+    def __init__(self, screen: Screen, *, silent: Collection[str] = ()) -> None:
         super().__init__()
         self._screen = screen
-        self._unsaid = unsaid
-        self._waiting: dict[str, None] = {}
+        self._silent = silent
+        self._pending: dict[str, None] = {}
 
     def event(self, event: LoadEvent) -> None:
-        """Something happened to a source."""
+        """Update the line; print failures, and with `-v` what was loaded."""
         match event:
             case SourceStarted(source):
-                self._waiting[source] = None
-            case SourceLoaded(source, operations, seconds, notes) if source in self._waiting:
-                del self._waiting[source]
+                self._pending[source] = None
+            case SourceLoaded(source, operations, seconds, notes) if source in self._pending:
+                del self._pending[source]
                 self._screen.detail(f"{source}: {counted(operations, 'operation')} in {seconds:.1f} s")
                 for note in notes:
                     self._screen.detail(f"{source}: {note}")
             case SourceFailed(source, error):
-                self._waiting.pop(source, None)
-                if not any(source == name or source.startswith(f"{name}.") for name in self._unsaid):
-                    self._screen.warning(f"{source} is left out: {error}")
+                self._pending.pop(source, None)
+                if not any(source == name or source.startswith(f"{name}.") for name in self._silent):
+                    self._screen.warning(f"source {source} failed to load and is skipped: {error}")
             case _:
                 pass
-        self.update(f"loading {', '.join(self._waiting)}")
+        self.update(f"loading {', '.join(self._pending)}")

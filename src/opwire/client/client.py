@@ -74,7 +74,7 @@ class PageOptions(RequestOptions, total=False):
 
 
 _MAX_TEXT = 2_000
-_MAX_INTERCEPTED = 10_000  # operations whose intercepted calls are cached
+_MAX_INTERCEPTED = 10_000  # cached intercepted calls
 _NO_CONTEXT = Context()
 
 
@@ -113,7 +113,7 @@ class RetryBudget:
         self._left = min(self._left + self._retries.share, self._retries.reserve)
 
     def wait(self, error: CallError, attempts: int, remaining: float) -> float | None:
-        """Return the seconds to wait before the next attempt, or None if there is none.
+        """Return the seconds to wait before the next attempt, or None after the last one.
 
         `remaining` are the seconds until the deadline: a retry has to begin before it.
         """
@@ -290,7 +290,7 @@ class Client:
                 attempts = await self._wait_for_retry(operation_id, context, error, attempts)
 
     async def _wait_for_retry(self, operation_id: str, context: Context, error: CallError, attempts: int) -> int:
-        """Wait before the next attempt and return the number of those made; raise the error if there is no next one.
+        """Wait before the next attempt and return the number of those made; raise the error after the last one.
 
         A failed lookup of the operation's type counts as a failed attempt: its server may not be connected yet.
         """

@@ -1,8 +1,8 @@
-"""`generate_client`: a typed Python module for operations. No I/O.
+"""`generate_client`: the source of a typed Python client. No I/O.
 
     Path("shop.py").write_text(generate_client(await client.operations(), class_name="Shop"))
 
-What it writes is used with any client, checked by type checkers and completed by editors:
+The generated class works with any client, and type checkers and editors understand it:
 
     shop = Shop(client)
     order = await shop.orders.place(lines=[{"article": "tea"}])
@@ -29,7 +29,7 @@ from opwire.client.codegen_types import (
     snake,
     written,
 )
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import UsageError
 from opwire.names import UniqueNames
 from opwire.operation import OperationSpec, OperationType
 from opwire.schema import Schema
@@ -59,13 +59,13 @@ class _Method(NamedTuple):
     spec: OperationSpec
     name: str
     parameters: list[_Parameter]
-    whole: str | None  # the hint of the input, where it is not taken apart
-    optional: bool  # whether the whole input may be left out
+    whole: str | None  # the hint of an input that is passed as one argument
+    optional: bool  # whether that argument is optional
     output: str
 
     @property
     def hints(self) -> list[str]:
-        """All type hints of its signature."""
+        """Return the type hints of its signature."""
         return [self.output, self.whole or "None", *(each.hint for each in self.parameters), FLOAT]
 
 
@@ -74,40 +74,37 @@ class _Space(NamedTuple):
     attribute: str
     class_name: str
     methods: list[_Method]
-    hidden: frozenset[str]  # the built-in types that methods of the class hide
+    hidden: frozenset[str]  # built-in types that methods of the class shadow
 
 
 def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operations") -> str:
-    """The source of a module with a class that has one attribute for each namespace, and one method for each operation.
+    """Return the source of a module: a class with an attribute per namespace, and a method per operation.
 
-    Objects are TypedDicts: data stays as plain as `Client.call` gives it. The same operations give the same text.
+    Objects are TypedDicts: data stays plain, as `Client.call` returns it. The output is deterministic.
 
-    Names, texts and values of the operations are data: whatever they hold, the module parses, and runs nothing of it.
+    Names, texts and values of the operations are escaped: the module always parses, and never executes them.
 
     Raises:
-        CallError: VALIDATION_ERROR, the name is not that of a class, or one that the module needs itself.
+        UsageError: the class name is invalid, or one that the module imports.
     """
     if not class_name.isidentifier() or keyword.iskeyword(class_name) or class_name in _IMPORTED:
-        wrong = f"class_name is the name of a class, such as Shop, and none of {', '.join(_IMPORTED)}"
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"{wrong}; it is {class_name!r}")
+        reserved = ", ".join(_IMPORTED)
+        raise UsageError(f"class_name is the name of a class, such as Shop, not {class_name!r}; reserved: {reserved}")
     listed = sorted({spec.id: spec for spec in specs}.values(), key=lambda spec: spec.id)
     names = UniqueNames([*_IMPORTED, class_name])
     attributes, types, spaces = UniqueNames(), Types(names), list[_Space]()
     for namespace, group in groupby(listed, key=lambda spec: spec.namespace):
         attribute = attributes.take(snake(namespace, "namespace"))
         of_class = names.take(f"{pascal(namespace, 'Namespace')}Operations")
-        methods = _methods(group, types)
+        methods, taken = list[_Method](), UniqueNames()
+        for spec in group:
+            methods.append(_method(spec, taken.take(snake(spec.name, "operation")), types))
         spaces.append(_Space(namespace, attribute, of_class, methods, shadowing(each.name for each in methods)))
     parts = [*types.definitions.values(), *map(_namespace_class, spaces), _whole_class(class_name, spaces)]
     return "\n\n".join([_header(spaces, types), *parts])
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
-
-
-def _methods(specs: Iterable[OperationSpec], types: Types) -> list[_Method]:
-    names = UniqueNames()
-    return [_method(spec, names.take(snake(spec.name, "operation")), types) for spec in specs]
 
 
 def _method(spec: OperationSpec, name: str, types: Types) -> _Method:
@@ -121,7 +118,7 @@ def _method(spec: OperationSpec, name: str, types: Types) -> _Method:
 
 
 def _input(reader: TypeReader, wish: str, schema: Schema) -> tuple[list[_Parameter], str | None, bool]:
-    """How a method takes its input: as parameters, or whole."""
+    """Return how a method takes its input: as parameters, or as one argument."""
     if schema.is_unknown:
         return [], ANY, True
     root = reader.resolved(reader.root)
@@ -179,7 +176,7 @@ def _signature(method: _Method, output: str, hidden: frozenset[str]) -> Iterator
 
 
 def _input_expression(method: _Method) -> list[str] | None:
-    """The lines of the input that the method hands on; None if there is none."""
+    """Return the lines of the expression for the input; None without an input."""
     if method.whole is not None:
         return ["input"]
     if not method.parameters:
@@ -208,7 +205,7 @@ def _call(start: str, input: list[str] | None) -> Iterator[str]:
 
 
 def _header(spaces: list[_Space], types: Types) -> str:
-    """Docstring and imports: those that the rest needs, and no others."""
+    """Return the docstring and the imports that the rest needs."""
     methods = [method for space in spaces for method in space.methods]
     hints = [*types.hints, *(hint for method in methods for hint in method.hints)]
     words = set(_WORD.findall(" ".join(_TEXT.sub("", hint) for hint in hints)))
@@ -275,11 +272,11 @@ def _docstring(spec: OperationSpec) -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    """Return text of a document without control characters and surrogates, which no source file can hold, and cut."""
+    """Replace control characters and surrogates, which are invalid in source files, and truncate."""
     cut = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
     return "".join(each if each.isprintable() or each == "\n" else " " for each in cut.replace("\r\n", "\n")).strip()
 
 
 def _in_docstring(text: str) -> str:
-    """Return printable text so that it can stand between three quotes: it can neither end them nor escape the end."""
+    """Escape printable text for a docstring: it can neither close the quotes nor escape the closing ones."""
     return _QUOTES.sub(lambda found: '\\"' * len(found[0]), text.replace("\\", "\\\\"))

@@ -1,13 +1,10 @@
-"""Type hints from JSON Schemas: a TypedDict for each object, a literal for each enumeration. No I/O.
+"""Names and type hints of generated clients: a TypedDict per object schema, a Literal per enumeration. No I/O.
 
-Data is plain, so its types are too: nothing is converted when an answer arrives. A schema that several operations share
-becomes one type, as does one that they spell alike. What a hint cannot say (patterns, bounds, conditions) is left to
-the operation, which checks it.
+Data is plain, so its types are too: responses are not converted. Operations that share a schema, or have equal ones,
+share a type. What a hint cannot express (patterns, bounds, conditions) is left to the operation, which validates it.
 
-Within a hint, names of built-in types begin with a mark until they are written: a class that has a method `list` has to
-call the type `builtins.list`.
-
-Names of Python for whatever operations, fields and schemas are called. No I/O.
+Within a hint, names of built-in types begin with a NUL mark until they are serialized: a class with a method `list` has
+to write the type as `builtins.list`.
 """
 
 import keyword
@@ -22,6 +19,7 @@ from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import Schema
 from opwire.schema.dialect import JSONSchema, References, lower
+from opwire.typed.plain import as_dict, as_list
 
 _NAME_PARTS = re.compile(r"[^\W_]+")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -29,30 +27,30 @@ _MAX = 80
 
 
 def snake(text: str, otherwise: str) -> str:
-    """A name like `list_files` for a function, parameter or attribute."""
+    """Return a name like `list_files` for a function, parameter or attribute; `otherwise` is the default."""
     return _valid("_".join(word.lower() for word in _words(text)), otherwise)
 
 
 def pascal(text: str, otherwise: str) -> str:
-    """A name like `PullRequest` for a class."""
+    """Return a name like `PullRequest` for a class; `otherwise` is the default."""
     return _valid("".join(word[:1].upper() + word[1:] for word in _words(text)), otherwise)
 
 
 def quoted(text: str) -> str:
-    """The text as Python writes it, in ASCII, and in double quotes where they are free."""
+    """Return a string literal in ASCII, in double quotes where the text has none."""
     plain = ascii(text)
     return plain if '"' in plain or plain[0] != "'" else f'"{plain[1:-1]}"'
 
 
 def _words(text: str) -> list[str]:
-    plain = unicodedata.normalize("NFKC", text[:1_000])  # as Python itself reads names
+    plain = unicodedata.normalize("NFKC", text[:1_000])  # as Python normalizes identifiers
     return [word for part in _NAME_PARTS.findall(plain) for word in _HUMPS.split(part)]
 
 
 def _valid(name: str, otherwise: str) -> str:
-    # Changing the case can undo the normal form in which Python compares names: two would become one.
+    # Changing the case can undo the normal form in which Python compares names: two names would collide.
     name = unicodedata.normalize("NFKC", name)[:_MAX].rstrip("_")
-    if not name.isidentifier():  # empty, or it begins with a digit
+    if not name.isidentifier():  # empty, or with a leading digit
         name = f"{otherwise}_{name}" if f"x{name}".isidentifier() and name else otherwise
     return f"{name}_" if keyword.iskeyword(name) else name
 
@@ -64,9 +62,9 @@ _BUILTINS = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str"})
 _DEFINITIONS = frozenset({"$defs", "components", "definitions"})
 _DEPTH = 60
 _MAX_LITERALS = 200
-_LARGEST = 10**1_000  # Python itself refuses to write integers of more than 4,300 digits
-_MAX_PARTS = 500  # schemas that one object is put together of
-_MAX_REFERENCES = 1_000  # of a schema that is compared with others by what it says
+_LARGEST = 10**1_000  # Python raises for integers of more than 4,300 digits
+_MAX_PARTS = 500  # schemas that one object is composed of
+_MAX_REFERENCES = 1_000  # of a schema that is compared by content
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 ANY = "Any"
@@ -76,23 +74,23 @@ FLOAT = "\0float"
 
 
 def written(hint: str, shadowed: Iterable[str] = ()) -> str:
-    """The hint as it stands in a module, where these names of built-in types mean something else."""
+    """Serialize a hint for a scope in which these names of built-in types are shadowed."""
     hidden = frozenset(shadowed)
     return _MARKED.sub(lambda found: f"builtins.{found[1]}" if found[1] in hidden else found[1], hint)
 
 
 def shadowing(names: Iterable[str]) -> frozenset[str]:
-    """Those of some names that hide a built-in type."""
+    """Return the names that shadow a built-in type."""
     return _BUILTINS.intersection(names)
 
 
 def shadowed_in(hint: str) -> frozenset[str]:
-    """The built-in types that a hint needs."""
+    """Return the built-in types in a hint."""
     return frozenset(_MARKED.findall(hint))
 
 
 def union(hints: Iterable[str]) -> str:
-    """The hint for one of several: each once, None last, and nothing else beside `Any`."""
+    """Return the union of hints: each one once, None last; `Any` absorbs the others."""
     parts = [part for hint in dict.fromkeys(hints) for part in ([hint] if "[" in hint else hint.split(" | "))]
     distinct = dict.fromkeys(parts)
     if ANY in distinct or not distinct:
@@ -102,21 +100,21 @@ def union(hints: Iterable[str]) -> str:
 
 
 class Types:
-    """The types of one module, in the order in which they were first needed."""
+    """The types of one generated module, in the order of their first use."""
 
     def __init__(self, names: UniqueNames) -> None:
         self._names = names
-        self._known: dict[int, str] = {}  # the hint of a schema, by its identity
-        self._alike: dict[tuple[str, int], str] = {}  # and by what it says
+        self._known: dict[int, str] = {}  # hints, by identity of the schema
+        self._alike: dict[tuple[str, int], str] = {}  # and by content
         self._objects: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
-        self._kept: list[Any] = []  # schemas whose identity is used may not be gone
+        self._kept: list[Any] = []  # keeps schemas alive while their id() is a key
         self.digests: dict[int, int] = {}
         self.declared: dict[int, tuple[dict[str, JSONSchema], set[str]] | None] = {}  # properties, by identity
         self.definitions: dict[str, str] = {}
-        self.hints: list[str] = []  # all that the definitions are made of
+        self.hints: list[str] = []  # all hints in the definitions
 
     def reader(self, schema: Schema) -> "TypeReader":
-        """What reads one schema of an operation."""
+        """Return a reader for one schema of an operation; an invalid schema allows any value."""
         try:
             json = lower(schema.json, schema.dialect)
         except SchemaError:
@@ -125,19 +123,19 @@ class Types:
         return TypeReader(self, json)
 
     def known(self, schema: dict[str, Any], wish: str, digest: int) -> str | None:
-        """The hint of a schema that was there before."""
+        """Return the cached hint of a schema, or None."""
         hint = self._known.get(id(schema)) or self._alike.get((wish, digest))
         if hint is not None:
             self._known[id(schema)] = hint
         return hint
 
     def define(self, name: str, hints: Iterable[str], text: str) -> None:
-        """A definition is complete."""
+        """Add a definition."""
         self.hints += hints
         self.definitions[name] = text
 
     def define_object(self, name: str, wish: str, fields: dict[str, str]) -> str:
-        """A TypedDict; the name of another one, if that says the same. Descriptions and the like make no difference."""
+        """Define a TypedDict; return its name, or that of an equal one. Descriptions are ignored."""
         body = tuple(fields.items())
         other = self._objects.setdefault((wish, body), name)
         if other == name or any(name in _WORDS.findall(hint) for hint in fields.values()):
@@ -147,23 +145,23 @@ class Types:
         return other
 
     def begin(self, schema: dict[str, Any], wish: str, digest: int) -> str:
-        """A name for a schema; whoever refers to it from within gets the name."""
+        """Reserve a name for a schema, so that recursive references resolve to it."""
         name = self._names.take(wish)
         self.settle(schema, wish, digest, name)
         return name
 
     def keep(self, schema: Any) -> None:
-        """Keep a schema alive whose identity is a key."""
+        """Keep a schema alive while its id() is a key."""
         self._kept.append(schema)
 
     def settle(self, schema: dict[str, Any], wish: str, digest: int, hint: str) -> None:
-        """From now on this is the hint of a schema."""
+        """Cache the hint of a schema."""
         self.keep(schema)
         self._known[id(schema)] = self._alike[wish, digest] = hint
 
 
 class TypeReader:
-    """Makes hints of one schema with all that it refers to."""
+    """Converts one schema, with its references, to hints."""
 
     def __init__(self, types: Types, root: JSONSchema) -> None:
         self.root = root
@@ -171,7 +169,7 @@ class TypeReader:
         self._references = References(root)
 
     def resolved(self, schema: JSONSchema) -> JSONSchema:
-        """The schema, or the one that it does nothing else than refer to."""
+        """Follow `$ref`; an invalid reference allows any value."""
         for _ in range(_DEPTH):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
@@ -182,7 +180,7 @@ class TypeReader:
         return True
 
     def hint(self, schema: JSONSchema, wish: str, depth: int = _DEPTH) -> str:
-        """The type of what fits a schema; `wish` is what it would be called."""
+        """Return the hint of a schema; `wish` is the preferred name of a type for it."""
         if not isinstance(schema, dict) or not depth:
             return ANY
         if isinstance(schema.get("$ref"), str):
@@ -205,13 +203,13 @@ class TypeReader:
         return self._by_type(schema, wish, depth)
 
     def properties(self, schema: JSONSchema) -> tuple[dict[str, JSONSchema], set[str]] | None:
-        """The properties of an object, and the required ones; None if it declares none.
+        """Return the properties of an object schema and the required names, or None if it declares none.
 
-        Those of its `allOf` are its own. Those of its variants may be there, if it has others.
+        Properties of `allOf` are its own. Those of `anyOf` and `oneOf` are optional, if it has others.
         """
         if not isinstance(schema, dict):
             return None
-        if id(schema) not in self._types.declared:  # thousands of references may lead to one large union
+        if id(schema) not in self._types.declared:  # cached: thousands of references may lead to one large union
             self._types.keep(schema)
             self._types.declared[id(schema)] = self._properties(schema)
         return self._types.declared[id(schema)]
@@ -220,18 +218,18 @@ class TypeReader:
         found: dict[str, JSONSchema] = {}
         required: set[str] = set()
         for part in self._parts(schema, ("allOf",)):
-            found.update(_mapping(part.get("properties")))
-            required.update(map(str, _listed(part.get("required"))))
+            found.update(as_dict(part.get("properties")))
+            required.update(map(str, as_list(part.get("required"))))
         if not found:
             return None
         required.intersection_update(found)
         for part in self._parts(schema, ("allOf", "anyOf", "oneOf")):
-            for key, each in _mapping(part.get("properties")).items():
+            for key, each in as_dict(part.get("properties")).items():
                 found.setdefault(key, each)
         return found, required
 
     def _parts(self, schema: JSONSchema, keywords: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-        """Yield the schema, and those within it under these keywords, each once: unions of unions would multiply."""
+        """Yield the schema and its parts under these keywords, each one once: nested unions would multiply."""
         waiting, seen = [(schema, 8)], set[int]()
         while waiting and len(seen) < _MAX_PARTS:
             given, depth = waiting.pop()
@@ -241,7 +239,7 @@ class TypeReader:
             seen.add(id(part))
             yield part
             if depth > 1:
-                below = [each for keyword in keywords for each in _listed(part.get(keyword))]
+                below = [each for keyword in keywords for each in as_list(part.get(keyword))]
                 waiting.extend((each, depth - 1) for each in reversed(below))
 
     def _referred(self, ref: str, wish: str, depth: int) -> str:
@@ -256,7 +254,7 @@ class TypeReader:
             return known
         name = self._types.begin(target, wish, digest)
         hint = self.hint(target, wish, depth - 1)
-        if hint in _SCALARS.values() or hint in (ANY, OBJECT):  # not worth a name
+        if hint in _SCALARS.values() or hint in (ANY, OBJECT):  # too short for an alias
             self._types.settle(target, wish, digest, hint)
             return hint
         self._types.define(name, [hint, "TypeAlias"], f"{name}: TypeAlias = {quoted(written(hint))}\n")
@@ -301,7 +299,7 @@ class TypeReader:
         return union(self.hint(each, f"{wish}Item", depth - 1) for each in (*first, *rest))
 
     def _digest(self, schema: dict[str, Any]) -> int:
-        """What a schema says, together with all that it refers to, as a number."""
+        """Return a hash of a schema with everything that it references."""
         known = self._types.digests.get(id(schema))
         if known is None:
             reached: dict[str, JSONSchema] = {}
@@ -333,20 +331,12 @@ def _references(node: Any) -> Iterator[str]:
             waiting.extend(cast("list[Any]", each))
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _listed(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
 def _is_map(schema: dict[str, Any]) -> bool:
     return isinstance(schema.get("additionalProperties"), dict)
 
 
 def _literal(values: list[Any]) -> str:
-    """The values themselves, or, where a literal cannot hold them, their types."""
+    """Return a Literal of the values, or the union of their types if a Literal cannot hold them."""
     if len(values) <= _MAX_LITERALS and all(map(_can_be_literal, values)):
         listed = ", ".join(
             dict.fromkeys(quoted(each) if isinstance(each, str) else str(each) for each in values if each is not None)
@@ -361,7 +351,7 @@ def _can_be_literal(value: Any) -> bool:
 
 
 def _typed_dict(name: str, fields: dict[str, str]) -> str:
-    """A class, or where a key cannot be the name of an attribute, a call."""
+    """Serialize a TypedDict as a class, or as a call if a key is not a valid attribute name."""
     if all(_can_be_attribute(key) for key in fields):
         lines = "".join(f"    {key}: {written(hint)}\n" for key, hint in fields.items())
         return f"class {name}(TypedDict):\n{lines}"
@@ -370,6 +360,6 @@ def _typed_dict(name: str, fields: dict[str, str]) -> str:
 
 
 def _can_be_attribute(key: str) -> bool:
-    """Whether a key means the same within a class: `__x` would not, nor what hides a type that a hint may need."""
+    """Return whether a key is valid in a class body: `__x` is mangled, and `list` would shadow a type in a hint."""
     is_name = key.isidentifier() and key.isascii() and not keyword.iskeyword(key)
     return is_name and key[0].islower() and key not in _BUILTINS

@@ -13,14 +13,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.document import bounded
-from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient, Pieces, host_of
-from opwire.adapters.openapi.request import HTTPRequest
-from opwire.adapters.openapi.responses import MAX_WAIT
-from opwire.adapters.openapi.streams import SSEParser
 from opwire.client.backends import SpecCache
 from opwire.envelope import ResponseEnvelope, decode_envelope
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError, UsageError
+from opwire.http_client import (
+    MAX_WAIT,
+    ChunkReader,
+    ClientOptions,
+    HTTPClient,
+    HTTPRequest,
+    SSEParser,
+    bounded_number,
+    host_of,
+)
 from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
 from opwire.origin import ENVELOPE_JSON, path_of
 from opwire.typed.plain import read_json, to_plain, write_json
@@ -104,9 +109,9 @@ class HTTPBackend:
             if response.content_type != _EVENT_STREAM:
                 raise self._unexpected(response)
             parser = SSEParser(max_event=self._client.options.max_item)
-            pieces = Pieces(self._client, response)
-            while piece := await self._limit(pieces.read, context, "did not end the stream"):
-                for event in parser.feed(piece):
+            chunks = ChunkReader(self._client, response)
+            while chunk := await self._limit(chunks.read, context, "did not end the stream"):
+                for event in parser.feed(chunk):
                     if event.event == "error" and (error := _read_problem(event.data.encode())):
                         raise error
                     yield self._decode(event.data)
@@ -205,7 +210,7 @@ def _read_problem(text: bytes) -> CallError | None:
         problem = read_json(_problems, text)
     except (ValueError, RecursionError):
         return None
-    after = bounded(problem.retry_after_ms, MAX_WAIT * 1000)
+    after = bounded_number(problem.retry_after_ms, MAX_WAIT * 1000)
     return CallError(
         problem.code,
         problem.detail,

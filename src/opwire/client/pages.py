@@ -114,7 +114,7 @@ class Pagination:
 
 
 def _next_address(envelope: ResponseEnvelope[Any]) -> str | None:
-    """Parse the Link header; return the address whose relation is `next`."""
+    """Parse the Link header; return the address with the relation `next`."""
     header = envelope.meta.headers.get("link", "") if isinstance(envelope.meta, HTTPResponseMeta) else ""
     for address, parameters in _LINK.findall(header):
         relation = _RELATION.search(parameters)

@@ -207,7 +207,7 @@ def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
 
 
 def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
-    """Return the hub that `[hub]` describes; with the URL of a broker, a node on that broker.
+    """Return the hub of `[hub]`; with the URL of a broker, a node on that broker.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -220,17 +220,16 @@ def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
         "anonymous": identity_of(config, settings.anonymous),
         "linger": settings.linger,
     }
-    authenticator = build_authenticator(config)
-    if settings.anonymous:
-        authenticator = AnonymousGrant(authenticator, _grant(config, settings.anonymous))
     with _config_errors("hub"):
         if not url.startswith(("ws://", "wss://")):
             return BrokerNode(registry, url, refresh=settings.refresh, **options)
-        limits = config.limits
+        limits, authenticator = config.limits, build_authenticator(config)
         return Hub(
             registry,
             url,
-            authenticate=authenticator,
+            authenticate=AnonymousGrant(authenticator, _grant(config, settings.anonymous))
+            if settings.anonymous
+            else authenticator,
             balance=settings.balance,
             max_calls=limits.max_calls,
             rate=limits.rate,

@@ -172,7 +172,7 @@ def _outcome(claim: Claim, event: CallEvent) -> Outcome:
 
 
 def quiet_time(losses: int) -> float:
-    """Return the seconds for which a task with so many losses is isolated."""
+    """Return the seconds for which a task with this number of losses is isolated."""
     return _FIRST_QUIET * 2 ** min(max(losses - 1, 0), _MAX_DOUBLINGS)
 
 

@@ -147,7 +147,7 @@ class DurableCalls:
         return self._journal.buried(operation_id)
 
     async def replay(self, key: str) -> bool:
-        """Submit a mutation that was given up again. Return False if there is none.
+        """Submit a mutation that was given up again. Return False if it does not exist.
 
         Raises:
             CallError: UNAVAILABLE.
@@ -155,7 +155,7 @@ class DurableCalls:
         return await self._journal.replay(key)
 
     async def purge(self, key: str) -> bool:
-        """Delete an ended mutation with its outcome, so that its key can be reused. Return False if there is none.
+        """Delete an ended mutation with its outcome, so that its key can be reused. Return False if it does not exist.
 
         Raises:
             CallError: UNAVAILABLE.

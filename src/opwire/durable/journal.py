@@ -188,11 +188,11 @@ class Journal(Protocol):
         ...
 
     async def replay(self, key: str) -> bool:
-        """Submit a buried task again, counting attempts from 1. Return False if there is none."""
+        """Submit a buried task again, counting attempts from 1. Return False if it does not exist."""
         ...
 
     async def purge(self, key: str) -> bool:
-        """Delete an ended task with its outcome, so that its key can be reused. Return False if there is none."""
+        """Delete an ended task with its outcome, so that its key can be reused. Return False if it does not exist."""
         ...
 
     async def info(self) -> list[JournalInfo]:

@@ -241,7 +241,7 @@ class MemoryJournalState:
         return iter(sorted(wanted, key=lambda outcome: outcome.recorded))
 
     def replay(self, key: str) -> bool:
-        """Submit a buried task again, as a new one; return False if there is none."""
+        """Submit a buried task again, as a new one; return False if it does not exist."""
         entry = self._entries.get(key)
         if entry is None or entry.outcome is None or not entry.outcome.buried:
             return False
@@ -249,7 +249,7 @@ class MemoryJournalState:
         return True
 
     def purge(self, key: str) -> bool:
-        """Delete an ended task; return False if there is none."""
+        """Delete an ended task; return False if it does not exist."""
         entry = self._entries.get(key)
         if entry is None or entry.outcome is None:
             return False

@@ -73,7 +73,7 @@ class DurableWorker:
     `operations` are the ids that it claims, by default every mutation of the registry, while it changes. `concurrency`
     bounds the running tasks; a claim expires `lease` seconds after its last renewal. A task that failed with a
     retryable error is retried after `back_off` seconds, doubled each time up to `max_back_off`, or after the error's
-    `retry_after`, at most a day. It is buried after `max_attempts` failures. A task whose worker died is run with
+    `retry_after`, at most a day. It is buried after `max_attempts` failures. A task that lost its worker is run with
     nothing else in flight; it is buried after as many deaths, if it ran alone in all but the first.
 
     `anonymous` is the identity of callers without one, by default `LOCAL_IDENTITY`; and of all callers, if the journal

@@ -39,9 +39,9 @@ MAX_BODY = 4 * 1024 * 1024
 MAX_DETAILS = 64 * 1024
 """Longest `details` of a problem as JSON, in bytes; longer ones are omitted, because they are meant for reading."""
 
-# Keys of the ASGI scope.
+# Keys of the ASGI scope of an admitted request.
 IDENTITY = "opwire.identity"
-EXPIRES = "opwire.expires"
+EXPIRES = "opwire.expires"  # when its token expires (Unix epoch, in seconds) and a stream has to end, or None
 _SHARE = "opwire.share"
 
 _UNIQUE_HEADERS = (
@@ -176,7 +176,7 @@ class RequestGuard:
     by default), because these take longest to parse. `max_requests` bounds concurrent requests, open streams included,
     and `body_timeout` is the timeout for receiving a body, in seconds. With `authenticate`, all requests without a
     token share half of `max_requests`, one identity gets at most half, and tokens that were not seen before are checked
-    in a quarter of it, so that none of them can lock the others out.
+    in a quarter of it, so that they cannot lock each other out.
 
     Raises:
         UsageError: a number is not above zero, or `hosts` or `origins` is a string.
@@ -299,7 +299,7 @@ class RequestGuard:
 
         Browsers send `Origin` with requests by scripts and with those that change anything. For links and images they
         send the relation of the page to this server (`Sec-Fetch-Site`; "none" is the address bar), or, if the browser
-        is old or the host not trustworthy, its address (`Referer`). Other programs send none of the three.
+        is old or the host not trustworthy, its address (`Referer`). Other programs omit all three.
         """
         origin, site, page = headers.get(b"origin"), headers.get(b"sec-fetch-site"), headers.get(b"referer")
         if (origin is None and site is None and page is None) or "*" in self._origins:
@@ -441,16 +441,6 @@ def without_port(host: str) -> str:
     return name if colon and port.isdigit() else host
 
 
-def identity_of(scope: Mapping[str, Any]) -> Identity | None:
-    """Return the identity of an admitted request."""
-    return scope.get(IDENTITY)
-
-
-def expires_of(scope: Mapping[str, Any]) -> float | None:
-    """Return when the request's token expires (Unix epoch, in seconds) and a stream has to end, or None."""
-    return scope.get(EXPIRES)
-
-
 def has_no_token(scope: Mapping[str, Any]) -> bool:
     """Return whether a request was admitted without a token by a guard that authenticates."""
     return scope.get(_SHARE) == (None,)
@@ -460,7 +450,7 @@ def has_no_token(scope: Mapping[str, Any]) -> bool:
 
 
 def operation_filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[OperationSpec], bool] | None:
-    """Return a predicate for operations whose id or a tag matches a pattern (`*` and `?`), or None for all of them.
+    """Return a predicate that matches patterns (`*` and `?`) with the id and the tags of an operation; None: no filter.
 
     `include` selects operations, all by default; `exclude` removes some of these.
 

@@ -199,20 +199,21 @@ class _Server(uvicorn.Server):
 
     async def serve_limited(self, listener: socket.socket) -> None:
         """Serve, and limit the log: every invalid request and every connection too many writes a line."""
-        with ExitStack() as filters:
-            accepting = "socket.accept() out of system resource"
-            for name, limit in (
-                ("uvicorn.error", LogLimit()),
-                ("mcp.server.streamable_http_manager", LogLimit()),
-                ("asyncio", LogLimit(most=logging.ERROR, start=accepting, per_second=0.1, burst=5)),
-            ):
-                logger = logging.getLogger(name)
-                logger.addFilter(limit)
-                filters.callback(logger.removeFilter, limit)
-            try:
-                await self.serve(sockets=[listener])
-            except SystemExit:  # would end the event loop
-                raise CallError(ErrorCode.UNAVAILABLE, "the app failed to start: see the log") from None
+        accepting = "socket.accept() out of system resource"
+        filters = {
+            "uvicorn.error": LogLimit(),
+            "mcp.server.streamable_http_manager": LogLimit(),
+            "asyncio": LogLimit(most=logging.ERROR, start=accepting, per_second=0.1, burst=5),
+        }
+        for name, limit in filters.items():
+            logging.getLogger(name).addFilter(limit)
+        try:
+            await self.serve(sockets=[listener])
+        except SystemExit:  # would end the event loop
+            raise CallError(ErrorCode.UNAVAILABLE, "the app failed to start: see the log") from None
+        finally:
+            for name, limit in filters.items():
+                logging.getLogger(name).removeFilter(limit)
 
 
 # --- limits of connections --------------------------------------------------------------------------------------------

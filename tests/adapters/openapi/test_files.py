@@ -13,8 +13,8 @@ import pytest
 
 from opwire import OperationRegistry, OperationSpec, Schema
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.bodies import FILE_SCHEMA, File, prepare_files, read_file
-from opwire.adapters.openapi.plan import Plan
+from opwire.adapters.openapi.plan import CallPlan
+from opwire.adapters.openapi.serialize import FILE_SCHEMA, File, prepare_files, read_file
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Operation
 from tests.adapters.openapi.echo import EchoServer
@@ -25,7 +25,9 @@ TEXT = b64encode(DATA).decode()
 
 
 def preparing(*places: tuple[str, ...]) -> Callable[[Any], Any]:
-    return prepare_files(Plan(operation_id="shop.upload", method="POST", path="/", server="http://h", files=places))
+    return prepare_files(
+        CallPlan(operation_id="shop.upload", method="POST", path="/", server="http://h", file_paths=places)
+    )
 
 
 def prepared(value: Any) -> Any:

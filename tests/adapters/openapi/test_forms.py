@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.bodies import prepare_files
-from opwire.adapters.openapi.reading import ReadOperation
-from opwire.adapters.openapi.request import HTTPRequest, build_request
+from opwire.adapters.openapi.operations import LazyOperation
+from opwire.adapters.openapi.serialize import prepare_files
+from opwire.http_client import HTTPRequest
 from tests.adapters.openapi.documents import Read, accepts, document, json_body, parameter, read_one
+from tests.adapters.openapi.plans import build_request
 from tests.requirements import requirement
 
 FILE = {"type": "string", "format": "binary"}
@@ -40,12 +41,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def form(schema: dict[str, Any], content_type: str = MULTIPART, version: str = "3.1.0", **fields: Any) -> ReadOperation:
+def form(schema: dict[str, Any], content_type: str = MULTIPART, version: str = "3.1.0", **fields: Any) -> LazyOperation:
     body = {"required": True, "content": {content_type: {"schema": schema, **fields}}}
     return read_one({"requestBody": body}, version=version, servers=SERVER, schemas={"Upload": OBJECT})
 
 
-def sent(operation: ReadOperation, input: Any) -> HTTPRequest:
+def sent(operation: LazyOperation, input: Any) -> HTTPRequest:
     """The request of an input that has passed its schema, as a call has it."""
     plain = prepare_files(operation.plan)(input)
     assert accepts(operation.input_schema.json, plain), plain
@@ -65,7 +66,7 @@ def test_a_file_of_any_form_is_sent_as_a_file(shape: str) -> None:
     operation = form(SHAPES[shape], encoding={"note": {"contentType": "text/markdown"}})
     value = {"file": ("a.png", b"\x89PNG\xff", "image/png"), "note": "# hello"}
     parts = parts_of(
-        sent(operation, value if operation.plan.body and not operation.plan.body.path_to else {"body": value})
+        sent(operation, value if operation.plan.body and not operation.plan.body.input_path else {"body": value})
     )
     assert parts["file"].get_filename() == "a.png"
     assert parts["file"].get_content_type() == "image/png"
@@ -82,7 +83,7 @@ def test_a_form_without_parts_has_its_encoding_whatever_its_schema(shape: str) -
         encoding={"tags": {"style": "pipeDelimited", "explode": False}},
     )
     value = {"tags": ["a", "b"]}
-    request = sent(operation, value if operation.plan.body and not operation.plan.body.path_to else {"body": value})
+    request = sent(operation, value if operation.plan.body and not operation.plan.body.input_path else {"body": value})
     assert request.body == b"tags=a%7Cb"
 
 

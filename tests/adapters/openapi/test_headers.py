@@ -9,7 +9,7 @@ from tests.requirements import requirement
 @requirement("openapi.no-injection")
 @pytest.mark.parametrize("name", ["", "X Key", "X:Y", "X-Key\r\nEvil", "Schlüssel", "(x)", "a=b", "a;b"])
 def test_what_is_not_a_token_is_not_a_header_name(name: str) -> None:
-    with pytest.raises(ValueError, match="cannot be the name of a header"):
+    with pytest.raises(ValueError, match="is not a valid name of a header"):
         header_name(name)
 
 
@@ -20,7 +20,7 @@ def test_a_token_is_a_header_name() -> None:
 @requirement("openapi.no-injection")
 @pytest.mark.parametrize("character", [*map(chr, range(9)), *map(chr, range(10, 32)), "\x7f", "\ud800"])
 def test_a_value_with_a_control_character_is_refused_and_not_shown(character: str) -> None:
-    with pytest.raises(ValueError, match="cannot hold") as caught:
+    with pytest.raises(ValueError, match="cannot contain") as caught:
         header_value(f"secret{character}value")
     assert "secret" not in str(caught.value)
 
@@ -38,5 +38,5 @@ def test_media_types_stay_as_they_are(value: str) -> None:
 @requirement("openapi.no-injection")
 @pytest.mark.parametrize("value", ["", "text", "text/", "text/plain\r\nEvil: 1", "text/plain; a\nb", "a b/c"])
 def test_what_is_not_a_media_type_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match="looks like text/plain"):
+    with pytest.raises(ValueError, match="expected one like text/plain"):
         content_type_value(value)

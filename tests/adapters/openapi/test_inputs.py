@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.bodies import FILE_SCHEMA
-from opwire.adapters.openapi.plan import Part
+from opwire.adapters.openapi.plan import PartEncoding
+from opwire.adapters.openapi.serialize import FILE_SCHEMA
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import accepts, document, input_of, json_body, parameter, read, read_one
 from tests.requirements import requirement
@@ -35,9 +35,9 @@ def test_parameters_and_properties_of_the_body_stand_side_by_side() -> None:
         },
         "required": ["id", "name"],
     }
-    assert [each.path_to for each in one.plan.parameters] == [("id",), ("dry",)]
+    assert [each.input_path for each in one.plan.parameters] == [("id",), ("dry",)]
     assert one.plan.body is not None
-    assert (one.plan.body.path_to, one.plan.body.properties, one.plan.body.open) == ((), ("name", "age"), True)
+    assert (one.plan.body.input_path, one.plan.body.properties, one.plan.body.open) == ((), ("name", "age"), True)
 
 
 @requirement("openapi.input-groups")
@@ -58,9 +58,9 @@ def test_names_that_clash_put_everything_into_groups(operation: dict[str, Any]) 
     assert accepts(json, {"path": {"name": "a"}, "body": {"name": "b"}})
     assert not accepts(json, {"path": {}, "body": {"name": "b"}})
     assert not accepts(json, {"path": {"name": "a"}, "body": {}})
-    assert one.plan.parameters[0].path_to == ("path", "name")
+    assert one.plan.parameters[0].input_path == ("path", "name")
     assert one.plan.body is not None
-    assert one.plan.body.path_to == ("body",)
+    assert one.plan.body.input_path == ("body",)
 
 
 @requirement("openapi.input-groups")
@@ -118,7 +118,7 @@ def test_any_other_body_stands_under_its_own_name(schema: Any) -> None:
     assert json["additionalProperties"] is False
     one.input_schema.compile()
     assert one.plan.body is not None
-    assert one.plan.body.path_to == ("body",)
+    assert one.plan.body.input_path == ("body",)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_binary_body_is_a_file(content_type: str) -> None:
     json = one.input_schema.json
     assert isinstance(json, dict)
     assert json["properties"]["body"] == FILE_SCHEMA
-    assert one.plan.files == (("body",),)
+    assert one.plan.file_paths == (("body",),)
     assert one.plan.body is not None
     assert one.plan.body.binary
 
@@ -259,7 +259,7 @@ def test_a_field_that_is_a_file_takes_one(field: Any, encoding: Any) -> None:
     json = one.input_schema.json
     assert isinstance(json, dict)
     assert json["properties"]["file"] == {"anyOf": [*FILE_SCHEMA["anyOf"], {"type": "null"}]}
-    assert one.plan.files == (("file",),)
+    assert one.plan.file_paths == (("file",),)
     assert one.plan.body is not None
     assert one.plan.body.parts["file"].binary
     assert "note" not in one.plan.body.parts
@@ -275,13 +275,13 @@ def test_several_files_and_unions_of_files_are_taken() -> None:
     one = read_one(body({"type": "object", "properties": fields}, MULTIPART))
     assert one.input_schema.is_valid({"many": ["aGk=", {"data": "aGk=", "filename": "a"}], "either": "aGk="})
     assert one.input_schema.is_valid({"either": ["aGk="]})
-    assert one.plan.files == (("many",), ("either",))
+    assert one.plan.file_paths == (("many",), ("either",))
 
 
 def test_base64_in_json_and_in_forms_stays_text() -> None:
     fields = {"a": {"type": "string", "format": "byte"}, "b": {"type": "string", "contentEncoding": "base64"}}
     for content_type in ("application/json", FORM, MULTIPART):
-        assert read_one(body({"type": "object", "properties": fields}, content_type)).plan.files == ()
+        assert read_one(body({"type": "object", "properties": fields}, content_type)).plan.file_paths == ()
 
 
 # --- kinds of body --------------------------------------------------------------------------------------------------
@@ -325,9 +325,9 @@ def test_the_encoding_of_a_form_says_how_its_fields_are_sent() -> None:
     plan = read_one(body(form, FORM, encoding=encoding)).plan
     assert plan.body is not None
     assert plan.body.parts == {
-        "a": Part(style="deepObject", explode=True),
-        "b": Part(style="form", explode=False),
-        "c": Part(content_type="application/json", headers={"X-Kind": "k"}, explode=True),
+        "a": PartEncoding(style="deepObject", explode=True),
+        "b": PartEncoding(style="form", explode=False),
+        "c": PartEncoding(content_type="application/json", headers={"X-Kind": "k"}, explode=True),
     }
 
 
@@ -397,7 +397,7 @@ def test_the_form_of_swagger_is_made_of_parameters() -> None:
     assert json["required"] == ["file"]
     assert one.plan.body is not None
     assert one.plan.body.content_type == MULTIPART
-    assert one.plan.body.parts["tags"] == Part(style="pipeDelimited", explode=False)
+    assert one.plan.body.parts["tags"] == PartEncoding(style="pipeDelimited", explode=False)
     without = read_one({"parameters": fields[1:], "consumes": [MULTIPART, FORM]}, version="2.0").plan.body
     assert without is not None
     assert without.content_type == FORM

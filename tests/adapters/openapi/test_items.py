@@ -5,31 +5,32 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.plan import Media, Plan, StreamKind
-from opwire.adapters.openapi.responses import Head
-from opwire.adapters.openapi.streams import EventItems, SSEParser, stream_kind, value_items
+from opwire.adapters.openapi.plan import CallPlan, ResponseMedia, StreamKind
+from opwire.adapters.openapi.responses import ResponseHead
+from opwire.adapters.openapi.streams import EventDecoder, stream_kind, value_decoder
+from opwire.http_client import SSEParser
 from opwire.schema import UNKNOWN, Schema
 from tests.requirements import requirement
 
 
-def plan(content_type: str = "text/event-stream", kind: StreamKind = "sse", schema: Schema = UNKNOWN) -> Plan:
-    media = Media(content_type=content_type, schema=schema, stream=kind)
-    return Plan(
+def plan(content_type: str = "text/event-stream", kind: StreamKind = "sse", schema: Schema = UNKNOWN) -> CallPlan:
+    media = ResponseMedia(content_type=content_type, schema=schema, stream=kind)
+    return CallPlan(
         operation_id="feed.watch",
         method="GET",
         path="/",
         server="http://feed.example",
-        responses={"200": (Media(content_type="application/json"), media)},
+        responses={"200": (ResponseMedia(content_type="application/json"), media)},
         stream=kind,
     )
 
 
-def head(content_type: str = "text/event-stream; charset=utf-8") -> Head:
-    return Head(method="GET", status=200, reason="OK", headers=[("X-A", "1")], content_type=content_type)
+def head(content_type: str = "text/event-stream; charset=utf-8") -> ResponseHead:
+    return ResponseHead(method="GET", status=200, reason="OK", headers=[("X-A", "1")], content_type=content_type)
 
 
 def events(stream: bytes, schema: Schema = UNKNOWN) -> list[Any]:
-    return EventItems(plan(schema=schema), head(), SSEParser()).feed(stream)
+    return EventDecoder(plan(schema=schema), head(), SSEParser()).feed(stream)
 
 
 @requirement("openapi.sse-envelopes")
@@ -83,7 +84,7 @@ def test_an_event_without_json_is_left_out_where_the_schema_has_no_place_for_tex
 
 @requirement("openapi.stream-done")
 def test_the_sentinel_ends_the_events_and_is_none_itself() -> None:
-    items = EventItems(plan(), head(), SSEParser())
+    items = EventDecoder(plan(), head(), SSEParser())
     assert [item.value.data for item in items.feed(b"data: 1\n\ndata: [DONE]\n\ndata: 2\n\n")] == [1]
     assert items.done
     assert items.end() == []
@@ -92,7 +93,7 @@ def test_the_sentinel_ends_the_events_and_is_none_itself() -> None:
 @requirement("openapi.stream-errors")
 def test_problem_details_in_an_error_event_are_an_error() -> None:
     problem = b'{"title": "Too late", "status": 504, "detail": "after 5 s"}'
-    items = EventItems(plan(schema=Schema({"type": "integer"})), head(), SSEParser())
+    items = EventDecoder(plan(schema=Schema({"type": "integer"})), head(), SSEParser())
     found = items.feed(b"data: 1\n\nevent: error\ndata: " + problem + b"\n\ndata: 2\n\n")
     assert [item.value.data for item in found] == [1]
     assert items.failure is not None
@@ -104,7 +105,7 @@ def test_problem_details_in_an_error_event_are_an_error() -> None:
     "data", [b'{"status": 200, "title": "ok"}', b'{"message": "overloaded"}', b"no", b'{"status": 500}']
 )
 def test_any_other_error_event_is_an_item(data: bytes) -> None:
-    items = EventItems(plan(), head(), SSEParser())
+    items = EventDecoder(plan(), head(), SSEParser())
     [item] = items.feed(b"event: error\ndata: " + data + b"\n\n")
     assert item.value.meta.event_type == "error"
     assert items.failure is None
@@ -113,7 +114,7 @@ def test_any_other_error_event_is_an_item(data: bytes) -> None:
 @requirement("openapi.ndjson")
 def test_each_value_is_an_envelope() -> None:
     schema = Schema({"type": "integer"})
-    items = value_items(
+    items = value_decoder(
         plan("application/x-ndjson", "ndjson", schema), head("application/x-ndjson; v=1"), "ndjson", max_item=100
     )
     [first] = items.feed(b"1\n2")
@@ -125,7 +126,7 @@ def test_each_value_is_an_envelope() -> None:
 
 @requirement("openapi.json-seq")
 def test_records_are_read_as_records() -> None:
-    items = value_items(plan("application/json-seq", "json-seq"), head("application/json-seq"), "json-seq", 100)
+    items = value_decoder(plan("application/json-seq", "json-seq"), head("application/json-seq"), "json-seq", 100)
     assert [item.value.data for item in items.feed(b"\x1e[\n1]\n\x1e2\n")] == [[1], 2]
 
 
@@ -149,16 +150,16 @@ def test_the_framing_is_that_of_the_answer(declared: StreamKind, content_type: s
 
 def test_the_only_declared_stream_is_meant_where_the_content_type_is_vague() -> None:
     schema = Schema({"type": "integer"})
-    items = value_items(plan("application/jsonl", "ndjson", schema), head("text/plain"), "ndjson", max_item=100)
+    items = value_decoder(plan("application/jsonl", "ndjson", schema), head("text/plain"), "ndjson", max_item=100)
     assert items.feed(b"1\n")[0].schema is schema
 
 
 @requirement("openapi.sse-bounded")
 def test_large_headers_are_not_repeated_in_every_item(caplog: pytest.LogCaptureFixture) -> None:
     given = [("X-Small", "1"), *(("X-Large", "x" * 10_000) for _ in range(20)), ("Set-Cookie", "a=1")]
-    large = Head(method="GET", status=200, reason="OK", headers=given, content_type="text/event-stream")
-    for items in (EventItems(plan(), large, SSEParser()), value_items(plan(), large, "ndjson", 100)):
-        [item] = items.feed(b"data: 1\n\n" if isinstance(items, EventItems) else b"1\n")
+    large = ResponseHead(method="GET", status=200, reason="OK", headers=given, content_type="text/event-stream")
+    for items in (EventDecoder(plan(), large, SSEParser()), value_decoder(plan(), large, "ndjson", 100)):
+        [item] = items.feed(b"data: 1\n\n" if isinstance(items, EventDecoder) else b"1\n")
         meta = item.value.meta
         assert sum(map(len, meta.headers.values())) < 16 * 1024
         assert (meta.headers["x-small"], meta.set_cookie) == ("1", ["a=1"])

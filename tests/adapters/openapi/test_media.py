@@ -1,20 +1,19 @@
 """Content types: which of several is taken."""
 
-from opwire.adapters.openapi.document import Document, Place
+from opwire.adapters.openapi.document import Located, SourceDocument
 from opwire.adapters.openapi.endpoints import (
-    Content,
+    MediaContent,
     accept_header,
     is_form,
-    is_json,
     is_multipart,
     is_text,
     preferred,
-    stream_kind,
 )
+from opwire.adapters.openapi.plan import media_type
 
 
-def content(*types: str) -> list[Content]:
-    return [Content(each, Place({}, Document({}))) for each in types]
+def content(*types: str) -> list[MediaContent]:
+    return [MediaContent(each, Located({}, SourceDocument({}))) for each in types]
 
 
 def chosen(*types: str) -> str | None:
@@ -33,16 +32,16 @@ def test_json_itself_comes_before_its_relatives_and_those_before_the_rest() -> N
 
 
 def test_kinds_of_content() -> None:
-    assert stream_kind("text/event-stream;charset=utf-8") == "sse"
-    assert stream_kind("application/json") is None
+    assert media_type("text/event-stream;charset=utf-8").stream == "sse"
+    assert media_type("application/json").stream is None
     assert is_form("multipart/form-data; boundary=x")
     assert not is_form("multipart/mixed")
     assert is_multipart("multipart/mixed")
     assert is_text("application/xml")
     assert not is_text("text/json")
     assert not is_text("application/x-www-form-urlencoded")
-    assert is_json("Application/HAL+JSON")
-    assert not is_json("application/stream+json")
+    assert media_type("Application/HAL+JSON").is_json
+    assert not media_type("application/stream+json").is_json
 
 
 def test_what_is_asked_for_cannot_carry_a_second_header() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.adapters.openapi.plan import Media, choose, media_type
+from opwire.adapters.openapi.plan import ResponseMedia, choose, media_type
 from tests.requirements import requirement
 
 
@@ -88,7 +88,7 @@ def test_streams_are_known_by_their_names(header: str, kind: str | None) -> None
     ],
 )
 def test_the_kind_that_is_most_exactly_declared_is_chosen(declared: list[str], actual: str, chosen: str | None) -> None:
-    found = choose([Media(content_type=each) for each in declared], media_type(actual))
+    found = choose([ResponseMedia(content_type=each) for each in declared], media_type(actual))
     assert (found and found.content_type) == chosen
 
 

@@ -1,4 +1,4 @@
-"""The framing of multipart bodies, judged by a parser that is not ours."""
+"""The framing of multipart serialize, judged by a parser that is not ours."""
 
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from python_multipart import FormParser
 from python_multipart.multipart import Field, File
 
-from opwire.adapters.openapi import bodies
-from opwire.adapters.openapi.bodies import FormPart, write_multipart
+from opwire.adapters.openapi import serialize
+from opwire.adapters.openapi.serialize import FormPart, write_multipart
 from tests.requirements import requirement
 
 
@@ -107,7 +107,7 @@ def test_what_would_add_a_line_to_a_part_is_refused(part: FormPart) -> None:
 @requirement("openapi.multipart")
 def test_the_boundary_is_not_in_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     boundaries = iter(["aaaa", "bbbb", "cccc"])
-    monkeypatch.setattr(bodies, "token_hex", lambda _: next(boundaries))
+    monkeypatch.setattr(serialize, "token_hex", lambda _: next(boundaries))
     parts = [FormPart(name="x", data=b"\r\n--aaaa--"), FormPart(name="y", data=b"..bbbb..")]
     assert write_multipart(parts)[1] == "cccc"
 

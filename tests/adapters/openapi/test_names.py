@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from opwire.adapters.openapi.reading import Wish, distinct, name_from_path, namespace_from, stream_name, usable_name
+from opwire.adapters.openapi.operations import (
+    NameCandidate,
+    name_from_path,
+    namespace_from,
+    printable_name,
+    stream_name,
+    unique_names,
+)
 from tests.requirements import requirement
 
 
@@ -50,17 +57,17 @@ def test_an_operation_without_a_name_gets_a_readable_one(method: str, path: str,
     ],
 )
 def test_odd_ids_are_repaired(given: str, name: str) -> None:
-    assert usable_name(given) == name
+    assert printable_name(given) == name
 
 
 @requirement("openapi.names")
 def test_clashes_are_resolved_whatever_the_order() -> None:
     wishes = [
-        Wish("GET", "/b", "list", True),
-        Wish("GET", "/a", "list", True),
-        Wish("POST", "/a", "list", True),
-        Wish("GET", "/list", "get_list", False),
-        Wish("PUT", "/z", "get_list", True),
+        NameCandidate("GET", "/b", "list", True),
+        NameCandidate("GET", "/a", "list", True),
+        NameCandidate("POST", "/a", "list", True),
+        NameCandidate("GET", "/list", "get_list", False),
+        NameCandidate("PUT", "/z", "get_list", True),
     ]
     expected = {
         ("GET", "/a"): "list",
@@ -71,13 +78,13 @@ def test_clashes_are_resolved_whatever_the_order() -> None:
     }
     for seed in range(5):
         random.Random(seed).shuffle(wishes)
-        assert distinct(wishes) == expected
+        assert unique_names(wishes) == expected
 
 
 @requirement("openapi.names")
 def test_names_stay_distinct_and_short_when_thousands_are_alike() -> None:
-    wishes = [Wish("GET", f"/{'x' * 300}/{number}", "y" * 200, True) for number in range(3_000)]
-    names = distinct(wishes)
+    wishes = [NameCandidate("GET", f"/{'x' * 300}/{number}", "y" * 200, True) for number in range(3_000)]
+    names = unique_names(wishes)
     assert len(set(names.values())) == len(wishes)
     assert max(map(len, names.values())) == 200
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Documents
-from opwire.adapters.openapi.payloads import PlainObject, plain_object
-from opwire.adapters.openapi.schemas import Schemas
+from opwire.adapters.openapi.document import DocumentSet
+from opwire.adapters.openapi.request_bodies import PlainObject, plain_object
+from opwire.adapters.openapi.schemas import SchemaRewriter
 from opwire.adapters.report import Report
 from tests.adapters.openapi.documents import document
 
@@ -18,8 +18,8 @@ SCHEMAS = {
 
 
 def taken_apart(schema: Any, version: str = "3.1") -> PlainObject | None:
-    documents = Documents(document({}, f"{version}.0", schemas=SCHEMAS), "", version)  # pyright: ignore[reportArgumentType]
-    return plain_object(schema, documents.main, Schemas(documents, Report()))
+    documents = DocumentSet(document({}, f"{version}.0", schemas=SCHEMAS), "", version)  # pyright: ignore[reportArgumentType]
+    return plain_object(schema, documents.main, SchemaRewriter(documents, Report()))
 
 
 def ref(name: str) -> dict[str, Any]:

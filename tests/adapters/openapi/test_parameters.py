@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.plan import Parameter
+from opwire.adapters.openapi.plan import RequestParameter
 from tests.adapters.openapi.documents import Read, document, parameter
 from tests.requirements import requirement
 
@@ -13,7 +13,7 @@ def read(*parameters: Any, path: str = "/a", version: str = "3.1.0", item: Any =
     return Read(document({path: {"parameters": list(item), "get": {"parameters": list(parameters)}}}, version))
 
 
-def sent(*parameters: Any, **options: Any) -> dict[str, Parameter]:
+def sent(*parameters: Any, **options: Any) -> dict[str, RequestParameter]:
     return {each.name: each for each in read(*parameters, **options).only.plan.parameters}
 
 
@@ -79,9 +79,9 @@ def test_path_variables_that_nobody_describes_are_texts() -> None:
     ]
     assert found.only.input_schema.is_valid({"b": "x", "c": "y", "d": "z"})
     assert [warning.partition(": ")[2] for warning in found.report.warnings] == [
-        "the path has no place for the parameter 'elsewhere'",
-        "no parameter describes {b}: it is a text",
-        "no parameter describes {d}: it is a text",
+        "the path has no variable for the parameter 'elsewhere'",
+        "no parameter describes {b}: it is a string",
+        "no parameter describes {d}: it is a string",
     ]
 
 

@@ -2,19 +2,19 @@
 
 import pytest
 
-from opwire.adapters.openapi.plan import Body, Media, Plan
+from opwire.adapters.openapi.plan import CallPlan, RequestBody, ResponseMedia
 from opwire.schema import UNKNOWN
 
 
 def test_a_plan_says_what_is_usual_unless_told_otherwise() -> None:
-    plan = Plan(operation_id="a.b", method="GET", path="/", server="https://api.test")
-    assert (plan.parameters, plan.body, plan.security, plan.files) == ((), None, (), ())
+    plan = CallPlan(operation_id="a.b", method="GET", path="/", server="https://api.test")
+    assert (plan.parameters, plan.body, plan.security, plan.file_paths) == ((), None, (), ())
     assert plan.accept == "*/*"
-    assert Body(content_type="application/json", required=True).path_to == ("body",)
-    assert Media(content_type="text/plain").schema is UNKNOWN
+    assert RequestBody(content_type="application/json", required=True).input_path == ("body",)
+    assert ResponseMedia(content_type="text/plain").schema is UNKNOWN
 
 
 def test_a_plan_does_not_change() -> None:
-    plan = Plan(operation_id="a.b", method="GET", path="/", server="https://api.test")
+    plan = CallPlan(operation_id="a.b", method="GET", path="/", server="https://api.test")
     with pytest.raises(AttributeError):
         plan.path = "/other"  # pyright: ignore[reportAttributeAccessIssue]

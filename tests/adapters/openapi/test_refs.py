@@ -2,7 +2,7 @@
 
 import pytest
 
-from opwire.adapters.openapi.document import Document, Documents, objects_in
+from opwire.adapters.openapi.document import DocumentSet, SourceDocument, objects_in
 from opwire.errors import SchemaError
 from tests.requirements import requirement
 
@@ -23,8 +23,8 @@ ROOT = {
 }
 
 
-def documents(uri: str = "", version: str = "3.1") -> Documents:
-    return Documents(ROOT, uri, version)  # pyright: ignore[reportArgumentType]
+def documents(uri: str = "", version: str = "3.1") -> DocumentSet:
+    return DocumentSet(ROOT, uri, version)  # pyright: ignore[reportArgumentType]
 
 
 @requirement("openapi.refs")
@@ -60,8 +60,8 @@ def test_a_reference_inside_the_document_is_found(ref: str, value: object) -> No
         ("#anchor", "no such anchor"),
         ("#not-a-schema", "no such anchor"),
         ("other.yaml#/a", "a document that is not loaded"),
-        ("#/circle/x", "leads in a circle"),
-        ("#/inward/deeper", "leads in a circle"),
+        ("#/circle/x", "is part of a cycle"),
+        ("#/inward/deeper", "is part of a cycle"),
     ],
 )
 def test_a_reference_to_nothing_says_so(ref: str, says: str) -> None:
@@ -74,7 +74,7 @@ def test_a_reference_to_nothing_says_so(ref: str, says: str) -> None:
 def test_references_are_followed_to_the_end_or_to_the_circle() -> None:
     known = documents()
     assert known.follow(ROOT["one"], known.main).value is ROOT["three"]
-    with pytest.raises(SchemaError, match="in a circle"):
+    with pytest.raises(SchemaError, match="part of a cycle"):
         known.follow(ROOT["circle"], known.main)
     with pytest.raises(SchemaError, match="the thing is not an object"):
         known.follow_object({"$ref": "#/list"}, known.main, "the thing")
@@ -82,7 +82,7 @@ def test_references_are_followed_to_the_end_or_to_the_circle() -> None:
 
 def test_another_document_is_read_against_its_own_address() -> None:
     known = documents("file:///api/main.yaml")
-    other = Document({"x": {"$ref": "#/y"}, "y": 7}, "file:///api/sub/other.yaml")
+    other = SourceDocument({"x": {"$ref": "#/y"}, "y": 7}, "file:///api/sub/other.yaml")
     known.loaded[other.uri] = other
     assert known.follow({"$ref": "sub/other.yaml#/x"}, known.main).value == 7
     assert known.resolve("../main.yaml#/list", other).document is known.main
@@ -90,7 +90,7 @@ def test_another_document_is_read_against_its_own_address() -> None:
 
 def test_a_part_in_a_file_of_its_own_may_refer_to_the_whole() -> None:
     known = documents("file:///api/main.yaml")
-    part = Document({"a": 1}, "file:///api/part.yaml")
+    part = SourceDocument({"a": 1}, "file:///api/part.yaml")
     assert known.resolve("#/a", part).value == 1
     assert known.resolve("#/three/here", part).value == {"deep": True}
     with pytest.raises(SchemaError, match="there is no 'nowhere'"):
@@ -105,12 +105,12 @@ def test_why_a_document_is_missing_is_told() -> None:
 
 
 def test_a_document_may_say_its_own_address() -> None:
-    known = Documents(
+    known = DocumentSet(
         {"openapi": "3.2.0", "$self": "https://api.test/v2/openapi.json", "a": 1}, "file:///x.json", "3.2"
     )
     assert known.resolve("https://api.test/v2/openapi.json#/a", known.main).value == 1
     assert known.resolve("openapi.json#/a", known.main).value == 1
-    assert known.knows("file:///x.json")
+    assert known.is_known("file:///x.json")
 
 
 def test_a_dynamic_anchor_counts_where_it_is_the_only_one() -> None:
@@ -119,11 +119,11 @@ def test_a_dynamic_anchor_counts_where_it_is_the_only_one() -> None:
     assert known.single_dynamic_anchor("other", known.main) is None
 
 
-def chained(count: int) -> Documents:
+def chained(count: int) -> DocumentSet:
     """References each of which leads through the next."""
     steps = {f"a{number}": {"$ref": f"#/a{number + 1}/x"} for number in range(count)}
     root = {"openapi": "3.1.0", **steps, f"a{count}": {"x": {"x": {"x": {}}}}}
-    return Documents(root, "", "3.1")
+    return DocumentSet(root, "", "3.1")
 
 
 @requirement("openapi.refs")
@@ -135,7 +135,7 @@ def test_references_that_lead_through_very_many_others_are_told() -> None:
 
 @requirement("openapi.refs")
 def test_a_place_in_an_array_that_no_integer_could_hold_is_nothing() -> None:
-    with pytest.raises(SchemaError, match="points at nothing") as caught:
+    with pytest.raises(SchemaError, match="has no target") as caught:
         documents().resolve("#/list/" + "9" * 6_000, documents().main)
     assert len(str(caught.value)) < 500
 

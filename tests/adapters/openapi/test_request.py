@@ -15,26 +15,28 @@ from yarl import URL
 
 from opwire import OperationRegistry
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.plan import Body, Location, Parameter, Part, Plan, Style
-from opwire.adapters.openapi.request import HTTPRequest, build_request, compile_request
+from opwire.adapters.openapi.plan import CallPlan, Location, PartEncoding, RequestBody, RequestParameter, Style
+from opwire.adapters.openapi.request import compile_request
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import HTTPRequest
 from tests.adapters.openapi.echo import EchoServer
+from tests.adapters.openapi.plans import build_request
 from tests.requirements import requirement
 
 STYLES: dict[Location, Style] = {"path": "simple", "header": "simple"}
 
 
-def parameter(name: str, location: Location, **options: Any) -> Parameter:
-    fields: dict[str, Any] = {"path_to": (name,), "style": STYLES.get(location, "form"), "explode": True, **options}
-    return Parameter(name=name, location=location, **fields)
+def parameter(name: str, location: Location, **options: Any) -> RequestParameter:
+    fields: dict[str, Any] = {"input_path": (name,), "style": STYLES.get(location, "form"), "explode": True, **options}
+    return RequestParameter(name=name, location=location, **fields)
 
 
-def plan(path: str = "/", *parameters: Parameter, **options: Any) -> Plan:
+def plan(path: str = "/", *parameters: RequestParameter, **options: Any) -> CallPlan:
     fields: dict[str, Any] = {"method": "GET", "server": "http://127.0.0.1:1/v1", **options}
-    return Plan(operation_id="pets.get", path=path, parameters=parameters, **fields)
+    return CallPlan(operation_id="pets.get", path=path, parameters=parameters, **fields)
 
 
-def body_plan(body: Body, *parameters: Parameter) -> Plan:
+def body_plan(body: RequestBody, *parameters: RequestParameter) -> CallPlan:
     return plan("/", *parameters, method="POST", body=body)
 
 
@@ -70,7 +72,7 @@ def test_what_is_not_given_or_null_is_left_out() -> None:
     assert build_request(PETS, {"id": 1, "tags": []}) == bare
 
 
-def refusal(plan: Plan, input: Any) -> CallError:
+def refusal(plan: CallPlan, input: Any) -> CallError:
     with pytest.raises(CallError) as caught:
         build_request(plan, input)
     assert caught.value.code is ErrorCode.VALIDATION_ERROR
@@ -83,7 +85,7 @@ def test_a_required_parameter_that_is_not_given_is_named(input: Any) -> None:
     error = refusal(PETS, input)
     assert error.message == "pets.get: /id: this path parameter is required"
     assert error.details == {"problems": [{"path": "/id", "message": "this path parameter is required"}]}
-    query = plan("/", parameter("q", "query", required=True, path_to=("query", "q")))
+    query = plan("/", parameter("q", "query", required=True, input_path=("query", "q")))
     assert refusal(query, {"query": {}}).message == "pets.get: /query/q: this query parameter is required"
 
 
@@ -91,13 +93,15 @@ def test_a_required_parameter_that_is_not_given_is_named(input: Any) -> None:
 def test_a_required_null_is_written_as_the_specification_writes_an_undefined_value() -> None:
     required = plan("/x{m}", parameter("m", "path", style="matrix"), parameter("q", "query", required=True))
     assert build_request(required, {"m": None, "q": None}).url == "http://127.0.0.1:1/v1/x;m?q="
-    assert "{id} would make a segment of the path ''" in refusal(PETS, {"id": None}).message
+    assert "{id} would make a path segment ''" in refusal(PETS, {"id": None}).message
 
 
 @requirement("openapi.request")
 def test_a_parameter_is_found_where_its_plan_says() -> None:
     grouped = plan(
-        "/{id}", parameter("id", "path", path_to=("path", "id")), parameter("id", "query", path_to=("query", "id"))
+        "/{id}",
+        parameter("id", "path", input_path=("path", "id")),
+        parameter("id", "query", input_path=("query", "id")),
     )
     assert build_request(grouped, {"path": {"id": 1}, "query": {"id": 2}}).url == "http://127.0.0.1:1/v1/1?id=2"
 
@@ -111,7 +115,7 @@ def test_queries_of_server_and_path_are_kept_before_the_parameters() -> None:
 @requirement("openapi.path-values")
 @pytest.mark.parametrize("bad", ["", ".", "..", [], {}])
 def test_a_value_that_would_mean_another_path_is_refused(bad: Any) -> None:
-    assert "{id} would make a segment of the path" in refusal(PETS, {"id": bad}).message
+    assert "{id} would make a path segment" in refusal(PETS, {"id": bad}).message
 
 
 @requirement("openapi.no-injection")
@@ -134,10 +138,10 @@ def test_headers_that_frame_a_request_are_the_clients_own(name: str) -> None:
         (plan(server="/v1"), "base_url="),
         (plan("/", parameter("X Y", "header")), "name of a header"),
         (plan(accept="a/b\r\nEvil: 1"), "line breaks"),
-        (plan(body=Body(content_type="a/b\r\nEvil: 1", required=False)), "line breaks"),
+        (plan(body=RequestBody(content_type="a/b\r\nEvil: 1", required=False)), "line breaks"),
     ],
 )
-def test_a_plan_that_cannot_be_carried_out_is_an_error_before_any_input(broken: Plan, why: str) -> None:
+def test_a_plan_that_cannot_be_carried_out_is_an_error_before_any_input(broken: CallPlan, why: str) -> None:
     with pytest.raises(CallError) as caught:
         compile_request(broken)
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
@@ -152,7 +156,7 @@ def test_the_repr_of_a_request_shows_neither_query_nor_headers() -> None:
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
-JSON_BODY = Body(content_type="application/json", required=False)
+JSON_BODY = RequestBody(content_type="application/json", required=False)
 
 
 @requirement("openapi.bodies")
@@ -166,44 +170,46 @@ def test_a_body_is_sent_with_its_content_type_or_not_at_all() -> None:
 
 @requirement("openapi.bodies")
 def test_a_required_body_may_be_null_in_json_alone() -> None:
-    required = Body(content_type="application/json", required=True)
+    required = RequestBody(content_type="application/json", required=True)
     assert build_request(body_plan(required), {"body": None}).body == b"null"
     assert refusal(body_plan(required), {}).message == "pets.get: /body: as the body: it is required"
-    text = Body(content_type="text/plain", required=True)
-    assert "null cannot be written" in refusal(body_plan(text), {"body": None}).message
+    text = RequestBody(content_type="text/plain", required=True)
+    assert "null cannot be sent" in refusal(body_plan(text), {"body": None}).message
 
 
 @requirement("openapi.bodies")
 def test_the_properties_of_a_body_are_gathered_from_among_the_parameters() -> None:
-    body = Body(content_type="application/json", required=False, path_to=(), properties=("a", "b"))
+    body = RequestBody(content_type="application/json", required=False, input_path=(), properties=("a", "b"))
     query = parameter("q", "query")
     assert build_request(body_plan(body, query), {"q": 1, "a": None, "x": 3}).body == b'{"a":null}'
     assert build_request(body_plan(body, query), {"q": 1}).body is None
-    required = Body(content_type="application/json", required=True, path_to=(), properties=("a",))
+    required = RequestBody(content_type="application/json", required=True, input_path=(), properties=("a",))
     assert build_request(body_plan(required), None).body == b"{}"
-    opened = Body(content_type="application/json", required=False, path_to=(), properties=("a",), open=True)
+    opened = RequestBody(content_type="application/json", required=False, input_path=(), properties=("a",), open=True)
     assert build_request(body_plan(opened, query), {"q": 1, "x": 3, "a": 2}).body == b'{"a":2,"x":3}'
 
 
 @requirement("openapi.bodies")
 def test_fixed_properties_are_set_whatever_the_input_says() -> None:
-    fixed = Body(content_type="application/json", required=False, fixed={"stream": True})
+    fixed = RequestBody(content_type="application/json", required=False, fixed={"stream": True})
     assert build_request(body_plan(fixed), {"body": {"stream": False, "a": 1}}).body == b'{"stream":true,"a":1}'
     assert build_request(body_plan(fixed), {}).body == b'{"stream":true}'
     assert build_request(body_plan(fixed), {"body": [1]}).body == b"[1]"
-    flat = Body(content_type="application/json", required=True, path_to=(), properties=("a",), fixed={"stream": True})
+    flat = RequestBody(
+        content_type="application/json", required=True, input_path=(), properties=("a",), fixed={"stream": True}
+    )
     assert build_request(body_plan(flat), {"a": 1}).body == b'{"a":1,"stream":true}'
 
 
 def test_a_body_that_cannot_be_written_names_the_property() -> None:
-    form = Body(content_type="multipart/form-data", required=True, parts={"file": Part(binary=True)})
+    form = RequestBody(content_type="multipart/form-data", required=True, parts={"file": PartEncoding(binary=True)})
     assert refusal(body_plan(form), {"body": {"file": "x"}}).message.startswith(
         "pets.get: /body: as the body: file: a file is given as bytes"
     )
 
 
 def test_the_callers_input_is_not_changed() -> None:
-    fixed = Body(content_type="application/json", required=False, fixed={"stream": True})
+    fixed = RequestBody(content_type="application/json", required=False, fixed={"stream": True})
     input = {"body": {"a": 1}}
     build_request(body_plan(fixed), input)
     assert input == {"body": {"a": 1}}
@@ -309,7 +315,7 @@ async def form_server() -> AsyncIterator[str]:
 async def test_a_multipart_form_is_read_by_a_real_server(form_server: str) -> None:
     data = b64encode(bytes(range(256))).decode()
     photo = {"filename": "große Katze.png", "contentType": "image/png", "data": data}
-    form = Body(content_type="multipart/form-data", required=True, parts={"photo": Part(binary=True)})
+    form = RequestBody(content_type="multipart/form-data", required=True, parts={"photo": PartEncoding(binary=True)})
     request = build_request(
         plan("/", method="POST", body=form, server=form_server),
         {"body": {"note": "grüße", "tags": ["a", "b"], "meta": {"k": 1}, "photo": photo}},
@@ -325,8 +331,10 @@ async def test_a_multipart_form_is_read_by_a_real_server(form_server: str) -> No
 
 @requirement("openapi.forms")
 async def test_an_urlencoded_form_is_read_by_a_real_server(form_server: str) -> None:
-    form = Body(
-        content_type="application/x-www-form-urlencoded", required=True, parts={"items": Part(style="deepObject")}
+    form = RequestBody(
+        content_type="application/x-www-form-urlencoded",
+        required=True,
+        parts={"items": PartEncoding(style="deepObject")},
     )
     request = build_request(
         plan("/", method="POST", body=form, server=form_server),
@@ -388,8 +396,8 @@ def test_a_query_is_read_back_as_it_was_given(text: str, other: str) -> None:
     assert parse_qsl(query, keep_blank_values=True) == [("q", text), ("o[x]", text), ("w", "plain")]
 
 
-def planned(*parameters: Parameter) -> Plan:
-    return Plan(operation_id="a.b", method="GET", path="/", server="http://api.test", parameters=parameters)
+def planned(*parameters: RequestParameter) -> CallPlan:
+    return CallPlan(operation_id="a.b", method="GET", path="/", server="http://api.test", parameters=parameters)
 
 
 @requirement("openapi.left-out")

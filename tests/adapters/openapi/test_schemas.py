@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Documents
-from opwire.adapters.openapi.schemas import Direction, Schemas
+from opwire.adapters.openapi.document import DocumentSet
+from opwire.adapters.openapi.schemas import Direction, SchemaRewriter
 from opwire.adapters.report import Report
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import document, input_of, json_body
@@ -22,8 +22,8 @@ class Reading:
         self.report = Report()
         self.direction: Direction = direction
         root = document({}, f"{version}.0" if version != "2.0" else version, schemas=schemas)
-        self.documents = Documents(root, "", version)  # pyright: ignore[reportArgumentType]
-        self.schemas = Schemas(self.documents, self.report)
+        self.documents = DocumentSet(root, "", version)  # pyright: ignore[reportArgumentType]
+        self.schemas = SchemaRewriter(self.documents, self.report)
 
     def read(self, schema: Any) -> Any:
         written = self.schemas.read(schema, self.documents.main, self.direction, "here")
@@ -186,11 +186,11 @@ def test_a_discriminator_chooses_the_variant(mapping: dict[str, str] | None) -> 
     [
         ({"$ref": "#/components/schemas/Nope"}, "there is no 'Nope'"),
         ({"$ref": "#/info/title"}, "not a schema"),
-        ({"$ref": "#/components/schemas/Circle"}, "in a circle"),
+        ({"$ref": "#/components/schemas/Circle"}, "part of a cycle"),
         ({"$ref": "other.yaml#/Pet"}, "not loaded"),
         ({"type": "object", "properties": {"a": "string"}}, ""),
         ("string", "a schema is an object, not str"),
-        ({"$dynamicRef": "#T"}, "no single target"),
+        ({"$dynamicRef": "#T"}, "is ambiguous"),
     ],
 )
 def test_a_schema_that_cannot_be_used_says_so_and_takes_anything(schema: Any, says: str) -> None:

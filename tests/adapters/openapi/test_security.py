@@ -1,4 +1,4 @@
-"""Credentials: which ones a request needs, and where they go."""
+"""APICredentials: which ones a request needs, and where they go."""
 
 import asyncio
 import logging
@@ -9,34 +9,35 @@ import pytest
 
 from opwire import Identity, OperationRegistry
 from opwire.adapters.openapi import from_openapi
-from opwire.adapters.openapi.plan import Need, Plan, Scheme
-from opwire.adapters.openapi.request import HTTPRequest, build_request
-from opwire.adapters.openapi.security import Credentials, OAuthClient
+from opwire.adapters.openapi.plan import CallPlan, SecurityRequirement, SecurityScheme
+from opwire.adapters.openapi.security import APICredentials, OAuthClient
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import HTTPRequest
 from opwire.operation import Context
 from tests.adapters.openapi.echo import EchoServer, Exchange, json_answer
+from tests.adapters.openapi.plans import build_request
 from tests.requirements import requirement
 
 CONTEXT = Context(identity=Identity(id="ada"))
-HEADER_KEY = Scheme(name="header_key", kind="apiKey", location="header", parameter="X-Key")
-QUERY_KEY = Scheme(name="query_key", kind="apiKey", location="query", parameter="api key")
-COOKIE_KEY = Scheme(name="cookie_key", kind="apiKey", location="cookie", parameter="sid")
-BASIC = Scheme(name="basic", kind="basic")
-BEARER = Scheme(name="bearer", kind="bearer")
-OIDC = Scheme(name="oidc", kind="openIdConnect")
-DIGEST = Scheme(name="digest", kind="other", said="http digest")
-MUTUAL_TLS = Scheme(name="tls", kind="other", said="mutualTLS")
-OAUTH = Scheme(name="login", kind="oauth2", token_url="https://api.example/token")
+HEADER_KEY = SecurityScheme(name="header_key", kind="apiKey", location="header", parameter="X-Key")
+QUERY_KEY = SecurityScheme(name="query_key", kind="apiKey", location="query", parameter="api key")
+COOKIE_KEY = SecurityScheme(name="cookie_key", kind="apiKey", location="cookie", parameter="sid")
+BASIC = SecurityScheme(name="basic", kind="basic")
+BEARER = SecurityScheme(name="bearer", kind="bearer")
+OIDC = SecurityScheme(name="oidc", kind="openIdConnect")
+DIGEST = SecurityScheme(name="digest", kind="other", declared_as="http digest")
+MUTUAL_TLS = SecurityScheme(name="tls", kind="other", declared_as="mutualTLS")
+OAUTH = SecurityScheme(name="login", kind="oauth2", token_url="https://api.example/token")
 
 
-def plan(*alternatives: tuple[Scheme, ...], **options: Any) -> Plan:
-    security = tuple(tuple(Need(scheme, ("read",)) for scheme in schemes) for schemes in alternatives)
+def plan(*alternatives: tuple[SecurityScheme, ...], **options: Any) -> CallPlan:
+    security = tuple(tuple(SecurityRequirement(scheme, ("read",)) for scheme in schemes) for schemes in alternatives)
     fields: dict[str, Any] = {"server": "https://api.example/v1", **options}
-    return Plan(operation_id="shop.get", method="GET", path="/x", security=security, **fields)
+    return CallPlan(operation_id="shop.get", method="GET", path="/x", security=security, **fields)
 
 
-async def signed(plan: Plan, credentials: Any, request: HTTPRequest | None = None) -> HTTPRequest:
-    keeper = credentials if isinstance(credentials, Credentials) else Credentials(credentials)
+async def signed(plan: CallPlan, credentials: Any, request: HTTPRequest | None = None) -> HTTPRequest:
+    keeper = credentials if isinstance(credentials, APICredentials) else APICredentials(credentials)
     return await keeper.apply(plan, request or build_request(plan, {}), CONTEXT)
 
 
@@ -60,7 +61,7 @@ def secrets(request: HTTPRequest) -> dict[str, str]:
     ],
 )
 async def test_each_scheme_puts_its_credential_into_a_header_that_is_marked_as_secret(
-    scheme: Scheme, credential: Any, header: tuple[str, str]
+    scheme: SecurityScheme, credential: Any, header: tuple[str, str]
 ) -> None:
     request = await signed(plan((scheme,)), {scheme.name: credential})
     assert secrets(request) == dict([header])
@@ -107,7 +108,7 @@ async def test_a_cookie_joins_those_that_are_there_and_a_header_takes_the_place_
     ],
 )
 async def test_the_first_alternative_whose_credentials_are_all_given_is_used(
-    alternatives: tuple[tuple[Scheme, ...], ...], given: Any, names: set[str]
+    alternatives: tuple[tuple[SecurityScheme, ...], ...], given: Any, names: set[str]
 ) -> None:
     assert set(secrets(await signed(plan(*alternatives), given))) == names
 
@@ -143,7 +144,7 @@ async def test_a_function_is_asked_once_a_call_and_scheme() -> None:
     assert asked == ["header_key", "bearer", "basic"]
 
 
-async def refusal(plan: Plan, credentials: Any) -> str:
+async def refusal(plan: CallPlan, credentials: Any) -> str:
     with pytest.raises(CallError) as caught:
         await signed(plan, credentials)
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
@@ -155,7 +156,7 @@ async def test_a_function_that_fails_is_an_error_that_names_the_scheme_alone() -
         raise RuntimeError("no luck with s3cret")
 
     message = await refusal(plan((BEARER,)), {"bearer": fail})
-    assert message == "shop.get: the credential 'bearer' cannot be used: the function that gives it failed"
+    assert message == "shop.get: the credential 'bearer' cannot be used: its callback failed"
 
     def refuse(_: Context) -> str:
         raise CallError(ErrorCode.ACCESS_DENIED, "not for you")
@@ -168,20 +169,20 @@ async def test_a_function_that_fails_is_an_error_that_names_the_scheme_alone() -
 @pytest.mark.parametrize(
     ("scheme", "credential", "why"),
     [
-        (HEADER_KEY, ("s3cret", "s3cret"), "as text, not as tuple"),
+        (HEADER_KEY, ("s3cret", "s3cret"), "expected a string, not tuple"),
         (HEADER_KEY, "s3cret\r\nEvil: 1", "line breaks"),
         (COOKIE_KEY, "s3cret; admin=1", "cookie"),
         (QUERY_KEY, "\ud800s3cret", "surrogates"),
         (BASIC, "s3cret", "(user, password)"),
         (BASIC, ("s3:cret", "s3cret"), "without a colon"),
-        (BEARER, 7, "as a token, or as an OAuth client"),
-        (OAUTH, {"client_id": "a", "secret": "s3cret"}, "as a token, or as an OAuth client"),
-        (OAUTH, {"client_id": "a", "client_secret": "s3cret"}, "nothing to ask for tokens with"),
-        (Scheme(name="bad", kind="apiKey", location="header", parameter="X Key"), "s3cret", "name of a header"),
+        (BEARER, 7, "expected a token or an OAuth client"),
+        (OAUTH, {"client_id": "a", "secret": "s3cret"}, "expected a token or an OAuth client"),
+        (OAUTH, {"client_id": "a", "client_secret": "s3cret"}, "token requests are not available"),
+        (SecurityScheme(name="bad", kind="apiKey", location="header", parameter="X Key"), "s3cret", "name of a header"),
     ],
 )
 async def test_a_credential_that_does_not_fit_is_an_error_that_does_not_show_it(
-    scheme: Scheme, credential: Any, why: str, caplog: pytest.LogCaptureFixture
+    scheme: SecurityScheme, credential: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     message = await refusal(plan((scheme,)), {scheme.name: credential})
@@ -192,9 +193,9 @@ async def test_a_credential_that_does_not_fit_is_an_error_that_does_not_show_it(
 
 @requirement("openapi.secrets-hidden")
 async def test_no_repr_shows_a_credential() -> None:
-    credentials = Credentials({"query_key": "s3cret"})
-    assert repr(credentials) == "<Credentials ['query_key']>"
-    assert repr(Credentials(lambda name, context: None)) == "<Credentials by function>"
+    credentials = APICredentials({"query_key": "s3cret"})
+    assert repr(credentials) == "<APICredentials ['query_key']>"
+    assert repr(APICredentials(lambda name, context: None)) == "<APICredentials by callback>"
     assert "s3cret" not in repr(await signed(plan((QUERY_KEY,)), credentials))
 
 
@@ -210,9 +211,9 @@ async def test_no_repr_shows_a_credential() -> None:
     ],
 )
 def test_what_is_missing_is_said_with_the_names_that_it_is_to_be_given_under(
-    alternatives: tuple[tuple[Scheme, ...], ...], given: Any, sentence: str
+    alternatives: tuple[tuple[SecurityScheme, ...], ...], given: Any, sentence: str
 ) -> None:
-    said = Credentials(given).missing(plan(*alternatives))
+    said = APICredentials(given).missing(plan(*alternatives))
     assert said.endswith(sentence)
     assert bool(said) == bool(sentence)
 
@@ -238,12 +239,12 @@ FIELDS = {"client_id": "shop", "client_secret": "s3cret"}
 @pytest.mark.parametrize("scheme", [OAUTH, BEARER, OIDC])
 @pytest.mark.parametrize("as_struct", [True, False])
 async def test_an_oauth_client_gets_a_token_for_the_scopes_that_the_operation_asks_for(
-    scheme: Scheme, as_struct: bool
+    scheme: SecurityScheme, as_struct: bool
 ) -> None:
     endpoint = Endpoint()
     fields: dict[str, Any] = {**FIELDS, "token_url": "https://login.example/token"}
     given = OAuthClient(**fields) if as_struct else fields
-    request = await signed(plan((scheme,)), Credentials({scheme.name: given}, endpoint))
+    request = await signed(plan((scheme,)), APICredentials({scheme.name: given}, endpoint))
     assert secrets(request) == {"Authorization": "Bearer t1"}
     assert endpoint.asked[0].url == "https://login.example/token"
     assert endpoint.asked[0].body == b"grant_type=client_credentials&scope=read"
@@ -252,14 +253,14 @@ async def test_an_oauth_client_gets_a_token_for_the_scopes_that_the_operation_as
 @requirement("openapi.oauth")
 async def test_scopes_that_are_given_with_the_client_stand_before_those_of_the_operation() -> None:
     endpoint = Endpoint()
-    await signed(plan((OAUTH,)), Credentials({"login": {**FIELDS, "scopes": ["all", "more"]}}, endpoint))
+    await signed(plan((OAUTH,)), APICredentials({"login": {**FIELDS, "scopes": ["all", "more"]}}, endpoint))
     assert endpoint.asked[0].body == b"grant_type=client_credentials&scope=all%20more"
 
 
 @requirement("openapi.oauth")
 async def test_after_a_refusal_the_token_is_asked_for_anew_by_the_first_call_that_met_it() -> None:
     endpoint = Endpoint()
-    credentials = Credentials({"login": FIELDS}, endpoint)
+    credentials = APICredentials({"login": FIELDS}, endpoint)
     first, second = [await signed(plan((OAUTH,)), credentials) for _ in range(2)]
     assert credentials.reject(first)
     assert secrets(await signed(plan((OAUTH,)), credentials)) == {"Authorization": "Bearer t2"}
@@ -270,37 +271,37 @@ async def test_after_a_refusal_the_token_is_asked_for_anew_by_the_first_call_tha
 
 @requirement("openapi.oauth")
 async def test_other_credentials_cannot_be_had_anew() -> None:
-    credentials = Credentials({"bearer": "t"}, Endpoint())
+    credentials = APICredentials({"bearer": "t"}, Endpoint())
     assert not credentials.reject(await signed(plan((BEARER,)), credentials))
     assert not credentials.reject(build_request(plan(), {}))
-    await Credentials().close()
+    await APICredentials().close()
 
 
 @requirement("openapi.base-url")
 async def test_with_a_base_url_no_secret_goes_where_the_document_alone_says() -> None:
     endpoint = Endpoint()
     fixed = plan((OAUTH,), base_url="https://mine.example/v1")
-    message = await refusal(fixed, Credentials({"login": FIELDS}, endpoint))
+    message = await refusal(fixed, APICredentials({"login": FIELDS}, endpoint))
     assert "another origin than base_url" in message
     assert not endpoint.asked
     given = {**FIELDS, "token_url": "https://api.example/token"}
-    request = await signed(fixed, Credentials({"login": given}, endpoint))
+    request = await signed(fixed, APICredentials({"login": given}, endpoint))
     assert request.url == "https://mine.example/v1/x"
     assert secrets(request) == {"Authorization": "Bearer t1"}
     same = plan((OAUTH,), base_url="https://api.example/v2")
-    assert secrets(await signed(same, Credentials({"login": FIELDS}, endpoint))) == {"Authorization": "Bearer t2"}
+    assert secrets(await signed(same, APICredentials({"login": FIELDS}, endpoint))) == {"Authorization": "Bearer t2"}
 
 
 async def test_a_relative_token_endpoint_is_that_of_the_server() -> None:
     endpoint = Endpoint()
-    relative = Scheme(name="login", kind="oauth2", token_url="/oauth/token")
-    await signed(plan((relative,)), Credentials({"login": FIELDS}, endpoint))
+    relative = SecurityScheme(name="login", kind="oauth2", token_url="/oauth/token")
+    await signed(plan((relative,)), APICredentials({"login": FIELDS}, endpoint))
     assert endpoint.asked[0].url == "https://api.example/oauth/token"
 
 
 async def test_a_client_needs_to_know_where_tokens_are_to_be_had() -> None:
-    message = await refusal(plan((BEARER,)), Credentials({"bearer": FIELDS}, Endpoint()))
-    assert "give the client a token_url" in message
+    message = await refusal(plan((BEARER,)), APICredentials({"bearer": FIELDS}, Endpoint()))
+    assert "set the client's token_url" in message
 
 
 # --- all together -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.bodies import (
+from opwire.adapters.openapi.plan import Style
+from opwire.adapters.openapi.serialize import (
     encode,
     encode_reserved_in_path,
     encode_reserved_in_query,
@@ -17,9 +18,8 @@ from opwire.adapters.openapi.bodies import (
     join,
     json_text,
     pairs,
-    text_of,
+    to_text,
 )
-from opwire.adapters.openapi.plan import Style
 from tests.requirements import requirement
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -114,13 +114,13 @@ def test_every_style_writes_every_kind_of_value(
     ],
 )
 def test_scalars_are_written_as_json_writes_them_and_texts_as_they_are(value: Any, text: str) -> None:
-    assert text_of(value) == text
+    assert to_text(value) == text
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_without_an_end_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="finite"):
-        text_of(value)
+        to_text(value)
 
 
 @requirement("openapi.values")
@@ -190,7 +190,7 @@ def as_read(value: Any) -> Any:
         return {key: as_read(each) for key, each in value.items()}
     if isinstance(value, list):
         return {str(index): as_read(each) for index, each in enumerate(value)}
-    return text_of(value)
+    return to_text(value)
 
 
 @given(st.text(max_size=5), SCALARS)
@@ -198,13 +198,13 @@ def test_a_scalar_in_a_query_is_one_parameter_of_the_same_value(name: str, value
     name = "n" + name.encode(errors="ignore").decode()
     for style in ("form", "spaceDelimited", "deepObject"):
         fields = parse_qsl(written("query", name, style, True, value), keep_blank_values=True, strict_parsing=True)
-        assert fields == [(name, text_of(value))]
+        assert fields == [(name, to_text(value))]
 
 
 @requirement("openapi.no-injection")
 @given(st.lists(SCALARS, min_size=1, max_size=5))
 def test_arrays_in_a_query_can_be_read_back(value: list[Any]) -> None:
-    texts = [text_of(each) for each in value]
+    texts = [to_text(each) for each in value]
     exploded = written("query", "a", "form", True, value)
     assert parse_qsl(exploded, keep_blank_values=True) == [("a", text) for text in texts]
     name, _, joined = written("query", "a", "form", False, value).partition("=")
@@ -213,7 +213,7 @@ def test_arrays_in_a_query_can_be_read_back(value: list[Any]) -> None:
 
 @given(st.dictionaries(st.text("ab &=,", min_size=1, max_size=3), SCALARS, min_size=1, max_size=4))
 def test_objects_in_a_query_can_be_read_back(value: dict[str, Any]) -> None:
-    texts = {key: text_of(each) for key, each in value.items()}
+    texts = {key: to_text(each) for key, each in value.items()}
     assert dict(parse_qsl(written("query", "a", "form", True, value), keep_blank_values=True)) == texts
     items = [unquote(each) for each in written("query", "a", "form", False, value).partition("=")[2].split(",")]
     assert dict(zip(items[::2], items[1::2], strict=True)) == texts
@@ -244,7 +244,7 @@ def test_no_text_adds_a_parameter_even_where_reserved_characters_are_allowed(tex
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_no_number_loses_anything(value: float) -> None:
-    assert float(text_of(value)) == value
+    assert float(to_text(value)) == value
 
 
 def test_json_is_compact_and_keeps_every_digit() -> None:

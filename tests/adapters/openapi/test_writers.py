@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.bodies import parameter_writer
-from opwire.adapters.openapi.plan import Location, Parameter, Style
+from opwire.adapters.openapi.plan import Location, RequestParameter, Style
+from opwire.adapters.openapi.serialize import parameter_writer
 from tests.requirements import requirement
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
 def written(location: Location, value: Any, style: Style = "form", explode: bool = True, **options: Any) -> str:
-    parameter = Parameter(name="a b", location=location, path_to=("a",), style=style, explode=explode, **options)
+    parameter = RequestParameter(
+        name="a b", location=location, input_path=("a",), style=style, explode=explode, **options
+    )
     return parameter_writer(parameter)(value)
 
 
@@ -90,7 +92,7 @@ def test_no_line_break_gets_into_a_header(location: Location, bad: str) -> None:
 @requirement("openapi.no-injection")
 @pytest.mark.parametrize("value", ["x; admin=1", "ä", {"admin=1; b": "x"}, ["a", "b;c"]])
 def test_a_cookie_that_is_not_escaped_can_neither_add_another_nor_hold_more_than_ascii(value: Any) -> None:
-    parameter = Parameter(name="a", location="cookie", path_to=("a",), style="cookie", explode=True)
+    parameter = RequestParameter(name="a", location="cookie", input_path=("a",), style="cookie", explode=True)
     with pytest.raises(ValueError, match=r"cookie|header"):
         parameter_writer(parameter)(value)
 
@@ -98,7 +100,7 @@ def test_a_cookie_that_is_not_escaped_can_neither_add_another_nor_hold_more_than
 @requirement("openapi.no-injection")
 @given(TEXTS)
 def test_an_escaped_cookie_is_one_cookie_and_can_be_read_back(text: str) -> None:
-    parameter = Parameter(name="a", location="cookie", path_to=("a",), style="form", explode=True)
+    parameter = RequestParameter(name="a", location="cookie", input_path=("a",), style="form", explode=True)
     cookies = SimpleCookie(parameter_writer(parameter)(text))
     assert {name: unquote(morsel.value) for name, morsel in cookies.items()} == {"a": text}
 

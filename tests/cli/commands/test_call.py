@@ -50,7 +50,7 @@ def test_an_answer_that_is_an_error_is_printed_and_told_by_the_exit_code(capsys:
     assert run([*CALL, "shop.tool", "is_error=true", "-v"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("hello\n[image/png, 4 bytes]")
-    assert "the tool answered with an error" in err
+    assert "the tool returned an error" in err
 
 
 @requirement("cli.call")
@@ -64,4 +64,4 @@ def test_who_waits_at_a_terminal_learns_how_far_it_is() -> None:
 
 def test_a_subscription_is_watched_and_not_called(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*CALL, "clock.ticks"]) == 2
-    assert "`opwire watch clock.ticks` follows it" in capsys.readouterr().err
+    assert "use `opwire watch clock.ticks`" in capsys.readouterr().err

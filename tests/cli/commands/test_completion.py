@@ -40,7 +40,7 @@ def test_a_shell_that_is_not_known_is_asked_for(
 ) -> None:
     monkeypatch.setenv("SHELL", "/usr/bin/nush")
     assert run(["completion"]) == 2
-    assert "say which shell: bash, zsh, fish" in capsys.readouterr().err
+    assert "unknown shell; name one of: bash, zsh, fish" in capsys.readouterr().err
 
 
 # What a document may call its operations, each with a prefix of its own; `touch` would leave a file behind.
@@ -162,7 +162,7 @@ def test_a_script_that_was_installed_earlier_gets_only_ids_that_need_no_escape(f
 
 @requirement("cli.completion-is-text")
 def test_an_id_that_looks_like_an_option_is_not_offered(folder: Path) -> None:
-    sources.remember(Sources(openapi=("x.json",)).key, [OperationSpec(namespace="--mcp=sh", name="x")])
+    sources.cache_ids(Sources(openapi=("x.json",)).key, [OperationSpec(namespace="--mcp=sh", name="x")])
     asked = {"COMP_WORDS": "opwire call --openapi x.json ''", "COMP_CWORD": "4", "_OPWIRE_COMPLETE": "bash_complete"}
     answer = subprocess.run(
         ["opwire"], env={**os.environ, **asked}, capture_output=True, text=True, check=True, timeout=60

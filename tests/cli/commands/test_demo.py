@@ -16,5 +16,5 @@ def test_without_its_packages_the_demo_says_what_to_install(
     for name in [name for name in sys.modules if name.startswith(("opwire.cli.demo", "opwire.adapters"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    assert run(["demo"]) == 6
+    assert run(["demo"]) == 2
     assert "pip install 'opwire[cli,http,mcp,openapi]'" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opwire import AccessControl, ResourceRule
-from opwire.cli.commands.listing import access_in_words
+from opwire.cli.commands.listing import access_text
 from opwire.cli.program import run
 from tests.cli.process import SHOP
 from tests.cli.shop import registry
@@ -61,17 +61,17 @@ def test_of_a_schema_with_very_many_fields_the_first_are_shown(
 @pytest.mark.parametrize(
     ("access", "words"),
     [
-        (AccessControl(public=True), "everybody"),
-        (AccessControl(), "who has a token"),
-        (AccessControl(required_scopes=("a", "b")), "who has the scope a and the scope b"),
+        (AccessControl(public=True), "public"),
+        (AccessControl(), "requires a token"),
+        (AccessControl(required_scopes=("a", "b")), "requires the scope a and the scope b"),
         (
             AccessControl(required_scopes_any=("a", "b"), resources=(ResourceRule("order", "read"),)),
-            "who has one of the scopes a, b and read on order",
+            "requires one of the scopes a, b and read on order",
         ),
     ],
 )
 def test_who_may_call_is_said_in_words(access: AccessControl, words: str) -> None:
-    assert access_in_words(access) == words
+    assert access_text(access) == words
 
 
 def test_what_has_no_schema_is_not_described(capsys: pytest.CaptureFixture[str]) -> None:

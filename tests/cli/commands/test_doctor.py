@@ -89,7 +89,7 @@ def test_that_there_is_nothing_to_check_is_wrong_too(
     monkeypatch.chdir(tmp_path)
     code, found = findings(capsys)
     assert code == 1
-    assert "`opwire init` writes one" in found[-1]["message"]
+    assert "write one with `opwire init`" in found[-1]["message"]
 
 
 @requirement("cli.doctor")

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from opwire.cli.commands.serve import Choice, chosen_surfaces
+from opwire.cli.commands.serve import ServeOptions, chosen_surfaces
 from opwire.cli.program import run
 from opwire.config import Config
 from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
 from tests.cli.process import COMMAND, SHOP, Running, opwire
 from tests.requirements import requirement
 
-NOTHING = Choice(mcp=None, http=False, host=None, port=None, allow_host=(), is_open=False)
+NOTHING = ServeOptions(mcp=None, http=False, host=None, port=None, allow_host=(), is_open=False)
 CONFIGURED = Config(serve=ServeSettings(http=HTTPSurfaceSettings(port=99, title="Mine")))
 
 
-def surfaces(config: Config, choice: Choice) -> tuple[tuple[str, int] | None, int | None]:
+def surfaces(config: Config, choice: ServeOptions) -> tuple[tuple[str, int] | None, int | None]:
     """Transport and port of the MCP server, and the port of the HTTP API."""
     serve = chosen_surfaces(config, choice).serve
     return serve.mcp and (serve.mcp.transport, serve.mcp.port), serve.http and serve.http.port
@@ -34,7 +34,7 @@ def surfaces(config: Config, choice: Choice) -> tuple[tuple[str, int] | None, in
         (Config(), NOTHING._replace(port=0), (("http", 0), 0)),
     ],
 )
-def test_options_choose_the_surfaces(config: Config, choice: Choice, expected: object) -> None:
+def test_options_choose_the_surfaces(config: Config, choice: ServeOptions, expected: object) -> None:
     assert surfaces(config, choice) == expected
 
 
@@ -95,7 +95,7 @@ def test_an_edit_restarts_the_process_unless_the_configuration_is_invalid(tmp_pa
         assert opwire("call", "--url", http, "my.answer").stdout == "42\n"
         module.write_text("syntax error")
         (tmp_path / "opwire.toml").write_text('[sources.mine]\npython = "mine:registry"\n[limits]\nmax_body = 5000\n')
-        server.says("warning: mine is left out: ")
+        server.says("warning: source mine failed to load and is skipped: ")
         server.says("0 operations")
         module.write_text(f"{code}@registry.query('my.answer')\nasync def answer() -> int:\n    return 43\n")
         http = server.says(r"HTTP API at ([^,\s]+)")

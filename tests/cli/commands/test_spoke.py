@@ -32,7 +32,7 @@ def test_the_token_comes_from_the_environment_and_only_for_a_hub(monkeypatch: py
     moved = chosen_spoke(mine, "ws://b:2", is_open=False).spoke
     assert moved is not None
     assert (moved.url, moved.name) == (EnvText("ws://b:2"), "mine")
-    with pytest.raises(click.UsageError, match="say where to serve"):
+    with pytest.raises(click.UsageError, match="missing URL"):
         chosen_spoke(Config(), None, is_open=False)
 
 

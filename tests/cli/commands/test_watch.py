@@ -26,7 +26,7 @@ def test_items_are_printed_as_lines_until_the_end_or_the_count(capsys: pytest.Ca
 
 def test_a_query_is_called_and_not_watched(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*WATCH, "math.add"]) == 2
-    assert "`opwire call math.add` calls it" in capsys.readouterr().err
+    assert "use `opwire call math.add`" in capsys.readouterr().err
 
 
 def test_wrong_input_ends_it_with_the_code_of_its_class(capsys: pytest.CaptureFixture[str]) -> None:

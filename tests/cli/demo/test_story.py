@@ -6,16 +6,16 @@ import re
 import pytest
 
 from opwire import Schema
-from opwire.cli.demo.story import Pages, tell
+from opwire.cli.demo.story import DemoPrinter, run_demo
 from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
 from tests.requirements import requirement
 
-OFFER = "Offer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"
+OFFER = "PriceOffer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"
 
 
 @requirement("examples.demo")
 async def test_the_story_shows_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    await tell(Pages(width=200))
+    await run_demo(DemoPrinter(width=200))
     told = capsys.readouterr().out
     listed, called, composed, streamed, failed, served = re.split(r"\n\d\. .*\n", told)[1:-1]
     for id in ("shop.price", "shop.offer", "warehouse.stock", "warehouse.reserve", "rates.get", "rates.follow"):

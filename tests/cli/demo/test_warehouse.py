@@ -15,4 +15,4 @@ async def test_its_tools_answer() -> None:
         assert not reserved.is_error
         refused = await client.call_tool("reserve", {"article": "pot", "pieces": 4})
         assert refused.is_error
-        assert "there are only 3 pieces of pot" in str(refused.content)
+        assert "only 3 pieces of pot in stock" in str(refused.content)

@@ -1,7 +1,10 @@
-"""HTTP APIs that have an OpenAPI document, as operations. Needs `pip install 'opwire[openapi]'`."""
+"""HTTP APIs with an OpenAPI document, as operations. Needs `pip install 'opwire[openapi]'`."""
 
-from opwire.adapters.openapi.security import OAuthClient
-from opwire.adapters.openapi.source import OpenAPISource, from_openapi
 from opwire.adapters.report import Report, Skipped
+from opwire.errors import needs_extra
+
+with needs_extra("openapi"):
+    from opwire.adapters.openapi.security import OAuthClient
+    from opwire.adapters.openapi.source import OpenAPISource, from_openapi
 
 __all__ = ["OAuthClient", "OpenAPISource", "Report", "Skipped", "from_openapi"]

@@ -1,483 +1,327 @@
-"""The input of an operation: one object that holds its parameters and its body.
+"""The input of an operation: one object with its parameters and its body.
 
-The input is flat where it can be: `{"petId": 1, "name": "Rex"}`. Parameters stand under their names. The properties of
-a body stand beside them if it is a JSON object or a form that `plain_object` can take apart; any other body stands
-under `body`. If two of these names are the same, everything is put into groups instead, by where it is sent:
-`{"path": {"id": 1}, "body": {"id": 2}}`.
+The input is flat if possible: `{"petId": 1, "name": "Rex"}`. Parameters are keys. The properties of a body are keys
+beside them if it is a JSON object or a form that `plain_object` can split; any other body is the key `body`. If two
+names collide, everything is grouped by location instead: `{"path": {"id": 1}, "body": {"id": 2}}`.
 
-The input of another opwire's operation is its body, whatever that is, where its document is trusted.
-
-The answers of an operation: their schemas by status and content type, and the one that stands for all.
-
-What stands for all is the schema of the successful answer, JSON if there is a choice; a union where several differ. A
-call is judged by the status and content type that really came.
+The input of another opwire's operation is its body, of any type, if its document is trusted.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from opwire.adapters.openapi.bodies import FILE_SCHEMA
-from opwire.adapters.openapi.document import Documents, Place, mapping, sequence
-from opwire.adapters.openapi.endpoints import (
-    Content,
-    Endpoint,
-    Given,
-    accept_header,
-    is_any,
-    is_form,
-    is_json,
-    is_multipart,
-    is_text,
-    preferred,
-    read_parameters,
-    stream_kind,
-    successes,
-)
-from opwire.adapters.openapi.payloads import (
-    Fields,
-    Form,
+from opwire.adapters.openapi.document import DocumentSet, Located
+from opwire.adapters.openapi.endpoints import DeclaredParameter, HTTPEndpoint, is_any, is_text, read_parameters
+from opwire.adapters.openapi.plan import InputPath, RequestBody, RequestParameter, media_type
+from opwire.adapters.openapi.request_bodies import (
+    BodyDeclaration,
+    DeclaredFields,
+    FormEncoding,
     FormReader,
-    Payload,
     PlainObject,
-    changed,
+    edited,
     fields_of,
     is_binary_body,
     or_null,
     plain_object,
+    read_body,
     read_part,
-    read_payload,
 )
-from opwire.adapters.openapi.plan import Body, Media, Parameter, StreamKind, media_type
-from opwire.adapters.openapi.schemas import Schemas, Written
+from opwire.adapters.openapi.schemas import SchemaRewriter
+from opwire.adapters.openapi.serialize import FILE_SCHEMA
 from opwire.adapters.report import Report
-from opwire.schema import UNKNOWN, JSONSchema, Schema
+from opwire.schema import JSONSchema
+from opwire.typed.plain import as_list
 
 STREAM = "stream"
-"""The property of a request with which an API is asked to stream."""
+"""The property of a request that asks an API to stream."""
 
 _BODY = "body"
 _GROUPS = {"querystring": "query"}
 
 
-class Inputs(NamedTuple):
-    """What an operation takes, and where it goes."""
+class OperationInput(NamedTuple):
+    """The input schema of an operation, and where its values are sent."""
 
     schema: JSONSchema
-    parameters: tuple[Parameter, ...]
-    body: Body | None
-    files: tuple[tuple[str, ...], ...]
+    parameters: tuple[RequestParameter, ...]
+    body: RequestBody | None
+    file_paths: tuple[InputPath, ...]
 
 
-class _Content(NamedTuple):
-    """The body, read: its schema, and those of its properties where it can be taken apart."""
+class _BodyInput(NamedTuple):
+    """The body, with the schemas of its properties if it can be split."""
 
-    payload: Payload
+    declaration: BodyDeclaration
     schema: JSONSchema
-    plain: PlainObject | None
-    properties: dict[str, JSONSchema]
-    form: Form
-    fixed: dict[str, Any]
-    binary: bool
+    plain: PlainObject | None = None
+    properties: Mapping[str, JSONSchema] = {}
+    form: FormEncoding = FormEncoding()
+    fixed: Mapping[str, Any] = {}
+    binary: bool = False
 
     @property
     def required(self) -> bool:
-        return self.payload.required or bool(self.fixed)  # what is fixed is always sent
+        """Whether the body is always sent, as it is with fixed properties."""
+        return self.declaration.required or bool(self.fixed)
+
+    @property
+    def required_properties(self) -> list[str]:
+        """The required properties that the caller has to give."""
+        required = self.plain.required if self.plain else []
+        declared = self.plain.properties if self.plain else {}
+        return [name for name in required if name in self.properties or name not in declared]
 
 
 class InputReader:
     """Reads the input of one operation.
 
-    `streams` says whether it is the streaming form of an operation (True), the plain form of one that could stream
-    (False), or neither (None).
+    `streams` is True for the streaming form of an operation, False for the plain form of one that can stream, and None
+    for any other.
     """
 
     def __init__(
-        self, endpoint: Endpoint, documents: Documents, schemas: Schemas, report: Report, *, streams: bool | None
+        self,
+        endpoint: HTTPEndpoint,
+        documents: DocumentSet,
+        schemas: SchemaRewriter,
+        report: Report,
+        *,
+        streams: bool | None,
     ) -> None:
         self._endpoint = endpoint
         self._documents = documents
         self._schemas = schemas
         self._report = report
         self._streams = streams
-        self._where = f"{endpoint.method} {endpoint.path}"
         self._uses: set[str] = set()
 
-    def whole(self) -> Inputs | None:
-        """The body as the input itself; None if there is none, or it is no JSON."""
-        payload = read_payload(self._endpoint, self._documents)
-        if payload is None or not is_json(payload.content_type):
+    def whole(self) -> OperationInput | None:
+        """Return the body as the input itself; None if it is missing or not JSON."""
+        declaration = read_body(self._endpoint, self._documents)
+        if declaration is None or not declaration.is_json:
             return None
-        schema = self._complete(self._read(payload.schema, "the body"))
-        body = Body(content_type=payload.content_type, required=True, path_to=(), open=True, whole=True)
-        return Inputs(schema, (), body, ())
+        schema = self._schemas.complete(self._read(declaration.schema, "the body"), self._uses, "input")
+        body = RequestBody(content_type=declaration.content_type, required=True, input_path=(), open=True, whole=True)
+        return OperationInput(schema, (), body, ())
 
-    def read(self) -> Inputs:
-        """The input as this module says."""
-        given = read_parameters(self._endpoint, self._documents, self._report)
-        payload = read_payload(self._endpoint, self._documents)
-        content = None if payload is None else self._content(payload)
-        names = [each.name for each in given]
-        if content is not None:
-            names += [*content.properties, *content.fixed] if content.plain else [_BODY]
-        flat = len(set(names)) == len(names)
-        return self._flat(given, content) if flat else self._grouped(given, content)
+    def read(self) -> OperationInput:
+        """Return the input, flat or grouped."""
+        parameters = read_parameters(self._endpoint, self._documents, self._report)
+        declaration = read_body(self._endpoint, self._documents)
+        body = None if declaration is None else self._body(declaration)
+        names = [each.name for each in parameters]
+        if body is not None:
+            names += [*body.properties, *body.fixed] if body.plain else [_BODY]
+        is_flat = len(set(names)) == len(names)
+        return self._flat(parameters, body) if is_flat else self._grouped(parameters, body)
 
-    def _flat(self, given: list[Given], content: _Content | None) -> Inputs:
-        properties = {each.name: self._property(each) for each in given}
-        required = [each.name for each in given if each.required]
+    def _flat(self, parameters: list[DeclaredParameter], body: _BodyInput | None) -> OperationInput:
+        properties = {each.name: self._property(each) for each in parameters}
+        required = [each.name for each in parameters if each.required]
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
-        if content is not None and content.plain is not None:
-            self._put_beside(schema, required, content, content.plain)
-        elif content is not None:
-            properties[_BODY] = content.schema
-            required += [_BODY] if content.required else []
+        body_path: InputPath = (_BODY,)
+        if body is not None and body.plain is not None:  # its properties go among the parameters
+            body_path = ()
+            properties |= body.properties
+            needed = body.required_properties
+            if body.required:
+                required += needed
+            else:  # any of its properties makes a body, which has to be complete
+                others = {each: [name for name in needed if name != each] for each in body.properties}
+                if any(others.values()):
+                    schema["dependentRequired"] = {each: names for each, names in others.items() if names}
+            if body.plain.extras is None:
+                del schema["additionalProperties"]
+            else:
+                schema["additionalProperties"] = self._extras(body.plain.extras, body.form)
+        elif body is not None:
+            properties[_BODY] = body.schema
+            required += [_BODY] if body.required else []
         if required:
             schema["required"] = required
-        parameters = tuple(self._parameter(each, (each.name,)) for each in given)
-        beside = content is not None and content.plain is not None
-        return self._inputs(schema, parameters, content, () if beside else (_BODY,))
+        return self._input(schema, [(each.name,) for each in parameters], parameters, body, body_path)
 
-    def _put_beside(self, schema: dict[str, Any], required: list[str], content: _Content, plain: PlainObject) -> None:
-        """Put the body's properties among the parameters."""
-        schema["properties"] |= content.properties
-        needed = _needed(plain, content.properties)
-        if content.required:
-            required += needed
-        else:  # who gives one of its properties gives a body, and that has to be whole
-            others = {each: [name for name in needed if name != each] for each in content.properties}
-            if any(others.values()):
-                schema["dependentRequired"] = {each: names for each, names in others.items() if names}
-        if plain.extras is None:
-            del schema["additionalProperties"]
-        else:
-            schema["additionalProperties"] = self._extras(plain.extras, content.form)
-
-    def _grouped(self, given: list[Given], content: _Content | None) -> Inputs:
+    def _grouped(self, parameters: list[DeclaredParameter], body: _BodyInput | None) -> OperationInput:
         groups: dict[str, dict[str, Any]] = {}
-        for each in given:
-            group = groups.setdefault(_group(each), {"type": "object", "properties": {}, "additionalProperties": False})
+        paths: list[InputPath] = []
+        for each in parameters:
+            name = _GROUPS.get(each.location, each.location)
+            group = groups.setdefault(name, {"type": "object", "properties": {}, "additionalProperties": False})
             group["properties"][each.name] = self._property(each)
             if each.required:
                 group.setdefault("required", []).append(each.name)
+            paths.append((name, each.name))
         properties: dict[str, JSONSchema] = {**groups}
         required = [name for name, group in groups.items() if "required" in group]
-        if content is not None:
-            properties[_BODY] = content.schema
-            required += [_BODY] if content.required else []
+        if body is not None:
+            properties[_BODY] = body.schema
+            required += [_BODY] if body.required else []
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
         if required:
             schema["required"] = required
-        parameters = tuple(self._parameter(each, (_group(each), each.name)) for each in given)
-        return self._inputs(schema, parameters, content, (_BODY,))
+        return self._input(schema, paths, parameters, body, (_BODY,))
 
-    def _inputs(
+    def _input(
         self,
         schema: dict[str, Any],
-        parameters: tuple[Parameter, ...],
-        content: _Content | None,
-        path_to: tuple[str, ...],
-    ) -> Inputs:
-        whole = self._complete(schema)
-        if content is None:
-            return Inputs(whole, parameters, None, ())
-        extras = content.plain.extras if content.plain else None
-        body = Body(
-            content_type=content.payload.content_type,
-            required=content.required,
-            path_to=path_to,
-            properties=() if path_to else tuple(content.properties),
-            open=not path_to and (extras is None or extras.value is not False),
-            parts=content.form.parts,
-            others=content.form.others,
-            positions=content.form.positions,
-            items=content.form.items,
-            binary=content.binary,
-            fixed=content.fixed,
+        paths: list[InputPath],
+        parameters: list[DeclaredParameter],
+        body: _BodyInput | None,
+        body_path: InputPath,
+    ) -> OperationInput:
+        complete = self._schemas.complete(schema, self._uses, "input")
+        sent = tuple(self._parameter(each, path) for each, path in zip(parameters, paths, strict=True))
+        if body is None:
+            return OperationInput(complete, sent, None, ())
+        form, extras = body.form, body.plain.extras if body.plain else None
+        request_body = RequestBody(
+            content_type=body.declaration.content_type,
+            required=body.required,
+            input_path=body_path,
+            properties=() if body_path else tuple(body.properties),
+            open=not body_path and (extras is None or extras.value is not False),
+            parts=form.parts,
+            others=form.others,
+            positions=form.positions,
+            items=form.items,
+            binary=body.binary,
+            fixed=body.fixed,
         )
-        named = [(*path_to, name) for name, part in content.form.parts.items() if part.binary]
-        return Inputs(whole, parameters, body, (path_to,) if content.binary else tuple(named))
+        files = [(*body_path, name) for name, part in form.parts.items() if part.binary]
+        return OperationInput(complete, sent, request_body, (body_path,) if body.binary else tuple(files))
 
-    def _parameter(self, given: Given, path_to: tuple[str, ...]) -> Parameter:
+    def _parameter(self, declared: DeclaredParameter, path: InputPath) -> RequestParameter:
+        encoding, home = declared.encoding
         parts = {
-            name: read_part(f"the field {name!r}", Place(each, given.encoding.document), self._documents, self._warn)
-            for name, each in (given.encoding.value.items() if _is_form(given) else ())
+            name: read_part(f"the field {name!r}", Located(each, home), self._documents, self._warn)
+            for name, each in (encoding.items() if declared.is_form else ())
         }
-        return Parameter(
-            name=given.name,
-            location=given.location,
-            path_to=path_to,
-            style=given.style,
-            explode=given.explode,
-            required=given.required,
-            allow_reserved=given.allow_reserved,
-            content_type=given.content_type,
+        return RequestParameter(
+            name=declared.name,
+            location=declared.location,
+            input_path=path,
+            style=declared.style,
+            explode=declared.explode,
+            required=declared.required,
+            allow_reserved=declared.allow_reserved,
+            content_type=declared.content_type,
             parts=parts,
         )
 
     # --- schemas ----------------------------------------------------------------------------------------------------
 
-    def _property(self, given: Given) -> JSONSchema:
-        if given.schema.value is None:
-            self._warn(f"the parameter {given.name!r} has no schema: any value will do")
-        schema = self._read(given.schema, f"the parameter {given.name!r}")
-        if given.content_type is not None and not is_json(given.content_type) and not _is_form(given):
-            schema = schema if _is_scalar(schema) else {"type": "string"}
-        return _described(schema if given.required else or_null(schema), given.describes)
-
-    def _content(self, payload: Payload) -> _Content:
-        if is_binary_body(payload, self._schemas):
-            schema = _described(FILE_SCHEMA, {"description": payload.description})
-            return _Content(payload, schema, None, {}, Form(), {}, binary=True)
-        asks = self._streams is not None or payload.is_form or is_multipart(payload.content_type)
-        fields = fields_of(*payload.schema, self._schemas) if asks else Fields({}, {}, [], set())
-        form = self._form(payload, fields)
-        plain = plain_object(*payload.schema, self._schemas) if _has_fields(payload) else None
-        return self._whole(payload, fields, form) if plain is None else self._taken_apart(payload, plain, fields, form)
-
-    def _form(self, payload: Payload, fields: Fields) -> Form:
-        reader = FormReader(payload, self._documents, self._schemas, lambda each: self._warn(f"the body: {each}"))
-        if is_multipart(payload.content_type) and not fields.properties and self._is_array(payload.schema):
-            return reader.read_array()
-        return reader.read(fields) if payload.is_form or is_multipart(payload.content_type) else Form()
-
-    def _is_array(self, place: Place) -> bool:
-        kinds = self._schemas.resolve(*place).value.get("type")
-        return kinds == "array" or (isinstance(kinds, list) and "array" in kinds)
-
-    def _whole(self, payload: Payload, fields: Fields, form: Form) -> _Content:
-        """The body as one value: its schema says more than which properties there are."""
-        fixed = self._fixed(fields.properties, fields.required) if is_json(payload.content_type) else None
-        changes = form.changes if fixed is None else replace(form.changes, dropped=frozenset({STREAM}))
-        given = self._schemas.read(*payload.schema, "input", f"{self._where}, the body")
-        written = changed(given, changes, self._schemas)
-        self._uses |= written.uses
-        schema = written.schema
-        if payload.is_text and not _is_scalar(schema):
+    def _property(self, declared: DeclaredParameter) -> JSONSchema:
+        if declared.schema.value is None:
+            self._warn(f"the parameter {declared.name!r} has no schema: any value is accepted")
+        schema = self._read(declared.schema, f"the parameter {declared.name!r}")
+        kind = declared.content_type
+        if kind is not None and not media_type(kind).is_json and not declared.is_form and not _is_scalar(schema):
             schema = {"type": "string"}
-        schema = _described(schema, {"description": payload.description})
-        return _Content(payload, schema, None, {}, form, fixed or {}, binary=False)
+        return _annotated(schema if declared.required else or_null(schema), declared.annotations)
 
-    def _taken_apart(self, payload: Payload, plain: PlainObject, fields: Fields, form: Form) -> _Content:
-        properties: dict[str, JSONSchema] = {}
-        for name, places in plain.properties.items():
-            if any(self._schemas.is_hidden(*each, "input") for each in places):
+    def _body(self, declaration: BodyDeclaration) -> _BodyInput:
+        annotations = {"description": declaration.description}
+        if is_binary_body(declaration, self._schemas):
+            return _BodyInput(declaration, _annotated(FILE_SCHEMA, annotations), binary=True)
+        has_parts = declaration.is_form or declaration.is_multipart
+        fields, form = DeclaredFields({}, {}, [], set()), FormEncoding()
+        if self._streams is not None or has_parts:
+            fields = fields_of(*declaration.schema, self._schemas)
+        if has_parts:
+            reader = FormReader(
+                declaration, self._documents, self._schemas, lambda each: self._warn(f"the body: {each}")
+            )
+            kinds = self._schemas.resolve(*declaration.schema).value.get("type")
+            is_array = kinds == "array" or "array" in as_list(kinds)
+            by_position = declaration.is_multipart and not fields.properties and is_array
+            form = reader.read_array() if by_position else reader.read(fields)
+        if declaration.is_form or declaration.is_json or is_any(declaration.content_type):
+            plain = plain_object(*declaration.schema, self._schemas)
+            if plain is not None:
+                return self._split_body(declaration, plain, fields, form)
+        # The schema constrains more than single properties: the body stays one value.
+        fixed = self._fixed(fields.properties, fields.required) if declaration.is_json else None
+        edits = form.edits if fixed is None else replace(form.edits, dropped=frozenset({STREAM}))
+        given = self._schemas.read(*declaration.schema, "input", f"{self._endpoint}, the body")
+        rewritten = edited(given, edits, self._schemas)
+        self._uses |= rewritten.uses
+        schema = rewritten.schema
+        if is_text(declaration.content_type) and not _is_scalar(schema):
+            schema = {"type": "string"}
+        return _BodyInput(declaration, _annotated(schema, annotations), form=form, fixed=fixed or {})
+
+    def _split_body(
+        self, declaration: BodyDeclaration, plain: PlainObject, fields: DeclaredFields, form: FormEncoding
+    ) -> _BodyInput:
+        properties: Mapping[str, JSONSchema] = {}
+        for name, located in plain.properties.items():
+            if any(self._schemas.is_hidden(*each, "input") for each in located):
                 continue
-            file = form.changes.properties.get(name)
-            schema = self._all(places, name) if file is None else file
-            leaves_out = file is None and payload.is_form and name not in plain.required
-            properties[name] = or_null(schema) if leaves_out else schema
+            file = form.edits.properties.get(name)
+            if file is not None:
+                properties[name] = file
+                continue
+            schemas = [self._read(each, f"the property {name!r}") for each in located]
+            schema: JSONSchema = schemas[0] if len(schemas) == 1 else {"allOf": schemas}
+            is_optional = declaration.is_form and name not in plain.required
+            properties[name] = or_null(schema) if is_optional else schema
         fixed = self._fixed(fields.properties, plain.required)
         if fixed is not None:
             properties.pop(STREAM, None)
-        required = _needed(plain, properties)
         whole: dict[str, Any] = {"type": "object", "properties": properties}
-        if required:
-            whole["required"] = required
+        body = _BodyInput(declaration, whole, plain, properties, form, fixed or {})
+        if body.required_properties:
+            whole["required"] = body.required_properties
         if plain.extras is not None:
             whole["additionalProperties"] = self._extras(plain.extras, form)
-        described = _described(whole, {"description": payload.description})
-        return _Content(payload, described, plain, properties, form, fixed or {}, binary=False)
+        return body._replace(schema=_annotated(whole, {"description": declaration.description}))
 
-    def _extras(self, place: Place, form: Form) -> JSONSchema:
-        file = form.changes.extras
-        return self._read(place, "the body") if file is None else file
+    def _extras(self, located: Located, form: FormEncoding) -> JSONSchema:
+        file = form.edits.extras
+        return self._read(located, "the body") if file is None else file
 
-    def _fixed(self, properties: dict[str, list[Place]], required: Collection[str]) -> dict[str, Any] | None:
-        """What is sent of `stream` without being asked for; None where that is left to the caller."""
-        places = properties.get(STREAM, [])
-        if self._streams is None or not any(self._is_boolean(each) for each in places):
+    def _fixed(self, properties: dict[str, list[Located]], required: Collection[str]) -> dict[str, Any] | None:
+        """Return the value of `stream` that is always sent; None if the caller decides."""
+        located = properties.get(STREAM, [])
+        if self._streams is None or not any(self._is_boolean(each) for each in located):
             return None
         if self._streams:
             return {STREAM: True}
-        streams_anyway = any(self._schemas.resolve(*each).value.get("default") is True for each in places)
-        return {STREAM: False} if streams_anyway or STREAM in required else {}
+        by_default = any(self._schemas.resolve(*each).value.get("default") is True for each in located)
+        return {STREAM: False} if by_default or STREAM in required else {}
 
-    def _is_boolean(self, place: Place) -> bool:
-        node, home = self._schemas.resolve(*place)
+    def _is_boolean(self, located: Located) -> bool:
+        node, home = self._schemas.resolve(*located)
         kinds = node.get("type")
-        if kinds == "boolean" or (isinstance(kinds, list) and "boolean" in kinds):
+        if kinds == "boolean" or "boolean" in as_list(kinds):
             return True
-        values = [node["const"]] if "const" in node else sequence(node.get("enum"))
+        values = [node["const"]] if "const" in node else as_list(node.get("enum"))
         if kinds is None and values and all(isinstance(each, bool) for each in values):
             return True
-        branches = [*sequence(node.get("anyOf")), *sequence(node.get("oneOf"))]
-        return any(mapping(self._schemas.resolve(each, home).value).get("type") == "boolean" for each in branches)
+        branches = [*as_list(node.get("anyOf")), *as_list(node.get("oneOf"))]
+        return any(self._schemas.resolve(each, home).value.get("type") == "boolean" for each in branches)
 
-    def _all(self, places: list[Place], name: str) -> JSONSchema:
-        schemas = [self._read(each, f"the property {name!r}") for each in places]
-        return schemas[0] if len(schemas) == 1 else {"allOf": schemas}
-
-    def _read(self, place: Place, what: str) -> JSONSchema:
-        written = self._schemas.read(*place, "input", f"{self._where}, {what}")
-        self._uses |= written.uses
-        return written.schema
+    def _read(self, located: Located, what: str) -> JSONSchema:
+        rewritten = self._schemas.read(*located, "input", f"{self._endpoint}, {what}")
+        self._uses |= rewritten.uses
+        return rewritten.schema
 
     def _warn(self, warning: str) -> None:
-        self._report.warn(f"{self._where}: {warning}")
-
-    def _complete(self, schema: JSONSchema) -> JSONSchema:
-        return self._schemas.complete(schema, self._uses, "input")
+        self._report.warn(f"{self._endpoint}: {warning}")
 
 
-def _needed(plain: PlainObject, asked: dict[str, JSONSchema]) -> list[str]:
-    """What the body requires, but for what is not asked of the caller."""
-    return [name for name in plain.required if name in asked or name not in plain.properties]
-
-
-def _has_fields(payload: Payload) -> bool:
-    return payload.is_form or is_json(payload.content_type) or is_any(payload.content_type)
-
-
-def _is_form(given: Given) -> bool:
-    """Whether a parameter is the whole query, as fields."""
-    return given.location == "querystring" and is_form(given.content_type or "")
-
-
-def _group(given: Given) -> str:
-    return _GROUPS.get(given.location, given.location)
-
-
-def _described(schema: JSONSchema, said: dict[str, Any]) -> JSONSchema:
-    """The schema with what is said of it from outside, which knows more of its use."""
-    said = {keyword: value for keyword, value in said.items() if value}
-    if not said or schema is False:
+def _annotated(schema: JSONSchema, annotations: dict[str, Any]) -> JSONSchema:
+    """Return the schema with annotations, which override its own."""
+    annotations = {keyword: value for keyword, value in annotations.items() if value}
+    if not annotations or schema is False:
         return schema
-    return {**schema, **said} if isinstance(schema, dict) else said
+    return {**schema, **annotations} if isinstance(schema, dict) else annotations
 
 
 def _is_scalar(schema: JSONSchema) -> bool:
     kinds: Any = schema.get("type") if isinstance(schema, dict) else None
-    given: Iterable[Any] = [kinds] if isinstance(kinds, str) else sequence(kinds)
+    given = [kinds] if isinstance(kinds, str) else as_list(kinds)
     return bool(given) and not {"object", "array"} & set(given)
-
-
-_EVENT_FIELDS = frozenset({"event", "data", "id", "retry"})
-_DEPTH = 3  # of unions in which an event is looked for
-_NOTHING: JSONSchema = {"type": "null"}
-
-
-class Outputs(NamedTuple):
-    """What an operation answers. `schema` makes the one that stands for all."""
-
-    responses: dict[str, tuple[Media, ...]]
-    schema: Callable[[], JSONSchema]
-    accept: str
-    stream: StreamKind | None
-
-
-def offers(endpoint: Endpoint, documents: Documents) -> tuple[bool, bool]:
-    """Whether an operation has plain answers, and whether it has streams."""
-    types = [each.content_type for answers in successes(endpoint, documents).values() for each in answers]
-    streams = [each for each in types if stream_kind(each)]
-    return len(streams) < len(types), bool(streams)
-
-
-class OutputReader:
-    """Reads the answers of one operation: those that are streams, or those that are not."""
-
-    def __init__(self, endpoint: Endpoint, documents: Documents, schemas: Schemas, *, streams: bool) -> None:
-        self._endpoint = endpoint
-        self._documents = documents
-        self._schemas = schemas
-        self._streams = streams
-
-    def read(self, output_schema: Schema) -> Outputs:
-        """The answers. `output_schema` is the operation's own: the answer that it is taken from shares it."""
-        answers = {
-            status: [each for each in types if bool(stream_kind(each.content_type)) is self._streams]
-            for status, types in successes(self._endpoint, self._documents).items()
-        }
-        if self._endpoint.method == "HEAD":
-            return Outputs({}, lambda: _NOTHING, "*/*", None)
-        chosen = {status: preferred(types) for status, types in answers.items()}
-        only = next(iter(chosen.values()), None) if len(chosen) == 1 else None
-        responses = {
-            status: tuple(self._media(each, output_schema if each is only else None) for each in types)
-            for status, types in answers.items()
-        }
-        types = [each.content_type for given in answers.values() for each in given]
-        first = next((each for each in chosen.values() if each is not None), None)
-        return Outputs(
-            responses=responses,
-            schema=lambda: self._overall(list(chosen.values())),
-            accept=accept_header([each.content_type for each in chosen.values() if each is not None], types),
-            stream=stream_kind(first.content_type) if self._streams and first is not None else None,
-        )
-
-    def _media(self, given: Content, shared: Schema | None) -> Media:
-        if shared is None:
-            shared = Schema.deferred(lambda: self._complete(self._schema(given))) if self._says(given) else UNKNOWN
-        return Media(content_type=given.content_type, schema=shared, stream=stream_kind(given.content_type))
-
-    def _overall(self, chosen: list[Content | None]) -> JSONSchema:
-        if self._streams:
-            chosen = [each for each in chosen if each is not None]
-        written = [Written(_NOTHING, set()) if each is None else self._schema(each) for each in chosen]
-        different: list[JSONSchema] = []
-        for each in written:
-            if each.schema not in different:
-                different.append(each.schema)
-        if not different or any(each is True or each == {} for each in different):
-            return True
-        schema = different[0] if len(different) == 1 else {"anyOf": different}
-        return self._complete(Written(schema, {name for each in written for name in each.uses}))
-
-    def _says(self, given: Content) -> bool:
-        fields = given.fields.value
-        return "schema" in fields or "itemSchema" in fields
-
-    def _schema(self, given: Content) -> Written:
-        fields, home = given.fields
-        kind = media_type(given.content_type).name
-        if stream_kind(kind):
-            return self._item(fields, home, is_event=kind == "text/event-stream")
-        schema = fields.get("schema")
-        if not self._says(given) or schema is None:
-            return Written(True, set())
-        if not (is_json(kind) or is_any(kind)):
-            node = self._schemas.resolve(schema, home).value
-            if not is_text(kind) or node.get("type") != "string" or node.get("format") == "binary":
-                return Written(True, set())
-        if self._schemas.resolve(schema, home).value.get("type") == "file":
-            return Written(True, set())
-        return self._read(Place(schema, home))
-
-    def _item(self, fields: dict[str, Any], home: Any, *, is_event: bool) -> Written:
-        """The schema of one item. What describes all items as an array, or an event with its fields, holds it."""
-        schema = Place(fields.get("itemSchema", fields.get("schema", {})), home)
-        node = self._schemas.resolve(*schema)
-        if "itemSchema" not in fields and node.value.get("type") == "array":
-            schema = Place(node.value.get("items", {}), node.document)
-        if not is_event:
-            return self._read(schema)
-        data = self._event_data(schema)
-        if not data:
-            return self._read(schema)
-        written = [self._read(each) for each in data]
-        uses = {name for each in written for name in each.uses}
-        return Written(written[0].schema if len(written) == 1 else {"anyOf": [each.schema for each in written]}, uses)
-
-    def _event_data(self, schema: Place, depth: int = 0) -> list[Place]:
-        """The schemas of what an event carries, where a schema describes whole events."""
-        node, home = self._schemas.resolve(*schema)
-        branches = [*sequence(node.get("oneOf")), *sequence(node.get("anyOf"))]
-        if branches and depth < _DEPTH:
-            found = [self._event_data(Place(each, home), depth + 1) for each in branches]
-            if all(found):
-                return [data for each in found for data in each]
-        properties = mapping(node.get("properties"))
-        if "data" not in properties or not _EVENT_FIELDS.issuperset(properties):
-            return []
-        data = self._schemas.resolve(properties["data"], home)
-        if "contentSchema" in data.value:
-            return [Place(data.value["contentSchema"], data.document)]
-        return [Place(properties["data"], home)]
-
-    def _read(self, place: Place) -> Written:
-        where = f"{self._endpoint.method} {self._endpoint.path}, the answer"
-        return self._schemas.read(*place, "output", where)
-
-    def _complete(self, written: Written) -> JSONSchema:
-        return self._schemas.complete(written.schema, written.uses, "output")

@@ -1,166 +1,149 @@
-"""What has to be known of one HTTP operation to call it: plain data, made by `read`, used by everything else here.
+"""The call plan of one HTTP operation: plain data that the document readers produce and the request code consumes.
 
-A plan is made when an operation is first called or looked at, not when its document is loaded. No I/O.
-
-Places in an input, as a plan names them: the steps from the input to a value.
-
-Content types: what is JSON, what is text, and which of the declared kinds an answer is. No I/O.
-
-Header fields that cannot break out of their line.
+A plan is built lazily, when its operation is first called or inspected, not when the document is loaded. No I/O.
 """
 
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
 from opwire.schema import UNKNOWN, Schema
+from opwire.schema.dialect import escaped
 
 Location = Literal["path", "query", "header", "cookie", "querystring"]
-"""Where a parameter goes; `querystring` (3.2) is the whole query as one value."""
+"""Where a parameter is sent; `querystring` (3.2) is the whole query string as one value."""
 
 Style = Literal[
     "matrix", "label", "simple", "form", "spaceDelimited", "pipeDelimited", "tabDelimited", "deepObject", "cookie"
 ]
-"""How an array or object is written; `tabDelimited` is Swagger 2.0's `tsv`, `cookie` came with 3.2."""
+"""How an array or object is serialized; `tabDelimited` is Swagger 2.0's `tsv`, `cookie` was added in 3.2."""
 
 StreamKind = Literal["sse", "ndjson", "json-seq"]
-"""How a stream of items is framed: `text/event-stream`, one JSON a line, or RFC 7464."""
+"""How a stream is framed: `text/event-stream`, one JSON value per line, or RFC 7464."""
+
+InputPath = tuple[str, ...]
+"""Keys from the input to a value in it: `("limit",)`, or `("query", "limit")`."""
 
 
-class Parameter(Struct, frozen=True, kw_only=True):
-    """One parameter. `path_to` are the steps to its value in the input: `("limit",)`, or `("query", "limit")`."""
+class PartEncoding(Struct, frozen=True, kw_only=True):
+    """How one property of a form, or one item of a multipart array, is serialized (OpenAPI's `encoding`)."""
+
+    content_type: str | None = None  # None: derived from the value
+    style: Style | None = None  # None: derived from the content type
+    explode: bool = True
+    allow_reserved: bool = False
+    headers: Mapping[str, str] = {}  # headers with a constant value
+    binary: bool = False  # declared as a file
+
+
+class RequestParameter(Struct, frozen=True, kw_only=True):
+    """One parameter, and the path to its value in the input."""
 
     name: str  # as the API spells it
     location: Location
-    path_to: tuple[str, ...]
+    input_path: InputPath
     style: Style
     explode: bool
     required: bool = False
     allow_reserved: bool = False
-    content_type: str | None = None  # the value is written as this media type, not in a style
-    parts: Mapping[str, "Part"] = {}  # of a whole query that is a form: how its fields are written
+    content_type: str | None = None  # serialize the value as this media type instead of in a style
+    parts: Mapping[str, PartEncoding] = {}  # fields of a `querystring` that is a form
 
 
-class Part(Struct, frozen=True, kw_only=True):
-    """How one property of a form, or one item of a multipart array, is written (`encoding`)."""
-
-    content_type: str | None = None  # None: by the value
-    style: Style | None = None  # None: as the content type says
-    explode: bool = True
-    allow_reserved: bool = False
-    headers: Mapping[str, str] = {}  # those that have a fixed value
-    binary: bool = False  # the schema says that it is a file
+_PLAIN = PartEncoding()
 
 
-_PLAIN = Part()
-
-
-class Body(Struct, frozen=True, kw_only=True):
+class RequestBody(Struct, frozen=True, kw_only=True):
     """The body of a request.
 
-    `path_to` are the steps to its value in the input: `("body",)` where it has a place of its own. Where its
-    properties stand in the input beside the parameters, `path_to` is empty and `properties` names them. `open` says
-    that properties beyond these are the body's too. `whole` says that the input itself is the body, whatever kind of
-    value it is: so it is with operations of another opwire, which have no parameters.
+    `input_path` is the path to its value in the input, `("body",)` by default. It is empty where the properties of the
+    body are keys of the input beside the parameters: `properties` lists them, and `open` adds the input's unknown keys.
+    `whole` makes the input itself the body, as in operations of another opwire, which have no parameters.
     """
 
     content_type: str
     required: bool
-    path_to: tuple[str, ...] = ("body",)
+    input_path: InputPath = ("body",)
     properties: tuple[str, ...] = ()
     open: bool = False
     whole: bool = False
-    parts: Mapping[str, Part] = {}
-    others: tuple[tuple[Schema | None, Part], ...] = ()  # of names without a part: by what the name fits, None: any
-    positions: tuple[Part, ...] = ()  # of a multipart body that is an array
-    items: Part = _PLAIN  # of the array beyond those positions
-    binary: bool = False  # bytes, given as base64 in the input
-    fixed: Mapping[str, Any] = {}  # properties that this operation sets itself: `stream: true`
+    parts: Mapping[str, PartEncoding] = {}
+    others: tuple[tuple[Schema | None, PartEncoding], ...] = ()  # for names without a part, by schema of the name
+    positions: tuple[PartEncoding, ...] = ()  # the first items of a multipart array
+    items: PartEncoding = _PLAIN  # the items after those positions
+    binary: bool = False  # bytes, base64 in the input
+    fixed: Mapping[str, Any] = {}  # properties that the operation sets itself: `stream: true`
 
-    def part(self, name: str) -> Part:
-        """Return how a field is written."""
+    def part(self, name: str) -> PartEncoding:
+        """Return the encoding of a form field."""
         part = self.parts.get(name)
         if part is None and self.others:
             part = next((each for names, each in self.others if names is None or names.is_valid(name)), None)
         return part or _PLAIN
 
-    def position(self, index: int) -> Part:
-        """Return how an item of a multipart array is written."""
+    def position(self, index: int) -> PartEncoding:
+        """Return the encoding of an item of a multipart array."""
         return self.positions[index] if index < len(self.positions) else self.items
 
 
-class Media(Struct, frozen=True, kw_only=True):
-    """One kind of answer. `schema` is that of the whole answer, or of one item of a stream."""
+class ResponseMedia(Struct, frozen=True, kw_only=True):
+    """One declared media type of a response. `schema` describes the whole response, or one item of a stream."""
 
     content_type: str
     schema: Schema = UNKNOWN
     stream: StreamKind | None = None
 
 
-class Scheme(Struct, frozen=True, kw_only=True):
+class SecurityScheme(Struct, frozen=True, kw_only=True):
     """One security scheme of the document."""
 
-    name: str  # its key in the document: credentials are given under it
+    name: str  # its key in the document, and in `credentials=`
     kind: Literal["apiKey", "basic", "bearer", "oauth2", "openIdConnect", "other"]
     location: Literal["header", "query", "cookie"] | None = None  # of an API key
-    parameter: str = ""  # of an API key: the name of the header, query parameter or cookie
+    parameter: str = ""  # name of the header, query parameter or cookie that carries an API key
     token_url: str = ""  # of the client credentials flow
-    said: str = ""  # how the document calls a kind that opwire does not know: "http digest", "mutualTLS"
+    declared_as: str = ""  # the document's words for an unknown kind: "http digest", "mutualTLS"
 
 
-class Need(Struct, frozen=True):
-    """A scheme that has to be satisfied, with the scopes that are asked of it."""
+class SecurityRequirement(Struct, frozen=True):
+    """A scheme that has to be satisfied, and the scopes that it needs."""
 
-    scheme: Scheme
+    scheme: SecurityScheme
     scopes: tuple[str, ...] = ()
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """Everything about one operation.
+class CallPlan(Struct, frozen=True, kw_only=True):
+    """Everything that a call of one operation needs.
 
-    `responses` maps a status as the document writes it ("200", "2XX", "default") to its kinds of answer. `security`
-    are alternatives, each of which is a set of needs; `()` is no security at all, and an empty alternative says that
-    it may be left out. `server` is the address that the document gives, with its variables filled; `base_url` is what
-    the user fixed instead, if he did.
+    `responses` maps a status as the document spells it ("200", "2XX", "default") to its media types. `security` lists
+    alternatives, each a set of requirements; an empty alternative makes credentials optional. `server` is the address
+    in the document with its variables expanded; `base_url` is the caller's override.
     """
 
-    operation_id: str  # opwire's own id
+    operation_id: str  # opwire's id
     method: str  # upper-case
     path: str  # "/pets/{petId}"
     server: str
     base_url: str | None = None
-    parameters: tuple[Parameter, ...] = ()
-    body: Body | None = None
-    responses: Mapping[str, tuple[Media, ...]] = {}
-    security: tuple[tuple[Need, ...], ...] = ()
+    parameters: tuple[RequestParameter, ...] = ()
+    body: RequestBody | None = None
+    responses: Mapping[str, tuple[ResponseMedia, ...]] = {}
+    security: tuple[tuple[SecurityRequirement, ...], ...] = ()
     accept: str = "*/*"
     stream: StreamKind | None = None
     input_schema: Schema = UNKNOWN
     output_schema: Schema = UNKNOWN
-    files: tuple[tuple[str, ...], ...] = ()  # steps to the values of the input that may be files
+    file_paths: tuple[InputPath, ...] = ()  # input values that may be files
 
 
-MISSING: Any = object()
-"""What is at a place where nothing is; None is a value."""
-
-
-def find(input: Any, place: Sequence[str]) -> Any:
-    """The value at a place, or MISSING."""
-    for step in place:
-        if not isinstance(input, dict) or step not in input:
-            return MISSING
-        input = cast("dict[str, Any]", input)[step]
-    return input
-
-
-def invalid(operation_id: str, place: Sequence[str], message: str) -> CallError:
-    """The error for a value that its schema let pass and that cannot be used all the same."""
-    pointer = "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in place)
+def invalid_input(operation_id: str, path: Sequence[str], message: str) -> CallError:
+    """Return the error for a value that passes its schema but cannot be sent."""
+    pointer = "".join(f"/{escaped(key)}" for key in path)
     return CallError(
         ErrorCode.VALIDATION_ERROR,
         f"{operation_id}: {pointer or 'the input'}: {message}",
@@ -182,109 +165,101 @@ _TEXT = frozenset(
 )
 _STREAMS: dict[str, StreamKind] = {
     "text/event-stream": "sse",
-    "application/x-ndjson": "ndjson",
-    "application/ndjson": "ndjson",
-    "application/jsonl": "ndjson",
-    "application/x-jsonl": "ndjson",
-    "application/jsonlines": "ndjson",
-    "application/x-jsonlines": "ndjson",
-    "application/json-lines": "ndjson",
-    "application/x-json-stream": "ndjson",
-    "application/stream+json": "ndjson",
+    **dict.fromkeys((f"application/{name}" for name in ("x-ndjson", "ndjson", "jsonl", "x-jsonl")), "ndjson"),
+    **dict.fromkeys((f"application/{name}" for name in ("jsonlines", "x-jsonlines", "json-lines")), "ndjson"),
+    **dict.fromkeys((f"application/{name}" for name in ("x-json-stream", "stream+json")), "ndjson"),
     "application/json-seq": "json-seq",
 }
-# Codecs of Python that are no charsets, some of which take very long for what a hostile server can send.
+# Python codecs that are not charsets. Some take very long to decode what a hostile server can send.
 _NO_CHARSETS = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw-unicode-escape", "unicode-escape"})
 
 
 class MediaType(NamedTuple):
-    """A content type without its parameters, in lower case, and the charset if one is declared that is known."""
+    """A parsed Content-Type: the lower-case name without parameters, the charset if known, and how to decode it."""
 
     name: str
-    charset: str | None = None
-
-    @property
-    def is_json(self) -> bool:
-        """Whether the answer is one JSON value."""
-        return self.name in _JSON or (self.name.endswith("+json") and self.name not in _STREAMS)
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the answer is text, as `text/*` is, and some that are registered elsewhere."""
-        return self.name.startswith("text/") or self.name in _TEXT or self.name.endswith(("+xml", "+yaml"))
-
-    @property
-    def stream(self) -> StreamKind | None:
-        """How the answer is framed, if it is a stream of items."""
-        return "json-seq" if self.name.endswith("+json-seq") else _STREAMS.get(self.name)
+    charset: str | None
+    is_json: bool  # one JSON value
+    is_text: bool  # `text/*`, and text types that are registered elsewhere
+    stream: StreamKind | None  # the framing of a stream of items
 
 
 @lru_cache(maxsize=256)
 def media_type(header: str) -> MediaType:
-    """What a Content-Type header says."""
+    """Parse a Content-Type header."""
     name = header.partition(";")[0].strip().lower()
-    found = _CHARSET.search(header)
-    return MediaType(name, _known_charset(found[1]) if found else None)
+    charset = None
+    if found := _CHARSET.search(header):
+        try:
+            known = codecs.lookup(found[1]).name
+            b"a".decode(known, errors="ignore")  # raises for codecs that do not decode bytes to text
+            charset = None if known in _NO_CHARSETS else known
+        except (LookupError, ValueError):
+            charset = None
+    return MediaType(
+        name,
+        charset,
+        is_json=name in _JSON or (name.endswith("+json") and name not in _STREAMS),
+        is_text=name.startswith("text/") or name in _TEXT or name.endswith(("+xml", "+yaml")),
+        stream="json-seq" if name.endswith("+json-seq") else _STREAMS.get(name),
+    )
 
 
-def _known_charset(name: str) -> str | None:
-    try:
-        known = codecs.lookup(name).name
-        b"a".decode(known, errors="ignore")  # refuses those that do not make text of bytes
-    except (LookupError, ValueError):
-        return None
-    return None if known in _NO_CHARSETS else known
+def choose(declared: Iterable[ResponseMedia], actual: MediaType) -> ResponseMedia | None:
+    """Return the declared media of a response: the same type, else another JSON type, else a range that covers it."""
 
+    def rank(media: ResponseMedia) -> int:
+        kind = media_type(media.content_type)
+        if kind.name == actual.name:
+            return 0
+        if kind.is_json and actual.is_json:
+            return 1
+        if kind.name.endswith("/*") and actual.name.startswith(kind.name[:-1]):
+            return 2
+        return 3 if kind.name in ("*/*", "*") else 4
 
-def choose(declared: Iterable[Media], actual: MediaType) -> Media | None:
-    """The declared kind that an answer is: the same one, else another JSON, else a range that covers it."""
-    ranked = [(rank, each) for each in declared if (rank := _rank(media_type(each.content_type), actual)) is not None]
-    return min(ranked, key=lambda each: each[0])[1] if ranked else None
-
-
-def _rank(declared: MediaType, actual: MediaType) -> int | None:
-    if declared.name == actual.name:
-        return 0
-    if declared.is_json and actual.is_json:
-        return 1
-    if declared.name.endswith("/*") and actual.name.startswith(declared.name[:-1]):
-        return 2
-    return 3 if declared.name in ("*/*", "*") else None
+    best = min(declared, key=rank, default=None)
+    return best if best is not None and rank(best) < 4 else None
 
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: token
-_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")  # control characters but the tab, and no text
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")  # control characters except tab; lone surrogates
 _CONTENT_TYPE = re.compile(r"[!#$&^_.+\-0-9A-Za-z]+/[!#$&^_.+\-0-9A-Za-z]+( *;[\x20-\x7e]*)?")
 
 
+def is_token(name: str) -> bool:
+    """Return whether a name is valid as a method, or as the name of a header or cookie."""
+    return _NAME.fullmatch(name) is not None
+
+
 def header_name(name: str, of: str = "header") -> str:
-    """The name, if it can be one: that of a header, or of another thing with the same rules.
+    """Return a valid header or cookie name.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it is invalid.
     """
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot be the name of a {of}")
+    if not is_token(name):
+        raise ValueError(f"{name!r} is not a valid name of a {of}")
     return name
 
 
 def header_value(value: str) -> str:
-    """The value, if it can be one. The error does not show it: it may be a secret.
+    """Return a valid header value. The error does not show it: it may be a secret.
 
     Raises:
-        ValueError: it holds a line break, another control character, or half of a surrogate pair.
+        ValueError: it contains a line break, another control character, or a lone surrogate.
     """
     if _FORBIDDEN.search(value):
-        raise ValueError("a header cannot hold line breaks or other control characters")
+        raise ValueError("a header cannot contain line breaks or other control characters")
     return value
 
 
 def content_type_value(value: str) -> str:
-    """The value, if it can be a Content-Type.
+    """Return a valid Content-Type.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it is invalid.
     """
     if not _CONTENT_TYPE.fullmatch(value):
-        raise ValueError("a content type looks like text/plain")
+        raise ValueError("invalid content type; expected one like text/plain")
     return value

@@ -1,67 +1,66 @@
-"""An HTTP request from a plan and an input. Pure: no I/O, no clock.
-
-The address of a request but for its query: the server's, and the path with its variables filled. Pure.
-"""
+"""An HTTP request from a call plan and an input. No I/O, no clock."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
-from msgspec import Struct
 from yarl import URL
 
-from opwire.adapters.openapi.bodies import EncodedBody, Write, body_encoder, parameter_writer
 from opwire.adapters.openapi.plan import (
-    MISSING,
-    Body,
-    Parameter,
-    Plan,
-    find,
+    CallPlan,
+    RequestBody,
+    RequestParameter,
     header_name,
     header_value,
-    invalid,
+    invalid_input,
     media_type,
 )
+from opwire.adapters.openapi.serialize import EncodedBody, Write, body_encoder, parameter_writer
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import HTTPRequest
+from opwire.typed.plain import as_dict
+
+MISSING: Any = object()
+"""The value of a missing key; None is a value."""
 
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
-_IN_PATH = "/:@!$&'()*+,;=-._~%"  # what a template may hold as it is
+_IN_PATH = "/:@!$&'()*+,;=-._~%"  # characters that a template keeps unencoded
 _IN_QUERY = _IN_PATH + "?"
-_DOTS = (".", "..")
+_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})  # set by the HTTP client
 
 
-class Address(NamedTuple):
-    """What the paths of a document are appended to. `path` ends without a slash."""
+class BaseURL(NamedTuple):
+    """The URL to which the paths of a document are appended. `path` has no trailing slash."""
 
     origin: str
     path: str
     query: str
 
 
-def read_address(plan: Plan) -> Address:
-    """The address that the user fixed, else that of the document.
+def base_url_of(plan: CallPlan) -> BaseURL:
+    """Parse the caller's base URL, else the server of the document.
 
     Raises:
-        ValueError: it is not a complete address. The message does not show it, because it may hold a password.
+        ValueError: it is not a complete URL. The message does not show it, since it may contain a password.
     """
     given = plan.server if plan.base_url is None else plan.base_url
     if unknown := _VARIABLE.search(given):
-        raise ValueError(f"its server's address has a variable {unknown[0]} without a value; base_url= gives another")
+        raise ValueError(f"the variable {unknown[0]} of its server's URL has no value; set base_url=")
     try:
         url = URL(given)
         origin = str(url.origin())
     except ValueError:
-        raise ValueError("its server has no complete address; base_url= gives one") from None
+        raise ValueError("its server has no complete URL; set base_url=") from None
     if url.scheme not in ("http", "https"):
-        raise ValueError("its server's address is neither http:// nor https://; base_url= gives another")
+        raise ValueError("its server's URL is neither http:// nor https://; set base_url=")
     if url.raw_user is not None or url.raw_password is not None:
-        raise ValueError("its server's address holds a user name or password; give credentials= instead")
-    return Address(origin, url.raw_path.removesuffix("/"), url.raw_query_string)
+        raise ValueError("its server's URL contains a user name or password; use credentials= instead")
+    return BaseURL(origin, url.raw_path.removesuffix("/"), url.raw_query_string)
 
 
 class PathTemplate:
-    """A path of a document, `/pets/{petId}/toys/{kind}.{format}`. A query in it is kept, a fragment is not.
+    """A path of a document, `/pets/{petId}/toys/{kind}.{format}`. Its query is kept, its fragment dropped.
 
     Raises:
         ValueError: a variable is not among the names.
@@ -76,157 +75,147 @@ class PathTemplate:
             pieces[::2] = [quote(piece, safe=_IN_PATH) for piece in pieces[::2]]
             for name in pieces[1::2]:
                 if name not in names:
-                    raise ValueError(f"its path has a variable {{{name}}} that no parameter describes")
+                    raise ValueError(f"no parameter describes the variable {{{name}}} of its path")
             self._segments.append(pieces[0] if len(pieces) == 1 else pieces)
 
     def fill(self, texts: Mapping[str, str]) -> str:
-        """The path with these texts, which are encoded already.
+        """Return the path with these texts, which are already encoded.
 
         Raises:
             ValueError: a segment would be empty, `.` or `..`. Servers and proxies resolve these, even when encoded.
         """
         path = ""
-        for segment in self._segments:
-            path += f"/{segment if isinstance(segment, str) else _filled(segment, texts)}"
+        for pieces in self._segments:
+            if isinstance(pieces, str):
+                path += f"/{pieces}"
+                continue
+            segment = "".join([texts[piece] if index % 2 else piece for index, piece in enumerate(pieces)])
+            # Some servers strip everything after a semicolon before they resolve the dots.
+            if not segment or segment.lower().replace("%2e", ".").partition(";")[0] in (".", ".."):
+                variables = " and ".join(f"{{{name}}}" for name in pieces[1::2])
+                raise ValueError(f"{variables} would make a path segment {segment!r}, which is another path")
+            path += f"/{segment}"
         return path
 
 
-def _filled(pieces: list[str], texts: Mapping[str, str]) -> str:
-    segment = "".join([texts[piece] if index % 2 else piece for index, piece in enumerate(pieces)])
-    # Some servers take off what follows a semicolon before they resolve the dots.
-    if not segment or segment.lower().replace("%2e", ".").partition(";")[0] in _DOTS:
-        variables = " and ".join(f"{{{name}}}" for name in pieces[1::2])
-        raise ValueError(f"{variables} would make a segment of the path {segment!r}, which is another path")
-    return segment
+def value_at(input: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path in the input, or MISSING."""
+    for key in path:
+        if not isinstance(input, dict) or key not in input:
+            return MISSING
+        input = cast("dict[str, Any]", input)[key]
+    return input
 
 
-_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})  # the client's own
-
-
-class HTTPRequest(Struct, frozen=True, kw_only=True):
-    """A request, ready to be sent. Its repr shows neither query nor headers: credentials may stand there.
-
-    `url` is complete and encoded: it is to be sent as it is (`yarl.URL(url, encoded=True)`). `headers` hold Accept
-    and Content-Type, but neither Host nor Content-Length, which are the client's. `secret_headers` are the lower-case
-    names of the headers that carry credentials: they, and a query with a secret, never cross to another origin.
-    `token` is the one among its credentials that can be had anew, after a 401.
-    """
-
-    method: str
-    url: str
-    headers: list[tuple[str, str]]
-    body: bytes | None = None
-    secret_headers: frozenset[str] = frozenset()
-    secret_query: bool = False
-    token: str | None = None
-
-    def __repr__(self) -> str:
-        return f"<HTTPRequest {self.method} {self.url.partition('?')[0]}>"
-
-
-def build_request(plan: Plan, input: Any) -> HTTPRequest:
-    """The request for one input: `compile_request` for those who ask only once.
+def compile_request(plan: CallPlan) -> Callable[[Any], HTTPRequest]:
+    """Return the function that turns inputs into requests; it raises CallError VALIDATION_ERROR.
 
     Raises:
-        CallError: VALIDATION_ERROR, naming the parameter; EXECUTION_ERROR, if the plan itself cannot be carried out.
-    """
-    return compile_request(plan)(input)
-
-
-def compile_request(plan: Plan) -> Callable[[Any], HTTPRequest]:
-    """What turns inputs of an operation into requests, made once a plan; it raises CallError VALIDATION_ERROR.
-
-    Raises:
-        CallError: EXECUTION_ERROR, if the plan cannot be carried out: an unknown variable in its path, no address.
+        CallError: EXECUTION_ERROR, the plan is invalid: an unknown variable in its path, no server URL.
     """
     try:
-        return _RequestWriter(plan).write
+        return _RequestBuilder(plan).build
     except ValueError as error:
         raise CallError(ErrorCode.EXECUTION_ERROR, f"{plan.operation_id} cannot be called: {error}") from error
 
 
-class _RequestWriter:
-    def __init__(self, plan: Plan) -> None:
+class _RequestBuilder:
+    def __init__(self, plan: CallPlan) -> None:
+        def writers(*locations: str) -> list[tuple[RequestParameter, Write]]:
+            return [(each, parameter_writer(each)) for each in plan.parameters if each.location in locations]
+
         self._plan = plan
-        address = read_address(plan)
-        self._base = address.origin + address.path
-        self._variables = _writers(plan.parameters, "path")
+        base = base_url_of(plan)
+        self._base = base.origin + base.path
+        self._variables = writers("path")
         self._path = PathTemplate(plan.path, {parameter.name for parameter, _ in self._variables})
-        self._fixed_query = [query for query in (address.query, self._path.query) if query]
-        self._query = _writers(plan.parameters, "query", "querystring")
-        self._headers = [each for each in _writers(plan.parameters, "header") if each[0].name.lower() not in _FRAMING]
+        self._fixed_query = [query for query in (base.query, self._path.query) if query]
+        self._query = writers("query", "querystring")
+        self._headers = [each for each in writers("header") if each[0].name.lower() not in _FRAMING]
         for parameter, _ in self._headers:
             header_name(parameter.name)
         self._accept = ("Accept", header_value(plan.accept))
-        self._cookies = _writers(plan.parameters, "cookie")
-        self._body = None if plan.body is None else _BodyWriter(plan.body, plan.parameters)
+        self._cookies = writers("cookie")
+        self._body = None if plan.body is None else _BodyBuilder(plan.body, plan.parameters)
 
-    def write(self, input: Any) -> HTTPRequest:
-        url = self._base + self._path_of(input)
-        query = [*self._fixed_query, *(text for _, text in self._written(self._query, input) if text)]
+    def build(self, input: Any) -> HTTPRequest:
+        texts = {parameter.name: text for parameter, text in self._written(self._variables, input)}
+        try:
+            url = self._base + self._path.fill(texts)
+        except ValueError as error:
+            raise invalid_input(self._plan.operation_id, (), str(error)) from error
+        query = [*self._fixed_query, *[text for _, text in self._written(self._query, input) if text]]
         if query:
             url = f"{url}?{'&'.join(query)}"
         headers: list[tuple[str, str]] = [self._accept]
         if self._headers:
             headers += [(parameter.name, text) for parameter, text in self._written(self._headers, input)]
-        if self._cookies:
-            cookies = [text for _, text in self._written(self._cookies, input) if text]
-            headers = _with_cookies(headers, cookies) if cookies else headers
-        body = self._body_of(input)
+        if self._cookies and (cookies := [text for _, text in self._written(self._cookies, input) if text]):
+            # A request has one Cookie line (RFC 6265, section 5.4): join those of a header parameter.
+            own = [text for name, text in headers if name.lower() == "cookie" and text]
+            headers = [header for header in headers if header[0].lower() != "cookie"]
+            headers.append(("Cookie", "; ".join([*own, *cookies])))
+        body = None
+        if self._body is not None:
+            try:
+                body = self._body.build(input)
+            except ValueError as error:
+                path = self._body.input_path
+                raise invalid_input(self._plan.operation_id, path, f"as the body: {error}") from error
         if body is None:
             return HTTPRequest(method=self._plan.method, url=url, headers=headers)
         headers.append(("Content-Type", body.content_type))
         return HTTPRequest(method=self._plan.method, url=url, headers=headers, body=body.data)
 
-    def _written(self, writers: Iterable[tuple[Parameter, Write]], input: Any) -> Iterator[tuple[Parameter, str]]:
-        """The parameters that are given, as text."""
+    def _written(
+        self, writers: Iterable[tuple[RequestParameter, Write]], input: Any
+    ) -> Iterator[tuple[RequestParameter, str]]:
+        """Iterate over the given parameters, serialized."""
         for parameter, write in writers:
-            value = find(input, parameter.path_to)
+            path, location = parameter.input_path, parameter.location
+            value = value_at(input, path)
             if value is MISSING or value is None:
-                # A path needs its values, even where the document forgets to say so.
-                if not parameter.required and parameter.location != "path":
+                # A path needs its values, even if the document does not declare them required.
+                if not parameter.required and location != "path":
                     continue
                 if value is MISSING:
-                    raise self._invalid(parameter.path_to, f"this {parameter.location} parameter is required")
-            elif not parameter.required and parameter.location == "header" and _is_empty(value):
-                continue
+                    message = f"this {location} parameter is required"
+                    raise invalid_input(self._plan.operation_id, path, message)
+            elif location == "header" and not parameter.required and isinstance(value, list | dict):
+                # An optional header is omitted if nothing in it has a value.
+                items = cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
+                if all(each is None for each in items):
+                    continue
             try:
                 text = write(value)
             except ValueError as error:
-                raise self._invalid(parameter.path_to, f"as a {parameter.location} parameter: {error}") from error
+                message = f"as a {location} parameter: {error}"
+                raise invalid_input(self._plan.operation_id, path, message) from error
             yield parameter, text
 
-    def _path_of(self, input: Any) -> str:
-        texts = {parameter.name: text for parameter, text in self._written(self._variables, input)}
-        try:
-            return self._path.fill(texts)
-        except ValueError as error:
-            raise self._invalid((), str(error)) from error
 
-    def _body_of(self, input: Any) -> EncodedBody | None:
-        if self._body is None:
-            return None
-        try:
-            return self._body.write(input)
-        except ValueError as error:
-            raise self._invalid(self._body.place, f"as the body: {error}") from error
-
-    def _invalid(self, place: Sequence[str], message: str) -> CallError:
-        return invalid(self._plan.operation_id, place, message)
-
-
-class _BodyWriter:
-    def __init__(self, body: Body, parameters: Sequence[Parameter]) -> None:
-        self.place = body.path_to
+class _BodyBuilder:
+    def __init__(self, body: RequestBody, parameters: Sequence[RequestParameter]) -> None:
+        self.input_path = body.input_path
         self._body = body
         self._encode = body_encoder(body)
         self._nullable = media_type(body.content_type).is_json
-        self._elsewhere = {parameter.path_to[0] for parameter in parameters}
+        self._parameters = {parameter.input_path[0] for parameter in parameters}
 
-    def write(self, input: Any) -> EncodedBody | None:
-        """The body; None if it is not given and need not be. Raises ValueError."""
+    def build(self, input: Any) -> EncodedBody | None:
+        """Return the body, or None if it is missing and optional. Raises ValueError."""
         body = self._body
-        value = input if body.whole else find(input, body.path_to) if body.path_to else self._gathered(input)
+        if body.whole:
+            value = input
+        elif body.input_path:
+            value = value_at(input, body.input_path)
+        else:  # the properties are among the parameters
+            given = as_dict(input)
+            value = {name: given[name] for name in body.properties if name in given}
+            if body.open:
+                extras = given.keys() - value.keys() - self._parameters
+                value |= {name: each for name, each in given.items() if name in extras}
+            value = value if value or body.required else MISSING
         if value is None and not body.required:
             value = MISSING
         if body.fixed and (value is MISSING or value is None):
@@ -238,32 +227,5 @@ class _BodyWriter:
                 raise ValueError("it is required")
             return None
         if value is None and not self._nullable:
-            raise ValueError("it is required, and null cannot be written")
+            raise ValueError("it is required, and null cannot be sent as this content type")
         return self._encode(value)
-
-    def _gathered(self, input: Any) -> Any:
-        """The body's properties among the parameters."""
-        given = cast("dict[str, Any]", input) if isinstance(input, dict) else {}
-        value = {name: given[name] for name in self._body.properties if name in given}
-        if self._body.open:
-            value |= {name: each for name, each in given.items() if name not in value and name not in self._elsewhere}
-        return value if value or self._body.required else MISSING
-
-
-def _is_empty(value: Any) -> bool:
-    """Whether nothing is left to be written of an array or object."""
-    if not isinstance(value, list | dict):
-        return False
-    items = cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
-    return all(each is None for each in items)
-
-
-def _with_cookies(headers: list[tuple[str, str]], cookies: list[str]) -> list[tuple[str, str]]:
-    """Add cookies to those of a header parameter: a request has one line of them (RFC 6265, section 5.4)."""
-    own = [text for name, text in headers if name.lower() == "cookie" and text]
-    others = [header for header in headers if header[0].lower() != "cookie"]
-    return [*others, ("Cookie", "; ".join([*own, *cookies]))]
-
-
-def _writers(parameters: Sequence[Parameter], *locations: str) -> list[tuple[Parameter, Write]]:
-    return [(each, parameter_writer(each)) for each in parameters if each.location in locations]

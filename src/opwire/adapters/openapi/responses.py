@@ -1,116 +1,147 @@
-"""What an API answered: data and its schema, or the error that it is. No I/O.
+"""HTTP responses as results or errors. No I/O.
 
 A 2xx, and a 304 to a conditional request, is a result. Everything else is EXECUTION_ERROR, "HTTP <status>: <reason>":
-what an API thinks of its own callers is never said of ours, so that its 401 or 429 is not our UNAUTHENTICATED or
-RATE_LIMITED. `retryable` means that a retry may help: the API was busy, late or broken for a moment, or says itself
-when to come back. Whether it is safe to repeat the call is for the caller to know.
+an API's opinion of opwire is not opwire's opinion of its own callers, so its 401 or 429 does not become UNAUTHENTICATED
+or RATE_LIMITED. `retryable` means that a retry may succeed: the API was busy, slow or briefly broken, or sends a
+Retry-After. Whether a retry is safe is the caller's decision.
 """
 
 import logging
 import time
-from collections.abc import Iterable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
-from opwire.adapters.openapi.document import bounded
-from opwire.adapters.openapi.plan import Media, MediaType, Plan, choose, media_type
+from opwire.adapters.openapi.plan import CallPlan, MediaType, ResponseMedia, choose, media_type
 from opwire.envelope import http_envelope
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import MAX_WAIT, bounded_number
 from opwire.operation import ShapedResult
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
 
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+
 logger = logging.getLogger("opwire.adapters.openapi")
 
 MAX_ERROR_BODY = 8 * 1024
-"""Bytes of an error's body that are told."""
+"""Bytes of an error's body that its details include."""
 
 _BOM = b"\xef\xbb\xbf"
 _EMPTY = frozenset({204, 205, 304})
 _RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
-_UNTOLD = frozenset({"set-cookie", "set-cookie2", "authorization", "cookie"})
+_SECRET_HEADERS = frozenset({"set-cookie", "set-cookie2", "authorization", "cookie"})
 _MAX_REASON = 200
-_MAX_SHAPES = 64  # an API may make up a content type for each answer: a boundary stands there
-MAX_WAIT = 30 * 24 * 60 * 60.0
-"""Seconds after which a retry is no longer worth to wait for: an API that says more means never."""
-
+_MAX_CACHED = 64  # an API may invent a content type for each response: it contains a boundary
 _MAX_DATE = 100  # characters
-_FAR = 1e12  # seconds; no time of day is as large
-_EPOCH = 1_000_000_000  # a number of seconds above this is a time of day, not a while
-_ASCII_BRACKETS = (None, "utf-8", "ascii")  # charsets in which a bracket is the byte that it is in ASCII
+_FAR = 1e12  # seconds; larger than any timestamp
+_EPOCH = 1_000_000_000  # a larger number of seconds is a timestamp, not a delay
+_ASCII_BRACKETS = (None, "utf-8", "ascii")  # charsets in which a bracket is its ASCII byte
 _json = msgspec.json.Decoder()
 
 
-class Head(Struct, frozen=True, kw_only=True):
-    """The beginning of an answer."""
+class ResponseHead(Struct, frozen=True, kw_only=True):
+    """Status line and headers of a response."""
 
     method: str
     status: int
     reason: str
     headers: list[tuple[str, str]]
-    content_type: str = ""  # as it came
+    content_type: str = ""  # unparsed
 
     @property
     def is_result(self) -> bool:
-        """Whether it is a result, and not an error."""
+        """Whether the response is a result, not an error."""
         return 200 <= self.status < 300 or self.status == 304
 
     @property
     def media_type(self) -> MediaType:
-        """The content type, read."""
+        """The parsed content type."""
         return media_type(self.content_type)
 
-    def values(self, name: str) -> Iterable[str]:
-        """The values of a header."""
-        return (value for each, value in self.headers if each.lower() == name)
+
+def head_of(response: "ClientResponse") -> ResponseHead:
+    """Return status line and headers of a response as plain data."""
+
+    def readable(text: str) -> str:
+        # aiohttp decodes headers that are not UTF-8 to surrogates: decode these as Latin-1.
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return text.encode(errors="surrogateescape").decode("latin-1")
+        return text
+
+    return ResponseHead(
+        method=response.method,
+        status=response.status,
+        reason=readable(response.reason or ""),
+        headers=[(name, value if value.isascii() else readable(value)) for name, value in response.headers.items()],
+        content_type=readable(response.headers.get("Content-Type", "")),
+    )
 
 
-class Results:
-    """The results of one operation. What its document says of a status and content type is looked up once."""
+class ResponseReader:
+    """Decodes the responses of one operation, and caches what its document declares for a status and content type."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CallPlan) -> None:
         self._plan = plan
-        self._shapes: dict[tuple[int, str], tuple[MediaType, Schema]] = {}
+        self._declared: dict[tuple[int, str], tuple[MediaType, Schema]] = {}
 
-    def of(self, head: Head, body: bytes) -> ShapedResult:
-        """The result that an answer is, with the schema of the status and content type with which it came."""
+    def read(self, head: ResponseHead, body: bytes) -> ShapedResult:
+        """Return the result, with the schema for its status and content type."""
         data, schema, is_plain = None, UNKNOWN, False
         if body and head.method != "HEAD" and head.status not in _EMPTY:
-            kind, schema = self._shape(head)
-            data, is_readable = _read(self._plan, kind, body)
-            schema = schema if is_readable else UNKNOWN
-            is_plain = is_readable and kind.is_json and _is_shallow(kind, body)
+            key = (head.status, head.content_type)
+            found = self._declared.get(key)
+            if found is None:
+                found = self._find(head)
+                if len(self._declared) < _MAX_CACHED:
+                    self._declared[key] = found
+            kind, schema = found
+            if kind.is_json:
+                try:
+                    data = _read_json(kind, body)
+                    # JSON with fewer brackets than MAX_DEPTH cannot be nested too deeply.
+                    is_plain = kind.charset in _ASCII_BRACKETS and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+                except (ValueError, RecursionError) as error:
+                    logger.warning(
+                        "%s: the response is declared as JSON but invalid, it is read as text: %s",
+                        self._plan.operation_id,
+                        error,
+                    )
+                    data, schema = self._text(kind, body), UNKNOWN
+            else:
+                data = self._text(kind, body) if kind.is_text else body
         envelope = http_envelope(data, status_code=head.status, headers=head.headers, content_type=head.content_type)
         return ShapedResult(envelope, schema, is_plain)
 
-    def _shape(self, head: Head) -> tuple[MediaType, Schema]:
-        key = (head.status, head.content_type)
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = _shape_of(self._plan, head)
-            if len(self._shapes) < _MAX_SHAPES:
-                self._shapes[key] = shape
-        return shape
+    def _find(self, head: ResponseHead) -> tuple[MediaType, Schema]:
+        declared = [each for each in declared_for(self._plan, head.status) if each.stream is None]
+        kind = head.media_type
+        if not kind.name and len(declared) == 1:
+            kind = media_type(declared[0].content_type)  # the Content-Type is missing: assume the declared one
+        found = choose(declared, kind)
+        return kind, found.schema if found else UNKNOWN
+
+    def _text(self, kind: MediaType, body: bytes) -> str:
+        charset = kind.charset or "utf-8"
+        body = body.removeprefix(_BOM) if charset == "utf-8" else body
+        try:
+            return body.decode(charset)
+        except UnicodeError:
+            logger.warning("%s: invalid %s in the response is replaced", self._plan.operation_id, charset)
+            return body.decode(charset, errors="replace")
 
 
-def _shape_of(plan: Plan, head: Head) -> tuple[MediaType, Schema]:
-    declared = [each for each in declared_for(plan, head.status) if each.stream is None]
-    kind = head.media_type
-    if not kind.name and len(declared) == 1:
-        kind = media_type(declared[0].content_type)  # the API does not say: it will be what its document says
-    found = choose(declared, kind)
-    return kind, found.schema if found else UNKNOWN
+def declared_for(plan: CallPlan, status: int) -> tuple[ResponseMedia, ...]:
+    """Return the media types that are declared for a status, or for its class.
 
-
-def declared_for(plan: Plan, status: int) -> tuple[Media, ...]:
-    """The kinds of answer that are declared for a status, or for its class.
-
-    `default` counts where no success is declared at all: beside one, it describes the errors.
+    `default` is used if no success is declared at all: beside one, it describes the errors.
     """
     responses = plan.responses
     for key in (str(status), f"{status // 100}XX", f"{status // 100}xx"):
@@ -119,81 +150,40 @@ def declared_for(plan: Plan, status: int) -> tuple[Media, ...]:
     return () if any(key.startswith("2") for key in responses) else responses.get("default", ())
 
 
-def _read(plan: Plan, kind: MediaType, body: bytes) -> tuple[Any, bool]:
-    """The data of a body, and whether it is what its content type says."""
-    if kind.is_json:
-        try:
-            return _read_json(kind, body), True
-        except (ValueError, RecursionError) as error:
-            logger.warning("%s: the answer is said to be JSON and is not, so it is text: %s", plan.operation_id, error)
-            return _read_text(plan, kind, body), False
-    if kind.is_text:
-        return _read_text(plan, kind, body), True
-    return body, True
-
-
 def _read_json(kind: MediaType, body: bytes) -> Any:
     if kind.charset not in _ASCII_BRACKETS:
         return read_json(_json, body.decode(kind.charset).removeprefix("\ufeff"))
     return read_json(_json, body.removeprefix(_BOM))
 
 
-def _is_shallow(kind: MediaType, body: bytes) -> bool:
-    """Whether JSON cannot be too deep: it opens fewer arrays and objects than it may nest."""
-    return kind.charset in _ASCII_BRACKETS and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
-
-
-def _read_text(plan: Plan, kind: MediaType, body: bytes) -> str:
-    charset = kind.charset or "utf-8"
-    body = body.removeprefix(_BOM) if charset == "utf-8" else body
-    try:
-        return body.decode(charset)
-    except UnicodeError:
-        logger.warning("%s: the answer is not valid %s: what is not is replaced", plan.operation_id, charset)
-        return body.decode(charset, errors="replace")
-
-
-# --- errors ---------------------------------------------------------------------------------------------------------
-
-
-def error_of(head: Head, body: bytes, *, is_whole: bool = True, hint: str = "") -> CallError:
-    """The error that an answer is. Its body is told as far as it is here; `hint` says what the user may do."""
+def error_of(head: ResponseHead, body: bytes, *, is_whole: bool = True, hint: str = "") -> CallError:
+    """Return the error of a response. `body` may be incomplete; `hint` tells the user what to do."""
+    headers: dict[str, str] = {}
+    for raw_name, value in head.headers:
+        name = raw_name.lower()
+        if name not in _SECRET_HEADERS:
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
     details: dict[str, Any] = {
         "status": head.status,
-        "headers": _told_headers(head.headers),
-        "body": _told_body(head.media_type, body, is_whole),
+        "headers": headers,
+        "body": _error_body(head.media_type, body, is_whole),
     }
     if hint:
         details["hint"] = hint
-    wait = _retry_after(head)
+    reason = head.reason.strip()[:_MAX_REASON]
+    if not reason:
+        reason = HTTPStatus(head.status).phrase if head.status in {*HTTPStatus} else "Unknown"
+    delay = _retry_after(head)
     return CallError(
         ErrorCode.EXECUTION_ERROR,
-        f"HTTP {head.status}: {_reason(head)}",
+        f"HTTP {head.status}: {reason}",
         details,
-        retryable=head.status in _RETRYABLE or (wait is not None and head.status >= 400),
-        retry_after=wait,
+        retryable=head.status in _RETRYABLE or (delay is not None and head.status >= 400),
+        retry_after=delay,
     )
 
 
-def _reason(head: Head) -> str:
-    if head.reason.strip():
-        return head.reason.strip()[:_MAX_REASON]
-    try:
-        return HTTPStatus(head.status).phrase
-    except ValueError:
-        return "Unknown"
-
-
-def _told_headers(headers: list[tuple[str, str]]) -> dict[str, str]:
-    told: dict[str, str] = {}
-    for raw_name, value in headers:
-        name = raw_name.lower()
-        if name not in _UNTOLD:
-            told[name] = f"{told[name]}, {value}" if name in told else value
-    return told
-
-
-def _told_body(kind: MediaType, body: bytes, is_whole: bool) -> Any:
+def _error_body(kind: MediaType, body: bytes, is_whole: bool) -> Any:
     if not body:
         return None
     if kind.is_json and is_whole:
@@ -209,29 +199,23 @@ def _told_body(kind: MediaType, body: bytes, is_whole: bool) -> Any:
     return f"<{len(body)} bytes{'' if is_whole else ' or more'} of {kind.name}>"
 
 
-def _retry_after(head: Head) -> float | None:
-    """Seconds to wait, if the API says so: in Retry-After, or where it limits a rate, in a plain reset header."""
-    for value in head.values("retry-after"):
-        seconds = _seconds(value)
-        return _until(value) if seconds is None else seconds
+def _retry_after(head: ResponseHead) -> float | None:
+    """Return the seconds of Retry-After or, for a 429, of a rate limit's reset header."""
+    names = ["retry-after"]
     if head.status == HTTPStatus.TOO_MANY_REQUESTS:
-        for name in ("ratelimit-reset", "x-ratelimit-reset"):
-            for value in head.values(name):
-                return _seconds(value)
+        names += ["ratelimit-reset", "x-ratelimit-reset"]
+    for name in names:
+        value = next((value for each, value in head.headers if each.lower() == name), None)
+        if value is None:
+            continue
+        seconds = bounded_number(value, _FAR)
+        if seconds is not None:
+            return bounded_number(seconds - time.time() if seconds > _EPOCH else seconds, MAX_WAIT)
+        if name != "retry-after":
+            return None
+        try:
+            when = parsedate_to_datetime(value[:_MAX_DATE])
+            return bounded_number(when.replace(tzinfo=when.tzinfo or UTC).timestamp() - time.time(), MAX_WAIT)
+        except (ValueError, OverflowError, IndexError, TypeError):  # raised by the parser of the standard library
+            return None
     return None
-
-
-def _seconds(text: str) -> float | None:
-    """Return the wait that a number of seconds means, from now or since 1970; None if it is no number."""
-    seconds = bounded(text, _FAR)
-    if seconds is None:
-        return None
-    return bounded(seconds - time.time() if seconds > _EPOCH else seconds, MAX_WAIT)
-
-
-def _until(date: str) -> float | None:
-    try:
-        when = parsedate_to_datetime(date[:_MAX_DATE])
-        return bounded(when.replace(tzinfo=when.tzinfo or UTC).timestamp() - time.time(), MAX_WAIT)
-    except (ValueError, OverflowError, IndexError, TypeError):  # what the parser of the standard library raises
-        return None

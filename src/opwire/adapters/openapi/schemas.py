@@ -1,18 +1,12 @@
-"""Schemas of a document as JSON Schema 2020-12 that stands alone: what they refer to stands under `$defs`.
+"""Schemas of a document, rewritten as self-contained JSON Schema 2020-12: the targets of references go under `$defs`.
 
-Each schema that is referred to is rewritten once, when it is first needed, and shared by all that need it. What is for
-answers only (`readOnly`) is left out of inputs, and what is for requests only (`writeOnly`) out of outputs, so there
-are two forms of each. What cannot be used is left out with a warning: a schema never costs an operation.
+Each definition is rewritten once, lazily, and shared. `readOnly` properties are removed from inputs and `writeOnly`
+ones from outputs, so there are two forms of each definition. A schema never makes an operation unusable: an invalid
+keyword, such as `required: true` or `type: any`, is dropped with a warning, and the rest of the schema still applies.
 
-Unions with a `discriminator`, as JSON Schema says it.
-
-JSON Schema does not know the keyword. Variants that do not pin the tag themselves would all take the same value, and
-`oneOf` then takes none. So each of them refuses the tags of the others; a tag that nobody knows decides nothing, since
-documents often leave out which ones there are.
-
-Keywords of a schema that say nothing usable: real documents hold `required: true` and `type: any`.
-
-One such keyword would make the whole schema unusable. It is left out instead, and the rest still counts.
+JSON Schema has no `discriminator`. Variants that do not restrict the tag themselves would all accept the same value,
+which `oneOf` rejects. So each variant rejects the tags of the others; an unknown tag selects nothing, since documents
+often omit some of them.
 """
 
 import re
@@ -21,89 +15,355 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
-from opwire.adapters.openapi.document import Document, Documents, Place, joined, mapping, sequence, text
+from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, join_uri
 from opwire.adapters.report import Report
 from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import JSONSchema, Schema
 from opwire.schema.dialect import lower, map_subschemas
-from opwire.typed.plain import survey
+from opwire.typed.plain import as_dict, as_list, survey
 
 MAX_BRANCHES = 50
-"""Variants that are told apart: each names the tags of all others."""
+"""Variants that are discriminated by their tags: each lists the tags of all others."""
 
+Direction = Literal["input", "output"]
+
+_HIDDEN: dict[Direction, str] = {"input": "readOnly", "output": "writeOnly"}
+_UNUSUAL = re.compile(r"[^0-9A-Za-z._-]+")
 _MAX_TAGS = 1_000
+_MAX_PARTS = 50  # of one schema, through `allOf`: each of them is compared with the others
+_DEFINITION = "#/$defs/"
+_USUAL_PREFIXES = ("#/components/schemas/", "#/definitions/")
 
 
-def tags_of(branches: list[Any], meant: Mapping[str, str], refs: list[str | None]) -> list[set[str]]:
-    """The tags of each branch: what the mapping says, and the name of its schema.
+class RewrittenSchema(NamedTuple):
+    """A rewritten schema, and the names of the definitions that it refers to directly."""
 
-    `branches` are as the document gives them, `refs` are the references that they have become, and `meant` is the
-    mapping with the same references.
+    schema: JSONSchema
+    uses: set[str]
+
+
+class SchemaRewriter:
+    """Rewrites the schemas of a document on demand."""
+
+    def __init__(self, documents: DocumentSet, report: Report) -> None:
+        self._documents = documents
+        self._report = report
+        self.hides_siblings = documents.version in ("2.0", "3.0")  # keywords beside `$ref` are ignored
+        self._located: dict[str, Located] = {}  # by the name of a definition
+        # Names by the identity of the definition: two references may spell it differently.
+        self._names: dict[int | str, str] = {}
+        self._free = UniqueNames()
+        self._definitions: dict[tuple[str, Direction], RewrittenSchema] = {}
+
+    def read(self, schema: Any, document: SourceDocument, direction: Direction, where: str) -> RewrittenSchema:
+        """Rewrite a schema. Its references point to `$defs`, which `complete` adds. `where` prefixes warnings."""
+        rewriting = _Rewriting(self, direction, lambda warning: self._report.warn(f"{where}: {warning}"))
+        try:
+            schema = rewriting.rewrite(schema, document)
+            schema = lower(schema, "openapi-3.0") if self.hides_siblings else schema
+            if not survey(schema).deep:  # the compiler would reject it
+                return RewrittenSchema(schema, rewriting.uses)
+        except (RecursionError, SchemaError):
+            pass
+        self._report.warn(f"{where}: the schema is nested too deeply, it is ignored")
+        return RewrittenSchema(True, set())
+
+    def complete(self, schema: JSONSchema, uses: Iterable[str], direction: Direction) -> JSONSchema:
+        """Return the schema with the definitions that it refers to, directly or indirectly.
+
+        A schema that is only a reference is replaced by its target: many readers look for `type` at the root.
+        """
+        while isinstance(schema, dict) and schema.keys() == {"$ref"}:
+            schema, uses = self.definition(schema["$ref"].removeprefix(_DEFINITION), direction)
+        if not isinstance(schema, dict):
+            return schema
+        needed: dict[str, JSONSchema] = {}
+        queue = list(uses)
+        while queue:
+            name = queue.pop()
+            if name not in needed:
+                needed[name], used = self.definition(name, direction)
+                queue.extend(used)
+        return {**schema, "$defs": {name: needed[name] for name in sorted(needed)}} if needed else schema
+
+    def resolve(self, schema: Any, document: SourceDocument) -> Located:
+        """Return a schema, or the target of its reference; {} if that is missing, which `read` warns of."""
+        try:
+            located = self._documents.follow(schema, document)
+        except SchemaError:
+            return Located({}, document)
+        return located if isinstance(located.value, dict) else Located({}, document)
+
+    def name_of(self, ref: str, document: SourceDocument) -> str:
+        """Return the name of the definition that a reference points to.
+
+        Raises:
+            SchemaError: the target is missing, not a schema, or part of a cycle of references.
+        """
+        target = self._documents.resolve(ref, document)
+        if not _is_schema(target.value):
+            raise SchemaError(f"the target of the reference {ref!r:.200} is not a schema")
+        self._documents.follow(*target)
+        key = ref if isinstance(target.value, bool) else id(target.value)
+        name = self._names.get(key)
+        if name is None:
+            last = unquote(ref.rstrip("/#").rpartition("/")[2] or "schema")  # the last step, or the name of the file
+            short = _UNUSUAL.sub("_", last.removesuffix(".json").removesuffix(".yaml"))
+            name = self._names[key] = self._free.take(short or "schema")
+            self._located[name] = target
+        return name
+
+    def is_definition(self, name: str) -> bool:
+        """Return whether a definition has this name."""
+        return name in self._located
+
+    def known_name(self, schema: dict[str, Any]) -> str | None:
+        """Return the name of a definition that has been referred to."""
+        return self._names.get(id(schema))
+
+    def definition(self, name: str, direction: Direction) -> RewrittenSchema:
+        """Return a definition by name, rewritten."""
+        known = self._definitions.get((name, direction))
+        if known is None:
+            known = self.read(*self._located[name], direction, f"the schema {name!r}")
+            self._definitions[name, direction] = known
+        return known
+
+    def is_hidden(self, schema: Any, document: SourceDocument, direction: Direction) -> bool:
+        """Return whether a property is only for the other direction."""
+        flag, own = _HIDDEN[direction], as_dict(schema)
+        if own.get(flag) is True and not (self.hides_siblings and "$ref" in own):
+            return True
+        return "$ref" in own and self.resolve(own, document).value.get(flag) is True
+
+    def hidden_properties(self, schema: Any, document: SourceDocument, direction: Direction) -> set[str]:
+        """Return the properties that are only for the other direction, including those of `allOf`."""
+        return {
+            name
+            for node, home in self.parts(schema, document)
+            for name, each in as_dict(node.get("properties")).items()
+            if self.is_hidden(each, home, direction)
+        }
+
+    def restricts(self, schema: Any, document: SourceDocument, tag: str) -> bool:
+        """Return whether a schema lists the values of a property."""
+        found = [
+            self.resolve(properties[tag], home).value
+            for node, home in self.parts(schema, document)
+            if tag in (properties := as_dict(node.get("properties")))
+        ]
+        return any("const" in each or "enum" in each for each in found)
+
+    def parts(self, schema: Any, document: SourceDocument) -> Iterator[Located]:
+        """Iterate over the schema and the members of its `allOf`, recursively."""
+        queue: list[Located] = [Located(schema, document)]
+        seen: set[int] = set()
+        while queue and len(seen) < _MAX_PARTS:
+            located = self.resolve(*queue.pop())
+            if id(located.value) not in seen:
+                seen.add(id(located.value))
+                yield located
+                queue.extend(Located(each, located.document) for each in as_list(located.value.get("allOf")))
+
+    def dynamic_target(self, ref: str, document: SourceDocument) -> str | None:
+        """Return the definition of a dynamic reference; None if it is ambiguous."""
+        anchored = self._documents.single_dynamic_anchor(ref.removeprefix("#"), document)
+        return None if anchored is None else self.name_of(ref, document)
+
+
+class _Rewriting:
+    """The rewriting of one schema."""
+
+    def __init__(self, schemas: SchemaRewriter, direction: Direction, warn: Callable[[str], None]) -> None:
+        self._schemas = schemas
+        self._direction: Direction = direction
+        self._warn = warn
+        self.uses: set[str] = set()
+        self._recursive: dict[str, Any] = {}  # the target of `$recursiveRef`
+
+    def rewrite(self, schema: Any, document: SourceDocument, hidden: frozenset[str] = frozenset()) -> JSONSchema:
+        """Rewrite a schema. `hidden` lists properties that the enclosing schema hides."""
+        if isinstance(schema, bool):
+            return schema
+        if isinstance(schema, dict):
+            return self._rewrite_object(cast("dict[str, Any]", schema), document, hidden)
+        if schema is not None:
+            self._warn(f"a schema is an object, not {type(schema).__name__}")
+        return True
+
+    def _rewrite_object(
+        self, given: dict[str, Any], document: SourceDocument, hidden: frozenset[str]
+    ) -> dict[str, Any]:
+        if isinstance(own := given.get("$id"), str) and not self._schemas.hides_siblings:
+            document = SourceDocument(given, join_uri(document.uri, own))
+        if given.get("$recursiveAnchor") is True:
+            self._recursive = given
+        kept = usable_keywords(given, self._warn)
+        if not self._schemas.hides_siblings:
+            lower_bounds(kept)
+        self._rewrite_references(kept, document)
+        # `fit` selects a variant by the name at the end of its reference: the mapping has to use the same names.
+        discriminator = as_dict(kept.pop("discriminator", None))
+        if discriminator:
+            variants = self._variants(discriminator, document)
+            kept["discriminator"] = {**discriminator, "mapping": variants} if variants else discriminator
+        if not {"properties", "required", "allOf"}.isdisjoint(kept):
+            hidden |= self._schemas.hidden_properties(given, document, self._direction)
+            if hidden:
+                remove_properties(kept, hidden)
+        same = {keyword: kept.pop(keyword) for keyword in ("allOf", "then", "else") if keyword in kept}
+        written = map_subschemas(kept, lambda each: self.rewrite(each, document))
+        written |= map_subschemas(same, lambda each: self.rewrite(each, document, hidden))
+        self._discriminate(written, given, document)
+        if isinstance(written.get("items"), list) and not self._schemas.hides_siblings:
+            written["prefixItems"] = written.pop("items")
+        return written
+
+    def _rewrite_references(self, schema: dict[str, Any], document: SourceDocument) -> None:
+        def refer(name: str) -> None:
+            schema["$ref"] = _DEFINITION + name
+            self.uses.add(name)
+
+        ref = schema.pop("$ref", None)
+        if ref is not None:
+            if self._schemas.hides_siblings:
+                schema.clear()
+            try:
+                refer(self._schemas.name_of(ref, document))
+            except SchemaError as error:
+                self._warn(str(error))
+        dynamic = schema.pop("$dynamicRef", None)
+        if dynamic is not None:
+            name = self._schemas.dynamic_target(dynamic, document)
+            if name is None:
+                self._warn(f"the dynamic reference {dynamic!r:.200} is ambiguous")
+            elif "$ref" not in schema:
+                refer(name)
+        if schema.pop("$recursiveRef", None) is not None and (name := self._schemas.known_name(self._recursive)):
+            refer(name)
+
+    def _variants(self, discriminator: dict[str, Any], document: SourceDocument) -> dict[str, str]:
+        """Return the mapping of a discriminator, from tag to definition."""
+        return {tag: self._variant(str(each), document) for tag, each in as_dict(discriminator.get("mapping")).items()}
+
+    def _variant(self, given: str, document: SourceDocument) -> str:
+        named = [prefix + given for prefix in _USUAL_PREFIXES]
+        for ref in (given, *named) if "/" in given else (*named, given):
+            try:
+                return _DEFINITION + self._schemas.name_of(ref, document)
+            except SchemaError:
+                continue
+        return given
+
+    def _discriminate(self, schema: dict[str, Any], given: dict[str, Any], document: SourceDocument) -> None:
+        """Make each branch of a union reject the tags of the others."""
+        union = next((each for each in ("oneOf", "anyOf") if each in schema), None)
+        if union is None:
+            return
+        discriminator = as_dict(schema.get("discriminator")) or self._inherited(given[union], document)
+        tag = as_text(discriminator.get("propertyName"))
+        if not tag or all(self._schemas.restricts(each, document, tag) for each in given[union]):
+            return
+        branches = schema.pop(union)
+        tags = tags_of(
+            given[union], as_dict(discriminator.get("mapping")), [as_dict(each).get("$ref") for each in branches]
+        )
+        schema["oneOf" if "anyOf" in schema else "anyOf"] = discriminated(branches, tag, tags)
+
+    def _inherited(self, branches: list[Any], document: SourceDocument) -> dict[str, Any]:
+        """Return the discriminator that all branches of a union inherit from a common parent; {} otherwise."""
+        variants: dict[str, str] = {}
+        tags: set[str] = set()
+        seen = set[int]()  # most often all branches have the same parent
+        for branch in branches:
+            parts = self._schemas.parts(branch, document)
+            found = next((each for each in parts if "discriminator" in each.value), Located({}, document))
+            fields = as_dict(found.value.get("discriminator"))
+            tags.add(as_text(fields.get("propertyName")))
+            if id(fields) not in seen and len(branches) <= MAX_BRANCHES:  # larger unions are not discriminated
+                seen.add(id(fields))
+                variants |= self._variants(fields, found.document)
+        return {"propertyName": tags.pop(), "mapping": variants} if len(tags) == 1 else {}
+
+
+def tags_of(branches: list[Any], mapping: Mapping[str, str], refs: list[str | None]) -> list[set[str]]:
+    """Return the tags of each branch: those of the mapping, and the name of its schema.
+
+    `branches` are from the document, `refs` are their rewritten references, and `mapping` uses rewritten references.
     """
-    names = [unquote(str(mapping(each).get("$ref", ""))).rpartition("/")[2] for each in branches]
+    names = [unquote(str(as_dict(each).get("$ref", ""))).rpartition("/")[2] for each in branches]
     by_ref: dict[str | None, set[str]] = {}
-    for tag, ref in meant.items():
+    for tag, ref in mapping.items():
         by_ref.setdefault(ref, set()).add(tag)
-    own_names = [{name} if name and name not in meant else set[str]() for name in names]
+    own_names = [{name} if name and name not in mapping else set[str]() for name in names]
     return [by_ref.get(ref, set[str]()) | own for ref, own in zip(refs, own_names, strict=True)]
 
 
-def told_apart(branches: list[JSONSchema], tag: str, tags: list[set[str]]) -> list[JSONSchema]:
-    """The branches, each of which refuses the tags of the others; as they are where that would be too long."""
+def discriminated(branches: list[JSONSchema], tag: str, tags: list[set[str]]) -> list[JSONSchema]:
+    """Return the branches, each rejecting the tags of the others; unchanged if that would be too long."""
     known = set[str]().union(*tags)
     if len(branches) > MAX_BRANCHES or len(known) > _MAX_TAGS:
         return branches
-    return [_without(branch, tag, known - own) if own else branch for branch, own in zip(branches, tags, strict=True)]
+    return [
+        {"allOf": [branch], "properties": {tag: {"not": {"enum": sorted(known - own)}}}}
+        if own and known - own
+        else branch
+        for branch, own in zip(branches, tags, strict=True)
+    ]
 
 
-def _without(branch: JSONSchema, tag: str, others: set[str]) -> JSONSchema:
-    return {"allOf": [branch], "properties": {tag: {"not": {"enum": sorted(others)}}}} if others else branch
+def remove_properties(schema: dict[str, Any], names: Collection[str]) -> None:
+    """Remove properties from an object schema, and from its `required` and `dependentRequired`."""
+    if "properties" in schema:
+        schema["properties"] = {name: each for name, each in schema["properties"].items() if name not in names}
+    if "required" in schema:
+        schema["required"] = [name for name in schema["required"] if name not in names]
+    if "dependentRequired" in schema:
+        schema["dependentRequired"] = {
+            name: [each for each in as_list(needed) if each not in names]
+            for name, needed in schema["dependentRequired"].items()
+        }
 
 
-def reference_in(branch: JSONSchema) -> str | None:
-    """The reference that a branch is."""
-    return cast("str | None", branch.get("$ref")) if isinstance(branch, dict) else None
-
+# --- keywords -------------------------------------------------------------------------------------------------------
 
 _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-# What only describes a schema for other tools, or is said in another way once references are rewritten.
-_NOT_KEPT = frozenset(
+# Annotations for other tools, and keywords that are obsolete once references are rewritten.
+_DROPPED = frozenset(
     "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary components definitions "
     "externalDocs id xml".split()
 )
 
 
 def usable_keywords(schema: dict[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
-    """A copy of a schema with the keywords that can be used. Schemas inside it are not looked at."""
+    """Return a copy of a schema with its valid keywords. Subschemas are not checked."""
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():
-        if keyword in _NOT_KEPT or (keyword.startswith("x-") and keyword != "x-nullable"):
+        if keyword in _DROPPED or (keyword.startswith("x-") and keyword != "x-nullable"):
             continue
         if keyword == "example":
             kept.setdefault("examples", [value])
-        elif (is_usable := _CHECKS.get(keyword)) is None or is_usable(value):
-            tidy = _TIDY.get(keyword)
-            kept[keyword] = value if tidy is None else tidy(value)
-        elif not _says_nothing(keyword, value):
-            warn(f"`{keyword}: {str(value)[:40]}` cannot be used")
-    if kept.get("type") == "string" and "enum" in kept:  # YAML takes `1.0` for a number, and `true` for a boolean
-        kept["enum"] = [each if each is None else text(each) or each for each in kept["enum"]]
-    if kept.get("type") == "null":  # which needs not be allowed twice
+        elif (is_valid := _CHECKS.get(keyword)) is None or is_valid(value):
+            normalize = _NORMALIZE.get(keyword)
+            kept[keyword] = value if normalize is None else normalize(value)
+        # An empty YAML value, a file of Swagger 2.0, and examples as in parameters are not worth a warning.
+        elif not (
+            value is None
+            or (keyword == "type" and value == "file")
+            or (keyword == "examples" and isinstance(value, dict))
+        ):
+            warn(f"invalid keyword `{keyword}: {str(value)[:40]}` is ignored")
+    if kept.get("type") == "string" and "enum" in kept:  # YAML parses `1.0` as a number, and `true` as a boolean
+        kept["enum"] = [each if each is None else as_text(each) or each for each in kept["enum"]]
+    if kept.get("type") == "null":  # already nullable
         kept.pop("nullable", None)
         kept.pop("x-nullable", None)
     return kept
 
 
-def _says_nothing(keyword: str, value: Any) -> bool:
-    """An empty line of YAML, a file of Swagger 2.0, or examples as parameters have them: nobody needs to know."""
-    return (
-        value is None or (keyword == "type" and value == "file") or (keyword == "examples" and isinstance(value, dict))
-    )
-
-
 def lower_bounds(schema: dict[str, Any]) -> None:
-    """Exclusive bounds that are still booleans in documents of 3.1 and later."""
+    """Convert exclusive bounds that are still booleans in documents of 3.1 and later."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(flag := schema.get(exclusive), bool):
             del schema[exclusive]
@@ -112,85 +372,19 @@ def lower_bounds(schema: dict[str, Any]) -> None:
 
 
 def _types(given: Any) -> str | list[str] | None:
+    """Return a valid `type`, or None."""
     if given is None:  # `type: null` in YAML
         return "null"
     if isinstance(given, str):
-        lower = given.lower()
-        return lower if lower in _TYPES else None
-    if not isinstance(given, list):
-        return None
-    names = ["null" if each is None else each for each in cast("list[Any]", given)]
+        return given.lower() if given.lower() in _TYPES else None
+    names = ["null" if each is None else each for each in as_list(given)]
     usable = list(dict.fromkeys(each for each in names if isinstance(each, str) and each in _TYPES))
     return usable if usable and len(usable) == len(set(map(str, names))) else None
 
 
-def _is_type(value: Any) -> bool:
-    return _types(value) is not None
-
-
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, dict | bool)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _are_schemas(value: Any) -> bool:
-    return _is_filled_list(value) and all(map(_is_schema, value))
-
-
-def _is_items(value: Any) -> bool:
-    return _is_schema(value) or _are_schemas(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, cast("list[Any]", value)))
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_bound(value: Any) -> bool:
-    return isinstance(value, int | float)  # of 3.0, the exclusive ones are booleans
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == int(value)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _is_filled_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(cast("list[Any]", value))
-
-
-def _is_pattern(value: Any) -> bool:
-    return isinstance(value, str) and is_pattern(value)
-
-
-def _are_patterns(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(is_pattern, cast("dict[str, Any]", value)))
-
-
 @lru_cache(maxsize=4096)
 def is_pattern(text: str) -> bool:
-    """Whether the engine that checks values can read a pattern."""
+    """Return whether the validation engine can compile a pattern."""
     try:
         Schema({"pattern": text}).compile()
     except SchemaError:
@@ -198,325 +392,53 @@ def is_pattern(text: str) -> bool:
     return True
 
 
-def _without_doubles(names: list[str]) -> list[str]:
-    return list(dict.fromkeys(names))
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict | bool)
 
 
-def _named_schemas(schemas: dict[str, Any]) -> dict[str, Any]:
-    """What is no schema takes anything."""
+def _are_schemas(value: Any) -> bool:
+    return bool(as_list(value)) and all(map(_is_schema, value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _instance_of(kind: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _valid_schemas(schemas: dict[str, Any]) -> dict[str, Any]:
+    """Replace members that are not schemas by `true`."""
     return {name: each if _is_schema(each) else True for name, each in schemas.items()}
 
 
-_TIDY: dict[str, Callable[[Any], Any]] = {
-    "required": _without_doubles,
+_NORMALIZE: dict[str, Callable[[Any], Any]] = {
+    "required": lambda names: list(dict.fromkeys(names)),
     "type": _types,
-    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), _named_schemas),
+    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), _valid_schemas),
 }
 
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys("additionalItems additionalProperties contains contentSchema else if not".split(), _is_schema),
-    **dict.fromkeys("propertyNames then unevaluatedItems unevaluatedProperties".split(), _is_schema),
-    **dict.fromkeys("allOf anyOf oneOf prefixItems".split(), _are_schemas),
-    **dict.fromkeys("properties dependencies dependentRequired dependentSchemas".split(), _is_mapping),
-    **dict.fromkeys("title description format contentEncoding contentMediaType $ref $dynamicRef".split(), _is_text),
-    **dict.fromkeys("minimum maximum".split(), _is_number),
-    **dict.fromkeys("exclusiveMinimum exclusiveMaximum".split(), _is_bound),
-    **dict.fromkeys("minLength maxLength minItems maxItems minProperties maxProperties".split(), _is_count),
-    **dict.fromkeys("minContains maxContains".split(), _is_count),
-    **dict.fromkeys("nullable x-nullable deprecated readOnly writeOnly uniqueItems".split(), _is_flag),
-    "enum": _is_filled_list,
-    "examples": _is_list,
-    "items": _is_items,
-    "multipleOf": _is_positive,
-    "pattern": _is_pattern,
-    "patternProperties": _are_patterns,
-    "required": _are_texts,
-    "type": _is_type,
-}
-
-
-Direction = Literal["input", "output"]
-
-_HIDDEN: dict[Direction, str] = {"input": "readOnly", "output": "writeOnly"}
-_UNUSUAL = re.compile(r"[^0-9A-Za-z._-]+")
-_MAX_PARTS = 50  # of one schema, through `allOf`: every one of them looks at the others
-_USUAL_PLACES = ("#/components/schemas/", "#/definitions/")
-
-
-class Written(NamedTuple):
-    """A rewritten schema, and the names of the definitions that it uses itself."""
-
-    schema: JSONSchema
-    uses: set[str]
-
-
-class Schemas:
-    """The schemas of a document, rewritten when they are asked for."""
-
-    def __init__(self, documents: Documents, report: Report) -> None:
-        self._documents = documents
-        self._report = report
-        self.hides_siblings = documents.version in ("2.0", "3.0")
-        self._places: dict[str, Place] = {}  # by the name of a definition
-        self._names: dict[
-            int | str, str
-        ] = {}  # by the identity of what is defined: two references may be spelt differently
-        self._free = UniqueNames()
-        self._definitions: dict[tuple[str, Direction], Written] = {}
-
-    def read(self, schema: Any, document: Document, direction: Direction, where: str) -> Written:
-        """A schema in 2020-12. Its references point at `$defs`, which `complete` adds. `where` is for the warnings."""
-        writing = _Writing(self, direction, where)
-        try:
-            written = writing.write(schema, document)
-            written = lower(written, "openapi-3.0") if self.hides_siblings else written
-            if not survey(written).deep:  # else the compiler refuses it
-                return Written(written, writing.uses)
-        except (RecursionError, SchemaError):
-            pass
-        self._report.warn(f"{where}: the schema is nested too deeply to be used")
-        return Written(True, set())
-
-    def complete(self, schema: JSONSchema, uses: Iterable[str], direction: Direction) -> JSONSchema:
-        """The schema with the definitions that it uses, through however many steps, and no others.
-
-        What is nothing but a reference becomes what it refers to: many readers look for `type` at the root.
-        """
-        while isinstance(schema, dict) and schema.keys() == {"$ref"}:
-            schema, uses = self.definition(schema["$ref"].removeprefix("#/$defs/"), direction)
-        if not isinstance(schema, dict):
-            return schema
-        needed: dict[str, JSONSchema] = {}
-        waiting = list(uses)
-        while waiting:
-            name = waiting.pop()
-            if name not in needed:
-                definition = self.definition(name, direction)
-                needed[name] = definition.schema
-                waiting.extend(definition.uses)
-        return {**schema, "$defs": {name: needed[name] for name in sorted(needed)}} if needed else schema
-
-    def resolve(self, schema: Any, document: Document) -> Place:
-        """A schema, or what it refers to. Anything at all where that cannot be found: `read` has the warning."""
-        try:
-            place = self._documents.follow(schema, document)
-        except SchemaError:
-            return Place({}, document)
-        return place if isinstance(place.value, dict) else Place({}, document)
-
-    def name_of(self, ref: str, document: Document) -> str:
-        """The name of the definition that a reference points at.
-
-        Raises:
-            SchemaError: it points at nothing, or at no schema, or in a circle.
-        """
-        target = self._documents.resolve(ref, document)
-        is_schema = isinstance(target.value, dict | bool)
-        if not is_schema:
-            raise SchemaError(f"the reference {ref!r:.200} points at something that is not a schema")
-        self._documents.follow(*target)
-        key = ref if isinstance(target.value, bool) else id(target.value)
-        name = self._names.get(key)
-        if name is None:
-            name = self._names[key] = self._free.take(_short_name(ref))
-            self._places[name] = target
-        return name
-
-    def knows(self, name: str) -> bool:
-        """Return whether there is a definition of this name."""
-        return name in self._places
-
-    def known_name(self, schema: dict[str, Any]) -> str | None:
-        """The name of a definition that is referred to."""
-        return self._names.get(id(schema))
-
-    def definition(self, name: str, direction: Direction) -> Written:
-        """Return a definition by its name, rewritten."""
-        known = self._definitions.get((name, direction))
-        if known is None:
-            known = self.read(*self._places[name], direction, f"the schema {name!r}")
-            self._definitions[name, direction] = known
-        return known
-
-    def is_hidden(self, schema: Any, document: Document, direction: Direction) -> bool:
-        """Whether a property is only for the other direction."""
-        if not isinstance(schema, dict):
-            return False
-        flag = _HIDDEN[direction]
-        own = cast("dict[str, Any]", schema)
-        if own.get(flag) is True and not (self.hides_siblings and "$ref" in own):
-            return True
-        return "$ref" in own and self.resolve(own, document).value.get(flag) is True
-
-    def hidden_properties(self, schema: Any, document: Document, direction: Direction) -> set[str]:
-        """The names of the properties that are only for the other direction, also those of `allOf`."""
-        return {
-            name
-            for node, home in self.parts(schema, document)
-            for name, each in mapping(node.get("properties")).items()
-            if self.is_hidden(each, home, direction)
-        }
-
-    def pins(self, schema: Any, document: Document, tag: str) -> bool:
-        """Whether a property can only have values that the schema lists."""
-        found = [
-            self.resolve(properties[tag], home).value
-            for node, home in self.parts(schema, document)
-            if tag in (properties := mapping(node.get("properties")))
-        ]
-        return any("const" in each or "enum" in each for each in found)
-
-    def parts(self, schema: Any, document: Document) -> Iterator[Place]:
-        """The schema and those of its `allOf`, through however many references."""
-        waiting: list[Place] = [Place(schema, document)]
-        seen: set[int] = set()
-        while waiting and len(seen) < _MAX_PARTS:
-            place = self.resolve(*waiting.pop())
-            if id(place.value) not in seen:
-                seen.add(id(place.value))
-                yield place
-                waiting.extend(Place(each, place.document) for each in sequence(place.value.get("allOf")))
-
-    def dynamic_target(self, ref: str, document: Document) -> str | None:
-        """The definition of a dynamic reference, where it can have only one target."""
-        anchored = self._documents.single_dynamic_anchor(ref.removeprefix("#"), document)
-        return None if anchored is None else self.name_of(ref, document)
-
-    def warn(self, warning: str) -> None:
-        """Say it in the report."""
-        self._report.warn(warning)
-
-
-class _Writing:
-    """One schema being rewritten."""
-
-    def __init__(self, schemas: Schemas, direction: Direction, where: str) -> None:
-        self._schemas = schemas
-        self._direction: Direction = direction
-        self._where = where
-        self.uses: set[str] = set()
-        self._recursive: dict[str, Any] = {}  # what `$recursiveRef` means here
-
-    def write(self, schema: Any, document: Document, hidden: frozenset[str] = frozenset()) -> JSONSchema:
-        """The schema, rewritten. `hidden` are properties that the schema hides of which it is a part."""
-        if isinstance(schema, bool):
-            return schema
-        if isinstance(schema, dict):
-            return self._write_object(cast("dict[str, Any]", schema), document, hidden)
-        if schema is not None:
-            self._warn(f"a schema is an object, not {type(schema).__name__}")
-        return True
-
-    def _write_object(self, given: dict[str, Any], document: Document, hidden: frozenset[str]) -> JSONSchema:
-        if isinstance(own := given.get("$id"), str) and not self._schemas.hides_siblings:
-            document = Document(given, joined(document.uri, own))
-        if given.get("$recursiveAnchor") is True:
-            self._recursive = given
-        kept = usable_keywords(given, self._warn)
-        if not self._schemas.hides_siblings:
-            lower_bounds(kept)
-        self._write_references(kept, document)
-        self._write_discriminator(kept, document)
-        if not {"properties", "required", "allOf"}.isdisjoint(kept):
-            hidden |= self._schemas.hidden_properties(given, document, self._direction)
-            _hide(kept, hidden)
-        same = {keyword: kept.pop(keyword) for keyword in ("allOf", "then", "else") if keyword in kept}
-        written = map_subschemas(kept, lambda each: self.write(each, document))
-        written |= map_subschemas(same, lambda each: self.write(each, document, hidden))
-        self._tell_apart(written, given, document)
-        if isinstance(written.get("items"), list) and not self._schemas.hides_siblings:
-            written["prefixItems"] = written.pop("items")
-        return written
-
-    def _write_references(self, schema: dict[str, Any], document: Document) -> None:
-        ref = schema.pop("$ref", None)
-        if ref is not None:
-            if self._schemas.hides_siblings:
-                schema.clear()
-            try:
-                self._refer(schema, self._schemas.name_of(ref, document))
-            except SchemaError as error:
-                self._warn(str(error))
-        dynamic = schema.pop("$dynamicRef", None)
-        if dynamic is not None:
-            name = self._schemas.dynamic_target(dynamic, document)
-            if name is None:
-                self._warn(f"the dynamic reference {dynamic!r:.200} has no single target")
-            elif "$ref" not in schema:
-                self._refer(schema, name)
-        if schema.pop("$recursiveRef", None) is not None and (name := self._schemas.known_name(self._recursive)):
-            self._refer(schema, name)
-
-    def _refer(self, schema: dict[str, Any], name: str) -> None:
-        schema["$ref"] = f"#/$defs/{name}"
-        self.uses.add(name)
-
-    def _write_discriminator(self, schema: dict[str, Any], document: Document) -> None:
-        """`fit` chooses a variant by the name at the end of its reference: the mapping has to use the same names."""
-        discriminator = schema.get("discriminator")
-        if not isinstance(discriminator, dict):
-            schema.pop("discriminator", None)
-            return
-        fields = cast("dict[str, Any]", discriminator)
-        variants = {tag: self._variant(str(each), document) for tag, each in mapping(fields.get("mapping")).items()}
-        schema["discriminator"] = {**fields, "mapping": variants} if variants else fields
-
-    def _tell_apart(self, schema: dict[str, Any], given: dict[str, Any], document: Document) -> None:
-        union = next((each for each in ("oneOf", "anyOf") if each in schema), None)
-        if union is None:
-            return
-        discriminator = mapping(schema.get("discriminator")) or self._inherited(given[union], document)
-        tag = text(discriminator.get("propertyName"))
-        if not tag or all(self._schemas.pins(each, document, tag) for each in given[union]):
-            return
-        branches = schema.pop(union)
-        tags = tags_of(given[union], mapping(discriminator.get("mapping")), [reference_in(each) for each in branches])
-        schema["oneOf" if "anyOf" in schema else "anyOf"] = told_apart(branches, tag, tags)
-
-    def _inherited(self, branches: list[Any], document: Document) -> dict[str, Any]:
-        """The discriminator that all branches of a union have from what they extend; {} if there is none."""
-        variants: dict[str, str] = {}
-        tags: set[str] = set()
-        read = set[int]()  # most often all branches extend the same one
-        for branch in branches:
-            parts = self._schemas.parts(branch, document)
-            found = next((each for each in parts if "discriminator" in each.value), Place({}, document))
-            fields = mapping(found.value.get("discriminator"))
-            tags.add(text(fields.get("propertyName")))
-            if id(fields) in read or len(branches) > MAX_BRANCHES:  # so many are not told apart by their tags
-                continue
-            read.add(id(fields))
-            variants |= {
-                tag: self._variant(str(each), found.document) for tag, each in mapping(fields.get("mapping")).items()
-            }
-        return {"propertyName": tags.pop(), "mapping": variants} if len(tags) == 1 else {}
-
-    def _variant(self, given: str, document: Document) -> str:
-        named = [place + given for place in _USUAL_PLACES]
-        for ref in (given, *named) if "/" in given else (*named, given):
-            try:
-                return f"#/$defs/{self._schemas.name_of(ref, document)}"
-            except SchemaError:
-                continue
-        return given
-
-    def _warn(self, warning: str) -> None:
-        self._schemas.warn(f"{self._where}: {warning}")
-
-
-def _hide(schema: dict[str, Any], hidden: Collection[str]) -> None:
-    if hidden and "properties" in schema:
-        schema["properties"] = {name: each for name, each in schema["properties"].items() if name not in hidden}
-    if hidden and "required" in schema:
-        schema["required"] = [name for name in schema["required"] if name not in hidden]
-    if hidden and "dependentRequired" in schema:
-        needed = schema["dependentRequired"].items()
-        schema["dependentRequired"] = {
-            name: [each for each in sequence(names) if each not in hidden] for name, names in needed
-        }
-
-
-def _short_name(ref: str) -> str:
-    """The last step of a reference, or the name of the file: it becomes the name of a definition."""
-    last = ref.rstrip("/#").rpartition("/")[2] or "schema"
-    return _UNUSUAL.sub("_", unquote(last).removesuffix(".json").removesuffix(".yaml")) or "schema"
+_CHECKED_KEYWORDS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("additionalItems additionalProperties contains contentSchema else if not", _is_schema),
+    ("propertyNames then unevaluatedItems unevaluatedProperties", _is_schema),
+    ("allOf anyOf oneOf prefixItems", _are_schemas),
+    ("items", lambda value: _is_schema(value) or _are_schemas(value)),
+    ("properties dependencies dependentRequired dependentSchemas", _instance_of(dict)),
+    ("title description format contentEncoding contentMediaType $ref $dynamicRef", _instance_of(str)),
+    ("minimum maximum", _is_number),
+    ("exclusiveMinimum exclusiveMaximum", _instance_of(int | float)),  # booleans in 3.0
+    ("multipleOf", lambda value: _is_number(value) and value > 0),
+    (
+        "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains",
+        lambda value: _is_number(value) and value >= 0 and value == int(value),
+    ),
+    ("nullable x-nullable deprecated readOnly writeOnly uniqueItems", _instance_of(bool)),
+    ("enum", lambda value: bool(as_list(value))),
+    ("examples", _instance_of(list)),
+    ("pattern", lambda value: isinstance(value, str) and is_pattern(value)),
+    ("patternProperties", lambda value: isinstance(value, dict) and all(map(is_pattern, cast("Any", value)))),
+    ("required", lambda value: isinstance(value, list) and all(map(_instance_of(str), cast("Any", value)))),
+    ("type", lambda value: _types(value) is not None),
+)
+_CHECKS = {keyword: is_valid for keywords, is_valid in _CHECKED_KEYWORDS for keyword in keywords.split()}

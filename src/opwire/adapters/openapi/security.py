@@ -1,14 +1,13 @@
 """Credentials: which ones a request needs, where they go, and where they never go.
 
-- The first alternative whose credentials are all given is used. Where there is none, the request goes as it is: whether
-  the document tells the truth is for the API to say, and `missing` explains a refusal.
-- They go to the address that the user fixed, if he did; and a client's secret to the token endpoint that a document
-  names only if that has the same origin.
-- They never stand in a message, a repr or a log.
+- The first alternative with complete credentials is used. Without one, the request is sent unauthenticated: the
+  document may be wrong, so the API decides, and `missing` explains a rejection.
+- Credentials go to the caller's `base_url`, if that is given; a client secret goes to the token endpoint of a document
+  only within the same origin.
+- They never appear in a message, a repr or a log.
 
-Tokens by OAuth 2.0's client credentials grant: asked for when needed, kept until shortly before they expire.
-
-However many calls need the same token at once, it is asked for once. The question ends when nobody waits for it.
+Tokens of OAuth 2.0's client credentials grant are requested lazily and cached until shortly before they expire. Calls
+that need the same token at once share one request, which is cancelled when the last of them stops waiting.
 """
 
 import asyncio
@@ -17,134 +16,133 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
-from opwire.adapters.openapi.bodies import encode, urlencoded
-from opwire.adapters.openapi.document import bounded
-from opwire.adapters.openapi.plan import Need, Plan, Scheme, header_name, header_value
-from opwire.adapters.openapi.request import HTTPRequest, read_address
+from opwire.adapters.openapi.plan import CallPlan, SecurityRequirement, SecurityScheme, header_name, header_value
+from opwire.adapters.openapi.request import base_url_of
+from opwire.adapters.openapi.serialize import encode, urlencoded
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import HTTPRequest, bounded_number
 from opwire.operation import Context
+from opwire.typed.plain import as_dict
 
 FetchToken = Callable[[HTTPRequest], Awaitable[Any]]
-"""Sends the request for a token, following no redirect, and gives the decoded JSON of a 2xx answer.
+"""Sends a token request without following redirects, and returns the decoded JSON of a 2xx response.
 
 Raises:
-    CallError: for all else.
+    CallError: for any other response.
 """
 
-_MARGIN = 60.0  # seconds before its end that a token is renewed, or a tenth of its life where that is less
-_MAX_LIFE = 10 * 365 * 24 * 60 * 60.0  # seconds
+_MARGIN = 60.0  # seconds before its expiry that a token is refreshed, or a tenth of its lifetime if that is less
+_MAX_LIFETIME = 10 * 365 * 24 * 60 * 60.0  # seconds
 _MAX_TOKENS = 1000  # each identity may have its own
+_COOKIE = re.compile(r"[\x20-\x3a\x3c-\x7e]*")
 
 
 class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A client that can ask for tokens. Its repr shows no secret."""
+    """A client of the client credentials grant. Its repr omits the secret."""
 
     client_id: str
     client_secret: str
-    scopes: tuple[str, ...] | None = None  # None: those that the operation asks for
-    token_url: str | None = None  # None: what the document says
-    auth: Literal["basic", "body"] = "basic"  # how the token endpoint wants the id and the secret
+    scopes: tuple[str, ...] | None = None  # None: the scopes of the operation
+    token_url: str | None = None  # None: the URL of the document
+    auth: Literal["basic", "body"] = "basic"  # how the token endpoint takes id and secret
     extra: dict[str, str] = {}  # more fields of the form: `audience`, `resource`
 
     def __repr__(self) -> str:
         return f"<OAuthClient {self.client_id}>"
 
 
-class _Token(NamedTuple):
-    value: str
-    renew_at: float
-
-
-class _Flight:
-    """A question that is under way, and how many wait for its answer."""
+class _TokenRequest:
+    """A token request in flight, and the number of calls that wait for it."""
 
     def __init__(self, task: asyncio.Task[str]) -> None:
         self.task = task
         self.waiting = 0
 
 
-_Key = tuple[Any, ...]
-
-
 class TokenCache:
-    """The tokens that are good at the moment."""
+    """Requests and caches tokens."""
 
     def __init__(self, fetch: FetchToken, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._fetch = fetch
         self._clock = clock
-        self._tokens: dict[_Key, _Token] = {}
-        self._flights: dict[_Key, _Flight] = {}
+        self._tokens: dict[Any, tuple[str, float]] = {}  # with the time to refresh each
+        self._requests: dict[Any, _TokenRequest] = {}
 
     async def get(self, client: OAuthClient, token_url: str, scopes: Sequence[str]) -> str:
-        """A token that is good for a while.
+        """Return a cached token, or request one.
 
         Raises:
-            CallError: EXECUTION_ERROR, if the endpoint gives none; what `fetch` raises.
+            CallError: EXECUTION_ERROR, the endpoint returns no token; what `fetch` raises.
         """
         key = (token_url, tuple(scopes), client.client_id, client.client_secret, client.auth, *client.extra.items())
-        token = self._tokens.get(key)
-        if token is not None and self._clock() < token.renew_at:
-            return token.value
-        flight = self._flights.get(key)
-        if flight is None or flight.task.get_loop() is not asyncio.get_running_loop():
-            flight = _Flight(asyncio.create_task(self._ask(key, client, token_url, scopes)))
-            self._flights[key] = flight
-        return await self._arrival(key, flight)
-
-    async def _arrival(self, key: _Key, flight: _Flight) -> str:
-        flight.waiting += 1
+        token, refresh_at = self._tokens.get(key, ("", 0.0))
+        if token and self._clock() < refresh_at:
+            return token
+        request = self._requests.get(key)
+        if request is None or request.task.get_loop() is not asyncio.get_running_loop():
+            request = _TokenRequest(asyncio.create_task(self._request(key, client, token_url, scopes)))
+            self._requests[key] = request
+        request.waiting += 1
         try:
-            return await asyncio.shield(flight.task)
+            return await asyncio.shield(request.task)
         except asyncio.CancelledError:
-            # Whoever closes the cache cancels the question, and not those who wait for it.
+            # Closing the cache cancels the request, but not the calls that wait for it.
             task = asyncio.current_task()
-            if flight.task.cancelled() and not (task and task.cancelling()):
-                message = "the credentials were closed while a token was awaited"
+            if request.task.cancelled() and not (task and task.cancelling()):
+                message = "the credentials were closed during a token request"
                 raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False) from None
             raise
         finally:
-            flight.waiting -= 1
-            if not flight.waiting:
-                flight.task.cancel()
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+            request.waiting -= 1
+            if not request.waiting:
+                request.task.cancel()
+                if self._requests.get(key) is request:
+                    del self._requests[key]
 
-    async def _ask(self, key: _Key, client: OAuthClient, token_url: str, scopes: Sequence[str]) -> str:
-        asked = self._clock()  # its life began at the latest then
+    async def _request(self, key: Any, client: OAuthClient, token_url: str, scopes: Sequence[str]) -> str:
+        requested = self._clock()  # the lifetime starts at the latest now
         try:
-            answer = await self._fetch(token_request(client, token_url, scopes))
+            fields = as_dict(await self._fetch(token_request(client, token_url, scopes)))
         except CallError as error:
-            # Without the details: what an endpoint says of a secret may hold it.
-            message = f"the token endpoint gives no token: {error.message}"
+            # Without the details: an endpoint's error may quote the secret.
+            message = f"the token request failed: {error.message}"
             raise CallError(error.code, message, retryable=error.retryable, retry_after=error.retry_after) from error
-        token = _read_token(answer, asked)
+        token, kind = fields.get("access_token"), fields.get("token_type", "bearer")
+        if not isinstance(token, str) or not token:
+            raise CallError(ErrorCode.EXECUTION_ERROR, "the response of the token endpoint has no access_token")
+        if not isinstance(kind, str) or kind.lower() != "bearer":
+            raise CallError(ErrorCode.EXECUTION_ERROR, "the token endpoint returned a token that is not a bearer token")
+        lifetime = bounded_number(fields.get("expires_in"), _MAX_LIFETIME)
+        refresh_at = float("inf")  # without a lifetime: until the API rejects it
+        if lifetime is not None:
+            refresh_at = requested + lifetime - min(_MARGIN, lifetime / 10)
         while len(self._tokens) >= _MAX_TOKENS:
             del self._tokens[next(iter(self._tokens))]
-        self._tokens[key] = token
-        return token.value
+        self._tokens[key] = token, refresh_at
+        return token
 
-    def forget(self, value: str) -> None:
-        """Drop a token that was refused, if it is still there."""
-        self._tokens = {key: token for key, token in self._tokens.items() if token.value != value}
+    def forget(self, token: str) -> None:
+        """Drop a rejected token, if it is still cached."""
+        self._tokens = {key: entry for key, entry in self._tokens.items() if entry[0] != token}
 
     async def close(self) -> None:
-        """End the questions that are under way."""
+        """Cancel the requests in flight."""
         loop = asyncio.get_running_loop()
-        tasks = [flight.task for flight in self._flights.values() if flight.task.get_loop() is loop]
+        tasks = [request.task for request in self._requests.values() if request.task.get_loop() is loop]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def token_request(client: OAuthClient, token_url: str, scopes: Sequence[str]) -> HTTPRequest:
-    """The request for a token (RFC 6749, section 4.4)."""
+    """Return the request for a token (RFC 6749, section 4.4)."""
     fields: dict[str, Any] = {"grant_type": "client_credentials"}
     if scopes:
         fields["scope"] = " ".join(scopes)
@@ -163,19 +161,6 @@ def token_request(client: OAuthClient, token_url: str, scopes: Sequence[str]) ->
     )
 
 
-def _read_token(answer: Any, asked: float) -> _Token:
-    fields = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
-    value, kind = fields.get("access_token"), fields.get("token_type", "bearer")
-    if not isinstance(value, str) or not value:
-        raise CallError(ErrorCode.EXECUTION_ERROR, "the token endpoint answered without an access_token")
-    if not isinstance(kind, str) or kind.lower() != "bearer":
-        raise CallError(ErrorCode.EXECUTION_ERROR, "the token endpoint answered with a token that is no bearer token")
-    life = bounded(fields.get("expires_in"), _MAX_LIFE)
-    if life is None:
-        return _Token(value, float("inf"))  # good until the API refuses it
-    return _Token(value, asked + life - min(_MARGIN, life / 10))
-
-
 StaticCredential = str | tuple[str, str] | OAuthClient | Mapping[str, Any]
 """A key or token; user and password; an OAuth client, or its fields: `{"client_id": …, "client_secret": …}`."""
 
@@ -184,28 +169,24 @@ MaybeCredential = StaticCredential | None | Awaitable[StaticCredential | None]
 GivenCredentials = (
     Mapping[str, StaticCredential | Callable[[Context], MaybeCredential]] | Callable[[str, Context], MaybeCredential]
 )
-"""Credentials by the names of their schemes, some asked for at each call; or one function that gives them all."""
-
-_Location = Literal["header", "query", "cookie"]
-
-_COOKIE = re.compile(r"[\x20-\x3a\x3c-\x7e]*")
+"""Credentials or callbacks by scheme name; or one callback for all schemes."""
 
 
-class _Placed(NamedTuple):
-    """A secret, written for the place where it goes."""
+class _Secret(NamedTuple):
+    """A credential, encoded for its location."""
 
-    location: _Location
+    location: Literal["header", "query", "cookie"]
     name: str
     text: str
-    token: str | None = None  # if it can be had anew
+    token: str | None = None  # an OAuth token that can be refreshed
 
 
-class Credentials:
-    """What was given to authenticate with, by the names of the document's schemes.
+class APICredentials:
+    """Credentials by the names of the document's security schemes.
 
-        Credentials({"api_key": "…", "basic": ("user", "password"), "login": lambda context: token_for(context)})
+        APICredentials({"api_key": "…", "basic": ("user", "password"), "login": lambda context: token_for(context)})
 
-    A function that gives None has no credential for this call. A text with a space in it is a whole header.
+    A callback that returns None has no credential for this call. A string with a space is a complete header value.
     """
 
     def __init__(self, given: GivenCredentials | None = None, fetch_token: FetchToken | None = None) -> None:
@@ -213,58 +194,58 @@ class Credentials:
         self._tokens = None if fetch_token is None else TokenCache(fetch_token)
 
     def __repr__(self) -> str:
-        return f"<Credentials {'by function' if callable(self._given) else sorted(self._given)}>"
+        return f"<APICredentials {'by callback' if callable(self._given) else sorted(self._given)}>"
 
-    async def apply(self, plan: Plan, request: HTTPRequest, context: Context) -> HTTPRequest:
-        """The request with its credentials; as it is where none are needed or none were given.
+    async def apply(self, plan: CallPlan, request: HTTPRequest, context: Context) -> HTTPRequest:
+        """Return the request with credentials; unchanged if none are required or given.
 
         Raises:
-            CallError: EXECUTION_ERROR, if a credential cannot be used for its scheme or no token is to be had.
+            CallError: EXECUTION_ERROR, a credential does not fit its scheme, or the token request failed.
         """
         if not plan.security or not self._given:
             return request
         found: dict[str, Any] = {}
         for alternative in plan.security:
-            needs = _needs(alternative)
-            if needs and await self._are_given(plan, needs, found, context):
-                return _signed(request, [await self._placed(plan, need, found[need.scheme.name]) for need in needs])
+            requirements = _authenticating(alternative)
+            for requirement in requirements:
+                name = requirement.scheme.name
+                if name not in found:
+                    found[name] = await self._find(plan, name, context)
+                if found[name] is None:
+                    break
+            else:
+                if requirements:
+                    return _signed(
+                        request, [await self._secret(plan, each, found[each.scheme.name]) for each in requirements]
+                    )
         return request
 
     def reject(self, request: HTTPRequest) -> bool:
-        """Say that the API answered 401 to this request, as `apply` made it.
+        """Record a 401 to a request from `apply`, and return whether its token can be refreshed.
 
-        True if it carried a token that can be had anew: then `apply` to the request without credentials, once more.
+        If so, `apply` to the request without credentials once more.
         """
         if request.token is None or self._tokens is None:
             return False
         self._tokens.forget(request.token)
         return True
 
-    def missing(self, plan: Plan) -> str:
-        """A sentence for the error of a 401 or 403: which credentials were not given, and how to; or ""."""
-        alternatives = [_needs(alternative) for alternative in plan.security]
+    def missing(self, plan: CallPlan) -> str:
+        """Return a hint for a 401 or 403: which credentials are missing, and how to give them; or ""."""
+        alternatives = [_authenticating(alternative) for alternative in plan.security]
         if not all(alternatives) or not alternatives or callable(self._given):
             return ""
-        if any(all(need.scheme.name in self._given for need in needs) for needs in alternatives):
+        if any(all(each.scheme.name in self._given for each in needed) for needed in alternatives):
             return ""
-        wanted = " or ".join(" and ".join(repr(need.scheme.name) for need in needs) for needs in alternatives)
-        return f"It asks for credentials that were not given: credentials={{…}} takes them under the name {wanted}."
+        wanted = " or ".join(" and ".join(repr(each.scheme.name) for each in needed) for needed in alternatives)
+        return f"Required credentials are missing: pass credentials={{…}} with the key {wanted}."
 
     async def close(self) -> None:
-        """End the questions for tokens that are under way."""
+        """Cancel token requests in flight."""
         if self._tokens is not None:
             await self._tokens.close()
 
-    async def _are_given(self, plan: Plan, needs: list[Need], found: dict[str, Any], context: Context) -> bool:
-        for need in needs:
-            name = need.scheme.name
-            if name not in found:
-                found[name] = await self._find(plan, name, context)
-            if found[name] is None:
-                return False
-        return True
-
-    async def _find(self, plan: Plan, name: str, context: Context) -> Any:
+    async def _find(self, plan: CallPlan, name: str, context: Context) -> Any:
         try:
             if callable(self._given):
                 credential = self._given(name, context)
@@ -275,101 +256,83 @@ class Credentials:
         except CallError:
             raise
         except Exception as error:
-            raise _unusable(plan, name, "the function that gives it failed") from error
+            raise _unusable(plan, name, "its callback failed") from error
 
-    async def _placed(self, plan: Plan, need: Need, credential: Any) -> _Placed:
-        scheme = need.scheme
+    async def _secret(self, plan: CallPlan, requirement: SecurityRequirement, credential: Any) -> _Secret:
+        """Return a credential in the form and place of its scheme."""
+        scheme = requirement.scheme
+        location, name, token = "header", "Authorization", None
         try:
-            if scheme.kind == "apiKey":
-                return _place(scheme.location or "header", scheme.parameter, _text(credential))
-            if scheme.kind == "basic":
-                return _place("header", "Authorization", _basic(credential))
-            if scheme.kind == "other":
-                return _place("header", "Authorization", _text(credential))
-            if isinstance(credential, str):
-                # A token has no spaces; what has is a whole header, `Token abc`.
-                return _place("header", "Authorization", credential if " " in credential else f"Bearer {credential}")
-            client = _oauth_client(credential)
-            token = await self._token(client, _token_url(plan, scheme, client), need)
-            return _place("header", "Authorization", f"Bearer {token}", token)
+            match scheme.kind, credential:
+                case "apiKey", str() as text:
+                    location, name = scheme.location or "header", scheme.parameter
+                case "basic", (str() as user, str() as password) if ":" not in user:
+                    text = "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+                case "basic", _:
+                    raise ValueError("expected (user, password), the user without a colon")
+                case "other", str() as text:
+                    pass
+                case (("apiKey" | "other"), _):
+                    raise ValueError(f"expected a string, not {type(credential).__name__}")
+                case _, str() as text:
+                    # A token has no spaces: with a space it is a complete header value, `Token abc`.
+                    text = text if " " in text else f"Bearer {text}"
+                case _:
+                    token = await self._token(plan, requirement, credential)
+                    text = f"Bearer {token}"
+            if location == "query":
+                return _Secret(location, encode(name), encode(text))
+            if location == "cookie" and not _COOKIE.fullmatch(text):
+                raise ValueError("a cookie is ASCII without semicolons and control characters")
+            return _Secret(location, header_name(name, location), header_value(text), token)
         except ValueError as error:
             raise _unusable(plan, scheme.name, str(error)) from error
 
-    async def _token(self, client: OAuthClient, token_url: str, need: Need) -> str:
+    async def _token(self, plan: CallPlan, requirement: SecurityRequirement, credential: Any) -> str:
+        try:
+            client = credential if isinstance(credential, OAuthClient) else msgspec.convert(credential, OAuthClient)
+        except msgspec.ValidationError as error:  # its text names fields and types, not values
+            raise ValueError(f"expected a token or an OAuth client: {error}") from None
         if self._tokens is None:
-            raise ValueError("there is nothing to ask for tokens with")
-        return await self._tokens.get(client, token_url, need.scopes if client.scopes is None else client.scopes)
+            raise ValueError("token requests are not available")
+        token_url = _token_url(plan, requirement.scheme) if client.token_url is None else client.token_url
+        scopes = requirement.scopes if client.scopes is None else client.scopes
+        return await self._tokens.get(client, token_url, scopes)
 
 
-def _needs(alternative: tuple[Need, ...]) -> list[Need]:
-    """What has to be given; a client certificate is shown by the connection."""
-    return [need for need in alternative if need.scheme.said != "mutualTLS"]
+def _authenticating(alternative: tuple[SecurityRequirement, ...]) -> list[SecurityRequirement]:
+    """Return the requirements that need a credential; a client certificate belongs to the connection."""
+    return [each for each in alternative if each.scheme.declared_as != "mutualTLS"]
 
 
-def _unusable(plan: Plan, name: str, why: str) -> CallError:
+def _unusable(plan: CallPlan, name: str, why: str) -> CallError:
     return CallError(ErrorCode.EXECUTION_ERROR, f"{plan.operation_id}: the credential {name!r} cannot be used: {why}")
 
 
-def _text(credential: Any) -> str:
-    if not isinstance(credential, str):
-        raise ValueError(f"it is given as text, not as {type(credential).__name__}")
-    return credential
-
-
-def _basic(credential: Any) -> str:
-    match credential:
-        case (str() as user, str() as password) if ":" not in user:
-            return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
-        case _:
-            raise ValueError("it is given as (user, password), the user without a colon")
-
-
-def _oauth_client(credential: Any) -> OAuthClient:
-    if isinstance(credential, OAuthClient):
-        return credential
-    try:
-        return msgspec.convert(credential, OAuthClient)
-    except msgspec.ValidationError as error:  # its text names fields and types, not values
-        raise ValueError(f"it is given as a token, or as an OAuth client: {error}") from None
-
-
-def _token_url(plan: Plan, scheme: Scheme, client: OAuthClient) -> str:
-    if client.token_url is not None:
-        return client.token_url
+def _token_url(plan: CallPlan, scheme: SecurityScheme) -> str:
     if not scheme.token_url:
-        raise ValueError("the document names no token endpoint; give the client a token_url")
-    origin = URL(read_address(plan).origin)
+        raise ValueError("the document has no token endpoint; set the client's token_url")
+    origin = URL(base_url_of(plan).origin)
     url = origin.join(URL(scheme.token_url))
     if plan.base_url is not None and url.origin() != origin:
-        raise ValueError("its token endpoint is of another origin than base_url; give the client its token_url")
+        raise ValueError("its token endpoint has another origin than base_url; set the client's token_url")
     return str(url)
 
 
-def _place(location: _Location, name: str, text: str, token: str | None = None) -> _Placed:
-    if location == "query":
-        return _Placed(location, encode(name), encode(text))
-    if location == "cookie" and not _COOKIE.fullmatch(text):
-        raise ValueError("a cookie holds ASCII without semicolons and control characters")
-    return _Placed(location, header_name(name, location), header_value(text), token)
-
-
-def _signed(request: HTTPRequest, secrets: list[_Placed]) -> HTTPRequest:
-    """The request with these secrets. They take the place of headers of the same name that the input gave."""
-    own = [(secret.name, secret.text) for secret in secrets if secret.location == "header"]
+def _signed(request: HTTPRequest, secrets: list[_Secret]) -> HTTPRequest:
+    """Return the request with these secrets. They override headers of the same name from the input."""
+    headers = [(secret.name, secret.text) for secret in secrets if secret.location == "header"]
     cookies = [f"{secret.name}={secret.text}" for secret in secrets if secret.location == "cookie"]
     query = [f"{secret.name}={secret.text}" for secret in secrets if secret.location == "query"]
     if cookies:
-        own.append(
-            ("Cookie", "; ".join([*(text for name, text in request.headers if name.lower() == "cookie"), *cookies]))
-        )
-    names = frozenset(name.lower() for name, _ in own)
-    url = request.url
-    if query:
-        url = f"{url}{'&' if '?' in url else '?'}{'&'.join(query)}"
+        given = [text for name, text in request.headers if name.lower() == "cookie"]
+        headers.append(("Cookie", "; ".join([*given, *cookies])))
+    names = frozenset(name.lower() for name, _ in headers)
+    url = f"{request.url}{'&' if '?' in request.url else '?'}{'&'.join(query)}" if query else request.url
     return replace(
         request,
         url=url,
-        headers=[header for header in request.headers if header[0].lower() not in names] + own,
+        headers=[header for header in request.headers if header[0].lower() not in names] + headers,
         secret_headers=request.secret_headers | names,
         secret_query=request.secret_query or bool(query),
         token=next((secret.token for secret in secrets if secret.token is not None), None),

@@ -1,38 +1,40 @@
-"""`from_openapi`: an HTTP API as a source of operations.
+"""`from_openapi`: an HTTP API as a source of operations, and the loader of its document.
 
-Loading a document and those that it refers to: from memory, from files, and from the network where that is allowed.
-
-Other documents are read only where it is safe: files below the folder of the document itself, and addresses below its
-own. Anything else has to be allowed, by `allow_external_refs`. What is not read is no error: the operations that need
-it say why they cannot be used.
+The document is loaded from memory, a file or the network. It may refer to others only where that is safe: files below
+its folder, and addresses below its own. `allow_external_refs` permits more. A document that is not loaded is not an
+error: operations that need it are skipped with the reason.
 """
 
 import asyncio
-import gc
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from ssl import SSLContext
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
 from aiohttp import ClientResponse, hdrs
 
-from opwire.adapters.openapi.bodies import prepare_files
-from opwire.adapters.openapi.call import handler_of, stream_of, token_fetcher
-from opwire.adapters.openapi.document import Document, Documents, joined, read_text, references_in, text_of, version_of
-from opwire.adapters.openapi.http_client import REDIRECTS, ClientOptions, HTTPClient, redirected
-from opwire.adapters.openapi.reading import ReadOperation, ReadOptions, read_operations
-from opwire.adapters.openapi.request import HTTPRequest
-from opwire.adapters.openapi.security import Credentials, GivenCredentials
+from opwire.adapters.openapi.call import HTTPOperation, token_fetcher
+from opwire.adapters.openapi.document import (
+    DocumentSet,
+    SourceDocument,
+    join_uri,
+    json_of,
+    read_text,
+    references_in,
+    version_of,
+)
+from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, read_operations
+from opwire.adapters.openapi.security import APICredentials, GivenCredentials
 from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
-from opwire.errors import CallError, ErrorCode, SchemaError
+from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
+from opwire.http_client import REDIRECTS, ClientOptions, ClientSettings, HTTPClient, HTTPRequest, redirected
 from opwire.operation import NormalizeMode, Operation, OperationType
+from opwire.typed.plain import collection_paused
 
 DocumentLike = Mapping[str, Any] | str | bytes | Path
-"""A document: as a mapping, as text, as a path, or as an address."""
+"""A document: a mapping, text, a path, or a URL."""
 
 MAX_DOCUMENTS = 1_000
 _MAX_FILE = 256 * 1024 * 1024
@@ -40,8 +42,8 @@ _ACCEPT = "application/json, application/yaml, text/yaml, */*;q=0.8"
 _CHECKED = ("#/components/", "#/definitions/", "#/parameters/", "#/paths/", "#/responses/")
 
 
-class Loader:
-    """Loads one document, and what it refers to."""
+class DocumentLoader:
+    """Loads one document and the documents it refers to."""
 
     def __init__(self, given: DocumentLike, report: Report, allow: bool | Collection[str], client: HTTPClient) -> None:
         self._given = given
@@ -49,24 +51,24 @@ class Loader:
         self._allow = allow
         self._client = client
         self._folder: Path | None = None  # files below it may be read
-        self._address = ""  # addresses below it may be asked
-        self._waiting: list[str] = []
+        self._base = ""  # URLs below it may be fetched
+        self._queue: list[str] = []
 
     @property
     def is_remote(self) -> bool:
-        """Whether the document is an address, which can only be asked with `await`."""
+        """Whether the document is a URL, which is fetched with `await`."""
         return isinstance(self._given, str) and self._given.lstrip()[:8].lower().startswith(("http://", "https://"))
 
-    def load(self) -> Documents:
-        """The document, without the network.
+    def load(self) -> DocumentSet:
+        """Load the document without the network.
 
         Raises:
-            CallError: VALIDATION_ERROR, it cannot be read, or is none that opwire reads.
+            UsageError: the document is a URL, or not a document at all.
+            CallError: VALIDATION_ERROR, it cannot be read or parsed.
         """
         if self.is_remote:
-            message = "a document at an address is loaded by `async with from_openapi(…)` or `await from_openapi(…)`"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message)
-        documents = self._start()
+            raise UsageError("a document at a URL is loaded by `async with from_openapi(…)` or `await from_openapi(…)`")
+        documents = self._open()
         while (address := self._next(documents)) is not None:
             if _is_web(address):
                 documents.missing[address] = f"{_shown(address)}, which is loaded only by `async with from_openapi(…)`"
@@ -74,125 +76,121 @@ class Loader:
                 self._load_file(documents, address)
         return documents
 
-    async def load_with_network(self) -> Documents:
-        """The document. Reading and parsing run in a thread: a large one takes a while.
+    async def load_with_network(self) -> DocumentSet:
+        """Load the document. Reading and parsing run in a thread: a large one takes a while.
 
         Raises:
-            CallError: VALIDATION_ERROR as `load`; EXECUTION_ERROR, TIMEOUT, UNAVAILABLE and others if it is not to
-            be had.
+            UsageError, CallError: as `load`; EXECUTION_ERROR, TIMEOUT, UNAVAILABLE and others if it cannot be fetched.
         """
         if self.is_remote:
             url = str(self._given).strip()
             address, data = await self._fetch(url, is_main=True)
-            documents = await asyncio.to_thread(self._begin, data, _shown(url), address)
+            documents = await asyncio.to_thread(self._parse, data, _shown(url), address)
         else:
-            documents = await asyncio.to_thread(self._start)
+            documents = await asyncio.to_thread(self._open)
         while (address := self._next(documents)) is not None:
-            if _is_web(address):
-                await self._load_address(documents, address)
-            else:
+            if not _is_web(address):
                 await asyncio.to_thread(self._load_file, documents, address)
+                continue
+            try:
+                final, data = await self._fetch(address, is_main=False)
+                await asyncio.to_thread(self._add, documents, address, data, final)
+            except CallError as error:
+                documents.missing[address] = f"{_shown(address)}: {error.message}"
         return documents
 
     # --- the document itself ----------------------------------------------------------------------------------------
 
-    def _start(self) -> Documents:
-        match self._given:
+    def _open(self) -> DocumentSet:
+        given = self._given
+        match given:
             case Mapping():
-                return self._begin(text_of(self._given), "the document", "")
+                return self._parse(json_of(given), "the document", "")
             case bytes():
-                return self._begin(self._given, "the document", "")
-            case str() if "\n" in self._given or self._given.lstrip()[:1] == "{":
-                return self._begin(self._given, "the document", "")
+                return self._parse(given, "the document", "")
+            case str() if "\n" in given or given.lstrip()[:1] == "{":
+                return self._parse(given, "the document", "")
             case str() | Path():
-                path = Path(self._given)
-                if str(self._given).startswith("file:") and _is_address(str(self._given)):
-                    path = _path(str(self._given))
+                is_url = str(given).startswith("file:") and _is_url(str(given))
+                path = _path(str(given)) if is_url else Path(given)
                 data = _read_file(path, str(path))
                 self._folder = path.resolve().parent
-                return self._begin(data, path.name, path.resolve().as_uri())
+                return self._parse(data, path.name, path.resolve().as_uri())
             case _:
-                kind = type(self._given).__name__
-                message = f"a document is a mapping, a path, an address, or text, not {kind}"
-                raise CallError(ErrorCode.VALIDATION_ERROR, message)
+                raise UsageError(f"a document is a mapping, a path, a URL, or text, not {type(given).__name__}")
 
-    def _begin(self, given: bytes | str, name: str, uri: str) -> Documents:
+    def _parse(self, given: bytes | str, name: str, uri: str) -> DocumentSet:
         with collection_paused():
             root = read_text(given, name, self._report)
-            documents = Documents(root, uri, version_of(root, name))
-            self._address = urljoin(uri, ".") if _is_web(uri) else ""
+            documents = DocumentSet(root, uri, version_of(root, name))
+            self._base = urljoin(uri, ".") if _is_web(uri) else ""
             references = references_in(given, root)
-            self._find(references, documents.main)
-            self._check(references, documents)
+            self._enqueue(references, documents.main)
+            # Warn of broken references now: they are found again when they are used, which may be never.
+            for ref in sorted(references):
+                if ref.startswith(_CHECKED):
+                    try:
+                        documents.resolve(ref, documents.main)
+                    except SchemaError as error:
+                        self._report.warn(str(error))
             return documents
 
-    def _check(self, references: set[str], documents: Documents) -> None:
-        """Warn of references that point at nothing. They are found again when they are used, which may be never."""
-        for ref in sorted(references):
-            if ref.startswith(_CHECKED):
-                try:
-                    documents.resolve(ref, documents.main)
-                except SchemaError as error:
-                    self._report.warn(str(error))
+    # --- referenced documents ---------------------------------------------------------------------------------------
 
-    # --- those that it refers to ------------------------------------------------------------------------------------
+    def _enqueue(self, references: set[str], document: SourceDocument) -> None:
+        external = sorted({ref.partition("#")[0] for ref in references} - {""})
+        # An invalid URL is reported where it is used.
+        self._queue += [address for each in external if _is_url(address := join_uri(document.uri, each))]
 
-    def _find(self, references: set[str], document: Document) -> None:
-        outside = sorted({ref.partition("#")[0] for ref in references} - {""})
-        # What is no address at all is said of by whoever refers to it.
-        self._waiting += [address for each in outside if _is_address(address := joined(document.uri, each))]
-
-    def _next(self, documents: Documents) -> str | None:
-        """The next address that is needed and may be read."""
-        while self._waiting:
-            address = self._waiting.pop(0)
-            if address in documents.missing or documents.knows(address):
+    def _next(self, documents: DocumentSet) -> str | None:
+        """Return the next address that is needed and allowed."""
+        while self._queue:
+            address = self._queue.pop(0)
+            if address in documents.missing or documents.is_known(address):
                 continue
-            refusal = self._refusal(address)
+            denial = self._denial(address)
             if len(documents.loaded) >= MAX_DOCUMENTS:
-                refusal = f"more than {MAX_DOCUMENTS} documents"
-            if refusal is None:
+                denial = f"more than {MAX_DOCUMENTS} documents"
+            if denial is None:
                 return address
-            documents.missing[address] = refusal
+            documents.missing[address] = denial
         return None
 
-    def _refusal(self, address: str) -> str | None:
+    def _denial(self, address: str) -> str | None:
+        """Return why an address may not be loaded, or None."""
         shown = _shown(address)
         if _is_web(address):
             allowed = self._allow is True or self._is_below(address)
             if not allowed and not isinstance(self._allow, bool):
-                allowed = _host(address) in self._allow or urlsplit(address).netloc in self._allow
+                parts = urlsplit(address)
+                allowed = parts.hostname in self._allow or parts.netloc in self._allow
             return None if allowed else f"{shown}, which `allow_external_refs` does not allow"
         if not address.startswith("file:"):
-            return f"{shown}, and this document has no folder in which to look for it"
+            return f"{shown}, but this document has no folder to look it up"
         is_below = self._folder is not None and _path(address).resolve().is_relative_to(self._folder)
-        allowed = is_below or self._allow is True
-        return None if allowed else f"{shown}, which is not below the document's folder"
+        return None if is_below or self._allow is True else f"{shown}, which is not below the document's folder"
 
-    def _load_file(self, documents: Documents, address: str) -> None:
+    def _is_below(self, url: str) -> bool:
+        # Servers resolve dots even when they are encoded, also behind an encoded slash or backslash.
+        return bool(self._base) and url.startswith(self._base) and ".." not in unquote(url)
+
+    def _load_file(self, documents: DocumentSet, address: str) -> None:
         try:
             self._add(documents, address, _read_file(_path(address), _shown(address)))
         except CallError as error:
             documents.missing[address] = f"{_shown(address)}: {error.message}"
 
-    async def _load_address(self, documents: Documents, address: str) -> None:
-        try:
-            final, data = await self._fetch(address, is_main=False)
-            await asyncio.to_thread(self._add, documents, address, data, final)
-        except CallError as error:
-            documents.missing[address] = f"{_shown(address)}: {error.message}"
-
-    def _add(self, documents: Documents, address: str, data: bytes, final: str = "") -> None:
+    def _add(self, documents: DocumentSet, address: str, data: bytes, final: str = "") -> None:
         root = read_text(data, _shown(address), self._report)
-        document = Document(root, final or address)
+        document = SourceDocument(root, final or address)
         documents.loaded[address] = documents.loaded[document.uri] = document
-        self._find(references_in(data, root), document)
+        self._enqueue(references_in(data, root), document)
 
     async def _fetch(self, url: str, *, is_main: bool) -> tuple[str, bytes]:
-        """What stands at an address, and the address that it has in the end.
+        """Return the final URL of a document after redirects, and its content.
 
-        The headers that the user gives go to the document itself and to what is below it, and not beyond that origin.
-        Where anything but the document itself redirects to has to be allowed too.
+        The configured headers are sent for the document itself and for URLs below it, and not beyond that origin. The
+        redirects of other documents have to be allowed as well.
         """
         options = self._client.options
         own = dict(options.headers) if is_main or self._is_below(url) else {}
@@ -202,18 +200,18 @@ class Loader:
         )
         try:
             async with asyncio.timeout(options.timeout):
-                response = await self._open(request, is_main=is_main)
+                response = await self._send(request, is_main=is_main)
                 if not 200 <= response.status < 300:
                     response.close()
-                    message = f"{_shown(url)} answers with HTTP {response.status}: there is no document"
+                    message = f"{_shown(url)} returned HTTP {response.status} instead of a document"
                     raise CallError(ErrorCode.EXECUTION_ERROR, message)
-                return _bare(str(response.url)), await self._client.read(response)
+                return _without_user(str(response.url)), await self._client.read(response)
         except TimeoutError:
-            message = f"{_shown(url)} did not answer within {options.timeout:g} s"
+            message = f"{_shown(url)} did not respond within {options.timeout:g} s"
             raise CallError(ErrorCode.TIMEOUT, message) from None
 
-    async def _open(self, request: HTTPRequest, *, is_main: bool) -> ClientResponse:
-        """The answer, redirects followed: the client itself would follow them to where they are not allowed."""
+    async def _send(self, request: HTTPRequest, *, is_main: bool) -> ClientResponse:
+        """Return the response after redirects, each checked: the client would follow them to denied addresses."""
         options = self._client.options
         left = options.max_redirects if options.follow_redirects else 0
         while True:
@@ -224,33 +222,13 @@ class Loader:
             response.close()
             left -= 1
             request = redirected(request, response.status, location)
-            if not is_main and (refusal := self._refusal(request.url)):
-                raise CallError(ErrorCode.EXECUTION_ERROR, f"it redirects to {refusal}")
-
-    def _is_below(self, url: str) -> bool:
-        # Servers resolve dots even when they are encoded, also behind an encoded slash or backslash.
-        return bool(self._address) and url.startswith(self._address) and ".." not in unquote(url)
-
-
-@contextmanager
-def collection_paused() -> Generator[None]:
-    """No garbage collection meanwhile.
-
-    A large document is half a million objects, none of them garbage, and to look through them takes Python longer than
-    to parse them.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+            if not is_main and (denial := self._denial(request.url)):
+                raise CallError(ErrorCode.EXECUTION_ERROR, f"it redirects to {denial}")
 
 
 def _read_file(path: Path, shown: str) -> bytes:
     try:
-        if path.exists() and not path.is_file():  # reading a pipe or a device could take for ever
+        if path.exists() and not path.is_file():  # reading a pipe or a device could block forever
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown} is not a file")
         if path.stat().st_size > _MAX_FILE:
             raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"{shown} is larger than {_MAX_FILE:,} bytes")
@@ -264,7 +242,7 @@ def _is_web(address: str) -> bool:
     return address.startswith(("http://", "https://"))
 
 
-def _is_address(text: str) -> bool:
+def _is_url(text: str) -> bool:
     try:
         urlsplit(text)
     except ValueError:
@@ -272,42 +250,19 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _host(address: str) -> str | None:
-    return urlsplit(address).hostname
-
-
 def _path(address: str) -> Path:
     return Path(url2pathname(urlsplit(address).path))
 
 
-def _bare(address: str) -> str:
-    """The address without user and fragment: what is read against it must not inherit them."""
+def _without_user(address: str) -> str:
+    """Return a URL without user and fragment: URLs that are resolved against it must not inherit them."""
     parts = urlsplit(urldefrag(address).url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _shown(address: str) -> str:
-    """The address as it may be told: without user and query; a file by its name."""
-    if address.startswith("file:"):
-        return _path(address).name
-    return _bare(address).partition("?")[0]
-
-
-class ClientSettings(TypedDict, total=False):
-    """How requests are sent; see `ClientOptions`."""
-
-    timeout: float | None
-    connect_timeout: float | None
-    max_response: int
-    max_item: int
-    max_connections: int
-    max_per_host: int
-    headers: Mapping[str, str]
-    proxy: str | None
-    ssl: SSLContext | bool
-    trust_env: bool
-    follow_redirects: bool
-    max_redirects: int
+    """Return a URL for messages, without user and query; the name of a file."""
+    return _path(address).name if address.startswith("file:") else _without_user(address).partition("?")[0]
 
 
 def from_openapi(
@@ -327,7 +282,7 @@ def from_openapi(
     trust_annotations: bool = False,
     **client: Unpack[ClientSettings],
 ) -> "OpenAPISource":
-    """The operations of an HTTP API that has an OpenAPI document: Swagger 2.0, or OpenAPI 3.0 to 3.2.
+    """Return the operations of an HTTP API with an OpenAPI document: Swagger 2.0, or OpenAPI 3.0 to 3.2.
 
         api = from_openapi("petstore.yaml", credentials={"api_key": os.environ["KEY"]})
         registry.register_all(api)
@@ -335,25 +290,25 @@ def from_openapi(
         async with from_openapi("https://api.example/openapi.json", namespace="api") as api:
             registry.follow(api)
 
-    A mapping, a text or a file is loaded when the operations are first asked for. An address is loaded by `async
-    with`, which also closes the connections at the end, or by `await`.
+    A mapping, text or file is loaded lazily, when the operations are first iterated. A URL is loaded by `async with`,
+    which also closes the connections at the end, or by `await`.
 
     Args:
-        document: a mapping, a path, an address, or JSON or YAML text.
-        namespace: of the operations; the title of the API unless given.
-        base_url: where the API is, instead of what the document says.
-        server_variables: values for the variables of the server's address.
-        credentials: by the names of the document's security schemes, or a function; see `Credentials`.
-        allow_external_refs: whether the document may refer to others anywhere, or the hosts where it may. Without,
-            it may refer to files below its folder, or to addresses below its own.
-        include: patterns (`*` and `?`) of the operations that are wanted, by operationId, tag, path or "GET /path".
-        exclude: patterns of those that are not.
-        normalize: what happens to answers that do not match their schema; what the registry says unless given.
-        strip: whether properties that the document does not know are removed from answers. Documents lag behind.
+        document: a mapping, a path, a URL, or JSON or YAML text.
+        namespace: of the operations; by default the title of the API.
+        base_url: overrides the server of the document.
+        server_variables: values for the variables of the server's URL.
+        credentials: by the names of the document's security schemes, or a callback; see `APICredentials`.
+        allow_external_refs: whether the document may refer to others anywhere, or the hosts where it may. By default
+            it may refer to files below its folder, or to URLs below its own.
+        include: patterns (`*` and `?`) of operations to include, by operationId, tag, path or "GET /path".
+        exclude: patterns of operations to exclude.
+        normalize: what to do with responses that do not match their schema; the registry's mode by default.
+        strip: whether to remove unknown properties from responses. Documents lag behind their APIs.
         unchecked_input: whether an operation may be called although its input schema cannot be compiled.
-        reconnect: whether an event stream that is lost is resumed.
-        trust_annotations: whether to believe ids and types in `x-opwire`: it may call a DELETE a query.
-        client: how requests are sent, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others.
+        reconnect: whether to resume a lost event stream.
+        trust_annotations: whether to trust ids and types in `x-opwire`, which may declare a DELETE as a query.
+        client: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others.
     """
     options = ReadOptions(
         namespace=namespace,
@@ -366,38 +321,38 @@ def from_openapi(
         trust_annotations=trust_annotations,
         unchecked_input=unchecked_input,
     )
-    http = HTTPClient(ClientOptions(**client))
     return OpenAPISource(
-        document, options, http, Credentials(credentials, token_fetcher(http)), allow_external_refs, reconnect=reconnect
+        document, options, HTTPClient(ClientOptions(**client)), credentials, allow_external_refs, reconnect=reconnect
     )
 
 
 class OpenAPISource(AdapterSource):
-    """The operations of an HTTP API; made by `from_openapi`. `report` says what of the document could not be used."""
+    """The operations of an HTTP API; returned by `from_openapi`. `report` lists what of the document was skipped."""
 
     def __init__(
         self,
         document: DocumentLike,
         options: ReadOptions,
         client: HTTPClient,
-        credentials: Credentials,
+        credentials: GivenCredentials | None,
         allow_external_refs: bool | Collection[str],
         *,
         reconnect: bool,
     ) -> None:
         super().__init__()
-        self._loader = Loader(document, self.report, allow_external_refs, client)
+        self._loader = DocumentLoader(document, self.report, allow_external_refs, client)
         self._options = options
         self._client = client
-        self._credentials = credentials
+        self._credentials = APICredentials(credentials, token_fetcher(client))
         self._reconnect = reconnect
         self._operations: tuple[Operation, ...] | None = None
 
     def __iter__(self) -> Iterator[Operation]:
-        """The operations.
+        """Iterate over the operations.
 
         Raises:
-            CallError: VALIDATION_ERROR, the document cannot be used, or has to be loaded with `await`.
+            UsageError: the document has to be loaded with `await`.
+            CallError: VALIDATION_ERROR, the document is invalid.
         """
         if self._operations is None:
             self._operations = self._read(self._loader.load())
@@ -411,7 +366,7 @@ class OpenAPISource(AdapterSource):
         return f"<OpenAPISource: {state}>"
 
     async def close(self) -> None:
-        """Close the connections. The operations fail from now on."""
+        """Close the connections. Calls fail from now on."""
         await self._credentials.close()
         await self._client.close()
 
@@ -422,17 +377,15 @@ class OpenAPISource(AdapterSource):
             self._operations = await asyncio.to_thread(self._read, documents)
         return self
 
-    def _read(self, documents: Documents) -> tuple[Operation, ...]:
+    def _read(self, documents: DocumentSet) -> tuple[Operation, ...]:
         with collection_paused():
             return tuple(self._operation(each) for each in read_operations(documents, self.report, self._options))
 
-    def _operation(self, read: ReadOperation) -> Operation:
-        if read.spec.type is OperationType.SUBSCRIPTION:
-            handler = stream_of(lambda: read.plan, self._client, self._credentials, reconnect=self._reconnect)
-        else:
-            handler = handler_of(lambda: read.plan, self._client, self._credentials)
-
-        def prepare(input: Any) -> Any:
-            return prepare_files(read.plan)(input)
-
-        return Operation(read.spec, handler, prepare=prepare)
+    def _operation(self, operation: LazyOperation) -> Operation:
+        http = HTTPOperation(lambda: operation.plan, self._client, self._credentials, reconnect=self._reconnect)
+        streams = operation.spec.type is OperationType.SUBSCRIPTION
+        return Operation(
+            operation.spec,
+            http.subscribe if streams else http.call,
+            prepare=http.prepare,
+        )

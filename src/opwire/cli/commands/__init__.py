@@ -1,1 +1,1 @@
-"""One module a command; each has its click command as `command`. The program imports the one that is run."""
+"""The commands. Each is a click command `NAME_command`; the program imports only the module of the one that runs."""

@@ -1,4 +1,4 @@
-"""`opwire doctor`: what is wrong, and what to do about it."""
+"""`opwire doctor`: find problems of the installation, the configuration and the sources, and say how to solve them."""
 
 import asyncio
 import importlib.metadata
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "note", "wrong"]
 _MARKS: dict[Status, tuple[str, str]] = {"ok": ("✓", "green"), "note": ("·", "yellow"), "wrong": ("✗", "red")}
-# What each extra brings, by the package that shows that it is there.
+# One package of each extra: if it is installed, so is the extra.
 _EXTRAS = {
     "auth": "pyjwt",
     "cli": "rich",
@@ -37,8 +37,8 @@ _EXTRAS = {
 }
 
 
-class Finding(NamedTuple):
-    """What was looked at, and how it is."""
+class CheckResult(NamedTuple):
+    """The result of one check."""
 
     check: str
     status: Status
@@ -50,111 +50,102 @@ class Finding(NamedTuple):
 @json_option
 @shared_options
 @click.pass_obj
-def command(screen: Screen, sources: Sources) -> int:
-    """Check what is installed, the configuration, the environment variables that it names, and each source.
+def doctor_command(screen: Screen, sources: Sources) -> int:
+    """Check the installed extras, the configuration, its environment variables, and each source.
 
-    Sources are really loaded, which starts MCP servers. Exit code 1: something is wrong.
+    Sources are loaded, which starts MCP servers. The exit code is 1 if a check fails.
     """
-    findings = [*_installed(), *asyncio.run(_examined(sources, screen))]
+    results = [*_installed(), *asyncio.run(_check(sources, screen))]
     if screen.as_json:
-        screen.json([finding._asdict() for finding in findings])
-    for check, status, message in () if screen.as_json else findings:
-        mark, colour = _MARKS[status]
-        screen.marked(mark, colour, f"{check}: {message}")
-    return exit_codes.ANSWERED_WITH_ERROR if any(each.status == "wrong" for each in findings) else exit_codes.OK
+        screen.json([result._asdict() for result in results])
+    else:
+        for check, status, message in results:
+            screen.marked(*_MARKS[status], f"{check}: {message}")
+    return exit_codes.ERROR_RESULT if any(each.status == "wrong" for each in results) else exit_codes.OK
 
 
-def _installed() -> Iterator[Finding]:
-    yield Finding("opwire", "ok", f"{__version__} on Python {platform.python_version()}")
+def _installed() -> Iterator[CheckResult]:
+    yield CheckResult("opwire", "ok", f"{__version__} on Python {platform.python_version()}")
     for extra, package in _EXTRAS.items():
         try:
-            yield Finding(extra, "ok", f"{package} {importlib.metadata.version(package)}")
+            yield CheckResult(extra, "ok", f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(extra, "note", f"not installed; if you need it: pip install 'opwire[{extra}]'")
+            yield CheckResult(extra, "note", f"not installed; if you need it: pip install 'opwire[{extra}]'")
 
 
-async def _examined(sources: Sources, screen: Screen) -> list[Finding]:
+async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
     if sources.url is not None:
-        return [await _reached(sources, screen)]
+        try:
+            async with sources.open(screen) as loaded:
+                return [CheckResult("url", "ok", counted(len(loaded.specs), "operation"))]
+        except OpwireError as error:
+            return [CheckResult("url", "wrong", str(error))]
     try:
         config = sources.read()
     except (OpwireError, click.UsageError) as error:
-        return [Finding("configuration", "wrong", str(error))]
+        return [CheckResult("configuration", "wrong", str(error))]
     place = "the command line" if config.file is None else str(config.file)
     return [
-        Finding("configuration", "ok", f"{place}, {counted(len(config.sources), 'source')}"),
-        *_environment(config),
-        *_callers(config),
-        *await _loaded(config, screen),
-        *await _spoke(config),
+        CheckResult("configuration", "ok", f"{place}, {counted(len(config.sources), 'source')}"),
+        *(
+            CheckResult("environment", "wrong", f"the configuration uses {name}, which is not set: export {name}=…")
+            for name in dict.fromkeys(_missing_variables(config))
+        ),
+        *_check_callers(config),
+        *await _check_sources(config, screen),
+        *await _check_spoke(config),
     ]
 
 
-async def _reached(sources: Sources, screen: Screen) -> Finding:
-    try:
-        async with sources.open(screen) as workbench:
-            return Finding("url", "ok", counted(len(workbench.specs), "operation"))
-    except OpwireError as error:
-        return Finding("url", "wrong", str(error))
-
-
-def _environment(config: "Config") -> Iterator[Finding]:
-    """The variables that are named, and not set."""
-    for name in dict.fromkeys(_missing(msgspec.structs.asdict(config))):
-        yield Finding("environment", "wrong", f"{name} is not set, and the configuration asks for it: export {name}=…")
-
-
-def _missing(value: Any) -> Iterator[str]:
+def _missing_variables(value: Any) -> Iterator[str]:
+    """Yield the environment variables that a configuration uses and that are not set."""
     from opwire.config.settings import EnvText
 
     if isinstance(value, EnvText):
         yield from value.missing
     elif isinstance(value, msgspec.Struct):
-        yield from _missing(msgspec.structs.asdict(value))
-    elif isinstance(value, dict):
-        for each in cast("dict[str, Any]", value).values():
-            yield from _missing(each)
-    elif isinstance(value, tuple):
-        for each in cast("tuple[Any, ...]", value):
-            yield from _missing(each)
+        yield from _missing_variables(msgspec.structs.asdict(value))
+    elif isinstance(value, dict | tuple):
+        items = cast("dict[str, Any] | tuple[Any, ...]", value)
+        for each in items.values() if isinstance(items, dict) else items:
+            yield from _missing_variables(each)
 
 
-def _callers(config: "Config") -> Iterator[Finding]:
-    """Whether those who may call can be told."""
+def _check_callers(config: "Config") -> Iterator[CheckResult]:
     from opwire.config import build_authenticator
 
     try:
-        known = build_authenticator(config)
+        authenticator = build_authenticator(config)
     except OpwireError as error:
-        yield Finding("callers", "wrong", str(error))
+        yield CheckResult("callers", "wrong", str(error))
         return
     serves = config.serve.mcp is not None or config.serve.http is not None or config.hub is not None
-    if known is None and serves and not os.environ.get("OPWIRE_TOKEN"):
-        yield Finding("callers", "note", "no [identities] and no OPWIRE_TOKEN: a token is made at each start")
+    if authenticator is None and serves and not os.environ.get("OPWIRE_TOKEN"):
+        message = "neither [identities] nor OPWIRE_TOKEN is set: each start generates a new token"
+        yield CheckResult("callers", "note", message)
 
 
-async def _loaded(config: "Config", screen: Screen) -> list[Finding]:
-    """Every source, whether or not one of them is required."""
-    lenient = {name: replace(source, required=False) for name, source in config.sources.items()}
-    async with opened(replace(config, sources=lenient), screen, quiet=True) as running:
-        findings = [Finding(f"source {name}", "wrong", str(error)) for name, error in running.failures.items()]
-        for name in lenient:
+async def _check_sources(config: "Config", screen: Screen) -> list[CheckResult]:
+    """Load every source; a required one that fails does not hide the others."""
+    optional = {name: replace(source, required=False) for name, source in config.sources.items()}
+    async with opened(replace(config, sources=optional), screen, quiet=True) as running:
+        results = [CheckResult(f"source {name}", "wrong", str(error)) for name, error in running.failures.items()]
+        for name in optional:
             if name in running.failures:
                 continue
             count = sum(1 for spec in running.registry.list() if running.source_of(spec.id) == name)
-            findings.append(Finding(f"source {name}", "ok", counted(count, "operation")))
-            findings += [Finding(f"source {name}", "note", note) for note in running.notes_of(name)]
-    return findings
+            results.append(CheckResult(f"source {name}", "ok", counted(count, "operation")))
+            results += [CheckResult(f"source {name}", "note", note) for note in running.notes_of(name)]
+    return results
 
 
-async def _spoke(config: "Config") -> list[Finding]:
-    """Whether what `[spoke]` names can be reached."""
+async def _check_spoke(config: "Config") -> list[CheckResult]:
     from opwire.config import spoke_of
 
     if config.spoke is None:
         return []
     try:
         async with spoke_of(config, None):
-            return [Finding("spoke", "ok", "connected")]
+            return [CheckResult("spoke", "ok", "connected")]
     except OpwireError as error:
-        return [Finding("spoke", "wrong", str(error))]
+        return [CheckResult("spoke", "wrong", str(error))]

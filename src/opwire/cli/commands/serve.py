@@ -1,10 +1,6 @@
-"""`opwire serve`: the operations, seen from outside.
+"""`opwire serve`, `hub` and `spoke`: serve the operations until SIGINT or SIGTERM.
 
-What `serve`, `hub` and `spoke` have in common: who may call, and when to stop.
-
-`opwire hub`: where spokes meet.
-
-`opwire spoke`: the operations, served over a hub or a broker.
+Every server requires authentication by default: see `with_callers`.
 """
 
 import asyncio
@@ -35,16 +31,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def open_option(function: Any) -> Any:
-    """`--open`."""
+    """Add `--open`."""
     return click.option(
-        "--open", "is_open", is_flag=True, help="Let everybody who can reach it call everything, without a token."
+        "--open", "is_open", is_flag=True, help="Accept every caller without a token, with all permissions."
     )(function)
 
 
 def with_callers(config: "Config", screen: Screen, *, is_open: bool) -> "Config":
-    """The configuration with somebody who may call, where it names nobody: whoever has the token in OPWIRE_TOKEN.
+    """Return the configuration with an identity for the token in OPWIRE_TOKEN, unless it has callers of its own.
 
-    If there is none, one is made for this run, and shown.
+    Without OPWIRE_TOKEN, generate a token for this run and print it.
     """
     from opwire.config.settings import IdentitySettings, Secret
 
@@ -54,16 +50,16 @@ def with_callers(config: "Config", screen: Screen, *, is_open: bool) -> "Config"
     elif not identities and config.auth.jwt is None:
         if not os.environ.get(TOKEN):
             os.environ[TOKEN] = secrets.token_urlsafe()
-            screen.note(f"token for this run: {os.environ[TOKEN]}   (set {TOKEN} for one that stays)")
+            screen.note(f"token for this run: {os.environ[TOKEN]}   (set {TOKEN} to keep it)")
         identities["owner"] = IdentitySettings(token=Secret(f"${{{TOKEN}}}"), scopes=("*",), announces=("*",))
     return replace(config, identities=identities)
 
 
 async def until_stopped(*running: Awaitable[Any]) -> None:
-    """Wait until SIGINT or SIGTERM, or until one of the awaitables ends. A second signal is not waited for.
+    """Wait for SIGINT, SIGTERM or the end of an awaitable, and cancel the rest. A second signal acts at once.
 
     Raises:
-        Exception: that of an awaitable that failed.
+        Exception: the one that an awaitable raised.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     tasks = [asyncio.ensure_future(each) for each in (stop.wait(), *running)]
@@ -81,8 +77,8 @@ async def until_stopped(*running: Awaitable[Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Choice(NamedTuple):
-    """What the options say of the surfaces."""
+class ServeOptions(NamedTuple):
+    """The options of `opwire serve` that override the configuration."""
 
     mcp: str | None
     http: bool
@@ -95,11 +91,13 @@ class Choice(NamedTuple):
 @click.command(name="serve")
 @click.option("--mcp", "surface", type=click.Choice(["stdio", "http"]), help="As an MCP server.")
 @click.option("--http", is_flag=True, help="As an HTTP API with an OpenAPI document.")
-@click.option("--host", help="The address to listen on; 127.0.0.1 unless given.")
+@click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), help="The port; 0 is a free one. Of two surfaces, of the first."
+    "--port",
+    type=click.IntRange(0, 65_535),
+    help="The port; 0 selects a free one. A second surface uses the next port.",
 )
-@click.option("--allow-host", multiple=True, metavar="NAME", help="A name that it answers to, beside localhost.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="An accepted Host header, in addition to localhost.")
 @click.option("--reload", is_flag=True, help="Restart after changes of the configuration, Python modules or documents.")
 @open_option
 @served_source_options
@@ -108,14 +106,14 @@ class Choice(NamedTuple):
 def serve_command(screen: Screen, sources: Sources, surface: str | None, reload: bool, **options: Any) -> None:
     """Serve the operations as an MCP server, an HTTP API, or both, until ^C.
 
-    Without --mcp and --http it serves what the configuration says, and both over HTTP where that says nothing. If the
-    configuration names no callers, a token is needed: that in OPWIRE_TOKEN, or one that is made and shown.
+    Without --mcp and --http it serves the surfaces of the configuration, by default both over HTTP. Without callers in
+    the configuration, a token is required: the one in OPWIRE_TOKEN, or a generated one that is printed.
 
     \b
       opwire serve --python shop:registry --mcp stdio     for Claude Desktop, Cursor and others
       opwire serve --http --port 8080 --reload            while you write the operations
     """
-    config = chosen_surfaces(sources.read(), Choice(mcp=surface, **options))
+    config = chosen_surfaces(sources.read(), ServeOptions(mcp=surface, **options))
     if config.serve.http is not None or (config.serve.mcp is not None and config.serve.mcp.transport == "http"):
         config = with_callers(config, screen, is_open=options["is_open"])
     if reload and config.serve.mcp is not None and config.serve.mcp.transport == "stdio":
@@ -129,29 +127,29 @@ def serve_command(screen: Screen, sources: Sources, surface: str | None, reload:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command again
 
 
-def chosen_surfaces(config: "Config", choice: Choice) -> "Config":
-    """The configuration with the surfaces that were asked for."""
+def chosen_surfaces(config: "Config", options: ServeOptions) -> "Config":
+    """Return the configuration with the surfaces that the options select."""
     from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
 
+    def override(settings: Any, port: int | None) -> Any:
+        given: dict[str, Any] = {"host": options.host, "port": port}
+        given["anonymous"] = EVERYBODY if options.is_open else None
+        if options.allow_host:
+            given["hosts"] = ("localhost", "127.0.0.1", "[::1]", *options.allow_host)
+        return replace(settings, **{name: value for name, value in given.items() if value is not None})
+
     mcp, http = config.serve.mcp, config.serve.http
-    if choice.mcp is not None or choice.http or (mcp is None and http is None):
-        both = choice.mcp is None and not choice.http
-        transport: Any = choice.mcp or "http"
-        mcp = replace(mcp or MCPSurfaceSettings(), transport=transport) if choice.mcp or both else None
-        http = (http or HTTPSurfaceSettings()) if choice.http or both else None
+    if options.mcp is not None or options.http or (mcp is None and http is None):
+        both = options.mcp is None and not options.http
+        transport: Any = options.mcp or "http"
+        mcp = replace(mcp or MCPSurfaceSettings(), transport=transport) if options.mcp or both else None
+        http = (http or HTTPSurfaceSettings()) if options.http or both else None
     if mcp is not None:
-        mcp = _placed(mcp, choice, port=None if http is not None and mcp.transport == "stdio" else choice.port)
+        mcp = override(mcp, None if http is not None and mcp.transport == "stdio" else options.port)
     if http is not None:
         second = mcp is not None and mcp.transport == "http"
-        http = _placed(http, choice, port=choice.port + 1 if choice.port and second else choice.port)
+        http = override(http, options.port + 1 if options.port and second else options.port)
     return replace(config, serve=ServeSettings(mcp=mcp, http=http))
-
-
-def _placed(settings: Any, choice: Choice, *, port: int | None) -> Any:
-    given: dict[str, Any] = {"host": choice.host, "port": port, "anonymous": EVERYBODY if choice.is_open else None}
-    if choice.allow_host:
-        given["hosts"] = ("localhost", "127.0.0.1", "[::1]", *choice.allow_host)
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 async def _serve(config: "Config", screen: Screen, *, reload: bool) -> bool:
@@ -174,7 +172,7 @@ async def _serve(config: "Config", screen: Screen, *, reload: bool) -> bool:
 async def _serve_mcp(
     config: "Config", settings: "MCPSurfaceSettings", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen
 ) -> list[Awaitable[None]]:
-    """Listen, or give what is to be waited for: a client on standard input."""
+    """Listen over HTTP, or return the awaitable that serves standard input."""
     from opwire.config import mcp_http_options, mcp_surface
 
     surface = mcp_surface(config, running.registry)
@@ -220,33 +218,34 @@ async def _wait_for_changes(running: "OpenedConfig", screen: Screen) -> None:
 @shared_options
 @click.pass_obj
 def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources) -> None:
-    """Run a hub at URL, ws://127.0.0.1:8700 unless the configuration says otherwise, until ^C.
+    """Run a hub at URL until ^C. URL defaults to the configuration, then to ws://127.0.0.1:8700.
 
-    Spokes connect to it, serve operations and call those of others. It serves those of its own sources as well, if it
-    has any. If the configuration names no callers, a token is needed: that in OPWIRE_TOKEN, or one that is made and
-    shown.
+    Spokes connect to it, serve operations and call each other's. The hub also serves the operations of its own
+    sources, if there are any. Without callers in the configuration, a token is required: the one in OPWIRE_TOKEN, or a
+    generated one that is printed.
     """
+    from opwire.config import hub_of
+
     config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
-    asyncio.run(_run_hub(chosen_hub(config, url, is_open=is_open), screen))
+    config = chosen_hub(config, url, is_open=is_open)
+
+    async def run() -> None:
+        async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
+            screen.note(f"hub at {hub.url}; ^C stops")
+            await until_stopped()
+            await hub.drain()
+
+    asyncio.run(run())
 
 
 def chosen_hub(config: "Config", url: str | None, *, is_open: bool) -> "Config":
-    """The configuration with the hub that was asked for."""
+    """Return the configuration with the URL and the anonymous identity that the options override."""
     from opwire.config.settings import EnvText, HubSettings
 
     hub = config.hub or HubSettings()
     if url is not None:
         hub = replace(hub, url=EnvText(url))
     return replace(config, hub=replace(hub, anonymous=EVERYBODY) if is_open else hub)
-
-
-async def _run_hub(config: "Config", screen: Screen) -> None:
-    from opwire.config import hub_of
-
-    async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
-        screen.note(f"hub at {hub.url}; ^C stops")
-        await until_stopped()
-        await hub.drain()
 
 
 @click.command(name="spoke")
@@ -258,17 +257,27 @@ async def _run_hub(config: "Config", screen: Screen) -> None:
 def spoke_command(screen: Screen, url: str | None, is_open: bool, sources: Sources) -> None:
     """Serve the operations at URL until ^C: ws:// of a hub, redis:// or nats:// of a broker.
 
-    The token for a hub is that in OPWIRE_TOKEN, unless the configuration says otherwise. Over a broker nobody says who
-    callers are: without --open they can call what is public, and nothing else.
+    The token for a hub is the one in OPWIRE_TOKEN, unless the configuration overrides it. Callers over a broker are
+    anonymous: without --open they can call public operations only.
     """
-    asyncio.run(_run_spoke(chosen_spoke(sources.read(), url, is_open=is_open), screen))
+    from opwire.config import spoke_of
+
+    config = chosen_spoke(sources.read(), url, is_open=is_open)
+
+    async def run() -> None:
+        async with opened(config, screen) as running, spoke_of(config, running.registry) as spoke:
+            screen.note(f"serving {counted(len(running.registry), 'operation')}; ^C stops")
+            await until_stopped()
+            await spoke.drain()
+
+    asyncio.run(run())
 
 
 def chosen_spoke(config: "Config", url: str | None, *, is_open: bool) -> "Config":
-    """The configuration with the spoke that was asked for.
+    """Return the configuration with the spoke that the options select.
 
     Raises:
-        click.UsageError: nobody says where to.
+        click.UsageError: the URL is missing.
     """
     from opwire.config.settings import EnvText, IdentitySettings, Secret, SpokeSettings
 
@@ -277,17 +286,10 @@ def chosen_spoke(config: "Config", url: str | None, *, is_open: bool) -> "Config
         token = Secret(f"${{{TOKEN}}}") if url.startswith("ws") and os.environ.get(TOKEN) else None
         spoke = replace(spoke, url=EnvText(url)) if spoke else SpokeSettings(url=EnvText(url), token=token)
     if spoke is None:
-        raise click.UsageError("say where to serve: opwire spoke ws://127.0.0.1:8700, or [spoke] in the configuration")
+        raise click.UsageError(
+            "missing URL: run `opwire spoke ws://127.0.0.1:8700`, or add [spoke] to the configuration"
+        )
     if not is_open:
         return replace(config, spoke=spoke)
     everybody = {EVERYBODY: IdentitySettings(scopes=("*",))}
     return replace(config, identities={**config.identities, **everybody}, spoke=replace(spoke, anonymous=EVERYBODY))
-
-
-async def _run_spoke(config: "Config", screen: Screen) -> None:
-    from opwire.config import spoke_of
-
-    async with opened(config, screen) as running, spoke_of(config, running.registry) as spoke:
-        screen.note(f"serving {counted(len(running.registry), 'operation')}; ^C stops")
-        await until_stopped()
-        await spoke.drain()

@@ -1,14 +1,8 @@
-"""`opwire completion`: the scripts of the shells, and the words that they insert.
+"""`opwire init`, `gen`, `completion` and `demo`: commands around the operations.
 
-An id is a word of somebody else's document, and TAB puts it into a command line: `$(…)` in it must stay text. zsh and
-fish quote what they insert. bash inserts words as they are, so its words are escaped here. With backslashes, not with
-quotes: behind a quote that was typed already, a quoted word would end it.
-
-`opwire gen`: code made from operations.
-
-`opwire init`: a commented configuration to begin with.
-
-`opwire demo`: what opwire does, told by running it.
+Completion: an id comes from a foreign document, and TAB inserts it into a command line, where `$(…)` must stay text.
+zsh and fish quote inserted words; bash does not, so words for bash are escaped here. With backslashes, not with quotes:
+after a quote that the user has typed, a quoted word would close it.
 """
 
 import asyncio
@@ -30,11 +24,10 @@ from click.shell_completion import (
 from opwire.cli.options import shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
-from opwire.errors import CallError, ErrorCode
-from opwire.operation import OperationSpec
+from opwire.errors import needs_extra
 
-# Unlike click's: words are neither split nor expanded (`*` is a file name there), and COMP_ESCAPED says that this
-# script keeps backslashes.
+# Unlike click's script, words are neither split nor expanded (`*` would expand to file names), and COMP_ESCAPED tells
+# the program that this script keeps backslashes.
 _BASH = r"""
 %(complete_func)s() {
     local response line
@@ -53,7 +46,7 @@ _BASH = r"""
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
-# Unlike click's: an id may hold a comma, or begin like an option of `echo`.
+# Unlike click's script, an id may contain a comma or start like an option of `echo`.
 _FISH = r"""
 function %(complete_func)s;
     set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp | string collect) \
@@ -82,7 +75,7 @@ class _Bash(BashComplete):
     source_template = _BASH
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[Any]]:
-        """Return the words, escaped; for a script that was installed before that, those that need no escape."""
+        """Return escaped words; for a script installed before COMP_ESCAPED, only words that need no escapes."""
         found = super().get_completions(args, incomplete)
         if "COMP_ESCAPED" not in os.environ:
             return [each for each in found if not _UNSAFE.search(each.value)]
@@ -93,7 +86,7 @@ class _Bash(BashComplete):
 
 class _Zsh(ZshComplete):
     def format_completion(self, item: CompletionItem[Any]) -> str:
-        """Return type, word and description; zsh's `_describe` reads backslashes in a word as escapes."""
+        """Return type, word and description; zsh's `_describe` parses backslashes in a word as escapes."""
         if item.help:
             item.value = item.value.replace("\\", r"\\")
         return super().format_completion(item)
@@ -107,7 +100,7 @@ SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _F
 
 
 def use_own_scripts() -> None:
-    """Make click answer the scripts of this module."""
+    """Override click's completion classes with those of this module."""
     for name, each in SHELLS.items():
         add_completion_class(each, name)
 
@@ -117,18 +110,18 @@ def use_own_scripts() -> None:
 @shared_options
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str | None) -> None:
-    """Print the script that completes commands, options and operation ids; SHELL is yours unless given.
+    """Print the script that completes commands, options and operation ids; SHELL defaults to $SHELL.
 
     \b
       bash   opwire completion bash > ~/.local/share/bash-completion/completions/opwire
       zsh    opwire completion zsh > ~/.zfunc/_opwire      (a folder of $fpath)
       fish   opwire completion fish > ~/.config/fish/completions/opwire.fish
 
-    Ids are those of the last time that the sources were loaded; nothing is started when you press TAB.
+    Ids are cached when sources are loaded; pressing TAB starts no server.
     """
     found = SHELLS.get(shell or PurePath(os.environ.get("SHELL", "")).name)
     if found is None:
-        raise click.UsageError(f"say which shell: {', '.join(SHELLS)}")
+        raise click.UsageError(f"unknown shell; name one of: {', '.join(SHELLS)}")
     click.echo(found(ctx.find_root().command, {}, "opwire", "_OPWIRE_COMPLETE").source())
 
 
@@ -139,10 +132,8 @@ def gen_command() -> None:
 
 @gen_command.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The module to write.")
-@click.option(
-    "-n", "--namespace", multiple=True, help="Only the operations of a namespace; may be given several times."
-)
-@click.option("--class-name", default="Operations", show_default=True, help="The name of the client's class.")
+@click.option("-n", "--namespace", multiple=True, help="Only operations of this namespace; may be repeated.")
+@click.option("--class-name", default="Operations", show_default=True, help="The class of the client.")
 @source_options
 @shared_options
 @click.pass_obj
@@ -150,7 +141,7 @@ def client(screen: Screen, output: Path | None, namespace: tuple[str, ...], clas
     """Write a typed Python module: a method for each operation, a type for each schema."""
     from opwire.client import generate_client
 
-    found = asyncio.run(_listed(screen, sources))
+    found = sources.load(screen).specs.values()
     specs = [spec for spec in found if not namespace or spec.namespace in namespace]
     code = generate_client(specs, class_name=class_name)
     if output is None:
@@ -159,13 +150,8 @@ def client(screen: Screen, output: Path | None, namespace: tuple[str, ...], clas
     try:
         output.write_text(code, encoding="utf-8")
     except OSError as error:
-        raise click.UsageError(f"{output}: cannot be written: {error.strerror}") from None
+        raise click.UsageError(f"{output}: cannot write the file: {error.strerror}") from None
     screen.note(f"{output}: {counted(len(specs), 'operation')}")
-
-
-async def _listed(screen: Screen, sources: Sources) -> list[OperationSpec]:
-    async with sources.open(screen) as workbench:
-        return list(workbench.specs.values())
 
 
 @click.command(name="init")
@@ -173,28 +159,23 @@ async def _listed(screen: Screen, sources: Sources) -> list[OperationSpec]:
 @shared_options
 @click.pass_obj
 def init_command(screen: Screen, path: Path) -> None:
-    """Write a commented configuration to PATH, opwire.toml unless given. What is there already is never overwritten."""
+    """Write a commented configuration to PATH, by default opwire.toml. An existing file is never overwritten."""
     from opwire.config import TEMPLATE
 
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE)
     except FileExistsError:
-        raise click.UsageError(f"{path} is there already, and stays as it is") from None
+        raise click.UsageError(f"{path} already exists, and is not overwritten") from None
     except OSError as error:
-        raise click.UsageError(f"{path}: cannot be written: {error.strerror}") from None
-    screen.note(
-        f"{path} is written: name your sources there, then `opwire doctor` checks it and `opwire ls` lists them"
-    )
+        raise click.UsageError(f"{path}: cannot write the file: {error.strerror}") from None
+    screen.note(f"{path} written: add your sources, check them with `opwire doctor`, list them with `opwire ls`")
 
 
 @click.command(name="demo")
 @shared_options
 def demo_command() -> None:
-    """Show what opwire does: three sources, one registry, served twice. Nothing leaves this machine."""
-    try:
-        from opwire.cli.demo.story import Pages, tell
-    except ModuleNotFoundError as error:
-        missing = f"the demo needs the package {error.name}: pip install 'opwire[cli,http,mcp,openapi]'"
-        raise CallError(ErrorCode.UNAVAILABLE, missing) from error
-    asyncio.run(tell(Pages()))
+    """Run a short demonstration: three sources, one registry, served twice. Everything stays on this machine."""
+    with needs_extra("cli,http,mcp,openapi"):
+        from opwire.cli.demo.story import DemoPrinter, run_demo
+    asyncio.run(run_demo(DemoPrinter()))

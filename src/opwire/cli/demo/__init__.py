@@ -1,1 +1,1 @@
-"""A shop that is made of three sources: Python functions, an MCP server, an HTTP API. `opwire demo` tells its story."""
+"""The demonstration behind `opwire demo`: three sources, and a script that calls and serves them."""

@@ -1,4 +1,4 @@
-"""The third source: an HTTP API with an OpenAPI document and server-sent events, made with Starlette alone."""
+"""The third source: an HTTP API with an OpenAPI document and a stream of server-sent events, built on Starlette."""
 
 import asyncio
 import json
@@ -15,15 +15,15 @@ _STEP = 0.05  # seconds between two events
 
 
 async def get(request: Request) -> Response:
-    """`GET /rates/{currency}`."""
+    """Handle `GET /rates/{currency}`."""
     currency = request.path_params["currency"]
     if currency not in _RATES:
-        return JSONResponse({"error": f"no rate for {currency}"}, status_code=404)
+        return JSONResponse({"error": f"unknown currency {currency}"}, status_code=404)
     return JSONResponse({"currency": currency, "rate": _RATES[currency]})
 
 
 async def follow(request: Request) -> Response:
-    """`GET /rates/{currency}/changes`: an event whenever the rate changes."""
+    """Handle `GET /rates/{currency}/changes`: stream an event for each change of the rate."""
     rate, count = _RATES[request.path_params["currency"]], int(request.query_params["count"])
 
     async def events() -> AsyncGenerator[str]:
@@ -35,12 +35,12 @@ async def follow(request: Request) -> Response:
 
 
 async def document(_: Request) -> Response:
-    """`GET /openapi.json`."""
+    """Handle `GET /openapi.json`."""
     return JSONResponse(_DOCUMENT)
 
 
 def rates() -> Starlette:
-    """The API as an ASGI application."""
+    """Return the API as an ASGI application."""
     return Starlette(
         routes=[
             Route("/openapi.json", document),
@@ -50,7 +50,7 @@ def rates() -> Starlette:
     )
 
 
-def _answer(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _response(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"200": {"description": "Found.", "content": {media_type: {"schema": schema}}}}
 
 
@@ -65,17 +65,17 @@ _DOCUMENT: dict[str, Any] = {
         "/rates/{currency}": {
             "get": {
                 "operationId": "get",
-                "summary": "What a euro is worth",
+                "summary": "The exchange rate of the euro",
                 "parameters": [_CURRENCY],
-                "responses": _answer("application/json", _NAMED),
+                "responses": _response("application/json", _NAMED),
             }
         },
         "/rates/{currency}/changes": {
             "get": {
                 "operationId": "follow",
-                "summary": "What a euro is worth, whenever that changes",
+                "summary": "The exchange rate of the euro, at each change",
                 "parameters": [_CURRENCY, _COUNT],
-                "responses": _answer("text/event-stream", {"type": "object", "properties": _RATE}),
+                "responses": _response("text/event-stream", {"type": "object", "properties": _RATE}),
             }
         },
     },

@@ -56,7 +56,7 @@ def serve_http(
 
     Without `authenticate` only public operations can be called, unless `anonymous` gives callers an identity. The
     default hosts are the loopback names: `hosts=["shop.example"]` replaces them. These and the limits are options of
-    `RequestGuard`. `cors_origins` are origins of other hosts whose pages may call and read the responses.
+    `RequestGuard`. Pages of the origins `cors_origins` may call and read the responses.
 
     `include` and `exclude` are patterns of ids or tags that select the served operations. `interceptors` run around
     every call of this surface, the first outermost. `timeout` is the default of calls in seconds. A stream that is

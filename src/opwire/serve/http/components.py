@@ -100,7 +100,7 @@ class Components:
         return known[1]
 
     def defining(self, name: str) -> "list[_Root]":
-        """Return the root schemas whose definition of this name is a component."""
+        """Return the root schemas with a definition of this name that is a component."""
         return self._roots.setdefault(name, [])
 
 

@@ -95,7 +95,7 @@ class _DocumentBuilder:
         self._names = names
 
     def path_item(self, spec: OperationSpec) -> dict[str, Any]:
-        """Return POST for every operation, and GET for those that only read and whose input fits a query string."""
+        """Return POST for every operation, and GET for those that only read and fit a query string."""
         name = self._names[spec.id]
         input = self.components.place(spec.input_schema, f"{name}_input")
         common = {

@@ -1,8 +1,8 @@
 """Parse HTTP requests: headers, JSON bodies, query strings; and cancel calls of clients that disconnect.
 
 A query string can express an object of scalars and of arrays of scalars: each property is a query parameter, and an
-array repeats it (`?tag=a&tag=b`). Its values are text, so the schema decides their types; an input whose schema allows
-text and something else for the same property cannot be sent as a query string.
+array repeats it (`?tag=a&tag=b`). Its values are text, so the schema decides their types; an input cannot be sent as a
+query string if its schema allows text and something else for the same property.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Request:
-    """A request whose parts are parsed lazily."""
+    """A request; its parts are parsed lazily."""
 
     __slots__ = ("expires", "headers", "identity", "is_plain", "method", "path", "query", "request_id", "root_path")
 

@@ -19,6 +19,8 @@ from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
 from opwire.serve.guard import (
+    EXPIRES,
+    IDENTITY,
     MAX_BODY,
     GuardOptions,
     HTTPStatusError,
@@ -26,8 +28,6 @@ from opwire.serve.guard import (
     RequestGuard,
     Scope,
     Send,
-    expires_of,
-    identity_of,
     operation_filter,
     send_problem,
 )
@@ -124,7 +124,7 @@ class MCPSurface:
 
         async with mcp.Client(surface.sdk_server()) as client: ...
         """
-        return RegistryServer(self._info, self._served, lambda _: self._stdio_identity)
+        return RegistryServer(self._info, self._served, self._stdio_identity)
 
     async def run_stdio(self) -> None:
         """Serve the parent process on standard input and output until it closes them.
@@ -155,10 +155,7 @@ class MCPSurface:
 
         Without `authenticate` and without `anonymous` only public operations can be called.
         """
-        server = RegistryServer(
-            self._info, self._served, lambda ctx: None if ctx.request is None else identity_of(ctx.request.scope)
-        )
-        return MCPApp(server, self._served.catalogue, **options)
+        return MCPApp(RegistryServer(self._info, self._served), self._served.catalogue, **options)
 
 
 class MCPApp(ListeningApp):
@@ -233,7 +230,7 @@ class MCPApp(ListeningApp):
         return self._sessions
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        identity = identity_of(scope)
+        identity: Identity | None = scope[IDENTITY]
         try:
             self._check_path(scope)
             if identity is None and not self._catalogue.has_public():
@@ -254,7 +251,7 @@ class MCPApp(ListeningApp):
             return
         # The SDK ends a stream of `subscriptions/listen` with a message; one of a GET just ends.
         ends = asyncio.Event() if is_listening else sessions.draining
-        stream = _ExpiringStream(receive, send, ends, expires_of(scope))
+        stream = _ExpiringStream(receive, send, ends, scope[EXPIRES])
         await manager.handle_request(scope, stream.receive, stream.send)
         await stream.finish()
 

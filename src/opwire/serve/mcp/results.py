@@ -122,8 +122,8 @@ def result_of(envelope: ResponseEnvelope[Any], tool: Tool, format: ResultFormat)
     result = _result(content, encoded, tool, format, http_meta=http_meta)
     if "outputSchema" not in tool.older or type(encoded.data) in tool.fitting:
         return result
-    # Clients reject a result whose structured content does not match the schema, and one without it unless it is an
-    # error. So such a result is content only, marked as an error.
+    # Clients reject structured content that does not match the schema, and a result without it unless it is an error.
+    # So such a result is content only, marked as an error.
     problems = tool.spec.output_schema.problems(encoded.data, limit=_SHOWN_PROBLEMS)
     if not problems:
         return result

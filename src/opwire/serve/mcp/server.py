@@ -36,6 +36,7 @@ from opwire.invoke import CLOSE_GRACE, failure, leave_behind
 from opwire.operation import Context, Identity, Inbound, OperationType, Progress, check_access, trace_of
 from opwire.origin import ITEM_META
 from opwire.registry import Change, OperationRegistry
+from opwire.serve.guard import IDENTITY
 from opwire.serve.mcp.results import (
     EncodedData,
     Result,
@@ -88,30 +89,23 @@ class ServedTools(Struct, frozen=True, kw_only=True):
 
 
 class RegistryServer(Server[NotifiedSessions]):
-    """Serve the operations of a registry as tools. `identify` returns the identity of a request."""
+    """Serve the operations of a registry as tools.
 
-    def __init__(
-        self,
-        info: ImplementationInfo,
-        served: ServedTools,
-        identify: Callable[[RequestContext], Identity | None],
-    ) -> None:
+    `trusted` is the identity of every request; by default each has the one that the guard found for it.
+    """
+
+    def __init__(self, info: ImplementationInfo, served: ServedTools, trusted: Identity | None = None) -> None:
         self._served = served
-        self._identify = identify
+        self._trusted = trusted
         self._bus = ToolListBus(served.dispatcher.registry)
         self._listeners = ListenHandler(self._bus)
-
-        def header_schema(name: str) -> dict[str, Any] | None:  # the SDK validates Mcp-Param headers with it
-            tool = served.catalogue.find(name)
-            return None if tool is None else tool.shape["inputSchema"]
-
         super().__init__(
             info.name,
             version=info.version,
             title=info.title,
             instructions=info.instructions,
             lifespan=_notified_sessions,
-            get_tool_input_schema=header_schema,
+            get_tool_input_schema=served.catalogue.input_schema,
             on_subscriptions_listen=self._listeners,
         )
         self.add_request_handler("tools/list", PaginatedRequestParams, self._list_tools)
@@ -153,7 +147,7 @@ class RegistryServer(Server[NotifiedSessions]):
     async def _list_tools(self, ctx: RequestContext, _: Any) -> Result:
         cursor = (ctx.params or {}).get("cursor")
         try:
-            tools, more = self._served.catalogue.page(self._identify(ctx), cursor, self._served.page_size)
+            tools, more = self._served.catalogue.page(self._identity(ctx), cursor, self._served.page_size)
         except CallError as error:
             raise MCPError(INVALID_PARAMS, error.message) from None
         page: Result = {} if more is None else {"nextCursor": more}
@@ -170,13 +164,18 @@ class RegistryServer(Server[NotifiedSessions]):
         call = ToolCall(
             tool=tool,
             arguments=params.get("arguments") or {},
-            identity=self._identify(ctx),
+            identity=self._identity(ctx),
             ctx=ctx,
             format=ResultFormat(ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS, self._served.tool_envelopes),
             dispatcher=self._served.dispatcher,
             limits=self._served.limits,
         )
         return await call.run()
+
+    def _identity(self, ctx: RequestContext) -> Identity | None:
+        if self._trusted is not None or ctx.request is None:
+            return self._trusted
+        return ctx.request.scope.get(IDENTITY)
 
     async def _notify_of_changes(self, ctx: RequestContext, _: Any) -> None:
         """Notify a client of an older revision of changes, until its connection ends and cancels this."""
@@ -241,10 +240,10 @@ class ToolCall(Struct, frozen=True, kw_only=True):
             check_access(spec, self.identity)
             if spec.type is OperationType.SUBSCRIPTION:
                 return await self._collect()
-            progress = ProgressReporter(self.ctx)
+            input, progress = self._input(), ProgressReporter(self.ctx)
             context = self._context(progress).within(self.limits.timeout if spec.timeout is None else spec.timeout)
             try:
-                envelope = await self.dispatcher.execute(spec, self._input(), context)
+                envelope = await self.dispatcher.execute(spec, input, context)
                 result = result_of(envelope, self.tool, self.format)
                 await progress.flush()
                 return result

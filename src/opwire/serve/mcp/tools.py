@@ -306,6 +306,11 @@ class ToolCatalogue:
             return cached[1]
         return self._tool(spec) if self._dispatcher.is_served(spec) else None
 
+    def input_schema(self, name: str) -> dict[str, Any] | None:
+        """Return the input schema of a tool; the SDK validates `Mcp-Param` headers with it."""
+        tool = self.find(name)
+        return None if tool is None else tool.shape["inputSchema"]
+
     def page(self, identity: Identity | None, cursor: str | None, size: int) -> tuple[list[Tool], str | None]:
         """Return up to `size` tools that a caller may call, ordered by name, and the cursor of the next page.
 

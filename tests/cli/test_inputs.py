@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.cli.inputs import Field, from_text, read_input
+from opwire.cli.inputs import SchemaField, from_text, read_input
 from tests.requirements import requirement
 
 SCHEMA: dict[str, Any] = {
@@ -34,7 +34,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def read(*words: str, schema: Any = SCHEMA) -> Any:
-    return read_input(words, Field(schema), stdin=io.BytesIO(b'{"count": 7}').read)
+    return read_input(words, SchemaField(schema), stdin=io.BytesIO(b'{"count": 7}').read)
 
 
 @requirement("cli.typed-input")
@@ -59,6 +59,7 @@ def read(*words: str, schema: Any = SCHEMA) -> Any:
         (["free=5"], {"free": "5"}),
         (["unknown=5"], {"unknown": "5"}),
         (["text=a=b"], {"text": "a=b"}),
+        (["a::=1"], {"a:": 1}),
         (["text="], {"text": ""}),
         (["tags=x"], {"tags": ["x"]}),
         (["tags=x", "tags=y"], {"tags": ["x", "y"]}),
@@ -90,7 +91,7 @@ def test_files_are_read(tmp_path: Path) -> None:
     photo.write_bytes(b"\xff\x00")
     assert read(f"@{whole}") == {"count": 5}
     assert read(f"text=@{note}", f"photo=@{photo}") == {"text": "hello", "photo": "/wA="}
-    with pytest.raises(click.UsageError, match="is not text"):
+    with pytest.raises(click.UsageError, match="not UTF-8 text"):
         read(f"text=@{photo}")
 
 
@@ -103,15 +104,16 @@ def test_an_input_that_is_no_object_is_one_word() -> None:
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (["word"], "'word' cannot be read"),
-        (["count=1", '{"a": 1}'], "cannot be read"),
-        (["=5"], "cannot be read"),
-        (["{"], "the input: not JSON"),
-        (["count:=x"], "count: not JSON"),
-        (["@nowhere.json"], "nowhere.json: cannot be read"),
+        (["word"], "invalid input 'word': expected key=value"),
+        (["count=1", '{"a": 1}'], "invalid input"),
+        (["=5"], "invalid input"),
+        ([":=5"], "invalid input"),
+        (["{"], "the input: invalid JSON"),
+        (["count:=x"], "count: invalid JSON"),
+        (["@nowhere.json"], "nowhere.json: cannot read the file"),
         (["count=1", "count=2"], "given twice"),
-        (["text=1", "text.a=2"], "do not fit together"),
-        (["[1]", "a=1"], "is none"),
+        (["text=1", "text.a=2"], "conflicts with another argument"),
+        (["[1]", "a=1"], "is not an object"),
     ],
 )
 def test_what_cannot_be_read_is_explained(words: list[str], wrong: str) -> None:
@@ -122,7 +124,7 @@ def test_what_cannot_be_read_is_explained(words: list[str], wrong: str) -> None:
 @requirement("cli.typed-input")
 @given(st.text(), st.sampled_from(["integer", "number", "boolean", "null", "array", "object", "string"]))
 def test_any_text_becomes_a_value_of_the_type_or_stays_as_it_is(text: str, kind: str) -> None:
-    value = from_text(text, Field({"type": kind}))
+    value = from_text(text, SchemaField({"type": kind}))
     expected = {
         "integer": int,
         "number": (int, float),

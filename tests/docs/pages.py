@@ -1,4 +1,4 @@
-"""Where the pages and the snippets are."""
+"""The pages and snippets of the documentation."""
 
 import importlib.util
 import re
@@ -20,22 +20,22 @@ INCLUDE = re.compile(r'^ *--8<-- "([^"]+)"$', re.MULTILINE)
 
 
 def text_of(page: str) -> str:
-    """A page as it stands in the repository."""
+    """Return the Markdown source of a page."""
     return (DOCS / page).read_text(encoding="utf-8")
 
 
 def included() -> set[str]:
-    """The files that pages show, as the pages name them."""
+    """Return the files that pages include."""
     return {name for page in OWN_PAGES for name in INCLUDE.findall(text_of(page))}
 
 
 def settings() -> dict[str, Any]:
-    """What mkdocs.yml says."""
+    """Return mkdocs.yml, parsed."""
     return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
 def hooks() -> ModuleType:
-    """The module that fills the pages."""
+    """Import docs/hooks.py."""
     found = importlib.util.spec_from_file_location("opwire_docs_hooks", DOCS / "hooks.py")
     assert found is not None
     assert found.loader is not None

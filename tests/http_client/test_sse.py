@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.streams import SSEEvent, SSEParser
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import SSEEvent, SSEParser
 from tests.requirements import requirement
 
-DATA = Path(__file__).parent.parent.parent / "data" / "sse-cases.json"
+DATA = Path(__file__).parent.parent / "data" / "sse-cases.json"
 CASES: list[dict[str, Any]] = json.loads(DATA.read_text("utf-8"))
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.bodies import body_encoder, urlencoded
-from opwire.adapters.openapi.plan import Body, Part
+from opwire.adapters.openapi.plan import PartEncoding, RequestBody
+from opwire.adapters.openapi.serialize import body_encoder, urlencoded
 from tests.requirements import requirement
 
 DATA = b"\x00\xff\r\n"
@@ -22,10 +22,10 @@ FORM = "application/x-www-form-urlencoded"
 
 
 def encoded(content_type: str, value: Any, **options: Any) -> tuple[bytes, str]:
-    return body_encoder(Body(content_type=content_type, required=True, **options))(value)
+    return body_encoder(RequestBody(content_type=content_type, required=True, **options))(value)
 
 
-def parts_of(value: Any, kind: str = "multipart/form-data", **parts: Part) -> list[MIMEPart]:
+def parts_of(value: Any, kind: str = "multipart/form-data", **parts: PartEncoding) -> list[MIMEPart]:
     body, content_type = encoded(kind, value, parts=parts)
     assert content_type.startswith(f"{kind}; boundary=")
     message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
@@ -76,8 +76,8 @@ def test_text_bodies_are_written_in_their_charset(kind: str, text: Any, body: by
         ("text/html", [], "is given as text"),
         ("text/plain; charset=klingon", "a", "charset"),
         ("text/plain; charset=ascii", "ä", "ascii"),
-        (FORM, "text", "as an object"),
-        ("multipart/form-data", 7, "as an object"),
+        (FORM, "text", "a form is an object"),
+        ("multipart/form-data", 7, "a form is an object"),
         (FORM, {"a": float("inf")}, "a: a number must be finite"),
         ("multipart/form-data", {"b": float("nan")}, "b: a number must be finite"),
     ],
@@ -114,8 +114,10 @@ def test_the_content_type_of_a_file_counts_where_the_api_leaves_a_choice(
 @pytest.mark.parametrize("kind", ["*/*", "multipart/form-data"])
 def test_the_content_type_of_a_file_cannot_add_a_header(kind: str) -> None:
     file = {"data": BASE64, "contentType": "image/png\r\nEvil: 1"}
-    with pytest.raises(ValueError, match="looks like text/plain"):
-        encoded(kind, {"file": file} if "form" in kind else file, binary=True, parts={"file": Part(binary=True)})
+    with pytest.raises(ValueError, match="expected one like text/plain"):
+        encoded(
+            kind, {"file": file} if "form" in kind else file, binary=True, parts={"file": PartEncoding(binary=True)}
+        )
 
 
 @requirement("openapi.bodies")
@@ -159,12 +161,12 @@ def test_a_form_repeats_arrays_writes_objects_as_json_and_leaves_nulls_out() -> 
 @requirement("openapi.forms")
 def test_a_form_follows_the_encoding_of_its_properties() -> None:
     parts = {
-        "deep": Part(style="deepObject"),
-        "joined": Part(style="form", explode=False),
-        "piped": Part(style="pipeDelimited", explode=False),
-        "json": Part(content_type="application/json"),
-        "url": Part(style="form", allow_reserved=True),
-        "file": Part(binary=True),
+        "deep": PartEncoding(style="deepObject"),
+        "joined": PartEncoding(style="form", explode=False),
+        "piped": PartEncoding(style="pipeDelimited", explode=False),
+        "json": PartEncoding(content_type="application/json"),
+        "url": PartEncoding(style="form", allow_reserved=True),
+        "file": PartEncoding(binary=True),
     }
     value = {
         "deep": {"a": [{"b": 1}]},
@@ -174,7 +176,7 @@ def test_a_form_follows_the_encoding_of_its_properties() -> None:
         "url": "http://h/?a&b",
         "file": {"data": BASE64},
     }
-    text = urlencoded(value, lambda name: parts.get(name, Part()))
+    text = urlencoded(value, lambda name: parts.get(name, PartEncoding()))
     assert "joined=1,2&piped=x%7Cy" in text
     assert "url=http://h/?a%26b" in text
     assert dict(parse_qsl(text)) == {
@@ -213,7 +215,7 @@ def test_multipart_sends_texts_files_json_and_repeated_parts() -> None:
         "raw": BASE64,
         "many": [BASE64, {"filename": "b.bin", "data": BASE64}],
     }
-    binary = Part(binary=True)
+    binary = PartEncoding(binary=True)
     parts = parts_of(value, photo=binary, raw=binary, many=binary)
     octets = "application/octet-stream"
     assert [field(part) for part in parts] == [
@@ -235,12 +237,12 @@ def test_multipart_sends_texts_files_json_and_repeated_parts() -> None:
 def test_multipart_follows_the_encoding_of_its_properties() -> None:
     parts = parts_of(
         {"a": "x", "b": {"c": 1}, "joined": [1, 2], "deep": {"k": "v w"}, "pic": {"data": BASE64}, "xml": "<a/>"},
-        a=Part(content_type="application/json", headers={"X-Kind": "quoted"}),
-        b=Part(content_type="application/json; charset=utf-8"),
-        joined=Part(style="form", explode=False),
-        deep=Part(style="deepObject"),
-        pic=Part(binary=True, content_type="image/*, image/png, image/jpeg"),
-        xml=Part(content_type="text/xml"),
+        a=PartEncoding(content_type="application/json", headers={"X-Kind": "quoted"}),
+        b=PartEncoding(content_type="application/json; charset=utf-8"),
+        joined=PartEncoding(style="form", explode=False),
+        deep=PartEncoding(style="deepObject"),
+        pic=PartEncoding(binary=True, content_type="image/*, image/png, image/jpeg"),
+        xml=PartEncoding(content_type="text/xml"),
     )
     assert [field(part) for part in parts] == [
         ("a", None, "application/json", b'"x"'),
@@ -257,7 +259,7 @@ def test_multipart_follows_the_encoding_of_its_properties() -> None:
 def test_a_file_keeps_its_own_content_type_where_several_are_allowed() -> None:
     (part,) = parts_of(
         {"pic": {"data": BASE64, "contentType": "image/jpeg"}},
-        pic=Part(binary=True, content_type="image/png, image/jpeg"),
+        pic=PartEncoding(binary=True, content_type="image/png, image/jpeg"),
     )
     assert part["Content-Type"] == "image/jpeg"
 
@@ -275,4 +277,4 @@ def test_an_array_as_multipart_body_is_parts_without_names() -> None:
 
 def test_a_file_that_is_not_base64_is_named() -> None:
     with pytest.raises(ValueError, match=r"photo: a file is given as bytes"):
-        encoded("multipart/form-data", {"photo": "cat.png"}, parts={"photo": Part(binary=True)})
+        encoded("multipart/form-data", {"photo": "cat.png"}, parts={"photo": PartEncoding(binary=True)})

@@ -2,9 +2,8 @@
 
 import pytest
 
-from opwire.adapters.openapi.http_client import redirected
-from opwire.adapters.openapi.request import HTTPRequest
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import HTTPRequest, redirected
 from tests.requirements import requirement
 
 HEADERS = [("Accept", "*/*"), ("Content-Type", "a/b"), ("X-Key", "secret"), ("Cookie", "c=1"), ("authorization", "t")]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import OperationSpec, Schema
-from opwire.cli.inputs import Field, example_command, example_input, outline, read_input, type_in_words
+from opwire.cli.inputs import SchemaField, example_command, example_input, read_input, schema_summary, type_name
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -37,7 +37,9 @@ def spec(schema: Any, **fields: Any) -> OperationSpec:
 
 
 def test_required_fields_come_first_each_with_its_own() -> None:
-    lines = [(line.depth, line.name, line.type, line.note, line.required) for line in outline(Field(ORDER))]
+    lines = [
+        (line.depth, line.name, line.type, line.note, line.required) for line in schema_summary(SchemaField(ORDER))
+    ]
     assert lines == [
         (0, "lines", "list of object", "", True),
         (1, "article", "string", "at least 2 characters", True),
@@ -50,7 +52,7 @@ def test_required_fields_come_first_each_with_its_own() -> None:
 
 def test_a_schema_that_refers_to_itself_ends() -> None:
     tree: dict[str, Any] = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
-    assert [line.depth for line in outline(Field(tree))] == [0, 1, 2, 3]
+    assert [line.depth for line in schema_summary(SchemaField(tree))] == [0, 1, 2, 3]
     assert example_input(spec(tree)) is not None
 
 
@@ -64,7 +66,7 @@ def test_a_schema_that_refers_to_itself_ends() -> None:
     ],
 )
 def test_types_in_words(schema: Any, words: str) -> None:
-    assert type_in_words(Field(schema)) == words
+    assert type_name(SchemaField(schema)) == words
 
 
 def test_an_example_is_given_or_made_of_what_is_required() -> None:
@@ -83,6 +85,10 @@ def test_an_example_is_given_or_made_of_what_is_required() -> None:
         (
             {"type": "object", "properties": {"a": {"example": {"b": 1}}}, "required": ["a"]},
             """opwire call shop.order 'a:={"b":1}'""",
+        ),
+        (
+            {"type": "object", "properties": {"a": {"type": "string", "default": "@me"}}, "required": ["a"]},
+            """opwire call shop.order 'a:="@me"'""",
         ),
     ],
 )
@@ -109,9 +115,9 @@ anything = st.recursive(
 
 @given(anything)
 def test_what_is_no_schema_at_all_is_read_without_a_crash(schema: Any) -> None:
-    field = Field(schema)
-    list(outline(field))
-    type_in_words(field)
+    field = SchemaField(schema)
+    list(schema_summary(field))
+    type_name(field)
     read_input(["a=1", "b.c=2", "b.d=3"], field)
     if isinstance(schema, dict):
         example_command(OperationSpec(namespace="a", name="b", input_schema=Schema.deferred(lambda: schema)), "call")
@@ -128,4 +134,4 @@ values = st.recursive(
 def test_the_command_of_an_example_is_read_as_that_example(example: dict[str, Any], kind: str) -> None:
     schema = {"type": "object", "additionalProperties": {"type": kind} if kind else {}}
     _, _, _, *words = shlex.split(example_command(spec(schema, examples=[example]), "call"))
-    assert read_input(words, Field(schema)) == example
+    assert read_input(words, SchemaField(schema)) == example

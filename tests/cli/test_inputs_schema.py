@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from opwire.cli.inputs import Field
+from opwire.cli.inputs import SchemaField
 
 TREE: dict[str, Any] = {
     "$ref": "#/$defs/Node",
@@ -22,7 +22,7 @@ TREE: dict[str, Any] = {
 
 
 def test_references_are_followed_as_deep_as_one_asks() -> None:
-    field = Field(TREE)
+    field = SchemaField(TREE)
     for _ in range(20):
         assert field.required == ["name"]
         assert field.field("name").kinds == ["string"]
@@ -47,22 +47,22 @@ def test_references_are_followed_as_deep_as_one_asks() -> None:
     ],
 )
 def test_the_types_of_a_place(schema: Any, kinds: list[str]) -> None:
-    assert Field(schema).kinds == kinds
+    assert SchemaField(schema).kinds == kinds
 
 
 def test_what_one_alternative_requires_is_not_required() -> None:
     either = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}], "allOf": [{"required": ["c"]}], "required": ["d"]}
-    assert Field(either).required == ["d", "c"]
+    assert SchemaField(either).required == ["d", "c"]
 
 
 def test_fields_that_are_not_declared_are_what_the_schema_says_of_all_others() -> None:
-    field = Field({"properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}})
+    field = SchemaField({"properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}})
     assert field.field("a").kinds == ["string"]
     assert field.field("b").kinds == ["integer"]
-    assert Field({"additionalProperties": False}).field("b").kinds == []
+    assert SchemaField({"additionalProperties": False}).field("b").kinds == []
 
 
 def test_a_schema_that_contains_itself_is_read_to_its_end() -> None:
     schema: dict[str, Any] = {"anyOf": [{"type": "null"}]}
     schema["anyOf"].append(schema)
-    assert Field(schema).kinds == ["null"]
+    assert SchemaField(schema).kinds == ["null"]

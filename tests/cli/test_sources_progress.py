@@ -6,23 +6,23 @@ import pytest
 
 from opwire import CallError
 from opwire.cli.screen import Screen
-from opwire.cli.sources import Loading
+from opwire.cli.sources import LoadProgress
 from opwire.config.runtime import SourceFailed, SourceLoaded, SourceStarted
-from tests.cli.test_spinner import FakeTerminal
+from tests.cli.test_screen_spinner import FakeTerminal
 
 
 async def test_failures_are_shown_and_the_rest_to_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (False, True):
         screen = Screen()
         screen.verbose = verbose
-        with Loading(screen, unsaid=["needed"]) as loading:
+        with LoadProgress(screen, silent=["needed"]) as progress:
             for each in (SourceStarted("a"), SourceStarted("b"), SourceStarted("needed")):
-                loading.event(each)
-            loading.event(SourceLoaded("a", 1200, 0.25, ("one was skipped\x1b",)))
-            loading.event(SourceFailed("b", CallError("TIMEOUT", "too late"), 1.0))
-            loading.event(SourceFailed("needed", CallError("TIMEOUT"), 1.0))
+                progress.event(each)
+            progress.event(SourceLoaded("a", 1200, 0.25, ("one was skipped\x1b",)))
+            progress.event(SourceFailed("b", CallError("TIMEOUT", "too late"), 1.0))
+            progress.event(SourceFailed("needed", CallError("TIMEOUT"), 1.0))
         said = capsys.readouterr().err
-        assert "warning: b is left out: TIMEOUT: too late\n" in said
+        assert "warning: source b failed to load and is skipped: TIMEOUT: too late\n" in said
         assert "needed" not in said
         assert ("a: 1,200 operations in 0.2 s\na: one was skipped\\x1b\n" in said) is verbose
 
@@ -30,9 +30,9 @@ async def test_failures_are_shown_and_the_rest_to_who_asks(capsys: pytest.Captur
 async def test_on_a_terminal_a_line_says_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = FakeTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with Loading(Screen()) as loading:
-        loading.event(SourceStarted("slow"))
-        loading.event(SourceStarted("quick"))
+    with LoadProgress(Screen()) as progress:
+        progress.event(SourceStarted("slow"))
+        progress.event(SourceStarted("quick"))
         await terminal.shows("loading slow, quick")
-        loading.event(SourceLoaded("quick", 1, 0.1))
+        progress.event(SourceLoaded("quick", 1, 0.1))
         await terminal.shows("loading slow\r")

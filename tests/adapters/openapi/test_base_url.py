@@ -2,13 +2,13 @@
 
 import pytest
 
-from opwire.adapters.openapi.plan import Plan
-from opwire.adapters.openapi.request import Address, PathTemplate, read_address
+from opwire.adapters.openapi.plan import CallPlan
+from opwire.adapters.openapi.request import BaseURL, PathTemplate, base_url_of
 from tests.requirements import requirement
 
 
-def address(server: str, base_url: str | None = None) -> Address:
-    return read_address(Plan(operation_id="a.b", method="GET", path="/", server=server, base_url=base_url))
+def address(server: str, base_url: str | None = None) -> BaseURL:
+    return base_url_of(CallPlan(operation_id="a.b", method="GET", path="/", server=server, base_url=base_url))
 
 
 @requirement("openapi.address")
@@ -38,14 +38,14 @@ def test_what_the_user_fixed_stands_before_what_the_document_says() -> None:
 @pytest.mark.parametrize(
     ("server", "why"),
     [
-        ("https://{host}/v1", r"variable \{host\} without a value"),
-        ("/v1", "no complete address"),
-        ("", "no complete address"),
-        ("https://", "no complete address"),
-        ("https://h:port/", "no complete address"),
+        ("https://{host}/v1", r"variable \{host\} of its"),
+        ("/v1", "no complete URL"),
+        ("", "no complete URL"),
+        ("https://", "no complete URL"),
+        ("https://h:port/", "no complete URL"),
         ("ftp://h/", "neither http:// nor https://"),
-        ("https://user:password@h/", "give credentials= instead"),
-        ("https://user@h/", "give credentials= instead"),
+        ("https://user:password@h/", "use credentials= instead"),
+        ("https://user@h/", "use credentials= instead"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_without_showing_it(server: str, why: str) -> None:
@@ -68,7 +68,7 @@ def test_a_query_in_a_template_is_kept_and_a_fragment_is_not() -> None:
 
 
 def test_a_variable_that_nothing_describes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"variable \{y\} that no parameter describes"):
+    with pytest.raises(ValueError, match=r"no parameter describes the variable \{y\}"):
         PathTemplate("/{x}/{y}", {"x"})
 
 

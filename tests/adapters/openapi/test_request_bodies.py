@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.document import Document, Documents, Place
-from opwire.adapters.openapi.payloads import file_schema
-from opwire.adapters.openapi.plan import Part
-from opwire.adapters.openapi.schemas import Schemas
+from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument
+from opwire.adapters.openapi.plan import PartEncoding
+from opwire.adapters.openapi.request_bodies import file_schema
+from opwire.adapters.openapi.schemas import SchemaRewriter
 from opwire.adapters.report import Report
 from tests.adapters.openapi.documents import document, read_one
 
@@ -15,8 +15,10 @@ BINARY = {"type": "string", "format": "binary"}
 
 
 def is_file(schema: Any, content_type: str = "", version: str = "3.1") -> bool:
-    documents = Documents(document({}, f"{version}.0"), "", version)  # pyright: ignore[reportArgumentType]
-    return file_schema(Place(schema, Document({})), content_type, Schemas(documents, Report())) is not None
+    documents = DocumentSet(document({}, f"{version}.0"), "", version)  # pyright: ignore[reportArgumentType]
+    return (
+        file_schema(Located(schema, SourceDocument({})), content_type, SchemaRewriter(documents, Report())) is not None
+    )
 
 
 def test_fields_that_are_files_are_known() -> None:
@@ -52,7 +54,7 @@ def test_a_style_counts_in_parts_only_since_3_1(version: str, content_type: str,
     media = {"schema": {"type": "object", "properties": {"a": {}}}, "encoding": {"a": {"style": "deepObject"}}}
     body = read_one({"requestBody": {"content": {content_type: media}}}, version=version).plan.body
     assert body is not None
-    assert body.parts.get("a", Part()).style == style
+    assert body.parts.get("a", PartEncoding()).style == style
 
 
 def test_a_sequence_of_items_is_given_as_an_array() -> None:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi.plan import Media, Plan
-from opwire.adapters.openapi.responses import MAX_ERROR_BODY, MAX_WAIT, Head, Results, error_of
+from opwire.adapters.openapi.plan import CallPlan, ResponseMedia
+from opwire.adapters.openapi.responses import MAX_ERROR_BODY, ResponseHead, ResponseReader, error_of
 from opwire.envelope import HTTPResponseMeta
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import MAX_WAIT
 from opwire.operation import ShapedResult
 from opwire.schema import UNKNOWN, Schema
 from tests.requirements import requirement
@@ -24,22 +25,24 @@ ANY_SUCCESS = Schema({"type": "string"})
 FALLBACK = Schema({"type": "array"})
 
 
-def plan(**responses: Schema) -> Plan:
+def plan(**responses: Schema) -> CallPlan:
     """A plan whose responses are JSON: `_200=PET`, `default=FALLBACK`."""
     declared = {
-        name.removeprefix("_"): (Media(content_type="application/json", schema=schema),)
+        name.removeprefix("_"): (ResponseMedia(content_type="application/json", schema=schema),)
         for name, schema in responses.items()
     }
-    return Plan(operation_id="pets.get", method="GET", path="/", server="http://pets.example", responses=declared)
+    return CallPlan(operation_id="pets.get", method="GET", path="/", server="http://pets.example", responses=declared)
 
 
-def head(content_type: str = "application/json", status: int = 200, method: str = "GET", **headers: str) -> Head:
+def head(
+    content_type: str = "application/json", status: int = 200, method: str = "GET", **headers: str
+) -> ResponseHead:
     pairs = [(name.replace("_", "-"), value) for name, value in headers.items()]
-    return Head(method=method, status=status, reason="", headers=pairs, content_type=content_type)
+    return ResponseHead(method=method, status=status, reason="", headers=pairs, content_type=content_type)
 
 
-def result_of(declared: Plan, answer: Head, body: bytes) -> ShapedResult:
-    return Results(declared).of(answer, body)
+def result_of(declared: CallPlan, answer: ResponseHead, body: bytes) -> ShapedResult:
+    return ResponseReader(declared).read(answer, body)
 
 
 def data_of(content_type: str, body: bytes, **options: Any) -> Any:
@@ -103,7 +106,7 @@ def test_json_that_is_none_is_kept_as_text_with_a_warning(body: bytes, caplog: p
 def test_text_that_does_not_fit_its_charset_is_replaced_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert data_of("text/plain", b"a\xffb") == "a\ufffdb"
-    assert "not valid utf-8" in caplog.text
+    assert "invalid utf-8" in caplog.text
 
 
 @settings(max_examples=100)
@@ -134,14 +137,14 @@ def test_the_default_counts_where_nothing_else_is_declared() -> None:
 
 
 def test_an_api_that_makes_up_content_types_is_understood_each_time() -> None:
-    results = Results(plan(_200=PET))
+    results = ResponseReader(plan(_200=PET))
     for number in range(200):
-        assert results.of(head(f"application/json; boundary={number}"), b"{}").schema is PET
+        assert results.read(head(f"application/json; boundary={number}"), b"{}").schema is PET
 
 
 def test_the_envelope_carries_status_headers_and_content_type() -> None:
     pairs = [("X-Rate", "1"), ("X-Rate", "2"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]
-    answer = Head(method="GET", status=201, reason="Created", headers=pairs, content_type="text/plain; x=y")
+    answer = ResponseHead(method="GET", status=201, reason="Created", headers=pairs, content_type="text/plain; x=y")
     assert result_of(plan(), answer, b"hi").value.meta == HTTPResponseMeta(
         201, {"x-rate": "1, 2"}, "text/plain; x=y", set_cookie=["a=1", "b=2"]
     )
@@ -173,7 +176,7 @@ def test_an_http_error_is_an_execution_error_whatever_its_status(status: int) ->
     ],
 )
 def test_the_message_is_the_status_and_its_reason(reason: str, status: int, message: str) -> None:
-    answer = Head(method="GET", status=status, reason=reason, headers=[])
+    answer = ResponseHead(method="GET", status=status, reason=reason, headers=[])
     assert error_of(answer, b"").message == message
 
 

@@ -6,34 +6,35 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.call import Exchange, head_of, token_fetcher
-from opwire.adapters.openapi.http_client import ClientOptions, HTTPClient
-from opwire.adapters.openapi.plan import Need, Plan, Scheme
-from opwire.adapters.openapi.security import Credentials
+from opwire.adapters.openapi.call import HTTPOperation, token_fetcher
+from opwire.adapters.openapi.plan import CallPlan, SecurityRequirement, SecurityScheme
+from opwire.adapters.openapi.responses import head_of
+from opwire.adapters.openapi.security import APICredentials
 from opwire.errors import CallError, ErrorCode
+from opwire.http_client import ClientOptions, HTTPClient
 from opwire.operation import Context
 from tests.adapters.openapi.echo import EchoServer, answer, json_answer, silence
 from tests.adapters.openapi.plans import KEY, plan_of
 from tests.requirements import requirement
 
 
-async def opened(exchange: Exchange, context: Context | None = None) -> bytes:
+async def opened(exchange: HTTPOperation, context: Context | None = None) -> bytes:
     response, _ = await exchange.open(exchange.request({}), context or Context())
     return await exchange.client.read(response)
 
 
-def exchange(plan: Plan, client: HTTPClient, given: Any = None) -> Exchange:
-    return Exchange(lambda: plan, client, Credentials(given, token_fetcher(client)))
+def http_operation(plan: CallPlan, client: HTTPClient, given: Any = None) -> HTTPOperation:
+    return HTTPOperation(lambda: plan, client, APICredentials(given, token_fetcher(client)))
 
 
 async def test_a_plan_is_asked_for_once_and_not_before_it_is_needed(server: EchoServer, client: HTTPClient) -> None:
-    asked: list[Plan] = []
+    asked: list[CallPlan] = []
 
-    def plan() -> Plan:
+    def plan() -> CallPlan:
         asked.append(plan_of(server.url))
         return asked[-1]
 
-    lazy = Exchange(plan, client, Credentials())
+    lazy = HTTPOperation(plan, client, APICredentials())
     assert asked == []
     await opened(lazy)
     await opened(lazy)
@@ -41,7 +42,7 @@ async def test_a_plan_is_asked_for_once_and_not_before_it_is_needed(server: Echo
 
 
 async def test_credentials_go_along(server: EchoServer, client: HTTPClient) -> None:
-    await opened(exchange(plan_of(server.url, security=((KEY,),)), client, {"key": "abc"}))
+    await opened(http_operation(plan_of(server.url, security=((KEY,),)), client, {"key": "abc"}))
     assert server.arrived[0].header("x-key") == "abc"
 
 
@@ -49,7 +50,7 @@ async def test_credentials_go_along(server: EchoServer, client: HTTPClient) -> N
 async def test_an_http_error_is_raised_with_what_the_api_said(server: EchoServer, client: HTTPClient) -> None:
     server.on("/", json_answer({"message": "no such pet"}, 404, {"X-Id": "7"}))
     with pytest.raises(CallError, match="HTTP 404: Not Found") as caught:
-        await opened(exchange(plan_of(server.url), client))
+        await opened(http_operation(plan_of(server.url), client))
     assert caught.value.details["body"] == {"message": "no such pet"}
     assert caught.value.details["headers"]["x-id"] == "7"
 
@@ -58,7 +59,7 @@ async def test_an_http_error_is_raised_with_what_the_api_said(server: EchoServer
 async def test_only_the_start_of_a_long_error_is_read(server: EchoServer, client: HTTPClient) -> None:
     server.on("/", answer(500, b"x" * 5_000_000, {"Content-Type": "text/plain"}))
     with pytest.raises(CallError) as caught:
-        await opened(exchange(plan_of(server.url), client))
+        await opened(http_operation(plan_of(server.url), client))
     assert caught.value.details["body"] == "x" * 8192 + "…"
     await server.connections(0)
 
@@ -69,19 +70,19 @@ async def test_a_refusal_tells_which_credentials_are_missing(
 ) -> None:
     server.on("/", answer(status))
     with pytest.raises(CallError) as caught:
-        await opened(exchange(plan_of(server.url, security=((KEY,),)), client))
+        await opened(http_operation(plan_of(server.url, security=((KEY,),)), client))
     assert caught.value.code is ErrorCode.EXECUTION_ERROR
     assert "key" in caught.value.details["hint"]
 
 
 @requirement("openapi.token-refresh")
 async def test_a_token_that_is_rejected_is_asked_for_anew_once(server: EchoServer, client: HTTPClient) -> None:
-    scheme = Scheme(name="login", kind="oauth2", token_url=f"{server.url}/token")
+    scheme = SecurityScheme(name="login", kind="oauth2", token_url=f"{server.url}/token")
     tokens = [json_answer({"access_token": name, "token_type": "bearer", "expires_in": 3600}) for name in "abc"]
     server.on("/token", *tokens)
     server.on("/", answer(401), json_answer("welcome"), answer(401))
-    plan = plan_of(server.url, security=((Need(scheme),),))
-    used = exchange(plan, client, {"login": {"client_id": "me", "client_secret": "hunter2"}})
+    plan = plan_of(server.url, security=((SecurityRequirement(scheme),),))
+    used = http_operation(plan, client, {"login": {"client_id": "me", "client_secret": "hunter2"}})
     assert await opened(used) == b'"welcome"'
     with pytest.raises(CallError, match="HTTP 401: Unauthorized"):
         await opened(used)
@@ -92,12 +93,12 @@ async def test_a_token_that_is_rejected_is_asked_for_anew_once(server: EchoServe
 @requirement("openapi.timeout")
 async def test_an_answer_has_to_come_before_the_deadline(server: EchoServer, client: HTTPClient) -> None:
     server.on("/", silence)
-    slow = exchange(plan_of(server.url), client)
+    slow = http_operation(plan_of(server.url), client)
     context = Context(deadline=time.monotonic() + 0.05)
     with pytest.raises(CallError) as caught:
-        await slow.in_time(lambda: opened(slow, context), context)
+        await slow.call({}, context)
     assert caught.value.code is ErrorCode.TIMEOUT
-    assert caught.value.message.startswith(f"127.0.0.1:{server.port} did not answer within 0.0")
+    assert caught.value.message.startswith(f"127.0.0.1:{server.port} did not respond within 0.0")
     await server.connections(0)
 
 
@@ -105,35 +106,35 @@ async def test_an_answer_has_to_come_before_the_deadline(server: EchoServer, cli
 async def test_without_a_deadline_the_limit_of_the_client_holds(server: EchoServer) -> None:
     server.on("/", silence)
     client = HTTPClient(ClientOptions(timeout=0.05))
-    slow = exchange(plan_of(server.url), client)
-    with pytest.raises(CallError, match=r"did not answer within 0\.0"):
-        await slow.in_time(lambda: opened(slow), Context())
+    slow = http_operation(plan_of(server.url), client)
+    with pytest.raises(CallError, match=r"did not respond within 0\.0"):
+        await slow.call({}, Context())
     await client.close()
 
 
 @requirement("openapi.timeout")
 async def test_a_deadline_that_has_passed_sends_nothing(server: EchoServer, client: HTTPClient) -> None:
-    late = exchange(plan_of(server.url), client)
+    late = http_operation(plan_of(server.url), client)
     context = Context(deadline=time.monotonic() - 1)
     with pytest.raises(CallError) as caught:
-        await late.in_time(lambda: opened(late, context), context)
+        await late.call({}, context)
     assert caught.value.code is ErrorCode.TIMEOUT
     assert server.arrived == []
 
 
 async def test_a_client_without_a_limit_waits(server: EchoServer) -> None:
     client = HTTPClient(ClientOptions(timeout=None))
-    patient = exchange(plan_of(server.url), client)
+    patient = http_operation(plan_of(server.url), client)
     async with asyncio.timeout(5):
-        assert await patient.in_time(lambda: opened(patient), Context())
+        assert await patient.call({}, Context())
     await client.close()
 
 
 async def test_headers_that_are_not_utf_8_are_read_as_latin_1(server: EchoServer, client: HTTPClient) -> None:
     head = "HTTP/1.1 200 Gut gemacht\r\nX-Latin: é\r\nContent-Length: 0\r\n".encode("latin-1")
     server.on("/", head + "X-Utf: é\r\nX-Ascii: e\r\n\r\n".encode())
-    response, read = await exchange(plan_of(server.url), client).open(
-        exchange(plan_of(server.url), client).request({}), Context()
+    response, read = await http_operation(plan_of(server.url), client).open(
+        http_operation(plan_of(server.url), client).request({}), Context()
     )
     assert read == head_of(response)
     assert (read.status, read.reason, read.content_type) == (200, "Gut gemacht", "")

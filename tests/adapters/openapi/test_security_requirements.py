@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.plan import Need, Scheme
+from opwire.adapters.openapi.plan import SecurityRequirement, SecurityScheme
 from tests.adapters.openapi.documents import Read, document
 from tests.requirements import requirement
 
 
-def needs(scheme: Any, version: str = "3.1.0") -> Scheme:
+def needs(scheme: Any, version: str = "3.1.0") -> SecurityScheme:
     if version == "2.0":
         root = document({"/a": {"get": {}}}, version, securityDefinitions={"s": scheme}, security=[{"s": []}])
     else:
@@ -28,22 +28,22 @@ def needs(scheme: Any, version: str = "3.1.0") -> Scheme:
         ({"type": "apiKey", "in": "cookie", "name": "k"}, {"kind": "apiKey", "location": "cookie", "parameter": "k"}),
         ({"type": "http", "scheme": "Basic"}, {"kind": "basic"}),
         ({"type": "http", "scheme": "BEARER", "bearerFormat": "JWT"}, {"kind": "bearer"}),
-        ({"type": "http", "scheme": "digest"}, {"kind": "other", "said": "http digest"}),
-        ({"type": "mutualTLS"}, {"kind": "other", "said": "mutualTLS"}),
+        ({"type": "http", "scheme": "digest"}, {"kind": "other", "declared_as": "http digest"}),
+        ({"type": "mutualTLS"}, {"kind": "other", "declared_as": "mutualTLS"}),
         ({"type": "openIdConnect", "openIdConnectUrl": "https://x"}, {"kind": "openIdConnect"}),
         (
             {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": "/token", "scopes": {}}}},
             {"kind": "oauth2", "token_url": "/token"},
         ),
         ({"type": "oauth2", "flows": {"implicit": {}}}, {"kind": "oauth2"}),
-        ({"type": "apiKey", "in": "body", "name": "k"}, {"kind": "other", "said": "apiKey"}),
-        ({}, {"kind": "other", "said": "not declared"}),
-        (None, {"kind": "other", "said": "not declared"}),
-        ({"$ref": "#/nowhere"}, {"kind": "other", "said": "not declared"}),
+        ({"type": "apiKey", "in": "body", "name": "k"}, {"kind": "other", "declared_as": "apiKey"}),
+        ({}, {"kind": "other", "declared_as": "not declared"}),
+        (None, {"kind": "other", "declared_as": "not declared"}),
+        ({"$ref": "#/nowhere"}, {"kind": "other", "declared_as": "not declared"}),
     ],
 )  # fmt: skip
 def test_every_kind_of_scheme_is_read(given: Any, read: dict[str, Any]) -> None:
-    assert needs(given) == Scheme(name="s", **read)
+    assert needs(given) == SecurityScheme(name="s", **read)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_kind_of_scheme_is_read(given: Any, read: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_swagger_has_its_own_spelling(given: Any, read: dict[str, Any]) -> None:
-    assert needs(given, "2.0") == Scheme(name="s", **read)
+    assert needs(given, "2.0") == SecurityScheme(name="s", **read)
 
 
 @requirement("openapi.security-read")
@@ -72,10 +72,10 @@ def test_an_operation_has_its_own_alternatives_or_those_of_the_document() -> Non
         security=[{"b": ["x", "y"]}],
     )
     read = Read(root)
-    a, b = (Scheme(name=name, kind="bearer") for name in "ab")
-    assert read["own"].plan.security == ((Need(a, ("read",)), Need(b)), ())
+    a, b = (SecurityScheme(name=name, kind="bearer") for name in "ab")
+    assert read["own"].plan.security == ((SecurityRequirement(a, ("read",)), SecurityRequirement(b)), ())
     assert read["none"].plan.security == ()
-    assert read["usual"].plan.security == ((Need(b, ("x", "y")),),)
+    assert read["usual"].plan.security == ((SecurityRequirement(b, ("x", "y")),),)
 
 
 def test_what_is_not_declared_is_told() -> None:

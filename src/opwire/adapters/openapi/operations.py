@@ -1,0 +1,380 @@
+"""Operations of a document: their names, types, servers and security, and the call plan, built lazily.
+
+Names are readable and stable: they depend on the operation, not on its position in the document.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from opwire.adapters.openapi.document import DocumentSet, as_text, as_texts, join_uri
+from opwire.adapters.openapi.endpoints import VARIABLE, HTTPEndpoint, endpoints
+from opwire.adapters.openapi.inputs import InputReader, OperationInput
+from opwire.adapters.openapi.plan import CallPlan, SecurityRequirement, SecurityScheme
+from opwire.adapters.openapi.response_schemas import OperationOutput, OutputReader, response_kinds
+from opwire.adapters.openapi.schemas import SchemaRewriter
+from opwire.adapters.report import Report
+from opwire.errors import RegistrationError, SchemaError
+from opwire.names import UniqueNames
+from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
+from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
+from opwire.schema import Schema
+from opwire.schema.dialect import escaped
+from opwire.typed.plain import as_dict, as_list
+
+_READS = frozenset({"GET", "HEAD", "QUERY"})
+
+
+class ReadOptions(Struct, frozen=True, kw_only=True):
+    """Options for reading a document; see `from_openapi`."""
+
+    namespace: str | None = None
+    base_url: str | None = None
+    server_variables: Mapping[str, str] = {}
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    normalize: NormalizeMode | None = None
+    strip: bool = False
+    trust_annotations: bool = False
+    unchecked_input: bool = False
+
+
+class APIDescription(NamedTuple):
+    """A loaded document, and what all its operations share."""
+
+    documents: DocumentSet
+    schemas: SchemaRewriter
+    report: Report
+    options: ReadOptions
+
+    def origin_of(self, endpoint: HTTPEndpoint) -> Origin | None:
+        """Return the `x-opwire` extension of another opwire's operation; None unless the document is trusted.
+
+        The extension grants authority and overrides the document's HTTP terms: a type that makes a DELETE a query,
+        which is then served as GET and marked as read-only; namespace and name of another source's operation;
+        timeouts. So it is ignored in an untrusted document.
+        """
+        own = endpoint.operation.value
+        is_trusted = self.options.trust_annotations and ORIGIN_EXTENSION in own
+        return read_origin(own, ORIGIN_EXTENSION) if is_trusted else None
+
+
+class LazyOperation:
+    """One operation. Its schemas and its call plan are built lazily.
+
+    `streams` is as in `InputReader`; None also for an operation that only streams.
+    """
+
+    def __init__(
+        self,
+        api: APIDescription,
+        endpoint: HTTPEndpoint,
+        namespace: str,
+        name: str,
+        *,
+        kind: OperationType,
+        streams: bool | None,
+    ) -> None:
+        self._api = api
+        self._endpoint = endpoint
+        self._streams = streams
+        self._origin = origin = api.origin_of(endpoint)
+        self.input_schema = Schema.deferred(lambda: self._input.schema)
+        self.output_schema = Schema.deferred(lambda: self._output.schema())  # noqa: PLW0108 - lazily
+        own = endpoint.operation.value
+        title = as_text(own.get("summary")).strip()
+        description = as_text(own.get("description")).strip() or title
+        self.spec = OperationSpec(
+            namespace=namespace,
+            name=name,
+            type=kind,
+            title=title,
+            description=description or as_text(endpoint.item.value.get("description")).strip(),
+            tags=origin.tags if origin else tuple(as_texts(own.get("tags"))),
+            version=origin.version if origin else "",
+            input_schema=self.input_schema,
+            output_schema=self.output_schema,
+            normalize=api.options.normalize,
+            strip=api.options.strip,
+            unchecked_input=api.options.unchecked_input,
+            timeout=origin.timeout if origin else None,
+            idle_timeout=origin.idle_timeout if origin else None,
+            examples=origin.examples if origin else (),
+        )
+
+    @cached_property
+    def plan(self) -> CallPlan:
+        """The call plan."""
+        api, endpoint = self._api, self._endpoint
+        return CallPlan(
+            operation_id=self.spec.id,
+            method=endpoint.method,
+            path=endpoint.path,
+            server=server_of(endpoint, api.documents, api.options.server_variables, api.report),
+            base_url=api.options.base_url,
+            parameters=self._input.parameters,
+            body=self._input.body,
+            responses=self._output.responses,
+            security=security_requirements(endpoint, api.documents, api.report),
+            accept=self._output.accept,
+            stream=self._output.stream,
+            input_schema=self.input_schema,
+            output_schema=self.output_schema,
+            file_paths=self._input.file_paths,
+        )
+
+    @cached_property
+    def _input(self) -> OperationInput:
+        api = self._api
+        reader = InputReader(self._endpoint, api.documents, api.schemas, api.report, streams=self._streams)
+        return (reader.whole() if self._origin else None) or reader.read()
+
+    @cached_property
+    def _output(self) -> OperationOutput:
+        api, streams = self._api, self.spec.type is OperationType.SUBSCRIPTION
+        return OutputReader(self._endpoint, api.documents, api.schemas, streams=streams).read(self.output_schema)
+
+
+def read_operations(documents: DocumentSet, report: Report, options: ReadOptions) -> list[LazyOperation]:
+    """Return the operations of a document that pass `include` and `exclude`, in its order."""
+    api = APIDescription(documents, SchemaRewriter(documents, report), report, options)
+    wanted = [each for each in _without_duplicates(api) if _is_included(each, options)]
+    names = unique_names(_candidate(each, api.origin_of(each)) for each in wanted)
+    taken = UniqueNames(names.values())
+    default = options.namespace or namespace_from(as_dict(documents.main.root.get("info")).get("title"))
+    operations: list[LazyOperation] = []
+    for endpoint in wanted:
+        origin = api.origin_of(endpoint)
+        try:
+            namespace = default if origin is None or options.namespace else split_id(origin.id)[0]
+            operations += _operations(api, endpoint, namespace, names[endpoint.method, endpoint.path], taken)
+        except RegistrationError as error:
+            report.skip(endpoint.method, endpoint.path, str(error))
+    return operations
+
+
+def _operations(
+    api: APIDescription, endpoint: HTTPEndpoint, namespace: str, name: str, taken: UniqueNames
+) -> Iterator[LazyOperation]:
+    """Return one operation, or two for an endpoint with both plain responses and streams."""
+    kind = OperationType.QUERY if endpoint.method in _READS else OperationType.MUTATION
+    plain, streams = response_kinds(endpoint, api.documents)
+    origin = api.origin_of(endpoint)
+    if origin is not None:
+        yield LazyOperation(api, endpoint, namespace, name, kind=origin.type, streams=None)
+    elif not streams:
+        yield LazyOperation(api, endpoint, namespace, name, kind=kind, streams=None)
+    elif not plain:
+        yield LazyOperation(api, endpoint, namespace, name, kind=OperationType.SUBSCRIPTION, streams=True)
+    else:
+        yield LazyOperation(api, endpoint, namespace, name, kind=kind, streams=False)
+        twin = taken.take(stream_name(name))
+        yield LazyOperation(api, endpoint, namespace, twin, kind=OperationType.SUBSCRIPTION, streams=True)
+
+
+def _without_duplicates(api: APIDescription) -> list[HTTPEndpoint]:
+    """Return each method and path once; the path `a` equals `/a`, and the method `GET` equals `get`.
+
+    Another opwire serves some of its operations by GET too: the endpoint that accepts any input wins.
+    """
+    kept: dict[Any, HTTPEndpoint] = {}
+    for endpoint in endpoints(api.documents, api.report):
+        origin = api.origin_of(endpoint)
+        key = (endpoint.method, endpoint.path) if origin is None else origin.id
+        if origin is None and key in kept:
+            api.report.skip(endpoint.method, endpoint.path, "the document has this method and path twice")
+        elif key not in kept or "requestBody" in endpoint.operation.value:
+            kept[key] = endpoint
+    return list(kept.values())
+
+
+def _is_included(endpoint: HTTPEndpoint, options: ReadOptions) -> bool:
+    own = endpoint.operation.value
+    names = [endpoint.path, str(endpoint), as_text(own.get("operationId")), *as_texts(own.get("tags"))]
+
+    def matches(patterns: Iterable[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+    return (not options.include or matches(options.include)) and not matches(options.exclude)
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+_OTHER = re.compile(r"[^0-9A-Za-z]+")
+_MAX_NAME = 200
+_STREAM = "_stream"
+
+
+class NameCandidate(NamedTuple):
+    """The preferred name of an operation. A name from the document has priority over a generated one."""
+
+    method: str
+    path: str
+    name: str
+    is_given: bool
+
+
+def _candidate(endpoint: HTTPEndpoint, origin: Origin | None) -> NameCandidate:
+    own_id = as_text(endpoint.operation.value.get("operationId"))
+    given = origin.id.partition(".")[2] if origin else printable_name(own_id)
+    name = given or name_from_path(endpoint.method, endpoint.path)
+    return NameCandidate(endpoint.method, endpoint.path, name, is_given=bool(given))
+
+
+def unique_names(candidates: Iterable[NameCandidate]) -> dict[tuple[str, str], str]:
+    """Return unique names by method and path.
+
+    Among equal names, the operation with the smallest path and method keeps it. The others get method and path
+    appended, so that the order of the document does not matter.
+    """
+    names: dict[tuple[str, str], str] = {}
+    first: set[str] = set()
+    duplicates: list[NameCandidate] = []
+    for candidate in sorted(candidates, key=lambda each: (not each.is_given, each.path, each.method)):
+        if candidate.name in first:
+            duplicates.append(candidate)
+        else:
+            first.add(candidate.name)
+            names[candidate.method, candidate.path] = candidate.name
+    free = UniqueNames(first, longest=_MAX_NAME)
+    for method, path, name, is_given in duplicates:
+        longer = f"{name}_{name_from_path(method, path)}" if is_given else name
+        names[method, path] = free.take(longer)
+    return names
+
+
+def namespace_from(title: object) -> str:
+    """Return a namespace from an API's title: "Swagger Petstore - OpenAPI 3.0" is `swagger_petstore_openapi_3_0`."""
+    words = _OTHER.sub("_", str(title)).strip("_").lower() if isinstance(title, str) else ""
+    return words[:_MAX_NAME] or "api"
+
+
+def name_from_path(method: str, path: str) -> str:
+    """Return the name of an operation without an operationId: `get_pets_petId` for GET /pets/{petId}."""
+    words = _OTHER.sub("_", path).strip("_")
+    return f"{method.lower()}_{words}"[:_MAX_NAME] if words else method.lower()
+
+
+def printable_name(operation_id: str) -> str:
+    """Return an operationId without characters that are invalid in a name; "" if nothing is left."""
+    name = operation_id.strip()[:_MAX_NAME]
+    return name if name.isprintable() else "".join(each if each.isprintable() else "_" for each in name)
+
+
+def stream_name(name: str) -> str:
+    """Return the name of the streaming form of an operation."""
+    return name[: _MAX_NAME - len(_STREAM)] + _STREAM
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
+
+_MAX_URL = 8 * 1024  # characters, with its variables expanded
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def server_of(endpoint: HTTPEndpoint, documents: DocumentSet, variables: Mapping[str, str], report: Report) -> str:
+    """Return the URL of an operation's server, relative to the document's own address if that is known."""
+    root, base = documents.main.root, documents.main.uri
+    is_remote = base.startswith(("http://", "https://"))
+    if documents.version == "2.0":
+        return _swagger_server(endpoint, root, base if is_remote else "")
+    url = "/"
+    for owner in (endpoint.operation.value, endpoint.item.value, root):
+        servers = [as_dict(each) for each in as_list(owner.get("servers"))]
+        if found := next((each for each in servers if isinstance(each.get("url"), str)), None):
+            url = _expanded(found, variables, report)
+            break
+    return url if _ABSOLUTE.match(url) or not is_remote else join_uri(base, url or "/")
+
+
+def _expanded(server: dict[str, Any], given: Mapping[str, str], report: Report) -> str:
+    """Return the URL with its variables expanded; one without a value stays, and the first call raises."""
+    declared = as_dict(server.get("variables"))
+    left = _MAX_URL
+
+    @cache
+    def value_of(name: str) -> str:
+        variable = as_dict(declared.get(name))
+        choices = as_texts(variable.get("enum"))
+        if name in given:
+            if choices and str(given[name]) not in choices:
+                report.warn(f"the server variable {name!r} is one of {', '.join(choices[:10])}, not {given[name]!r}")
+            return str(given[name])
+        default = variable.get("default")
+        if isinstance(default, str | int | float):
+            return as_text(default)
+        return choices[0] if choices else f"{{{name}}}"
+
+    def value(found: re.Match[str]) -> str:
+        nonlocal left
+        left -= len(value_of(found[1]))
+        return value_of(found[1]) if left >= 0 else ""
+
+    url = VARIABLE.sub(value, server["url"].strip())
+    if left < 0 or len(url) > _MAX_URL:
+        report.warn(f"the server's URL has more than {_MAX_URL:,} characters: it is ignored")
+        return "/"
+    return url
+
+
+def _swagger_server(endpoint: HTTPEndpoint, root: dict[str, Any], base: str) -> str:
+    home = urlsplit(base)
+    host = as_text(root.get("host")).strip() or home.netloc
+    path = "/" + as_text(root.get("basePath")).strip().strip("/")
+    if not host:
+        return path
+    schemes = as_texts(endpoint.operation.value.get("schemes")) or as_texts(root.get("schemes"))
+    scheme = next((each for each in ("https", "http") if each in schemes), home.scheme or "https")
+    return f"{scheme}://{host}{path}"
+
+
+# --- security -------------------------------------------------------------------------------------------------------
+
+
+def security_requirements(
+    endpoint: HTTPEndpoint, documents: DocumentSet, report: Report
+) -> tuple[tuple[SecurityRequirement, ...], ...]:
+    """Return the alternatives of which one has to be satisfied: the operation's own, else the document's."""
+    given = endpoint.operation.value.get("security", documents.main.root.get("security"))
+    return tuple(
+        tuple(
+            SecurityRequirement(_scheme(name, documents, report), tuple(as_texts(scopes)))
+            for name, scopes in as_dict(alternative).items()
+        )
+        for alternative in as_list(given)
+    )
+
+
+def _scheme(name: str, documents: DocumentSet, report: Report) -> SecurityScheme:
+    section = "securityDefinitions" if documents.version == "2.0" else "components/securitySchemes"
+    try:
+        fields = as_dict(documents.follow({"$ref": f"#/{section}/{escaped(name)}"}, documents.main).value)
+    except SchemaError:
+        fields = {}
+    if not fields:
+        report.warn(f"the security scheme {name!r} is not declared")
+        return SecurityScheme(name=name, kind="other", declared_as="not declared")
+    kind, http = as_text(fields.get("type")), as_text(fields.get("scheme")).lower()
+    match kind, fields.get("in"), http:
+        case "apiKey", "header" | "query" | "cookie" as location, _:
+            return SecurityScheme(name=name, kind="apiKey", location=location, parameter=as_text(fields.get("name")))
+        case ("basic", _, _) | ("http", _, "basic"):  # the former in Swagger 2.0
+            return SecurityScheme(name=name, kind="basic")
+        case "http", _, "bearer":
+            return SecurityScheme(name=name, kind="bearer")
+        case "oauth2", _, _:
+            # Unresolved: a relative URL belongs to the base URL of requests, which the caller may override.
+            flow = as_dict(as_dict(fields.get("flows")).get("clientCredentials"))
+            token_url = fields.get("tokenUrl") if fields.get("flow") == "application" else ""
+            return SecurityScheme(
+                name=name, kind="oauth2", token_url=as_text(flow.get("tokenUrl")) or as_text(token_url)
+            )
+        case "openIdConnect", _, _:
+            return SecurityScheme(name=name, kind="openIdConnect")
+        case _:
+            return SecurityScheme(name=name, kind="other", declared_as=f"{kind} {http}".strip() or "of no type")

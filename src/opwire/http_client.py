@@ -1,0 +1,504 @@
+"""The HTTP client of opwire: one pooled aiohttp session, bounded in every direction, failures as `CallError`.
+
+Nothing is retried here, except by aiohttp itself: an idempotent request on a connection that the server had closed is
+sent once more, on a fresh one. Messages name the host, and never a query, a header or a body.
+
+Redirects change method and body as fetch does: 303 turns everything but HEAD into a GET without a body, 301 and 302 do
+so with POST, 307 and 308 keep both. Credentials stay in their origin: authentication headers, every cookie, and the
+headers configured for this API are dropped at its border, and do not come back if a later redirect returns. A redirect
+from https to http is rejected.
+
+`SSEParser` parses `text/event-stream` as the WHATWG specifies, without I/O. It splits lines before decoding them: a
+line break is one byte in UTF-8 and ends any broken sequence before it, so decoding line by line equals decoding the
+whole stream.
+"""
+
+import asyncio
+import io
+import re
+from collections.abc import Mapping
+from ssl import SSLContext
+from typing import Any, TypedDict
+from urllib.request import getproxies, proxy_bypass
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from opwire.deadlines import Deadlines
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, needs_extra
+
+with needs_extra("openapi"):
+    import aiohttp
+    from aiohttp import ClientResponse, ClientSession, hdrs
+    from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
+    from yarl import URL
+
+MAX_WAIT = 30 * 24 * 60 * 60.0
+"""Seconds, at most, of a `retry_after`: a longer delay means never."""
+
+MAX_EVENT = 16 * 1024 * 1024
+"""Bytes of one server-sent event, by default."""
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+_LARGE_BODY = 1024 * 1024  # above this, aiohttp wants a body that it can send in chunks
+_MAX_HEADER = 64 * 1024  # bytes of one response header; aiohttp's default of 8 KiB is too small for some policies
+_MAX_HEADERS = 256
+_MAX_HEAD = 256 * 1024  # bytes of all response headers, which go into the meta of every result
+_CHUNK = 16 * 1024  # bytes of a stream that are parsed at a time: 1,800 of the smallest events, 40 ms
+_MAX_RETRY = 1e15  # milliseconds; the reader of the stream has its own limit
+_MAX_ID = 4 * 1024  # bytes; the id is repeated in the meta of every event, and sent as a header
+_MAX_NUMBER_TEXT = 100  # characters; a longer number has no meaning
+_DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
+_BOM = b"\xef\xbb\xbf"
+
+_ENCODED = re.compile(r"[!-~]*")
+_BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
+_ALWAYS_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+# What aiohttp raises; RuntimeError means that a connection or session was closed meanwhile.
+_FOREIGN = (aiohttp.ClientError, HttpProcessingError, OSError, RuntimeError, ValueError)
+_UNTRUSTED = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
+_PROXY = (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError)
+_FAILURES: tuple[tuple[Any, ErrorCode, str], ...] = (  # the first match
+    (_UNTRUSTED, ErrorCode.UNAVAILABLE, "has an untrusted certificate"),
+    ((ValueError, aiohttp.NonHttpUrlClientError), ErrorCode.VALIDATION_ERROR, "cannot be sent this request"),
+    (aiohttp.ClientConnectorDNSError, ErrorCode.UNAVAILABLE, "cannot be resolved"),
+    (_PROXY, ErrorCode.UNAVAILABLE, "cannot be reached through the proxy"),
+    (aiohttp.ClientSSLError, ErrorCode.UNAVAILABLE, "failed the TLS handshake"),
+    (aiohttp.ConnectionTimeoutError, ErrorCode.UNAVAILABLE, "did not accept a connection in time"),
+    (aiohttp.ClientConnectorError, ErrorCode.UNAVAILABLE, "does not accept a connection"),
+    ((aiohttp.ClientResponseError, HttpProcessingError), ErrorCode.PROTOCOL_ERROR, "sent invalid HTTP"),
+    (Exception, ErrorCode.UNAVAILABLE, "closed the connection before its response was complete"),
+)
+
+
+class HTTPRequest(Struct, frozen=True, kw_only=True):
+    """A request, ready to be sent. Its repr omits query and headers, which may hold credentials.
+
+    `url` is complete and encoded, and sent unchanged (`yarl.URL(url, encoded=True)`). `headers` include Accept and
+    Content-Type, but not Host and Content-Length, which the client sets. `secret_headers` are the lower-case names of
+    headers with credentials: they, and a query with a secret, never cross to another origin. `token` is the OAuth
+    token among the credentials, which can be refreshed after a 401.
+    """
+
+    method: str
+    url: str
+    headers: list[tuple[str, str]]
+    body: bytes | None = None
+    secret_headers: frozenset[str] = frozenset()
+    secret_query: bool = False
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<HTTPRequest {self.method} {self.url.partition('?')[0]}>"
+
+
+class ClientSettings(TypedDict, total=False):
+    """The fields of `ClientOptions` as keyword arguments."""
+
+    timeout: float | None
+    connect_timeout: float | None
+    max_response: int
+    max_item: int
+    max_connections: int
+    max_per_host: int
+    headers: Mapping[str, str]
+    proxy: str | None
+    ssl: SSLContext | bool
+    trust_env: bool
+    follow_redirects: bool
+    max_redirects: int
+
+
+class ClientOptions(Struct, frozen=True, kw_only=True):
+    """How requests are sent. Its repr omits headers and proxy, which may hold credentials.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    timeout: float | None = 30.0  # seconds for a whole call without a deadline of its own
+    connect_timeout: float | None = 10.0  # seconds
+    max_response: int = 64 * 1024 * 1024  # bytes of a response, after decompression
+    max_item: int = 16 * 1024 * 1024  # bytes of one item of a stream
+    max_connections: int = 100  # 0: unlimited
+    max_per_host: int = 0  # 0: limited by max_connections only
+    headers: Mapping[str, str] = {}  # defaults for every request; a request may override them
+    proxy: str | None = None  # "http://user:password@proxy.example:8080"
+    ssl: SSLContext | bool = True  # False skips certificate checks
+    trust_env: bool = False  # use the proxies of the environment: HTTP_PROXY and the like
+    follow_redirects: bool = True
+    max_redirects: int = 10
+
+    def __post_init__(self) -> None:
+        check_above_zero(timeout=self.timeout, connect_timeout=self.connect_timeout)
+        check_counts(max_response=self.max_response or 0, max_item=self.max_item or 0)
+        for option in ("max_connections", "max_per_host", "max_redirects"):
+            value: Any = getattr(self, option)
+            if type(value) is not int or value < 0:
+                raise UsageError(f"{option} must be a whole number from zero on, not {value!r:.100}")
+
+    def __repr__(self) -> str:
+        return f"<ClientOptions timeout={self.timeout} max_response={self.max_response}>"
+
+
+class HTTPClient:
+    """Sends requests. The session is created lazily, in the running event loop.
+
+    In another `asyncio.run` it creates a new session: connections of a finished loop are not reused.
+    """
+
+    def __init__(self, options: ClientOptions | None = None) -> None:
+        self.options = options or ClientOptions()
+        self.deadlines = Deadlines()  # for callers: one deadline covers redirects and token requests as well
+        self._session: ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reading: set[ClientResponse] = set()  # closed explicitly: closing the session would not wake readers
+        self._is_closed = False
+
+    async def open(self, request: HTTPRequest, *, bare: bool = False) -> ClientResponse:
+        """Return the response after redirects, its body unread; the caller closes it.
+
+        A bare request is for another server than the API: it has only its own headers and follows no redirects.
+
+        Raises:
+            CallError: UNAVAILABLE, PROTOCOL_ERROR or VALIDATION_ERROR without a response.
+        """
+        if self.options.headers and not bare:
+            own = {name.lower() for name, _ in request.headers}
+            added = [(name, value) for name, value in self.options.headers.items() if name.lower() not in own]
+            # The configured headers are for this API, and stay in its origin.
+            secret = request.secret_headers.union(name.lower() for name, _ in added)
+            request = replace(request, headers=[*added, *request.headers], secret_headers=secret)
+        for _ in range(self.options.max_redirects + 1):
+            response = await self._send(request)
+            if response.status not in REDIRECTS or bare or not self.options.follow_redirects:
+                return response
+            location = response.headers.get(hdrs.LOCATION)
+            if location is None:
+                return response
+            response.release()
+            request = redirected(request, response.status, location)
+        message = f"{host_of(request.url)} is behind more than {self.options.max_redirects} redirects"
+        raise CallError(ErrorCode.EXECUTION_ERROR, message)
+
+    async def _send(self, request: HTTPRequest) -> ClientResponse:
+        body = request.body
+        session = self._session if self._loop is asyncio.get_running_loop() else None
+        try:
+            response = await (session or await self._start()).request(
+                request.method,
+                URL(request.url, encoded=True),
+                headers=request.headers,
+                data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
+                allow_redirects=False,
+                proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
+            )
+        except asyncio.CancelledError:
+            # A closing pool cancels its waiters, as if their own tasks had been cancelled.
+            task = asyncio.current_task()
+            if self._is_closed and not (task and task.cancelling()):
+                raise _closed() from None
+            raise
+        except _FOREIGN as error:
+            raise self._failure(error, request.url) from None
+        if sum([len(name) + len(value) for name, value in response.raw_headers]) > _MAX_HEAD:
+            response.close()
+            message = f"{host_of(str(response.url))} sends more than {_MAX_HEAD:,} bytes of headers"
+            raise CallError(ErrorCode.PROTOCOL_ERROR, message)
+        return response
+
+    async def _start(self) -> ClientSession:
+        if self._is_closed:
+            raise _closed()
+        options, last = self.options, self._session
+        session = ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=options.max_connections, limit_per_host=options.max_per_host, ssl=options.ssl
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={hdrs.USER_AGENT: "opwire"},
+            skip_auto_headers=(hdrs.CONTENT_TYPE,),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.connect_timeout),
+            max_line_size=_MAX_HEADER,
+            max_field_size=_MAX_HEADER,
+            max_headers=_MAX_HEADERS,
+        )
+        self._session, self._loop = session, asyncio.get_running_loop()
+        if last is not None:
+            await last.close()
+        return session
+
+    async def read(self, response: ClientResponse) -> bytes:
+        """Return the whole body, and close the response.
+
+        Raises:
+            CallError: PAYLOAD_TOO_LARGE, UNAVAILABLE or PROTOCOL_ERROR.
+        """
+        chunks: list[bytes] = []
+        left = self.options.max_response
+        unyielded = 0  # bytes since the event loop last ran: decompressing buffered data does not await
+        try:
+            while True:
+                chunk = await self.read_some(response)
+                left -= len(chunk)
+                if left < 0:
+                    limit = f"{self.options.max_response:,} bytes; the option `max_response` sets the limit"
+                    message = f"{host_of(str(response.url))} sent a response of more than {limit}"
+                    raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
+                chunks.append(chunk)
+                unyielded += len(chunk)
+                if unyielded > _LARGE_BODY:
+                    unyielded = 0
+                    await asyncio.sleep(0)
+                if response.content.at_eof():
+                    return b"".join(chunks) if len(chunks) > 1 else chunk
+        finally:
+            response.close()
+
+    async def read_start(self, response: ClientResponse, limit: int) -> tuple[bytes, bool]:
+        """Return the first bytes of a body, and whether they are all of it. Close the response.
+
+        For error bodies: one that is cut off is not an error of its own.
+        """
+        body = b""
+        try:
+            while len(body) <= limit and not response.content.at_eof():
+                body += await self.read_some(response)
+        except CallError:
+            return body[:limit], False
+        finally:
+            response.close()
+        return body[:limit], len(body) <= limit
+
+    async def read_some(self, response: ClientResponse) -> bytes:
+        """Return the buffered bytes of a body, or wait for some; empty at the end.
+
+        Raises:
+            CallError: UNAVAILABLE or PROTOCOL_ERROR.
+        """
+        self._reading.add(response)
+        try:
+            # Not `read`, which decompresses without a limit; `readany` decompresses one chunk at a time.
+            return await response.content.readany()
+        except _FOREIGN as error:
+            raise self._failure(error, str(response.url)) from None
+        finally:
+            self._reading.discard(response)
+
+    async def close(self) -> None:
+        """Close all connections. Calls in flight fail, and so do later ones."""
+        self._is_closed = True
+        for response in tuple(self._reading):
+            response.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _failure(self, error: Exception, url: str) -> CallError:
+        """Map an exception of aiohttp. It does not become the cause: its text may contain a URL with a key."""
+        if self._is_closed:
+            return _closed()
+        if isinstance(error, aiohttp.ClientPayloadError) and isinstance(error.__cause__, ContentEncodingError):
+            error = error.__cause__
+        code, problem = next((code, problem) for kind, code, problem in _FAILURES if isinstance(error, kind))
+        detail = ""
+        if isinstance(error, aiohttp.ClientConnectorError):
+            detail = error.os_error.strerror
+        elif isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):
+            detail = error.message.partition(":")[0]  # the rest quotes the response
+        message = f"{host_of(url)} {problem}{f': {detail}' if detail else ''}"
+        return CallError(code, message, retryable=False if isinstance(error, _UNTRUSTED) else None)
+
+
+class ChunkReader:
+    """Reads the body of a stream in small chunks, and lets the event loop run between them.
+
+    Buffered chunks are returned without awaiting, and 50 kB of gzip can be 50 MB of line breaks: without yielding, they
+    blocked the loop for 11 s.
+    """
+
+    def __init__(self, client: HTTPClient, response: ClientResponse) -> None:
+        self._client = client
+        self._response = response
+        self._buffer = b""
+        self._start = 0
+        self._unyielded = 0  # bytes since the event loop last ran
+
+    async def read(self) -> bytes:
+        """Return the next chunk; empty at the end.
+
+        Raises:
+            CallError: as `HTTPClient.read_some`.
+        """
+        if self._unyielded >= _CHUNK:
+            self._unyielded = 0
+            await asyncio.sleep(0)
+        if self._start >= len(self._buffer):
+            self._buffer, self._start = await self._client.read_some(self._response), 0
+        start, self._start = self._start, self._start + _CHUNK
+        chunk = self._buffer[start : self._start] if len(self._buffer) > _CHUNK else self._buffer
+        self._unyielded += len(chunk)
+        return chunk
+
+
+def redirected(request: HTTPRequest, status: int, location: str) -> HTTPRequest:
+    """Return the request that follows a redirect.
+
+    Raises:
+        CallError: EXECUTION_ERROR, the target is invalid or insecure.
+    """
+    here, location = URL(request.url, encoded=True), location.strip()
+
+    def rejected(reason: str) -> CallError:
+        return CallError(ErrorCode.EXECUTION_ERROR, f"a redirect of {here.raw_host} is not followed: {reason}")
+
+    def origin(url: URL) -> tuple[str, str, int | None]:
+        return url.scheme, (url.raw_host or "").lower(), url.port  # yarl fills in the default port
+
+    try:
+        # An encoded location is kept unchanged, since it may be signed; yarl quotes what others left unquoted.
+        there = here.join(URL(location, encoded=bool(_ENCODED.fullmatch(location)))).with_fragment(None)
+        there = there if there.raw_authority == here.raw_authority else there.with_user(None)
+    except ValueError:
+        raise rejected("its location is an invalid URL") from None
+    if there.scheme not in ("http", "https") or not there.raw_host:
+        raise rejected("its location is not an HTTP URL")
+    if here.scheme == "https" and there.scheme == "http":
+        raise rejected(f"it leads from https to http, at {there.raw_host}")
+    method, body = request.method, request.body
+    dropped = _ALWAYS_SECRET | request.secret_headers if origin(here) != origin(there) else frozenset[str]()
+    if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
+        method, body, dropped = "GET", None, dropped | _BODY_HEADERS
+    headers = [pair for pair in request.headers if pair[0].lower() not in dropped] if dropped else request.headers
+    # A secret in the query is not sent again: the new URL is the API's own.
+    return replace(request, method=method, url=str(there), headers=headers, body=body, secret_query=False)
+
+
+def host_of(url: str) -> str:
+    """Return host and port of a URL for messages: the URL itself may contain secrets."""
+    try:
+        return URL(url, encoded=True).host_port_subcomponent or "the server"
+    except ValueError:
+        return "the server"
+
+
+def bounded_number(value: Any, most: float) -> float | None:
+    """Return a number from a foreign document or response, clamped to 0…`most`; None if it is not a number.
+
+    Use it for every delay, lifetime and size from outside: 10^400 overflows a float, NaN is not less than anything, and
+    a retry in 30,000 years is a leak.
+    """
+    if isinstance(value, str):
+        digits = value.strip()
+        value = float(digits) if len(digits) <= _MAX_NUMBER_TEXT and _DECIMAL.fullmatch(digits) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:  # noqa: PLR0124 - NaN
+        return None
+    return float(min(max(value, 0), most))
+
+
+def _env_proxy(url: str) -> str | None:
+    """Return the proxy of the environment for a URL.
+
+    aiohttp can look it up as well, but would also send credentials from ~/.netrc to any host that a document names.
+    """
+    address = URL(url, encoded=True)
+    if proxy_bypass(address.host_port_subcomponent or ""):
+        return None
+    proxies = getproxies()
+    return proxies.get(address.scheme) or proxies.get("all")
+
+
+def _closed() -> CallError:
+    return CallError(ErrorCode.UNAVAILABLE, "the HTTP client is closed", retryable=False)
+
+
+class SSEEvent(Struct, frozen=True):
+    """One event. `last_event_id` is the most recent id, of this event or of an earlier one."""
+
+    event: str
+    data: str
+    last_event_id: str
+
+
+class SSEParser:
+    """Parses an event stream that arrives in chunks.
+
+        parser = SSEParser()
+        parser.feed(b"id: 7\\ndata: a\\n")  # []
+        parser.feed(b"\\n")                 # [SSEEvent(event='message', data='a', last_event_id='7')]
+
+    An event is dispatched at its blank line, even if that ends in a lone CR. An incomplete event at the end of the
+    stream is ignored. Pass `last_event_id` to parse a stream that was resumed there.
+    """
+
+    def __init__(self, *, last_event_id: str = "", max_event: int = MAX_EVENT) -> None:
+        self.retry: int | None = None  # milliseconds to wait before a reconnect
+        self.last_event_id = last_event_id  # of complete events: where to resume the stream
+        self._id = last_event_id
+        self._event = ""
+        self._data: list[str] = []
+        self._line: list[bytes] = []  # chunks of an incomplete line
+        self._size = 0  # bytes of the buffered line and data
+        self._max_event = max_event
+        self._is_first = True  # before the end of the first line, which may start with a byte order mark
+        self._after_cr = False  # the last byte was a CR: skip a LF that follows
+
+    def feed(self, chunk: bytes) -> list[SSEEvent]:
+        """Return the events that a chunk completes.
+
+        Raises:
+            CallError: PAYLOAD_TOO_LARGE, an event exceeds `max_event`.
+        """
+        if not chunk:
+            return []
+        if self._after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+        self._after_cr = chunk.endswith(b"\r")
+        lines = chunk.splitlines()  # bytes split at CR, LF and CRLF only
+        rest = b"" if chunk.endswith((b"\n", b"\r")) or not lines else lines.pop()
+        events: list[SSEEvent] = []
+        for line in lines:
+            if self._line:
+                self._line.append(line)
+                line = b"".join(self._line)  # noqa: PLW2901
+                self._size -= sum(map(len, self._line[:-1]))
+                self._line.clear()
+            if self._is_first:
+                self._is_first = False
+                line = line.removeprefix(_BOM)  # noqa: PLW2901
+            if line:
+                self._read_field(line)
+                continue
+            self.last_event_id = self._id
+            if self._data:
+                events.append(SSEEvent(self._event or "message", "\n".join(self._data), self._id))
+            self._event, self._data, self._size = "", [], 0
+        if rest:
+            self._line.append(rest)
+            self._grow(len(rest))
+        return events
+
+    def _read_field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        match name:
+            case b"data":
+                self._data.append(value.decode(errors="replace"))
+                self._grow(len(value) + 1)
+            case b"event":
+                self._event = value.decode(errors="replace")
+                self._grow(len(value))
+            case b"id" if b"\0" not in value and len(value) <= _MAX_ID:
+                self._id = value.decode(errors="replace")
+            case b"retry" if value.isdigit() and (retry := bounded_number(value.decode(), _MAX_RETRY)) is not None:
+                self.retry = int(retry)
+            case _:  # a comment, or an unknown field
+                pass
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > self._max_event:
+            message = f"an event of the stream is larger than {self._max_event:,} bytes"
+            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
