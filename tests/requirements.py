@@ -344,7 +344,7 @@ PIPELINE: dict[str, str] = {
 TRANSPORT: dict[str, str] = {
     "transport.contract": "One public contract runs on every transport that is shipped, each promise under its name.",
     "transport.contract-bites": "A transport that breaks a promise is caught by the check of that promise.",
-    "transport.medium": "A broker is one small interface; what sends never waits.",
+    "transport.broker-connection": "A broker is one small interface; sending never waits.",
     "transport.link.order": "What is written to a connection arrives in order.",
     "transport.link.bound": "A peer that does not read costs memory up to a bound; above it requests and answers fail, "
     "each its own call, and what ends or steers calls still passes.",

@@ -141,7 +141,7 @@ class _World:
         await self._quiet()
         for end in self._ends:
             expect(len(end.handler) == 0, f"{len(end.handler)} requests are still being answered")
-            expect(end.calls.open_calls == 0, f"{end.calls.open_calls} calls are still in the books")
+            expect(end.calls.open_calls == 0, f"{end.calls.open_calls} calls are still open")
             await end.close()
         left = asyncio.all_tasks() - before
         expect(not left, f"{len(left)} tasks were left behind: {left}")

@@ -81,7 +81,7 @@ def complaint() -> str:
 
 @requirement("chaos.outcomes")
 def test_a_call_that_outlives_its_deadline_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PendingRequestMap, "_time_is_up", lambda self, request_id: None)
+    monkeypatch.setattr(PendingRequestMap, "_time_out", lambda self, request_id: None)
     assert "did not end by its deadline" in complaint()
 
 
@@ -124,9 +124,9 @@ def test_a_lost_item_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @requirement("chaos.nothing-left")
-def test_a_request_that_stays_in_the_books_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_stays_open_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PendingRequestMap, "open_calls", property(lambda self: 1))
-    assert "1 calls are still in the books" in complaint()
+    assert "1 calls are still open" in complaint()
 
 
 @requirement("chaos.nothing-left")

@@ -14,7 +14,7 @@ def methods(kind: type) -> dict[str, bool]:
     return {name: inspect.iscoroutinefunction(method) for name, method in vars(kind).items() if name[0] != "_"}
 
 
-@requirement("transport.connection")
+@requirement("transport.broker-connection")
 def test_what_sends_never_waits_and_what_changes_who_serves_does() -> None:
     assert methods(BrokerConnection) == {
         "connect": True,
@@ -29,7 +29,7 @@ def test_what_sends_never_waits_and_what_changes_who_serves_does() -> None:
     assert not any(methods(BrokerListener).values())
 
 
-@requirement("transport.connection")
+@requirement("transport.broker-connection")
 def test_every_medium_has_the_methods_of_the_interface_and_the_transport_listens() -> None:
     for medium in (MemoryBrokerConnection, NatsBrokerConnection, RedisBrokerConnection):
         for name in methods(BrokerConnection):

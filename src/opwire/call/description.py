@@ -115,7 +115,7 @@ class Fingerprint(NamedTuple):
 
 
 class Unchanged(Struct):
-    """An item of `opwire.operations` that lists the operations whose descriptions the caller has cached."""
+    """An item of `opwire.operations` that lists the operations that the caller has cached."""
 
     unchanged: list[str]
 

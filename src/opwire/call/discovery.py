@@ -8,7 +8,7 @@ connection, so its requests need no credentials.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -46,12 +46,13 @@ class SelfDescription:
         self,
         registry: OperationRegistry,
         about: Callable[[], ServerInfo],
-        serves: Callable[[OperationSpec], bool] | None = None,
+        serves: Callable[[OperationSpec], bool] | None,
+        statistics: Mapping[str, Statistics],
     ) -> None:
         self._registry = registry
         self._serves = serves
         self._about = about
-        self._statistics: dict[str, Statistics] = {}
+        self._statistics = statistics
 
     @cached_property
     def operations(self) -> Dispatcher:
@@ -73,19 +74,6 @@ class SelfDescription:
         registry.query(ABOUT, access=public)(about)
         registry.subscription(OPERATIONS, access=public)(operations)
         return Dispatcher(registry)
-
-    def count(self, operation_id: str, seconds: float, error: CallError | None) -> None:
-        """Count a call that ended. Unknown operations are ignored: peers can invent any number of ids."""
-        statistics = self._statistics.get(operation_id)
-        if statistics is None:
-            if self._registry.get_spec(operation_id) is None:
-                return
-            statistics = self._statistics[operation_id] = Statistics()
-        statistics.calls += 1
-        statistics.seconds += seconds
-        if error is not None:
-            statistics.errors += 1
-            statistics.last_error = error.code.value
 
     def describe(self) -> Description:
         """Return the description of this server with all its operations."""

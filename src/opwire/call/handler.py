@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from opwire.call.call_table import Credits
-from opwire.call.description import Description, ServerInfo
+from opwire.call.description import Description, ServerInfo, Statistics
 from opwire.call.discovery import ABOUT, OPERATIONS, SelfDescription
 from opwire.call.events import CallAborted, CallCredit, CallRequested, Milliseconds
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
@@ -30,7 +30,7 @@ from opwire.registry import Change, OperationRegistry
 
 logger = logging.getLogger("opwire.call")
 
-_REMEMBERED = 10_000  # ended requests whose duplicates are detected
+_REMEMBERED = 10_000  # ended requests that are remembered to detect duplicates
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
 
 
@@ -122,7 +122,8 @@ class CallHandler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when no request is in flight; created by `drain`
         self._instance = (token_hex(8), name, version, round(time.time() * 1000))
-        self._about = SelfDescription(registry, self.about, self._dispatcher.is_announced)
+        self._statistics: dict[str, Statistics] = {}
+        self._about = SelfDescription(registry, self.about, self._dispatcher.is_announced, self._statistics)
 
     async def start(self) -> "CallHandler":
         """Accept requests, and announce the operations of the registry.
@@ -292,7 +293,9 @@ class CallHandler:
         served.begun = True
         began, error = time.perf_counter(), None
         try:
-            dispatcher = self._dispatcher_of(event.operation_id, served.caller)
+            dispatcher = self._dispatcher
+            if event.operation_id in (ABOUT, OPERATIONS):
+                dispatcher = self._describing(event.operation_id, served.caller)
             spec = dispatcher.find(event.operation_id, served.identity)
             streams = spec.type is OperationType.SUBSCRIPTION
             context = Context(
@@ -322,7 +325,7 @@ class CallHandler:
             error = failure(unforeseen, event.operation_id)
             self._calls.fail(event.request_id, error)
         finally:
-            self._about.count(event.operation_id, time.perf_counter() - began, error)
+            self._count(event.operation_id, time.perf_counter() - began, error)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
             self._done(event.request_id, served)
 
@@ -365,13 +368,25 @@ class CallHandler:
             await items.aclose()
         self._calls.complete(event.request_id, seq)
 
-    def _dispatcher_of(self, operation_id: str, caller: Address) -> Dispatcher:
-        """Return where to dispatch a request: to the registry, or to the operations that describe this server."""
-        if operation_id not in (ABOUT, OPERATIONS) or self._registry.get_spec(operation_id) is not None:
+    def _describing(self, operation_id: str, caller: Address) -> Dispatcher:
+        """Return the dispatcher of an operation that describes this server; the registry may override it."""
+        if self._registry.get_spec(operation_id) is not None:
             return self._dispatcher
         transport = self._calls.transport
         is_hub = isinstance(transport, Announcing) and transport.hub == caller
         return self._about.announced if is_hub else self._about.operations
+
+    def _count(self, operation_id: str, seconds: float, error: CallError | None) -> None:
+        statistics = self._statistics.get(operation_id)
+        if statistics is None:
+            if self._registry.get_spec(operation_id) is None:
+                return  # peers can invent any number of unknown ids
+            statistics = self._statistics[operation_id] = Statistics()
+        statistics.calls += 1
+        statistics.seconds += seconds
+        if error is not None:
+            statistics.errors += 1
+            statistics.last_error = error.code.value
 
     def _done(self, request_id: str, served: _Served) -> None:
         del self._served[request_id]

@@ -426,7 +426,7 @@ class BrokerTransport:
         if self._receiver is not None:
             self._receiver.received(event, sender)
 
-    # --- heartbeats and connections------------------------------------------------------------------------------------
+    # --- heartbeats and connections -----------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
         due = time.monotonic()
