@@ -152,12 +152,14 @@ class MissingExtraError(OpwireError, ImportError):
 def needs_extra(extra: str) -> Generator[None]:
     """Raise `MissingExtraError` for an import that fails because an extra of opwire is not installed.
 
+    Blocks may be nested; the outermost names the extra.
+
     with needs_extra("openapi"):
         import aiohttp
     """
     try:
         yield
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, MissingExtraError) as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "opwire":
             raise

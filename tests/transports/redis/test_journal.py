@@ -298,5 +298,5 @@ async def test_whatever_delay_is_asked_for_a_task_is_released(redis_server: Redi
 @requirement("durable.numbers")
 @pytest.mark.parametrize("keep", [0, -1, float("inf"), float("nan"), 10**400], ids=lambda value: f"{value!r:.9}")
 def test_a_time_to_keep_outcomes_that_is_none_is_refused(keep: float) -> None:
-    with pytest.raises(CallError, match="VALIDATION_ERROR: keep is"):
+    with pytest.raises(UsageError, match="keep is"):
         RedisJournal("redis://127.0.0.1:1", keep=keep)
