@@ -1,20 +1,13 @@
-"""One call as a span and in the metrics, named as OpenTelemetry's conventions for RPC have it.
+"""OpenTelemetry spans and metrics of calls. Needs `pip install 'opwire[otel]'`, and an SDK that exports them.
 
-Nothing of what is said in a call is recorded: no input, no output, no message of an error, which may quote them.
+    instrument(registry)  # the calls that are executed here, from every surface
+    instrument(spoke)  # the calls that a spoke or a hub serves, and those that it makes
 
-Where a call belongs in a trace: below what runs here, or below what a peer says in `traceparent`.
+Names follow OpenTelemetry's conventions for RPC. Inputs, outputs and error messages, which may quote them, are never
+recorded. A call that crosses a network stays one trace: the `traceparent` of W3C Trace Context is propagated over every
+transport, in the `_meta` of MCP and in the headers of HTTP, with or without this module.
 
-`instrument`: puts a recorder in front of the calls of one object, and takes it away again.
-
-It replaces methods of the object and not of its class, so that whatever is not instrumented stays as fast as it was.
-
-OpenTelemetry spans and metrics of calls. Needs `pip install 'opwire[otel]'`, and an SDK that exports them.
-
-    instrument(registry)  # what is executed here, whoever asks for it
-    instrument(spoke)  # what a spoke or a hub serves, and what it calls
-
-A call that crosses a network stays one trace: the `traceparent` of W3C's Trace Context goes along over every transport,
-in the `_meta` of MCP and in the headers of HTTP, with or without this package.
+`instrument` replaces methods of an object, not of its class, so that other objects stay as fast as before.
 """
 
 import asyncio
@@ -48,22 +41,22 @@ from opwire.operation import Context, OperationType, Trace, trace_of
 from opwire.registry import OperationRegistry, build_env
 
 _w3c = TraceContextTextMapPropagator()
-_SERVED = create_key("opwire-served")  # the traceparent of the call that is served in these surroundings
+_SERVED = create_key("opwire-served")  # the traceparent of the call that is served in this OpenTelemetry context
 
 
 class Parent(NamedTuple):
-    """What a call's span is to be a child of. `is_here`: it runs in this process."""
+    """The parent of a call's span. `is_here`: it runs in this process."""
 
     surroundings: Surroundings
     is_here: bool
 
 
 def parent_of(metadata: Mapping[str, Any]) -> Parent:
-    """The parent of a call that has this metadata.
+    """Return the parent of a call with this metadata.
 
-    The trace of the metadata is often that of a call which is served right here, and has grown since: its handler, or
-    an instrumentation of the web server, may have opened spans of its own. Those are nearer, then. Else the metadata is
-    right: the task that reads from a socket runs in the surroundings of whoever opened it.
+    The trace of the metadata is often that of a call served in this process, whose handler, or an instrumentation of
+    the web server, may have opened spans since. The current span is nearer then. Otherwise the metadata is right: the
+    task that reads from a socket runs in the context of the task that opened it.
     """
     here = get_current()
     trace = trace_of(metadata)
@@ -76,24 +69,24 @@ def parent_of(metadata: Mapping[str, Any]) -> Parent:
 
 
 def within(span: Span, parent: Parent) -> Surroundings:
-    """The surroundings in which a span is the current one."""
+    """Return a context in which the span is the current one."""
     return set_span_in_context(span, parent.surroundings)
 
 
 def serving(trace: Trace, surroundings: Surroundings) -> Surroundings:
-    """The surroundings of a handler whose context carries this trace: calls that carry it, too, are made by it."""
+    """Return the context of a handler with this trace, so that its calls are recognized as nested."""
     return set_value(_SERVED, trace.get("traceparent"), surroundings)
 
 
 def carried_trace(surroundings: Surroundings) -> Trace:
-    """The current span, as a context's metadata carries it; empty if nobody traces."""
+    """Return the current span as metadata; empty without a tracer."""
     carrier: dict[str, str] = {}
     _w3c.inject(carrier, surroundings)
     return trace_of(carrier)
 
 
 def _is_child(span: Span, traceparent: str) -> bool:
-    parent = getattr(span, "parent", None)  # a span of the SDK says whose child it is
+    parent = getattr(span, "parent", None)  # a span of the SDK has its parent
     return parent is not None and format_span_id(parent.span_id) == traceparent.split("-")[2]
 
 
@@ -101,12 +94,12 @@ Side = Literal["server", "client"]
 Attributes = dict[str, str | int | bool]
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)  # those of the conventions
-_LONGEST = 200  # characters of what a peer may have written
-_OTHER = "_OTHER"  # stands for operations that do not exist: callers could invent any number of names
+_LONGEST = 200  # characters of text from a peer
+_OTHER = "_OTHER"  # the name of unknown operations: callers could invent any number of them
 
 
 class Recorder:
-    """Spans and metrics of the calls that are served here, or of those that are made from here."""
+    """Records the spans and metrics of calls served here, or of calls made from here."""
 
     def __init__(
         self,
@@ -136,18 +129,18 @@ class Recorder:
         )
 
     def count_error(self, error: CallError) -> None:
-        """A request over a transport is answered with an error, whether it ran or not."""
+        """Count a request over a transport that failed, whether it ran or not."""
         self._errors.add(1, {"rpc.system.name": "opwire", "error.type": error.code.value})
 
     @contextmanager
     def call(
         self, operation_id: str, context: Context, *, type: OperationType | None = None, known: bool = True
     ) -> Generator["RecordedCall"]:
-        """Record a call, for as long as the block runs, with whatever ends it."""
+        """Record a call while the block runs, with its result or exception."""
         recorded = RecordedCall(self, operation_id, context, type=type, known=known)
         try:
             yield recorded
-        except GeneratorExit:  # the consumer of a stream has seen enough
+        except GeneratorExit:  # the consumer closed the stream
             raise
         except BaseException as error:
             recorded.failed(error)
@@ -157,7 +150,7 @@ class Recorder:
 
 
 class RecordedCall:
-    """A call under way. `context` is the one to make it with: whatever it leads to belongs to the same trace."""
+    """A call in flight. Make it with `context`, so that nested calls belong to the same trace."""
 
     __slots__ = ("_active", "_began", "_items", "_measured", "_recorder", "_span", "_surroundings", "context")
 
@@ -187,7 +180,7 @@ class RecordedCall:
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """What happens in the block, happens within the span."""
+        """Make the span the current one in the block."""
         token = attach(self._surroundings)
         try:
             yield
@@ -195,18 +188,18 @@ class RecordedCall:
             detach(token)
 
     def answered(self, envelope: ResponseEnvelope[Any]) -> None:
-        """There is an answer, or one more item."""
+        """Record a result, or one more item of a stream."""
         self._items += 1
         meta = envelope.meta
         self._measured["opwire.source"] = meta.source
         if isinstance(meta, HTTPResponseMeta):
-            if 0 <= meta.status_code < 1000:  # any number on the wire, and 64 bits in a span
+            if 0 <= meta.status_code < 1000:  # decoded from any JSON number; a span takes 64 bits
                 self._measured["http.response.status_code"] = int(meta.status_code)
         elif isinstance(meta, MCPResponseMeta) and meta.is_error:
-            self._measured["error.type"] = "tool_error"  # an answer, and no failure of the call
+            self._measured["error.type"] = "tool_error"  # a result, not a failed call
 
     def failed(self, error: BaseException) -> None:
-        """The call failed. In the span of a server that is an error if it was the server's fault."""
+        """Record a failed call. In the span of a server it is an error only if the server caused it."""
         code = error.code if isinstance(error, CallError) else ErrorCode.INTERNAL
         gave_up = isinstance(error, asyncio.CancelledError)
         if gave_up:
@@ -219,7 +212,7 @@ class RecordedCall:
             self._span.set_attribute("opwire.error_id", error_id)
 
     def end(self) -> None:
-        """The call is over."""
+        """End the span and record the duration."""
         seconds = perf_counter() - self._began
         self._measured.setdefault("rpc.response.status_code", "OK")
         self._span.set_attributes(self._measured)
@@ -233,12 +226,12 @@ class RecordedCall:
 def _kind(side: Side, context: Context, *, is_nested: bool) -> SpanKind:
     if side == "client":
         return SpanKind.CLIENT
-    # What came from outside has a request id; what this process does on its own behalf has none.
+    # A call from outside has a request id; a call of this process itself has not.
     return SpanKind.INTERNAL if is_nested or context.request_id is None else SpanKind.SERVER
 
 
 def _said(operation_id: str, context: Context, *, known: bool, identity: bool) -> Attributes:
-    """What only the span says: it would be too much for metrics."""
+    """Return attributes for the span only: metrics would have too many values."""
     said: Attributes = {}
     if not known:
         said["rpc.method_original"] = operation_id[:_LONGEST]
@@ -256,7 +249,7 @@ def _with_trace(metadata: Mapping[str, Any], trace: Trace) -> Mapping[str, Any]:
 
 
 def _error_id(error: BaseException) -> str | None:
-    """Under which id the log knows more of an unforeseen error."""
+    """Return the id under which an unexpected error was logged."""
     details = error.details if isinstance(error, CallError) else None
     id = cast("dict[str, Any]", details).get("errorId") if isinstance(details, dict) else None
     return id if isinstance(id, str) else None
@@ -264,7 +257,7 @@ def _error_id(error: BaseException) -> str | None:
 
 @runtime_checkable
 class BothSides(Protocol):
-    """A `Hub` or a `Spoke`: it serves a registry, and calls what others serve."""
+    """A `Hub` or a `Spoke`: serves a registry, and calls other servers."""
 
     calls: PendingRequestMap
     handler: CallHandler
@@ -292,17 +285,17 @@ def instrument(
     meter_provider: MeterProvider | None = None,
     identity: bool = False,
 ) -> Callable[[], None]:
-    """Record spans and metrics of calls; the function that is returned ends that.
+    """Record spans and metrics of calls; the returned function stops that.
 
-        instrument(registry)  # what `execute` and `subscribe` do, whoever asks for it: a transport, MCP, HTTP
-        instrument(client)  # the calls of a Client, a span for each, however often it is tried
-        instrument(spoke)  # of a Spoke or a Hub, what it serves and what it calls
+        instrument(registry)  # `execute` and `subscribe`, called by a transport, MCP or HTTP
+        instrument(client)  # the calls of a Client, one span per call, retries included
+        instrument(spoke)  # the calls that a Spoke or a Hub serves and makes
 
-    Without providers, those of the process are used. `identity` shows the caller's id in spans. What is instrumented
-    already stays as it is. Inputs, outputs and the messages of errors are never recorded.
+    The default providers are those of the process. `identity` adds the caller's id to spans. Targets that are
+    instrumented already are ignored.
 
     Raises:
-        TypeError: one of them makes and serves no calls.
+        TypeError: a target neither makes nor serves calls.
     """
     options: Any = {"tracer_provider": tracer_provider, "meter_provider": meter_provider, "identity": identity}
     server, client = Recorder("server", **options), Recorder("client", **options)
@@ -340,7 +333,7 @@ def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingReques
 
 
 def _instrument_registry(registry: OperationRegistry, recorder: Recorder) -> Callable[[], None]:
-    # Of a call that comes without a context. What its handler calls comes without one, too, and is trusted as much.
+    # For calls without a context. Nested calls of their handlers have none either, and are trusted as well.
     nobody = Context(bind_env=lambda _: build_env(registry))
 
     def begin(operation_id: str, context: Context | None) -> AbstractContextManager[RecordedCall]:
@@ -384,9 +377,9 @@ def _caller(
 
 
 def _put(target: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
-    """Put methods in the place of an object's own; the function that is returned takes them away."""
+    """Override methods of an object; the returned function restores them."""
     own = cast("dict[str, Any]", vars(target))
-    if not own.keys().isdisjoint(methods):  # it is instrumented already
+    if not own.keys().isdisjoint(methods):  # already instrumented
         return lambda: None
     own.update(methods)
 
@@ -413,12 +406,12 @@ def _recorded_stream(subscribe: Callable[..., Any], begin: _Begin) -> Callable[.
     async def recorded_stream(
         operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None, **options: Any
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        if output_type is not None:  # `subscribe_envelopes` does not take it
+        if output_type is not None:  # `subscribe_envelopes` has no such parameter
             options["output_type"] = output_type
         with begin(operation_id, context) as recorded:
             items = subscribe(operation_id, input, context=recorded.context, **options)
             try:
-                # The span is current while the producer runs, and not while the consumer does.
+                # The span is current while the producer runs, not while the consumer does.
                 while (item := await _next(items, recorded)) is not None:
                     recorded.answered(item)
                     yield item
