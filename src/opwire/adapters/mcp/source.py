@@ -368,17 +368,19 @@ def from_mcp(
             its content. The servers of a file have the namespaces of their keys.
         required: for a whole file: raise if a server cannot be reached. By default it is in `failures`, and the others
             are used.
-        namespace: of the operations of a single server; the server's own name by default.
-        trust_annotations: trust a server that marks a tool as read-only, which makes it a query, and another opwire in
-            its description of operations: types, timeouts and, without a `namespace`, ids.
-        elicit, sample, roots, log: the answers to requests of servers, see `Callbacks`.
-        resources: whether to add operations for resources.
-        prompts: whether to add operations for prompts.
-        tool_timeout: of every call of a tool, in seconds.
-        normalize: that of `OperationSpec`.
-        strip: that of `OperationSpec`.
-        connect_timeout: of connecting and listing, in seconds.
-        max_message: bytes of one message from a server.
+        options: see below.
+
+    Options:
+
+    - `namespace`: of the operations of a single server; the server's own name by default.
+    - `trust_annotations`: trust a server that marks a tool as read-only, which makes it a query, and another opwire in
+      its description of operations: types, timeouts and, without a `namespace`, ids.
+    - `elicit`, `sample`, `roots`, `log`: the answers to requests of servers, see `Callbacks`.
+    - `resources`, `prompts`: whether to add operations for them.
+    - `tool_timeout`: of every call of a tool, in seconds.
+    - `normalize`, `strip`: those of `OperationSpec`.
+    - `connect_timeout`: of connecting and listing, in seconds.
+    - `max_message`: bytes of one message from a server.
 
     Raises:
         UsageError: the server is invalid, or a namespace is given for a whole file.
