@@ -621,6 +621,7 @@ HUB: dict[str, str] = {
     "hub.drain-spoke": "A spoke that drains finishes what it has; a rolling restart fails no call.",
     "hub.drain-hub": "A hub that drains sends spokes away, lets calls finish in the time given, and closes.",
     "hub.restart": "When a hub goes, every call has one outcome, and its spokes come back to the next one.",
+    "hub.reconnected": "A log that shows the loss of a hub or broker shows the reconnection, too.",
     "hub.failover": "A spoke with several URLs goes to the next hub.",
     "hub.tls": "A hub may be encrypted.",
     "hub.broker": "Over a broker a node shows what others serve there, and polls for changes.",

@@ -497,7 +497,8 @@ class BrokerTransport:
                 self.disconnected(error.message if isinstance(error, CallError) else "an unexpected error: see the log")
                 await self._connection.close()
             else:
-                logger.info("reconnected to %s", self._connection.name)
+                # At the level of the loss: a log that shows one of them shows both.
+                logger.warning("reconnected to %s", self._connection.name)
             tried_at = time.monotonic()
 
     async def _in_time(self, what: str, work: Coroutine[None, None, None]) -> None:

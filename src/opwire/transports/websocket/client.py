@@ -545,7 +545,8 @@ class WebSocketTransport:
                 logger.exception("not connected yet")
                 self._broken.set()
             else:
-                logger.info("connected to %s again", self._name)
+                # At the level of the loss: a log that shows one of them shows both.
+                logger.warning("reconnected to %s", self._name)
             tried_at = time.monotonic()
 
 
