@@ -120,6 +120,10 @@ def _enum_of_objects(n: int) -> tuple[dict[str, Any], Any]:
     return {"items": {"enum": [{"n": i} for i in range(400)]}}, [{"n": 399}] * n
 
 
+def _large_multiples(n: int) -> tuple[dict[str, Any], Any]:
+    return {"type": "array", "items": {"type": "number", "multipleOf": 0.01}}, [1e308] * n
+
+
 def _undeclared(n: int) -> tuple[dict[str, Any], Any]:
     item = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}}}
     return {"type": "array", "items": item}, [{"id": i, "name": "name", "more": 1} for i in range(n)]
@@ -210,6 +214,7 @@ ATTACKS: dict[str, tuple[Callable[[int], Attack], tuple[int, ...]]] = {
     "a document of 20 kinds of nodes, valid": (lambda n: _given(*_document(n)), (1_000, 50_000)),
     "unique arrays with one hash": (lambda n: _given(*_unique_arrays(n)), (1_000, 50_000)),
     "items of an enum of 400 objects": (lambda n: _given(*_enum_of_objects(n)), (100, 50_000)),
+    "multiples of 0.01 as large as 1e308": (lambda n: _given(*_large_multiples(n)), (1_000, 100_000)),
     "duplicate keys over HTTP": (_duplicate_keys, (1_000, 40_000)),
     "a nested body over HTTP, levels": (_deep_body, (1_000, 100_000)),
     "an unknown operation, letters": (_unknown_id, (100, 1_000_000)),

@@ -273,6 +273,9 @@ EXPENSIVE: dict[str, tuple[Any, Any]] = {
         {"patternProperties": {f"^k{n}$": {} for n in range(5_000)}},
         {f"x{n}": 1 for n in range(5_000)},
     ),
+    "multiples of a fraction, as large as a float can be": ({"items": {"multipleOf": 0.01}}, [1e308] * 10_000),
+    "multiples of an integer, with 4,000 digits": ({"items": {"multipleOf": 2}}, [10**4000] * 200),
+    "ordinary numbers as multiples of a tiny one": ({"items": {"multipleOf": 1e-300}}, [12.5] * 10_000),
     "patterns that backtrack": ({"items": {"not": {"pattern": "^(?:(?:a|aa)(?=.))*x"}}}, ["a" * 16 + "!"] * 10_000),
     "unique arrays": ({"uniqueItems": True}, trees(20_000)),
     "unique integers": ({"type": "array", "uniqueItems": True}, [10**30 + n for n in range(20_000)]),
@@ -293,6 +296,13 @@ def test_a_value_that_would_take_too_long_is_rejected_and_a_small_one_is_not(nam
     assert schema.fit(value).value is value
     small = dict(list(value.items())[:50]) if isinstance(value, dict) else value[:20]
     assert isinstance(schema.checker()(small), bool)
+
+
+@requirement("schema.cost")
+def test_prices_that_are_multiples_of_a_cent_are_checked() -> None:
+    schema = Schema({"items": {"properties": {"price": {"type": "number", "multipleOf": 0.01}}}})
+    assert schema.is_valid([{"price": 1999.99}] * 10_000)
+    assert not schema.is_valid([{"price": 1999.999}])
 
 
 @requirement("schema.cost")
