@@ -851,6 +851,97 @@ async def test_a_caller_that_is_cancelled_does_not_wait_for_a_stubborn_handler(
     assert caplog.text.count("is abandoned") == 1
 
 
+class StubbornStream(Stubborn):
+    """A subscription that swallows every cancellation, while it waits for its second item and when it is closed."""
+
+    async def __call__(self, input: Any, context: Context) -> AsyncIterator[str]:  # type: ignore[override]
+        try:
+            yield "first"
+            yield await super().__call__(input, context)
+        finally:
+            await super().__call__(input, context)
+
+
+@pytest.fixture
+async def stubborn_stream(
+    registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StubbornStream]:
+    monkeypatch.setattr("opwire.invoke.CLOSE_GRACE", SHORT)
+    handler = StubbornStream()
+    for name, idle in (("idle", SHORT), ("patient", float(PATIENCE))):
+        spec = OperationSpec(namespace="a", name=name, type=OperationType.SUBSCRIPTION, idle_timeout=idle)
+        registry.register(spec, handler)
+    yield handler
+    handler.release.set()
+    await asyncio.sleep(0)
+
+
+@requirement("subscribe.stubborn")
+@pytest.mark.parametrize("limit", ["idle timeout", "deadline"])
+async def test_a_subscription_that_swallows_its_cancellation_is_left_behind_and_reported(
+    registry: OperationRegistry, stubborn_stream: StubbornStream, caplog: pytest.LogCaptureFixture, limit: str
+) -> None:
+    before = asyncio.all_tasks()
+    if limit == "deadline":
+        stream = registry.subscribe("a.patient", context=Context(deadline=time.monotonic() + 5 * SHORT))
+    else:
+        stream = registry.subscribe("a.idle")
+    assert (await anext(stream)).data == "first"
+    assert (await call_error(within(anext(stream)))).code is ErrorCode.TIMEOUT
+    assert stubborn_stream.cancelled == 1
+    await until(lambda: "is abandoned" in caplog.text)
+    assert caplog.text.count("is abandoned") == 1
+    assert asyncio.all_tasks() == before, "asyncio.run would wait for it at its end"
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@requirement("subscribe.stubborn")
+@pytest.mark.parametrize("leaves", ["between items", "while it waits"])
+async def test_a_consumer_that_leaves_does_not_wait_for_a_stubborn_subscription(
+    registry: OperationRegistry, stubborn_stream: StubbornStream, caplog: pytest.LogCaptureFixture, leaves: str
+) -> None:
+    stream = registry.subscribe("a.patient")
+    assert (await anext(stream)).data == "first"
+    if leaves == "between items":
+        await within(stream.aclose())
+    else:
+        waiting = asyncio.ensure_future(anext(stream))
+        await within(stubborn_stream.begun.wait())
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await within(waiting)
+    await until(lambda: "is abandoned" in caplog.text)
+    assert caplog.text.count("is abandoned") == 1
+
+
+async def test_a_subscription_with_a_limit_runs_in_one_task_and_not_ahead_of_its_consumer(
+    registry: OperationRegistry,
+) -> None:
+    tasks, produced = set[asyncio.Task[Any] | None](), list[int]()
+
+    @registry.subscription("a.c", idle_timeout=PATIENCE)
+    async def counted() -> AsyncIterator[int]:
+        try:
+            async with asyncio.timeout(PATIENCE):  # belongs to one task
+                for number in range(5):
+                    tasks.add(asyncio.current_task())
+                    produced.append(number)
+                    yield number
+        finally:
+            tasks.add(asyncio.current_task())
+
+    async with aclosing(registry.subscribe("a.c")) as stream:
+        async for envelope in stream:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert produced[-1] == envelope.data
+            if envelope.data == 3:
+                break
+    assert len(tasks) == 1
+
+
 @requirement("deadlines.stubborn")
 def test_a_handler_that_was_left_behind_does_not_keep_the_loop_from_ending() -> None:
     script = """

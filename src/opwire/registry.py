@@ -22,9 +22,9 @@ from opwire.invoke import (
     Interceptors,
     Open,
     Run,
-    close_stream,
     failure,
     is_generator_function,
+    isolated,
     next_item,
     opener,
     run_within,
@@ -444,11 +444,13 @@ class OperationRegistry:
             raise
         except FAILURES as error:
             raise failure(error, bound.spec.id) from error
+        if bound.spec.idle_timeout is not None or (inside.deadline is not None and not inside.watched):
+            stream = isolated(stream, bound.spec.id)
         try:
             while (envelope := await self._next(bound, stream, inside)) is not None:
                 yield envelope
         finally:
-            await close_stream(stream, bound.spec.id)
+            await stream.aclose()
 
     async def _run(self, run: Run, arguments: Any, context: Context, operation_id: str) -> Any:
         deadline = context.deadline

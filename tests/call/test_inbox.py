@@ -159,9 +159,15 @@ def test_a_buffer_is_never_above_its_limit_and_every_item_is_consumed_dropped_or
 # --- credits ----------------------------------------------------------------------------------------------------------
 
 
+async def send(credits: Credits) -> None:
+    await within(credits.ready())
+    credits.sent += 1
+
+
 async def takes(credits: Credits, log: list[int]) -> None:
     while True:
-        await credits.take()
+        await credits.ready()
+        credits.sent += 1
         log.append(len(log) + 1)
 
 
@@ -179,13 +185,13 @@ async def test_a_producer_takes_exactly_the_credits_that_it_was_given() -> None:
     with pytest.raises(asyncio.CancelledError):
         await within(producer)
     credits.grant(credit(1))
-    await within(credits.take())
+    await send(credits)
 
 
 @requirement("subscribe.credits")
 async def test_no_credits_at_first_is_a_producer_that_waits() -> None:
     credits = Credits(0)
-    waiting = asyncio.ensure_future(credits.take())
+    waiting = asyncio.ensure_future(credits.ready())
     await settled()
     assert not waiting.done()
     for nothing in (0, 0):
@@ -200,9 +206,9 @@ async def test_no_credits_at_first_is_a_producer_that_waits() -> None:
 async def test_a_consumer_that_says_nothing_of_credits_sets_no_limit() -> None:
     credits = Credits(None)
     for _ in range(1_000):
-        await within(credits.take())
+        await send(credits)
     credits.grant(credit(5))
-    await within(credits.take())
+    await send(credits)
 
 
 @requirement("subscribe.credits.repeatable")
@@ -226,7 +232,7 @@ async def test_a_grant_without_end_is_an_end_of_flow_control_and_nothing_worse(g
     for credits in (Credits(0), Credits(10**400)):
         credits.grant(grant)
         credits.grant(grant)
-        await within(credits.take())
+        await send(credits)
         assert credits._granted == EVERYTHING
 
 
@@ -234,7 +240,7 @@ async def test_a_grant_without_end_is_an_end_of_flow_control_and_nothing_worse(g
 async def test_an_item_that_a_waiting_consumer_keeps_missing_is_lost() -> None:
     credits = Credits(10)
     for _ in range(4):
-        await credits.take()
+        await send(credits)
     reports = [credits.lost_item(credit(0, total=10, received=2)) for _ in range(3)]
     assert reports == [None, None, 3]
 
@@ -243,12 +249,13 @@ async def test_an_item_that_a_waiting_consumer_keeps_missing_is_lost() -> None:
 async def test_items_that_may_be_on_their_way_are_not_lost() -> None:
     credits = Credits(10)
     for received in range(5):  # each report is of an item more
-        await credits.take()
+        await send(credits)
         assert credits.lost_item(credit(0, total=10, received=received)) is None
     credits = Credits(10)
     for _ in range(9):  # the consumer waits for an item that is not there yet
         assert credits.lost_item(credit(0, total=10, received=0)) is None
-    await credits.take()  # sent between two reports
+        await within(credits.ready())  # allowed is not sent
+    await send(credits)  # sent between two reports
     for _ in range(2):
         assert credits.lost_item(credit(0, total=10, received=0)) is None
     for ordinary in (credit(2, total=12, received=0), credit(2)):

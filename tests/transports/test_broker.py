@@ -178,7 +178,7 @@ async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats
 @virtual
 @requirement("transport.leases.probes")
 async def test_where_the_broker_knows_that_a_server_is_gone_its_calls_fail_in_a_moment(stage: Stage) -> None:
-    for round, in_hand in enumerate((0.05, 0.1, 1.0, 2.0)):
+    for round, in_hand in enumerate((0.05, 0.1, 1.0, 2.0, 10.0, 50.0)):
         await stage.server()
         caller = await stage.caller()
         calls = [asyncio.ensure_future(outcome(caller.call("work.hang", timeout=200))) for _ in range(20)]
@@ -192,6 +192,20 @@ async def test_where_the_broker_knows_that_a_server_is_gone_its_calls_fail_in_a_
             await anext(items)
         assert now() - began <= 0.05
         assert caller.open_calls == 0
+
+
+@virtual
+@requirement("subscribe.lost-items", "transport.leases.long-calls")
+async def test_a_subscription_may_pause_for_as_long_as_it_likes(stage: Stage) -> None:
+    @stage.registry.subscription("work.rare")
+    async def rare() -> AsyncGenerator[int]:
+        for number in range(3):
+            await asyncio.sleep(30)
+            yield number
+
+    await stage.server()
+    caller = await stage.caller()
+    assert [item.data async for item in caller.subscribe("work.rare")] == [0, 1, 2]
 
 
 @virtual

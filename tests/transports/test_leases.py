@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -152,7 +153,7 @@ def test_the_server_of_a_call_that_takes_long_is_probed_once_for_all_of_its_call
     assert probed(leases, MOMENT / 2) == []
     assert probed(leases, 1.1 * MOMENT) == [("server", "r3"), ("other", "r4")]
     assert probed(leases, 1.2 * MOMENT) == [], "not again at once"
-    assert probed(leases, 2.2 * MOMENT) == [("server", "r3"), ("other", "r4")]
+    assert probed(leases, 2.4 * MOMENT) == [("server", "r3"), ("other", "r4")]
 
 
 @requirement("transport.leases.probes")
@@ -160,11 +161,11 @@ def test_probes_become_rarer_the_longer_a_call_takes_until_a_younger_one_joins_i
     leases = Leases(1e9)
     leases.routed(leases.ask("old", "math.add", 0.0, streams=False), "server")
     first_second = sum(len(leases.watch(tick * MOMENT)) for tick in range(50))
-    assert 40 <= first_second <= 50
+    assert first_second == 25, "at every other look"
     later = sum(len(leases.watch(1000 + tick * MOMENT)) for tick in range(50))
     assert later == 4
     leases.routed(leases.ask("young", "math.add", 1001.0, streams=False), "server")
-    assert 40 <= sum(len(leases.watch(1001 + tick * MOMENT)) for tick in range(50)) <= 50
+    assert 24 <= sum(len(leases.watch(1001 + tick * MOMENT)) for tick in range(50)) <= 26
 
 
 @requirement("transport.leases.probes")
@@ -190,7 +191,7 @@ def test_only_so_many_servers_are_probed_at_once_and_none_is_forgotten() -> None
         leases.routed(leases.ask(f"r{number}", "math.add", 0.0, streams=False), f"server{number}")
     seen: set[str | None] = set()
     for tick in range(1, 5):
-        now = probed(leases, 1.1 * tick * MOMENT)
+        now = probed(leases, 1.5 * tick * MOMENT)
         assert len(now) <= 64
         seen.update(server for server, _ in now)
     assert len(seen) == 200
@@ -253,11 +254,27 @@ def test_calls_in_hand_are_named_after_a_moment_and_once() -> None:
 def test_there_is_less_to_see_the_longer_calls_take_and_the_more_there_are() -> None:
     leases = Leases(PATIENCE)
     leases.ask("r", "math.add", 0.0, streams=False)
-    assert (leases.pause(0.0) or 0) <= MOMENT
-    assert leases.pause(100.0) == 0.25
+
+    def pause(now: float) -> float:
+        leases.watch(now)
+        return leases.pause(now) or 0
+
+    assert pause(0.0) <= MOMENT
+    assert pause(59.0) == pytest.approx(0.025)
+    assert pause(1000.0) == pytest.approx(0.25)
     for number in range(50_000):
-        leases.ask(f"r{number}", "math.add", 100.0, streams=False)
-    assert (leases.pause(100.0) or 0) > 5 * MOMENT
+        leases.ask(f"r{number}", "math.add", 1000.0, streams=False)
+    assert pause(1000.0) > 5 * MOMENT
+
+
+@requirement("transport.leases.probes")
+def test_the_more_servers_are_probed_the_rarer_each_of_them_is() -> None:
+    leases = Leases(1e9)
+    for number in range(1_000):
+        leases.routed(leases.ask(f"r{number}", "math.add", 0.0, streams=False), f"server{number}")
+    second = [leases.watch(1.0 + tick / 100) for tick in range(100)]
+    assert max(map(len, second)) <= 64
+    assert 5_000 <= sum(map(len, second)) <= 10_000
 
 
 def test_what_ends_a_call() -> None:

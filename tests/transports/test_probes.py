@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from opwire.call import Address
+from opwire.call import Address, CallResponded
 from opwire.call.events import Waiting, decode_message
+from opwire.envelope import local_envelope
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.leases import MOMENT, Leases, Probes
 from tests.chaos.virtual_time import run_virtually
@@ -87,6 +89,27 @@ def test_a_new_call_is_looked_at_in_a_moment_however_rarely_the_old_ones_are() -
         assert end.sent == []
 
     run_virtually(joined())
+
+
+@requirement("transport.leases.probes")
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_server_is_probed_every_25_ms_for_a_minute_whether_or_not_it_sends_something(streams: bool) -> None:
+    async def noted() -> list[float]:
+        end, times = Recorder(), [now()]
+        end.send = lambda to, token, message, *, control: times.append(now())  # type: ignore[method-assign]
+        token = end.leases.ask("r", "math.add", now(), streams=streams, server="server")
+        end.probes.soon(now())
+        for _ in range(400):
+            await asyncio.sleep(0.15)
+            if streams:
+                item = CallResponded(request_id="r", output=local_envelope(1, "math.add"), seq=1)
+                assert end.leases.accepts(item, "server", token, now())
+                times.append(now())
+        end.probes.stop()
+        return times
+
+    times = run_virtually(noted())
+    assert max(after - before for before, after in pairwise(times)) < 0.0305, "an interval, and a quarter of a moment"
 
 
 @pytest.mark.parametrize("error", [CallError(ErrorCode.RATE_LIMITED, "full"), KeyError("a bug")])

@@ -321,13 +321,16 @@ class Window:
 
 
 class Credits:
-    """The producer's side of flow control: how many items it may still send. `initial` None is unlimited."""
+    """The producer's side of flow control: how many items it may still send. `initial` None is unlimited.
 
-    __slots__ = ("_granted", "_news", "_reports", "_sent", "_stalled_at")
+    `sent` counts items when they are sent, not when they may be: a producer can take any time for the next one.
+    """
+
+    __slots__ = ("_granted", "_news", "_reports", "_stalled_at", "sent")
 
     def __init__(self, initial: int | None) -> None:
         self._granted = EVERYTHING if initial is None else min(initial, EVERYTHING)
-        self._sent = 0
+        self.sent = 0
         self._stalled_at: tuple[int, int] = (0, 0)  # items received and sent at the first report of a waiting consumer
         self._reports = 0
         self._news = _Signal()
@@ -345,17 +348,16 @@ class Credits:
         One report proves nothing, since items may be in flight. Several in a row with the same number do.
         """
         received = event.received
-        if event.n or received is None or received >= self._sent:
+        if event.n or received is None or received >= self.sent:
             self._reports = 0
             return None
         if not self._reports or received != self._stalled_at[0]:
-            self._stalled_at, self._reports = (received, self._sent), 1
+            self._stalled_at, self._reports = (received, self.sent), 1
             return None
         self._reports += 1
         return received + 1 if self._reports >= _STALLS and received < self._stalled_at[1] else None
 
-    async def take(self) -> None:
-        """Wait until an item may be sent, and count it."""
-        while self._sent >= self._granted:
+    async def ready(self) -> None:
+        """Wait until an item may be sent."""
+        while self.sent >= self._granted:
             await self._news.wait()
-        self._sent += 1

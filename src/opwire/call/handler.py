@@ -356,12 +356,12 @@ class CallHandler:
         seq = 0
         credits = served.credits = served.credits or Credits(None)
         try:
-            await credits.take()
+            await credits.ready()
             async for envelope in items:
-                seq += 1
+                seq = credits.sent = seq + 1
                 if not self._calls.respond(event.request_id, envelope, seq):
                     return
-                await credits.take()
+                await credits.ready()
                 if seq % _BREATH == 0:
                     await asyncio.sleep(0)
         finally:
