@@ -5,25 +5,23 @@ OPWIRE_TOKEN=a-long-random-secret python examples/hub.py ws://127.0.0.1:8700
 
 import asyncio
 import os
-import signal
 import sys
 
 from opwire import Identity
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub
+from opwire.signals import stop_signals
 
 
 async def main(url: str) -> None:
     # Whoever has the token is this identity, and may announce in these namespaces alone.
     grant = Grant(Identity(id="team", scopes=("*",)), announces=("math", "clock"))
     auth = StaticTokens({os.environ["OPWIRE_TOKEN"]: grant})
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with Hub(None, url, authenticate=auth) as hub:
-        print("listening", hub.url, flush=True)
-        await stop.wait()
-        await hub.drain()
+    with stop_signals() as stop:  # SIGINT or SIGTERM
+        async with Hub(None, url, authenticate=auth) as hub:
+            print("listening", hub.url, flush=True)
+            await stop.wait()
+            await hub.drain()
 
 
 if __name__ == "__main__":

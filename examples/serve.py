@@ -9,13 +9,13 @@ Start it twice, and the calls are shared. Stop one with Ctrl-C: it finishes what
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 from opwire import Identity, OperationRegistry
 from opwire.hub import Spoke
+from opwire.signals import stop_signals
 
 registry = OperationRegistry()
 
@@ -39,13 +39,11 @@ async def main(url: str) -> None:
     # the door.
     everybody = Identity(id="everybody", scopes=("*",))
     token: dict[str, Any] = {"token": os.environ["OPWIRE_TOKEN"]} if url.startswith("ws") else {}
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with Spoke(registry, url, name="example", version="1.0.0", anonymous=everybody, **token) as spoke:
-        print("serving", *(spec.id for spec in registry.list()), flush=True)
-        await stop.wait()
-        await spoke.drain()
+    with stop_signals() as stop:  # SIGINT or SIGTERM
+        async with Spoke(registry, url, name="example", version="1.0.0", anonymous=everybody, **token) as spoke:
+            print("serving", *(spec.id for spec in registry.list()), flush=True)
+            await stop.wait()
+            await spoke.drain()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ LAYOUT: dict[str, str] = {
     "layout.core-imports": "Importing opwire loads msgspec, jsonschema-rs and the standard library, nothing else.",
     "layout.makefile": "The Makefile has at most 60 lines.",
     "layout.manifest": "Each promise has a test, each mark has a promise.",
+    "platforms.signals": "SIGINT and SIGTERM stop what is served on every platform, Windows included.",
     "layout.types": "What type checkers infer for the public API is what the tests assert, for pyright and for mypy.",
 }
 
@@ -241,6 +242,7 @@ OPERATIONS: dict[str, str] = {
     "decorators.function-unchanged": "A decorated function stays the ordinary function that it was.",
     "decorators.context": "A parameter annotated `Context` receives the context and is no part of the input.",
     "decorators.conversion": "Arguments arrive converted to their annotated types.",
+    "decorators.lazy-annotations": "Lazy annotations (Python 3.14) are resolved; a missing name is a HintError.",
     "decorators.callables": "Partials, callable objects, bound and static methods, wrapped functions can be handlers.",
     "decorators.refused": "A function that cannot be an operation is refused when it is registered.",
     "execute.envelope": "`execute` answers with an envelope, whatever the handler returns.",

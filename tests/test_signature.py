@@ -1,6 +1,7 @@
 """Functions as operations: schemas from annotations, arguments from the input."""
 
 import functools
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -96,6 +97,7 @@ async def received(function: Callable[..., Any], input: Any) -> list[Any]:
     def spy(*args: Any, **kwargs: Any) -> None:
         seen.extend([*args, *kwargs.values()])
 
+    spy.__annotations__ = function.__annotations__  # since Python 3.14, `wraps` copies what evaluates them instead
     await registered(spy).execute("test.it", input)
     return seen
 
@@ -650,6 +652,23 @@ async def test_annotations_that_are_strings_are_resolved() -> None:
     assert (await registry.execute("future.total", {"items": [{"price": 2}, {"price": 3.5}]})).data == 5.5
     nearby = await registry.execute("future.nearby", {"item": {"price": 2}}, Context(request_id="r1"))
     assert nearby.data == {"price": 2.0, "request": "r1"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are lazy since Python 3.14")
+@requirement("decorators.lazy-annotations")
+async def test_lazy_annotations_are_resolved_and_a_missing_name_is_refused() -> None:
+    from tests import lazy_annotations as lazy
+
+    registry = OperationRegistry()
+    lazy.register(registry)
+    node = {"value": 1, "next": {"value": 2}}
+    called = await registry.execute("lazy.depth", {"node": node}, Context(request_id="r1"))
+    assert called.data == {"depth": 2, "last": 2, "request": "r1"}
+    with pytest.raises(HintError, match=r"unseen_parameter: an annotation cannot be resolved: .*Unseen"):
+        registered(lazy.unseen_parameter)
+    for cls in (lazy.UnseenField, lazy.UnseenKey):
+        with pytest.raises(HintError, match=rf"an annotation of {cls.__name__} cannot be resolved: .*Unseen"):
+            Schema.from_type(cls)
 
 
 @requirement("decorators.refused")

@@ -5,10 +5,11 @@ positional-only parameter receives the whole input, and `**extra` receives undec
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import NoneType, UnionType
-from typing import Any, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Any, ForwardRef, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType, defstruct
 
@@ -18,6 +19,13 @@ from opwire.operation import Context, Handler
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed import converter, identity_kinds, json_schema_of, yield_type_of
 from opwire.typed.plain import SCALARS, to_plain
+
+if sys.version_info >= (3, 14):  # annotations are lazy (PEP 649): one may name what is imported under TYPE_CHECKING
+    from annotationlib import Format
+
+    _signature = partial(inspect.signature, annotation_format=Format.FORWARDREF)
+else:
+    _signature = inspect.signature
 
 _Parameter = inspect.Parameter
 _FLAT = frozenset({int, str, bool, NoneType})
@@ -49,7 +57,7 @@ def read_signature(
     """
     name = getattr(function, "__qualname__", repr(function))
     hints = _hints(function, name)
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = list(_signature(function).parameters.values())
     contexts = [each for each in parameters if _is_context(hints.get(each.name))]
     if len(contexts) > 1:
         both = " and ".join(each.name for each in contexts)
@@ -84,10 +92,19 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         enclosing = inspect.getclosurevars(target).nonlocals
     except TypeError:
         enclosing = {}
+    names = {**enclosing, "Context": Context}
     try:
-        return get_type_hints(target, localns={**enclosing, "Context": Context}, include_extras=True)
+        return get_type_hints(target, localns=names, include_extras=True)
     except NameError as error:
+        if sys.version_info >= (3, 14):  # lazy annotations are evaluated without `names`, forward references with them
+            hints = get_type_hints(target, localns=names, include_extras=True, format=Format.FORWARDREF)
+            if not any(map(_is_unresolved, hints.values())):
+                return hints
         raise HintError(f"{name}: an annotation cannot be resolved: {error}") from error
+
+
+def _is_unresolved(hint: Any) -> bool:
+    return isinstance(hint, ForwardRef) or any(map(_is_unresolved, get_args(hint)))
 
 
 def _is_context(hint: Any) -> bool:

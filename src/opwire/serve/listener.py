@@ -8,11 +8,9 @@ to tell the connection when a request begins and ends.
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
-import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from math import ceil, inf
 from ssl import SSLContext
@@ -24,6 +22,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from opwire.auth.tokens import LogLimit
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_not_below_zero
 from opwire.serve.guard import App, Receive, Scope, Send, has_no_token
+from opwire.signals import stop_signals
 
 _MAX_PORT = 65_535
 _BACKLOG = 2_048  # connections in the queue of the kernel
@@ -31,7 +30,6 @@ _ACCEPTED = 16  # connections that asyncio accepts per iteration: 2,048 may be m
 _SPARE_FILES = 64
 _READ = 32 * 1024  # bytes per read: 256 kB of chunks of one byte each take 0.4 s to parse
 _MAX_HEAD = 256 * 1024  # bytes without a complete request; uvicorn's own limit is lower, but exists only with h11
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ListenOptions(TypedDict, total=False):
@@ -157,14 +155,8 @@ async def run_until_signalled(
     Raises:
         CallError: UNAVAILABLE, if the address cannot be used.
     """
-    stop = asyncio.Event()
     async with listening(app, host, port, on_drain=on_drain, **options):
-        with ExitStack() as handlers:
-            if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
-                loop = asyncio.get_running_loop()
-                for each in _SIGNALS:
-                    loop.add_signal_handler(each, stop.set)
-                    handlers.callback(loop.remove_signal_handler, each)
+        with stop_signals() as stop:
             await stop.wait()
 
 

@@ -85,8 +85,9 @@ def class_hints(hint: Any, where: str = "") -> dict[str, Any]:
         if isinstance(origin, type) and origin not in (object, typing.Generic, dict, tuple):
             found |= class_hints(substitute(base, scope, where), where)
             inherited |= inspect.get_annotations(origin)
+    resolved = _resolve(cls, where)  # first: with lazy annotations (PEP 649), `get_annotations` raises NameError too
     own = inspect.get_annotations(cls)
-    for name, each in _resolve(cls, where).items():
+    for name, each in resolved.items():
         # A TypedDict repeats the annotations of its bases as its own: only what differs from them is new.
         if name not in found or (name in own and own[name] is not inherited.get(name)):
             found[name] = substitute(each, scope, where)

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -227,7 +228,8 @@ async def server_process(server: StdioServer, max_message: int) -> AsyncGenerato
     try:
         _, process = await loop.subprocess_exec(
             lambda: ServerProcess(server, max_message),
-            server.command,
+            # Windows starts `npx.cmd` only by its full name.
+            shutil.which(server.command, path=environment.get("PATH")) or server.command,
             *server.args,
             env=environment,
             cwd=server.cwd,

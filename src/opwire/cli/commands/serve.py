@@ -6,7 +6,6 @@ Every server requires authentication by default: see `with_callers`.
 import asyncio
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from opwire.cli.options import served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, opened
 from opwire.errors import ConfigError
+from opwire.signals import stop_signals
 
 if TYPE_CHECKING:
     from opwire.config import Config, OpenedConfig
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 TOKEN = "OPWIRE_TOKEN"  # noqa: S105 - its name
 EVERYBODY = "everybody"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def open_option(function: Any) -> Any:
@@ -61,17 +60,14 @@ async def until_stopped(*running: Awaitable[Any]) -> None:
     Raises:
         Exception: the one that an awaitable raised.
     """
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    tasks = [asyncio.ensure_future(each) for each in (stop.wait(), *running)]
-    for each in _SIGNALS:
-        loop.add_signal_handler(each, stop.set)
+    tasks: list[asyncio.Future[Any]] = []
     try:
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        with stop_signals() as stop:
+            tasks += [asyncio.ensure_future(each) for each in (stop.wait(), *running)]
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in ended:
             each.result()
     finally:
-        for each in _SIGNALS:
-            loop.remove_signal_handler(each)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
