@@ -30,8 +30,8 @@ check: .venv/.check  ## format, lint, types, import layers
 	.venv/bin/ruff format --check . && .venv/bin/ruff check .
 	.venv/bin/pyright && .venv/bin/mypy tests/typing && .venv/bin/lint-imports --no-cache
 
-docs: .venv-docs/.done  ## build the documentation into build/site
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+docs: .venv-docs/.done  ## build the documentation into build/site; needs npm
+	sh docs/theme/mermaid.sh && .venv-docs/bin/python docs/embed.py && .venv-docs/bin/zensical build --clean --strict
 
 bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure against a control and the peers
 	.venv-bench/bin/python -m benchmarks

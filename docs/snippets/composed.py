@@ -1,5 +1,5 @@
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from opwire import CallError, Context, OperationRegistry
@@ -18,16 +18,19 @@ async def offer(article: str, price: float, currency: str, context: Context) -> 
     rate = await context.env.rates.get(currency=currency)  # an HTTP request
     if stock.meta.is_error:
         raise CallError("EXECUTION_ERROR", f"{article} is sold out")
-    return f"{stock.data['pieces']} pieces of {article} at {price * rate.data['rate']:.2f} {currency}"
+    cost = price * rate.data["rate"]
+    return f"{stock.data['pieces']} pieces of {article} at {cost:.2f} {currency}"
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[OperationRegistry]:
+async def opened() -> AsyncGenerator[OperationRegistry, None]:
     """The registry with all three sources, as long as the block lasts."""
     async with (
         listening(app) as address,
         from_openapi("rates.yaml", base_url=address) as rates,
-        from_mcp(StdioServer(sys.executable, ("warehouse.py",)), namespace="warehouse") as warehouse,
+        from_mcp(
+            StdioServer(sys.executable, ("warehouse.py",)), namespace="warehouse"
+        ) as warehouse,
     ):
         registry.follow(rates)
         registry.follow(warehouse)

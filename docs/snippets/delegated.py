@@ -5,7 +5,9 @@ from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, Spoke
 
-STOCK, SHOP, ALICE = (secrets.token_urlsafe() for _ in range(3))  # in a program of yours, from its environment
+STOCK, SHOP, ALICE = (
+    secrets.token_urlsafe() for _ in range(3)
+)  # in a program of yours, from its environment
 
 stock, shop = OperationRegistry(), OperationRegistry()
 spokes: dict[str, Spoke] = {}
@@ -18,8 +20,12 @@ async def take(item: str, context: Context) -> str:
 
 @shop.mutation("shop.order")
 async def order(item: str, context: Context) -> list[str]:
-    own = await spokes["shop"].call("stock.take", {"item": item}, context=context.detached())  # as the shop itself
-    passed_on = await spokes["shop"].call("stock.take", {"item": item}, context=context)  # as the caller of shop.order
+    own = await spokes["shop"].call(
+        "stock.take", {"item": item}, context=context.detached()
+    )  # as the shop itself
+    passed_on = await spokes["shop"].call(
+        "stock.take", {"item": item}, context=context
+    )  # as the caller of shop.order
     return [own, passed_on]
 
 

@@ -6,8 +6,19 @@ registry = OperationRegistry()
 spec = OperationSpec(
     namespace="users",
     name="get",
-    input_schema=Schema({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}),
-    output_schema=Schema({"type": "object", "properties": {"name": {"type": "string"}, "plan": {"default": "free"}}}),
+    input_schema=Schema(
+        {
+            "type": "object",
+            "properties": {"id": {"type": "integer"}},
+            "required": ["id"],
+        }
+    ),
+    output_schema=Schema(
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "plan": {"default": "free"}},
+        }
+    ),
 )
 registry.register(spec, lambda input, context: {"name": "Ada", "internal": True})
 

@@ -12,10 +12,15 @@ ORDER = {"lines": [{"article": "tea", "price": 4.5}]}
 
 
 async def main() -> None:
-    async with RedisJournal(URL) as journal, DurableWorker(registry, journal, anonymous=Identity(id="team")):
+    async with (
+        RedisJournal(URL) as journal,
+        DurableWorker(registry, journal, anonymous=Identity(id="team")),
+    ):
         calls = DurableCalls(journal)
         print((await calls.call("shop.order", ORDER, key="order-17")).data)
-        print((await calls.call("shop.order", ORDER, key="order-17")).data)  # the same outcome; nothing ran again
+        print(
+            (await calls.call("shop.order", ORDER, key="order-17")).data
+        )  # the same outcome; nothing ran again
 
 
 asyncio.run(main())

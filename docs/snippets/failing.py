@@ -12,7 +12,11 @@ async def count() -> int:
 
 async def main() -> None:
     wrong = {"lines": [{"article": "tea", "price": "cheap"}, {"price": 1}]}
-    for operation_id, input in (("shop.order", wrong), ("shop.ordr", {}), ("shop.count", {})):
+    for operation_id, input in (
+        ("shop.order", wrong),
+        ("shop.ordr", {}),
+        ("shop.count", {}),
+    ):
         try:
             await registry.execute(operation_id, input)
         except CallError as error:

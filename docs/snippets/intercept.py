@@ -48,7 +48,7 @@ def approval(ask: Callable[[str], bool]) -> Callable[[OperationSpec, Handler], H
 
 
 def cache(spec: OperationSpec, handler: Handler) -> Handler:
-    """Answer repeated queries from memory. Keep responses apart by caller where they differ."""
+    """Cache queries in memory. Include the caller in the key where results differ."""
     if spec.type is not OperationType.QUERY:
         return handler
     known: dict[str, Any] = {}

@@ -12,6 +12,8 @@ provider = TracerProvider()
 provider.add_span_processor(SimpleSpanProcessor(spans))
 
 instrument(registry, tracer_provider=provider)
-asyncio.run(registry.execute("shop.order", {"lines": [{"article": "tea", "price": 4.5}]}))
+asyncio.run(
+    registry.execute("shop.order", {"lines": [{"article": "tea", "price": 4.5}]})
+)
 for span in spans.get_finished_spans():
     print(span.name, span.status.is_ok)

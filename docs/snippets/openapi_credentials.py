@@ -12,8 +12,12 @@ os.environ["INVOICES_KEY"] = "open-sesame"  # stands for your own environment
 
 async def main() -> None:
     async with listening(app) as address:
-        key = {"key": os.environ["INVOICES_KEY"]}  # by the name of the document's security scheme
-        async with from_openapi("invoices.yaml", base_url=address, credentials=key, exclude=["DELETE *"]) as api:
+        key = {
+            "key": os.environ["INVOICES_KEY"]
+        }  # by the name of the document's security scheme
+        async with from_openapi(
+            "invoices.yaml", base_url=address, credentials=key, exclude=["DELETE *"]
+        ) as api:
             registry = OperationRegistry()
             registry.follow(api)
             print((await registry.execute("invoices.list")).data)

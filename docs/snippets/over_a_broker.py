@@ -12,12 +12,20 @@ ORDER = {"lines": [{"article": "tea", "price": 4.5}]}
 
 async def main() -> None:
     anybody = Identity(id="anybody")  # whoever reaches the broker
-    async with Spoke(registry, URL, name="shop", version="2.1.0", anonymous=anybody), Spoke(None, URL) as caller:
+    async with (
+        Spoke(registry, URL, name="shop", version="2.1.0", anonymous=anybody),
+        Spoke(None, URL) as caller,
+    ):
         print(await caller.call("shop.order", ORDER, timeout=5))
         for found in await caller.discover():
             print(found.server.name, found.server.version, found.server.status)
             for operation in found.operations:
-                print("  ", operation.id, operation.statistics.calls, operation.statistics.errors)
+                print(
+                    "  ",
+                    operation.id,
+                    operation.statistics.calls,
+                    operation.statistics.errors,
+                )
 
 
 asyncio.run(main())

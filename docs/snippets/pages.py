@@ -16,7 +16,9 @@ async def logs(cursor: int = 0) -> dict[str, Any]:
 
 async def main() -> None:
     async with Client(registry) as client:
-        async for line in client.paginate("logs.list", cursor=("next_cursor", "cursor"), max_items=5):
+        async for line in client.paginate(
+            "logs.list", cursor=("next_cursor", "cursor"), max_items=5
+        ):
             print(line)
 
 

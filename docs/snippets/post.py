@@ -1,4 +1,4 @@
-"""A broker of our own, and opwire over it. Frames are MessagePack: what to do, then with what."""
+"""A small broker, and opwire over it. Frames are MessagePack: a verb, arguments."""
 
 import asyncio
 from collections import deque
@@ -30,7 +30,9 @@ class PostOffice:
         self._ends: dict[str, asyncio.StreamWriter] = {}
         self._serving: dict[str, deque[str]] = {}
 
-    async def visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def visit(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         address = ""
         try:
             address = (await read(reader))[1]
@@ -60,7 +62,7 @@ class PostOffice:
                     serving.rotate()
                     write(self._ends[serving[0]], "arrived", sender, token, message)
                 else:
-                    write(writer, "undelivered", token, "nobody serves it")
+                    write(writer, "undelivered", token, "no server has it")
             case "send", to, token, message:
                 if to in self._ends:
                     write(self._ends[to], "arrived", sender, token, message)
@@ -69,6 +71,8 @@ class PostOffice:
             case "broadcast", token, message:
                 for end in self._ends.values():
                     write(end, "overheard", sender, token, message)
+            case _:
+                pass  # a verb of a newer version
 
     def _unserve(self, address: str, ids: Iterable[str]) -> None:
         for each in ids:
@@ -90,7 +94,9 @@ class PostBrokerConnection:
 
     async def connect(self, address: str, listener: BrokerListener) -> None:
         try:
-            reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+            reader, self._writer = await asyncio.open_connection(
+                "127.0.0.1", self._port
+            )
         except OSError as error:
             raise CallError("UNAVAILABLE", f"{self.name} cannot be reached") from error
         self._reading = asyncio.create_task(self._read(reader, listener))
@@ -102,7 +108,13 @@ class PostBrokerConnection:
     async def unserve(self, operation_ids: Iterable[str]) -> None:
         await self._confirmed("unserve", list(operation_ids))
 
-    def request(self, operation_id: str, token: str, message: bytes, sticky_key: str | None = None) -> None:
+    def request(
+        self,
+        operation_id: str,
+        token: str,
+        message: bytes,
+        sticky_key: str | None = None,
+    ) -> None:
         self._write("request", operation_id, token, message)
 
     def send(self, to: str, token: str, message: bytes, *, control: bool) -> None:
@@ -122,14 +134,18 @@ class PostBrokerConnection:
             self._writer.close()  # what was written before is still sent
             self._writer = None
 
-    async def _read(self, reader: asyncio.StreamReader, listener: BrokerListener) -> None:
+    async def _read(
+        self, reader: asyncio.StreamReader, listener: BrokerListener
+    ) -> None:
         try:
             while True:
                 what, *words = await read(reader)
                 if what == "done":
                     self._settle(None)
                 else:
-                    getattr(listener, what)(*words)  # arrived, overheard, undelivered or unreachable
+                    getattr(listener, what)(
+                        *words
+                    )  # arrived, overheard, undelivered or unreachable
         except GONE:
             self._writer = None
             listener.disconnected("the connection was lost")

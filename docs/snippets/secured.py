@@ -26,10 +26,20 @@ async def refund(order: int) -> bool:
 
 
 async def main() -> None:
-    ada, bob = secrets.token_urlsafe(), secrets.token_urlsafe()  # in a program of yours, from its environment
-    tokens = StaticTokens({ada: Identity(id="ada", scopes=("shop:write",)), bob: Identity(id="bob")})
+    ada, bob = (
+        secrets.token_urlsafe(),
+        secrets.token_urlsafe(),
+    )  # in a program of yours, from its environment
+    tokens = StaticTokens(
+        {ada: Identity(id="ada", scopes=("shop:write",)), bob: Identity(id="bob")}
+    )
     async with serve_http(registry, authenticate=tokens).listening() as address:
-        for name, token in (("ada", ada), ("bob", bob), ("nobody", None), ("mallory", "made-up-and-long-enough")):
+        for name, token in (
+            ("ada", ada),
+            ("bob", bob),
+            ("nobody", None),
+            ("mallory", "made-up-and-long-enough"),
+        ):
             print(name)
             async with Client(address, token=token) as client:
                 await show(client, "shop.hours")

@@ -20,7 +20,10 @@ async def main() -> None:
     async with opened() as registry:
         http = serve_http(registry, title="Shop", authenticate=tokens)
         mcp = serve_mcp(registry, name="shop").asgi(authenticate=tokens)
-        async with http.listening() as http_address, listening(mcp, on_drain=mcp.drain) as mcp_address:
+        async with (
+            http.listening() as http_address,
+            listening(mcp, on_drain=mcp.drain) as mcp_address,
+        ):
             await call_over_http(http_address, token)
             await call_over_mcp(f"{mcp_address}/mcp", token)
 

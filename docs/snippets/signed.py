@@ -18,11 +18,17 @@ async def am_i(context: Context) -> str:
 async def main() -> None:
     authority = Authority.generate()  # kept where certificates are issued
     key = SigningKey.generate()  # made by the caller, and never leaves it
-    certificate = authority.issue(Grant(Identity(id="ada")), key.public_pem, lifetime=86_400)
+    certificate = authority.issue(
+        Grant(Identity(id="ada")), key.public_pem, lifetime=86_400
+    )
 
     serves = SignedRequests(verifier=Verifier(authority.public_pem))
     calls = SignedRequests(signer=Signer(certificate, key))
-    async with Spoke(registry, URL, signed=serves), Spoke(None, URL, signed=calls) as ada, Spoke(None, URL) as mallory:
+    async with (
+        Spoke(registry, URL, signed=serves),
+        Spoke(None, URL, signed=calls) as ada,
+        Spoke(None, URL) as mallory,
+    ):
         print(await ada.call("who.am_i"))
         try:
             await mallory.call("who.am_i")

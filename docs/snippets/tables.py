@@ -14,15 +14,19 @@ def from_sqlite(path: Path, *, namespace: str) -> "SQLiteSource":
 
 
 class SQLiteSource:
-    """What `registry.follow` takes: something that gives operations, and tells when they change."""
+    """A source for `registry.follow`: its operations, and notifications of changes."""
 
     def __init__(self, path: Path, namespace: str) -> None:
         self._path = path
         self._namespace = namespace
 
     def __iter__(self) -> Iterator[Operation]:
-        for (table,) in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
-            columns = [row[1] for row in self._rows(f"PRAGMA table_info({quoted(table)})")]
+        for (table,) in self._rows(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ):
+            columns = [
+                row[1] for row in self._rows(f"PRAGMA table_info({quoted(table)})")
+            ]
             yield self._operation(table, columns)
 
     def on_change(self, listener: Callable[[Any], None]) -> Callable[[], None]:
@@ -30,7 +34,9 @@ class SQLiteSource:
         return lambda: None
 
     def _operation(self, table: str, columns: list[str]) -> Operation:
-        fields: dict[str, Any] = {column: {"type": ["string", "number", "null"]} for column in columns}
+        fields: dict[str, Any] = {
+            column: {"type": ["string", "number", "null"]} for column in columns
+        }
         row: dict[str, Any] = {"type": "object", "properties": fields}
         spec = OperationSpec(
             namespace=self._namespace,
@@ -41,9 +47,13 @@ class SQLiteSource:
         )
 
         def find(input: dict[str, Any], context: Context) -> list[dict[str, Any]]:
-            # Input has passed its schema: there is no column in it that the table does not have.
-            wanted = " AND ".join(f"{quoted(column)} IS ?" for column in input) or "TRUE"
-            found = self._rows(f"SELECT * FROM {quoted(table)} WHERE {wanted}", *input.values())
+            # Input has passed its schema, so every column in it exists.
+            wanted = (
+                " AND ".join(f"{quoted(column)} IS ?" for column in input) or "TRUE"
+            )
+            found = self._rows(
+                f"SELECT * FROM {quoted(table)} WHERE {wanted}", *input.values()
+            )
             return [dict(zip(columns, row, strict=True)) for row in found]
 
         return Operation(spec, find)
@@ -53,7 +63,9 @@ class SQLiteSource:
         try:
             return connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:  # mapped here, at the call that raises it
-            raise CallError("EXECUTION_ERROR", f"{self._path.name} cannot be read: {error}") from error
+            raise CallError(
+                "EXECUTION_ERROR", f"{self._path.name} cannot be read: {error}"
+            ) from error
         finally:
             connection.close()
 

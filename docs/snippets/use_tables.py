@@ -10,7 +10,9 @@ from tables import from_sqlite
 
 async def main(path: Path) -> None:
     connection = sqlite3.connect(path)
-    connection.executescript("CREATE TABLE articles (name, price); INSERT INTO articles VALUES ('tea', 4.5)")
+    connection.executescript(
+        "CREATE TABLE articles (name, price); INSERT INTO articles VALUES ('tea', 4.5)"
+    )
     connection.close()
 
     registry = OperationRegistry()

@@ -2,21 +2,21 @@
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 SNIPPETS = DOCS / "snippets"
 
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-OWN_PAGES = [page for page in PAGES if not page.startswith("adr/")]
+RECORDS = [page for page in PAGES if re.match(r"adr/\d", page)]
+OWN_PAGES = [page for page in PAGES if page not in RECORDS]
 
 FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-INCLUDE = re.compile(r'^ *--8<-- "([^"]+)"$', re.MULTILINE)
+SNIPPET = re.compile(r"^ *<!-- snippet: ([^ ]+) -->$", re.MULTILINE)
 
 
 def text_of(page: str) -> str:
@@ -24,19 +24,19 @@ def text_of(page: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8")
 
 
-def included() -> set[str]:
-    """Return the files that pages include."""
-    return {name for page in OWN_PAGES for name in INCLUDE.findall(text_of(page))}
+def shown() -> set[str]:
+    """Return the snippets that pages show."""
+    return {name for page in OWN_PAGES for name in SNIPPET.findall(text_of(page))}
 
 
 def settings() -> dict[str, Any]:
-    """Return mkdocs.yml, parsed."""
-    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    """Return zensical.toml, parsed."""
+    return tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
 
 
-def hooks() -> ModuleType:
-    """Import docs/hooks.py."""
-    found = importlib.util.spec_from_file_location("opwire_docs_hooks", DOCS / "hooks.py")
+def embed() -> ModuleType:
+    """Import docs/embed.py."""
+    found = importlib.util.spec_from_file_location("opwire_docs_embed", DOCS / "embed.py")
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opwire.config.reading import parse_config
-from tests.docs.pages import DOCS, FENCE, INCLUDE, OWN_PAGES, PAGES, ROOT, SNIPPETS, hooks, included, settings, text_of
+from tests.docs.pages import DOCS, FENCE, OWN_PAGES, PAGES, RECORDS, ROOT, SNIPPETS, settings, shown, text_of
 from tests.requirements import requirement
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -42,14 +42,13 @@ def listed(nav: Any) -> list[str]:
 
 
 @requirement("docs.links")
-def test_every_page_is_in_the_navigation_once() -> None:
-    assert sorted(listed(hooks().with_decisions(settings()["nav"], DOCS))) == PAGES
+def test_every_page_is_in_the_navigation_once_and_the_records_in_the_list_of_decisions() -> None:
+    assert sorted(listed(settings()["nav"])) == OWN_PAGES
+    assert [f"adr/{name}" for name in LINK.findall(text_of("adr/index.md"))] == RECORDS
 
 
 def test_every_decision_record_has_the_same_headings() -> None:
-    for page in PAGES:
-        if not page.startswith("adr/"):
-            continue
+    for page in RECORDS:
         title, *headings = re.findall(r"^##? (.+)$", prose_of(page), re.MULTILINE)
         number = int(PurePosixPath(page).name[:4])
         assert title.startswith(f"ADR {number}: "), page
@@ -59,39 +58,41 @@ def test_every_decision_record_has_the_same_headings() -> None:
 
 def test_the_glossary_has_few_terms_and_explains_each() -> None:
     text = text_of("glossary.md")
-    terms = re.findall(r"^\*\*(.+)\*\*\n:   \S", text, re.MULTILINE)
-    assert len(terms) == text.count("\n**") <= 15
+    terms = re.findall(r"^## .+\n\n\w", text, re.MULTILINE)
+    assert len(terms) == text.count("\n## ") <= 15
     assert "docs/glossary.md" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 @requirement("docs.snippets")
-def test_pages_show_files_that_are_there_and_every_snippet_is_shown() -> None:
-    for name in included():
-        assert (SNIPPETS / name).is_file() or (ROOT / name).is_file(), name
-    files = (path for path in SNIPPETS.rglob("*.*") if "__pycache__" not in path.parts)
+def test_every_snippet_is_shown_by_a_page() -> None:
+    files = (path for path in SNIPPETS.rglob("*.*") if "__pycache__" not in path.parts and path.name != "ruff.toml")
     shipped = {path.relative_to(SNIPPETS).as_posix() for path in files}
-    assert shipped - included() == set()
+    assert shipped == shown()
 
 
 @requirement("docs.snippets")
 @pytest.mark.parametrize("page", OWN_PAGES)
 def test_code_in_pages_comes_from_files(page: str) -> None:
-    for _, language, body in FENCE.findall(text_of(page)):
-        if language == "python":
-            assert INCLUDE.fullmatch(body.rstrip("\n")), f"{page}: {body}"
+    text = text_of(page)
+    for block in FENCE.finditer(text):
+        if block[2] == "python":
+            assert re.search(r"<!-- snippet: \S+ -->\n$", text[: block.start()]), f"{page}: {block[0]}"
 
 
 @requirement("docs.snippets")
 @pytest.mark.parametrize("page", OWN_PAGES)
 def test_pieces_of_configuration_in_pages_are_valid(page: str) -> None:
-    for _, language, body in FENCE.findall(text_of(page)):
-        if language == "toml" and not INCLUDE.search(body):
-            assert parse_config(body)[1] == ()
+    text = text_of(page)
+    for block in FENCE.finditer(text):
+        if block[2] == "toml" and not re.search(r"<!-- snippet: \S+ -->\n$", text[: block.start()]):
+            assert parse_config(block[3])[1] == ()
 
 
 def test_nothing_is_fetched_from_elsewhere_when_the_site_is_read() -> None:
     assert settings()["theme"]["font"] is False
-    assert not {"extra_css", "extra_javascript"} & settings().keys()
+    scripts = re.findall(r"<script src=\"{{ '(.+?)'", (DOCS / "theme" / "main.html").read_text(encoding="utf-8"))
+    assert [each for each in (*settings()["extra_css"], *scripts) if not each.startswith("assets/")] == []
+    assert "extra_javascript" not in settings()
 
 
 @requirement("docs.numbers")

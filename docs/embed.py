@@ -1,15 +1,18 @@
-"""MkDocs hooks that generate tables, schemas and the list of decision records from the code.
+"""Write snippets, tables and schemas into the pages, so that a code host shows them as the site does.
 
-A line `<!-- made: NAME -->` in a page is replaced by the result of the function of that name. An unknown name fails
-the build.
+Run it as a program (`make docs` does). Two kinds of marks in a page are filled:
+
+- `<!-- snippet: shop.py -->` above a fenced block: the block contains that file of docs/snippets.
+- `<!-- made: error-table -->` … `<!-- end -->`: the lines between are the result of the function of that name.
+
+The tests fail if a page is stale. An unknown name is an error.
 """
 
 import json
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from opwire import ERROR_TABLE
 from opwire.call import CALL_EVENT_SCHEMAS
@@ -25,38 +28,47 @@ from opwire.schemas import (
     RESPONSE_META_SCHEMA,
 )
 
-_MARK = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
-
-
-def on_config(config: Any) -> Any:
-    """Add every decision record to the navigation."""
-    config["nav"] = with_decisions(config["nav"], Path(config["docs_dir"]))
-    return config
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Generate the marked parts of a page."""
-    return fill(markdown)
-
-
-def with_decisions(nav: Sequence[Any], docs: Path) -> list[Any]:
-    """Return the navigation with `adr/` replaced by the records."""
-    records = sorted(f"adr/{path.name}" for path in (docs / "adr").glob("*.md"))
-    return [{name: records} if where == "adr/" else {name: where} for each in nav for name, where in each.items()]
+DOCS: Final = Path(__file__).parent
+SNIPPETS: Final = DOCS / "snippets"
+PAGES: Final = sorted([*DOCS.rglob("*.md"), DOCS.parent / "README.md"])
+_SNIPPET: Final = re.compile(
+    r"^(?P<head>(?P<indent> *)<!-- snippet: (?P<name>[^ ]+) -->\n *```[^\n]*\n)(?P<body>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+_MADE: Final = re.compile(r"^(<!-- made: ([a-z-]+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 
 
 def fill(markdown: str) -> str:
-    """Return a page with its marks replaced.
+    """Return a page with the content of its marks.
 
     Raises:
         KeyError: a mark has an unknown name.
+        OSError: a snippet is missing.
     """
-    return _MARK.sub(lambda found: MADE[found[1]](), markdown)
+    markdown = _SNIPPET.sub(
+        lambda found: f"{found['head']}{snippet(found['name'], found['indent'])}{found['indent']}```",
+        markdown,
+    )
+    return _MADE.sub(lambda found: f"{found[1]}\n{MADE[found[2]]()}\n\n{found[3]}", markdown)
+
+
+def snippet(name: str, indent: str) -> str:
+    """Return a file of docs/snippets, indented."""
+    lines = (SNIPPETS / name).read_text(encoding="utf-8").splitlines()
+    return "".join(f"{indent}{line}".rstrip() + "\n" for line in lines)
 
 
 def error_table() -> str:
     """Return the twelve codes and their mapping to every surface."""
-    head = ("code", "default message", "HTTP", "JSON-RPC", "ToolEnvelope", "retryable", "exit")
+    head = (
+        "code",
+        "default message",
+        "HTTP",
+        "JSON-RPC",
+        "ToolEnvelope",
+        "retryable",
+        "exit",
+    )
     rows = (
         (
             f"`{code.value}`",
@@ -84,7 +96,10 @@ def exit_codes() -> str:
 
 def commands() -> str:
     """Return the commands of the program `opwire`."""
-    return table(("command", "what it does"), ((f"`opwire {name}`", what) for name, what in COMMANDS.items()))
+    return table(
+        ("command", "what it does"),
+        ((f"`opwire {name}`", what) for name, what in COMMANDS.items()),
+    )
 
 
 def envelope_schemas() -> str:
@@ -110,6 +125,15 @@ def configuration() -> str:
     return f"```toml\n{TEMPLATE}```"
 
 
+def decisions() -> str:
+    """Return the decision records, with their titles."""
+    rows: list[tuple[str, str]] = []
+    for path in sorted((DOCS / "adr").glob("[0-9]*.md")):
+        number, _, title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ADR ").partition(": ")
+        rows.append((number, f"[{title}]({path.name})"))
+    return table(("", "decision"), rows)
+
+
 MADE: Mapping[str, Callable[[], str]] = {
     "error-table": error_table,
     "exit-codes": exit_codes,
@@ -117,6 +141,7 @@ MADE: Mapping[str, Callable[[], str]] = {
     "envelope-schemas": envelope_schemas,
     "event-schemas": event_schemas,
     "configuration": configuration,
+    "decisions": decisions,
 }
 
 
@@ -127,9 +152,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def folded(schemas: Mapping[str, Any]) -> str:
-    """Return schemas as collapsed notes."""
+    """Return schemas as collapsed blocks."""
     notes: list[str] = []
     for name, schema in schemas.items():
-        block = textwrap.indent(f"```json\n{json.dumps(schema, indent=2)}\n```", "    ")
-        notes.append(f'??? note "{name}"\n\n{block}')
+        block = f"```json\n{json.dumps(schema, indent=2)}\n```"
+        notes.append(f'<details markdown="1">\n<summary>{name}</summary>\n\n{block}\n\n</details>')
     return "\n\n".join(notes)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if text != (filled := fill(text)):
+            page.write_text(filled, encoding="utf-8")
+            print("updated", page.relative_to(DOCS.parent))
