@@ -1,15 +1,20 @@
 """`opwire` as a process of its own, in a pipe or on a terminal."""
 
+import codecs
 import contextlib
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -85,19 +90,32 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-class OnTerminal:
-    """A command on a terminal: what it shows can be waited for, and answered."""
+def _without_size() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "PAGER", "NO_COLOR")}
 
-    def __init__(self, *arguments: str, **env: str) -> None:
+
+def unstyled(shown: str) -> str:
+    """What a terminal has shown, without escape sequences, and with the line ends of text."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r\n", "\n").replace("\r", "\n")
+
+
+class OnTerminal:
+    """A command on a terminal of this size: what it shows can be waited for, and answered."""
+
+    def __init__(
+        self, *arguments: str, columns: int = 100, rows: int = 40, command: Sequence[str] = COMMAND, **env: str
+    ) -> None:
         self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self._shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
         self._process: subprocess.Popen[Any] = subprocess.Popen(
-            [sys.executable, "-c", _TAKE_TERMINAL, *COMMAND, *arguments],
+            [sys.executable, "-c", _TAKE_TERMINAL, *command, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             cwd=ROOT,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "100", **env},
+            env={**_without_size(), "TERM": "xterm", **env},
             start_new_session=True,
         )
         os.close(slave)
@@ -145,5 +163,5 @@ class OnTerminal:
             data = os.read(self._master, 65_536) if ready else b""
         except OSError:  # so Linux says that the other side is closed
             return False
-        self._shown += data.decode(errors="replace")
+        self._shown += self._decoder.decode(data)
         return bool(data)

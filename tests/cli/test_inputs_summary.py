@@ -46,7 +46,7 @@ def test_required_fields_come_first_each_with_its_own() -> None:
         (1, "pieces", "integer", "≥ 3", True),
         (0, "size", "one of s, m", "", True),
         (0, "when", "string", "format date", True),
-        (0, "note", "string", "For us.; default none", False),
+        (0, "note", "string", "For us; default none", False),
     ]
 
 

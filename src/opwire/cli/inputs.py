@@ -27,6 +27,7 @@ import click
 import msgspec
 
 from opwire.cli.screen import harmless, one_line
+from opwire.cli.text import summary
 from opwire.errors import SchemaError
 from opwire.operation import OperationSpec
 from opwire.schema import Schema
@@ -284,11 +285,12 @@ def schema_summary(field: SchemaField, depth: int = 0) -> Iterator[FieldSummary]
         return
     inner = field.items if "array" in field.kinds and not field.fields else field
     for name, each in sorted(inner.fields.items(), key=lambda item: item[0] not in inner.required):
-        note = [str(each.first("description") or each.first("title") or "").strip()]
-        note += [words.format(each.first(keyword)) for keyword, words in _CONSTRAINTS.items() if each.first(keyword)]
+        about = summary(str(each.first("description") or each.first("title") or ""))
+        more = [words.format(each.first(keyword)) for keyword, words in _CONSTRAINTS.items() if each.first(keyword)]
         default = each.first("default")
-        note += [f"default {value_text(default)}"] if default is not None else []
-        yield FieldSummary(depth, name, type_name(each), "; ".join(filter(None, note)), name in inner.required)
+        more += [f"default {value_text(default)}"] if default is not None else []
+        note = one_line("; ".join(filter(None, (about.removesuffix(".") if more else about, *more))))
+        yield FieldSummary(depth, name, type_name(each), note, name in inner.required)
         yield from schema_summary(each, depth + 1)
 
 
@@ -385,8 +387,8 @@ def _prompt(field: SchemaField, schema: Schema, path: tuple[str, ...], siblings:
     # the value.
     shown = f" [{default[:_MAX_DEFAULT]}]" if default is not None and not secret else ""
     words = harmless(f"{'.'.join(path)} ({type_name(field)}){shown}").replace("\n", "\\n")
-    if about := one_line(str(field.first("description") or "")):
-        click.echo(about, err=True)
+    if about := summary(str(field.first("description") or "")):
+        click.echo(harmless(about), err=True)
     while True:
         text = click.prompt(words, default=default, hide_input=secret, show_default=False, err=True, type=str)
         value = from_text(text, field)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import mimetypes
 import os
+import shutil
 import sys
 import traceback
 from base64 import b64decode
@@ -26,6 +27,7 @@ import click
 import msgspec
 from msgspec import UnsetType
 
+from opwire.cli.text import cells, cut, padded
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, OpwireError
 from opwire.typed.plain import harmless, harmless_json, write_json
@@ -59,6 +61,22 @@ class OutputFormat(StrEnum):
     RAW = "raw"  # text and binary data without escapes
 
 
+class Line(tuple[tuple[str, str], ...]):
+    """A line of parts, each with a style: `bold`, `dim` or an empty string."""
+
+    __slots__ = ()
+
+    def plain(self) -> str:
+        """Return the text, with control characters escaped."""
+        return harmless("".join(text for text, _ in self)).rstrip()
+
+    def styled(self) -> str:
+        """Return the text with the escape sequences of its styles."""
+        return "".join(
+            click.style(harmless(text), **{style: True}) if style else harmless(text) for text, style in self
+        )
+
+
 class Screen:
     """The two output streams. Command-line options set the three attributes."""
 
@@ -71,6 +89,16 @@ class Screen:
     def is_terminal(self) -> bool:
         """Whether standard output is a terminal."""
         return sys.stdout.isatty()
+
+    @property
+    def size(self) -> os.terminal_size:
+        """The columns and lines of the terminal; COLUMNS and LINES override them."""
+        return shutil.get_terminal_size()
+
+    @property
+    def width(self) -> int:
+        """The columns of the terminal, at least 20."""
+        return max(self.size.columns, 20)
 
     @property
     def is_interactive(self) -> bool:
@@ -98,26 +126,35 @@ class Screen:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print rows as a table on a terminal, otherwise as lines separated by tabs.
 
-        The last column is truncated to the width of the terminal. The first one, an id to copy, wraps instead.
+        On a terminal the last column is cut to the width; the others never are.
         """
+        lines = [[one_line(text) for text in row] for row in rows]
         if not self.is_terminal:
-            for row in rows:
-                click.echo("\t".join(one_line(text) for text in row))
+            for line in lines:
+                click.echo("\t".join(line))
             return
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
+        widths = [max(map(cells, column)) for column in zip(columns, *lines, strict=True)]
+        for number, line in enumerate([list(columns), *lines]):
+            *first, last = line
+            start = "".join(padded(text, width + 2) for text, width in zip(first, widths, strict=False))
+            shown = f"{start}{cut(last, self.width - cells(start))}".rstrip()
+            click.secho(shown, bold=number == 0, color=_has_colour(sys.stdout))
 
-        console = rich_console(sys.stdout)
-        table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, expand=True)
-        table.columns[0].style = "bold"
-        table.columns[0].overflow = "fold"
-        table.columns[0].max_width = console.width * 2 // 3
-        table.columns[-1].ratio = 1
-        table.columns[-1].no_wrap = True
-        for row in rows:
-            table.add_row(*(Text(one_line(text)) for text in row))
-        console.print(table)
+    def lines(self, lines: Iterable[Line]) -> None:
+        """Print lines, with their styles on a terminal."""
+        for line in lines:
+            click.echo(line.styled() if _has_colour(sys.stdout) else line.plain())
+
+    def pages(self, lines: Sequence[Line]) -> None:
+        """Print lines on a terminal, by `$PAGER` (`less` by default) if they do not fit on it."""
+        rows = sum(max(1, -(-cells(line.plain()) // self.width)) for line in lines)
+        if rows < self.size.lines:
+            self.lines(lines)
+            return
+        os.environ.setdefault("LESS", "FRX")  # as git does: quit if it fits, keep colours, leave the text on the screen
+        has_colour = _has_colour(sys.stdout)
+        text = "\n".join(line.styled() if has_colour else line.plain() for line in lines)
+        click.echo_via_pager(text, color=has_colour)
 
     # --- everything else --------------------------------------------------------------------------------------------
 

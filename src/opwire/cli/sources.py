@@ -8,11 +8,11 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -29,6 +29,8 @@ from opwire.registry import OperationRegistry
 if TYPE_CHECKING:
     from opwire.client import Client
     from opwire.config import Config, OpenedConfig
+
+T = TypeVar("T")
 
 _NO_SOURCE = (
     "no opwire.toml in this folder or above: write one with `opwire init`, or name a source: --python module:registry, "
@@ -71,6 +73,21 @@ def _cache_file(key: str) -> Path:
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine as `asyncio.run` does, without a result for its task.
+
+    `asyncio.run` restores SIGINT by `signal.getsignal`, which formats the task and its result: 0.7 s for the schemas
+    of one large operation.
+    """
+    results: list[T] = []
+
+    async def keep() -> None:
+        results.append(await coroutine)
+
+    asyncio.run(keep())
+    return results[0]
+
+
 class LoadedOperations(NamedTuple):
     """The operations that a command works with; `target` executes them."""
 
@@ -102,6 +119,14 @@ class LoadedOperations(NamedTuple):
             hint = f"did you mean {' or '.join(close)}?" if close else "`opwire ls` lists the operations"
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}; {hint}")
         return spec
+
+    def endpoint(self, operation_id: str) -> str | None:
+        """Return `GET https://api.example/pets/{id}` for an operation of an HTTP API, else None."""
+        if not isinstance(self.target, OperationRegistry):
+            return None
+        http = getattr(self.target.get_handler(operation_id), "__self__", None)
+        plan = getattr(http, "plan", None)  # of an `HTTPOperation`, whose module is imported only if there is one
+        return None if plan is None else f"{plan.method} {(plan.base_url or plan.server).rstrip('/')}{plan.path}"
 
 
 class Sources(NamedTuple):
@@ -199,14 +224,14 @@ class Sources(NamedTuple):
                 cache_ids(self.key, loaded.specs.values())
             yield loaded
 
-    def load(self, screen: Screen, wanted: str | None = None, *, source: str | None = None) -> LoadedOperations:
+    def load(self, screen: Screen, *, source: str | None = None) -> LoadedOperations:
         """Load the sources as `open` does and close them again, for commands that call no operation."""
 
         async def load() -> LoadedOperations:
-            async with self.open(screen, wanted, source=source) as loaded:
+            async with self.open(screen, source=source) as loaded:
                 return loaded
 
-        return asyncio.run(load())
+        return run(load())
 
     @asynccontextmanager
     async def open_local(self, screen: Screen) -> AsyncGenerator[LoadedOperations]:
@@ -330,4 +355,5 @@ class LoadProgress(Spinner):
                     self._screen.warning(f"source {source} failed to load and is skipped: {error}")
             case _:
                 pass
-        self.update(f"loading {', '.join(self._pending)}")
+        if self._pending:
+            self.update(f"loading {', '.join(self._pending)}")

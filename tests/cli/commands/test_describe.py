@@ -18,7 +18,7 @@ from tests.requirements import requirement
 def test_an_operation_is_described_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["describe", *SHOP, "shop.order"]) == 0
     said = capsys.readouterr().out
-    for part in ("Order something.", "pieces   integer", "How many.; ≥ 1; default 1", "one of s, m", "shop:write"):
+    for part in ("Order something.", "pieces   integer", "How many; ≥ 1; default 1", "one of s, m", "shop:write"):
         assert part in said
 
 
@@ -77,3 +77,18 @@ def test_who_may_call_is_said_in_words(access: AccessControl, words: str) -> Non
 def test_what_has_no_schema_is_not_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["describe", *SHOP, "shop.tool"]) == 0
     assert "Output\n  not described" in capsys.readouterr().out
+
+
+@requirement("cli.describe")
+def test_an_operation_of_an_http_api_has_its_method_and_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = {"summary": "Get <b>one</b>.", "description": "See [here](https://x.example).\n\n- a\n- b"}
+    paths = {"/pets/{id}": {"get": {"operationId": "get", **about, "responses": {"200": {"description": "ok"}}}}}
+    servers = [{"url": "http://127.0.0.1:9/v1/"}]
+    document = {"openapi": "3.1.0", "info": {"title": "x", "version": "1"}, "servers": servers, "paths": paths}
+    (tmp_path / "pets.json").write_text(json.dumps(document))
+    pets = ("--openapi", str(tmp_path / "pets.json"))
+    assert run(["describe", *pets, "pets.get"]) == 0
+    expected = "query\nGET http://127.0.0.1:9/v1/pets/{id}\n\nGet one.\n\nSee here (https://x.example).\n\n- a\n- b\n"
+    assert expected in capsys.readouterr().out
+    assert run(["describe", *pets, "pets.get", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["endpoint"] == "GET http://127.0.0.1:9/v1/pets/{id}"

@@ -11,7 +11,7 @@ from opwire.cli import exit_codes
 from opwire.cli.inputs import SchemaField, complete_input, read_input
 from opwire.cli.options import operation_argument, result_options, shared_options, source_options
 from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, save, show
-from opwire.cli.sources import Sources
+from opwire.cli.sources import Sources, run
 from opwire.envelope import ResponseEnvelope
 from opwire.operation import Context, OperationSpec, OperationType, Progress
 
@@ -38,7 +38,7 @@ def call_command(screen: Screen, output: Path | None, form: OutputFormat, **argu
       photo=@cat.png   the content of a file
       '{"count": 5}'   the whole input as JSON; @input.json, or - for standard input
     """
-    envelope = asyncio.run(_call(screen, **arguments))
+    envelope = run(_call(screen, **arguments))
     if output is None:
         show(envelope, form, screen)
     else:

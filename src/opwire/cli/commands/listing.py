@@ -1,5 +1,7 @@
 """`opwire ls` lists the operations; `opwire describe` shows the schemas and an example of one of them."""
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import click
@@ -7,13 +9,17 @@ import msgspec
 
 from opwire.cli.inputs import SchemaField, example_command, schema_summary, type_name
 from opwire.cli.options import json_option, operation_argument, shared_options, source_options
-from opwire.cli.screen import Screen, counted, one_line
-from opwire.cli.sources import Sources
+from opwire.cli.screen import Line, Screen, counted
+from opwire.cli.sources import Sources, run
+from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
 from opwire.operation import AccessControl, OperationSpec, OperationType
 from opwire.registry import matching
 from opwire.schema import Schema
 
 _MAX_FIELDS = 60  # of a schema: some have thousands
+_MAX_COUNTED = 1_000  # fields; a charge of Stripe's has millions within four levels
+_MIN_DESCRIPTION = 24  # columns of descriptions, unless ids are longer
+_MIN_WORDS = 8  # columns below which a description is omitted
 
 
 @click.command(name="ls")
@@ -22,6 +28,7 @@ _MAX_FIELDS = 60  # of a schema: some have thousands
 @click.option("-t", "--type", type=click.Choice([each.value for each in OperationType]), help="Only this type.")
 @click.option("--tag", help="Only operations with this tag.")
 @click.option("--source", help="Only operations of this source of the configuration.")
+@click.option("--pager/--no-pager", default=True, help="Show a long list on a terminal with $PAGER.")
 @source_options
 @json_option
 @shared_options
@@ -35,6 +42,7 @@ def ls_command(
     type: str | None,
     tag: str | None,
     source: str | None,
+    pager: bool,
 ) -> None:
     """List the operations; with SEARCH, those that match every word."""
     found = [
@@ -46,15 +54,42 @@ def ls_command(
     ]
     chosen = matching(found, " ".join(search))
     if screen.as_json:
-        screen.json([summary(spec) for spec in chosen])
+        screen.json([entry(spec) for spec in chosen])
         return
-    rows = [(spec.id, spec.type.value, spec.title or spec.description) for spec in chosen]
-    screen.table(("operation", "type", ""), rows)
-    if screen.is_terminal:
-        screen.note(counted(len(chosen), "operation"))
+    if not screen.is_terminal:
+        screen.table((), [(spec.id, spec.type.value, summary(spec.title or spec.description)) for spec in chosen])
+        return
+    lines = listing_lines(chosen, screen.width)
+    screen.pages(lines) if pager else screen.lines(lines)
+    screen.note(counted(len(chosen), "operation"))
 
 
-def summary(spec: OperationSpec) -> dict[str, Any]:
+def listing_lines(specs: Sequence[OperationSpec], width: int) -> list[Line]:
+    """Return the lines of `ls` on a terminal: a group for each namespace, one line per operation.
+
+    Ids are printed whole, to be copied; descriptions get the rest of the line. A type in front of the ids keeps its
+    column even if an id exceeds its own.
+    """
+    groups: dict[str, list[OperationSpec]] = {}
+    for spec in specs:
+        groups.setdefault(spec.namespace, []).append(spec)
+    types = max((len(spec.type.value) for spec in specs), default=0)
+    lines: list[Line] = []
+    for namespace, group in groups.items():
+        lines += [Line()] if lines else []
+        lines.append(Line(((namespace, "bold"), (f"  {counted(len(group), 'operation')}", "dim"))))
+        room = min(width - types - 6 - _MIN_DESCRIPTION, width // 2)
+        column = min(max(cells(spec.id) for spec in group), max(room, 0))
+        for spec in group:
+            start = f"  {spec.type.value.ljust(types)}  "
+            id = padded(spec.id, column)
+            left = width - cells(start) - cells(id) - 2
+            about = cut(summary(spec.title or spec.description), left) if left >= _MIN_WORDS else ""
+            lines.append(Line(((start, "dim"), (id, "bold"), (f"  {about}" if about else "", ""))))
+    return lines
+
+
+def entry(spec: OperationSpec) -> dict[str, Any]:
     """Return an operation as an entry of `ls --json`."""
     return {
         "id": spec.id,
@@ -74,15 +109,20 @@ def summary(spec: OperationSpec) -> dict[str, Any]:
 @click.pass_obj
 def describe_command(screen: Screen, operation_id: str, sources: Sources) -> None:
     """Show the input and output of an operation, and a command that calls it."""
-    spec = sources.load(screen, operation_id).spec(operation_id)
+    spec, endpoint = run(_find(sources, operation_id, screen))
     if screen.as_json:
-        screen.json(description(spec))
+        screen.json({**description(spec), "endpoint": endpoint})
         return
+    width = screen.width if screen.is_terminal else None
     screen.heading(spec.id)
-    screen.line(f"{spec.type.value}{''.join(f', {tag}' for tag in spec.tags)}")
-    for text in (spec.title, spec.description):
-        if text:
-            screen.line(f"\n{text.strip()}")
+    screen.line(", ".join([spec.type.value, *spec.tags]))
+    if endpoint is not None:
+        screen.line(endpoint)
+    for text in dict.fromkeys((spec.title, spec.description)):
+        if text.strip():
+            screen.line()
+            for line in rendered(text, width):
+                screen.line(line)
     _show_schema("Input", spec.input_schema, screen)
     _show_schema("Output", spec.output_schema, screen)
     if spec.access is not None:
@@ -93,10 +133,15 @@ def describe_command(screen: Screen, operation_id: str, sources: Sources) -> Non
     screen.line(f"  {example_command(spec, verb, sources.words)}")
 
 
+async def _find(sources: Sources, operation_id: str, screen: Screen) -> tuple[OperationSpec, str | None]:
+    async with sources.open(screen, operation_id) as loaded:
+        return loaded.spec(operation_id), loaded.endpoint(operation_id)
+
+
 def description(spec: OperationSpec) -> dict[str, Any]:
     """Return an operation with its schemas, as printed by `describe --json`."""
     return {
-        **summary(spec),
+        **entry(spec),
         "inputSchema": spec.input_schema.json,
         "outputSchema": spec.output_schema.json,
         "access": None if spec.access is None else msgspec.to_builtins(spec.access),
@@ -115,15 +160,28 @@ def access_text(access: AccessControl) -> str:
 
 def _show_schema(title: str, schema: Schema, screen: Screen) -> None:
     field = SchemaField(schema.json)
-    lines = list(schema_summary(field))
+    lines = list(islice(schema_summary(field), _MAX_COUNTED))
     screen.heading(f"\n{title}")
     if not lines or "array" in field.kinds:
         screen.line(f"  {'not described' if schema.is_unknown else type_name(field)}")
-    names = max((2 * line.depth + len(line.name) for line in lines), default=0)
-    types = min(max((len(line.type) for line in lines), default=0), 30)
-    for depth, name, type, note, required in lines[:_MAX_FIELDS]:
-        indented = f"{'  ' * depth}{name}".ljust(names)
-        needed = "required" if required else "        "
-        screen.line(f"  {indented}  {type.ljust(types)}  {needed}  {one_line(note)}".rstrip())
+    shown = lines[:_MAX_FIELDS]
+    names = max((2 * line.depth + cells(line.name) for line in shown), default=0)
+    types = min(max((cells(line.type) for line in shown), default=0), 24)
+    width = screen.width if screen.is_terminal else None
+    column = names + types + 16
+    for depth, name, type, note, required in shown:
+        start = f"  {padded('  ' * depth + name, names)}  {padded(type, types)}  {'required' if required else ' ' * 8}"
+        if width is None or cells(start) + 2 + cells(note) <= width:
+            screen.line(f"{start}  {note}".rstrip())
+        elif cells(start) + 2 == column and width - column >= width * 2 // 5:  # narrower notes would be towers
+            first, *rest = wrapped(note, width, " " * column)
+            for line in (start + first[column - 2 :], *rest):
+                screen.line(line)
+        else:
+            nested = "  " * depth
+            screen.line(start.rstrip() if cells(start) <= width else f"  {nested}{' '.join(start.split())}")
+            for line in wrapped(note, width, f"      {nested}") if note else ():
+                screen.line(line)
     if len(lines) > _MAX_FIELDS:
-        screen.line(f"  … and {len(lines) - _MAX_FIELDS:,} more: --json shows the whole schema")
+        least = "at least " if len(lines) == _MAX_COUNTED else ""
+        screen.line(f"  … and {least}{len(lines) - _MAX_FIELDS:,} more: --json shows the whole schema")

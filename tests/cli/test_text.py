@@ -1,0 +1,86 @@
+"""Text for a terminal: width, wrapping, and what is left of Markdown and HTML."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.cli.text import cells, cut, rendered, summary, wrapped
+from tests.requirements import requirement
+
+
+@requirement("cli.markup")
+@pytest.mark.parametrize(
+    ("markup", "lines"),
+    [
+        ("Plain words.", ["Plain words."]),
+        ("one\ntwo\n\nthree", ["one two", "", "three"]),
+        ("# Title\nText\n\nOther\n-----\nmore", ["Title", "", "Text", "", "Other", "", "more"]),
+        ("See [the docs](https://x.example/a).", ["See the docs (https://x.example/a)."]),
+        ("See [the docs](/rest/a) and ![a cat](cat.png)", ["See the docs and a cat"]),
+        ("**bold** *it* __b__ _i_ snake_case_name 2*3*4", ["bold it b i snake_case_name 2*3*4"]),
+        ("`a*b*c` and [`code`](https://x.example)", ["`a*b*c` and `code` (https://x.example)"]),
+        ("- one\n- two\n  more\n1. three", ["- one", "- two more", "1. three"]),
+        ("> [!NOTE]\n> Careful.", ["Note: Careful."]),
+        ("| A | B |\n|---|---|\n| 1 | 2 |", ["- A | B", "- 1 | 2"]),
+        ("Run:\n```sh\nls  -l\n```\nDone.", ["Run:", "", "    ls  -l", "", "Done."]),
+        ("<p>One &amp; <b>two</b></p><ul><li>three</li></ul>", ["One & two", "", "- three"]),
+        ('<a href="https://x.example">here</a><br/>then <code>x</code>', ["here (https://x.example)", "", "then `x`"]),
+        ("GET /repos/<owner>/<repo>", ["GET /repos/<owner>/<repo>"]),
+        ("a <!-- hidden --> b", ["a b"]),
+        (r"a \* b", ["a * b"]),
+        ("", []),
+    ],
+)
+def test_markup_becomes_text(markup: str, lines: list[str]) -> None:
+    assert [" ".join(line.split()) if line[:1] != " " else line for line in rendered(markup)] == lines
+
+
+@requirement("cli.markup")
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "[",
+        "**a",
+        "<",
+        "<a ",
+        "&",
+        "| - ",
+        "`a",
+        "![",
+        "<!--",
+        "<![CDATA[",
+        "# #",
+        "_a",
+        "[a](http:",
+        "<a>",
+        "\ue0000\ue001",
+    ],
+)
+def test_hostile_markup_takes_linear_time(hostile: str) -> None:
+    began = time.process_time()
+    rendered(hostile * 100_000, 80)
+    summary(hostile * 100_000)
+    assert time.process_time() - began < 2  # seconds; a parser of HTML took 15
+
+
+@given(st.text(), st.integers(20, 100))
+def test_nothing_but_a_long_word_exceeds_the_width(text: str, width: int) -> None:
+    for line in wrapped(text, width, "  "):
+        assert cells(line) <= width or line.isascii()
+
+
+def test_a_longer_word_keeps_a_line_of_its_own() -> None:
+    assert wrapped("see https://x.example/long there", 12, "  ") == ["  see", "  https://x.example/long", "  there"]
+
+
+@given(st.text(), st.integers(0, 50))
+def test_a_text_is_cut_to_its_width(text: str, width: int) -> None:
+    assert cells(cut(text, width)) <= max(width, 0)
+
+
+def test_the_summary_is_the_first_paragraph_without_addresses() -> None:
+    assert summary("<p>Get <a href='https://x.example'>it</a>.</p><p>More.</p>") == "Get it."
+    assert summary("First\nline.\n\nSecond.") == "First line."
+    assert summary("\n") == ""
