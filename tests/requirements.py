@@ -974,6 +974,12 @@ OPENAPI: dict[str, str] = {
 SERVE: dict[str, str] = {
     "serve.token": "A token gives its identity; a bad or expired one is refused, none is nobody; none is logged.",
     "serve.hosts": "A server answers to the host names that it is given, by default to loopback names alone.",
+    "serve.hosts.hint": "The answer to a host name that is refused names the options that allow it.",
+    "serve.access-log": "Every call on every surface is one line of the access log: identity, operation, outcome, "
+    "duration and bytes; nothing is measured while it is disabled.",
+    "serve.access-log.bounded": "Text from callers is bounded and escaped in the access log, and is one line.",
+    "serve.tracebacks": "The traceback of a failed handler is in the log of its server under the error id that the "
+    "caller gets, on every surface and transport.",
     "serve.origins": "Pages of other hosts may not call unless they are named.",
     "serve.sites": "No page of another site gets a request in, with or without an Origin header.",
     "serve.connections": "Connections without a request give way to new ones; slow readers are disconnected.",
@@ -998,7 +1004,7 @@ SERVE_HTTP: dict[str, str] = {
     "http.envelope": "The whole envelope is sent where it is asked for.",
     "http.problems": "Errors are RFC 9457 problems, from the one table.",
     "http.upstream": "Results that came over HTTP keep useful headers, prefixed.",
-    "http.is-error": "An MCP result that is an error is an answer with a mark, or a problem where that is said.",
+    "http.is-error": "An MCP result that is an error is a problem with its data, or, if chosen, an answer with a mark.",
     "http.request-id": "A request id is kept or made, reaches the handler and comes back.",
     "http.trace": "A trace reaches the handler.",
     "http.deadline": "A call ends at the deadline that its client gives.",
@@ -1018,7 +1024,10 @@ SERVE_HTTP: dict[str, str] = {
     "http.document.schemas": "Definitions are shared components, and mean what they meant.",
     "http.document.streams": "Streams are described as each version of OpenAPI can.",
     "http.document.security": "The document says where tokens are taken.",
-    "http.document.access": "A caller sees what it may call.",
+    "http.document.access": "A caller sees what it may call; without a token it also learns how many operations need "
+    "one, or is refused if all do.",
+    "http.document.summaries": "Every operation in the document has a summary: its title, else the start of its "
+    "description.",
     "http.document.cached": "A document is built once for all who see the same, until the registry changes.",
     "http.round-trip": "Served over HTTP and read back, a registry gives the same operations and data.",
     "http.chain": "Chains of HTTP and MCP keep data equal.",
@@ -1149,6 +1158,8 @@ CLI: dict[str, str] = {
     "cli.plain": "Tables and colour are for terminals, and NO_COLOR is respected.",
     "cli.prompts": "Missing required fields are prompted for on a terminal only.",
     "cli.serve": "Operations are served as MCP and HTTP, called back through them, and loaded anew when edited.",
+    "cli.log": "A server prints where it listens, what it serves, one line per call, and the tracebacks of failures; "
+    "with --log-format json as JSON.",
     "cli.sources": "Operations come from the nearest configuration or from sources that options name.",
     "cli.spoke": "Operations are served over a broker by one command.",
     "cli.typed-input": "Words are typed by the schema: a number only if the schema accepts numbers.",

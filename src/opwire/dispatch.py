@@ -38,6 +38,10 @@ class Dispatcher:
         """Return whether an operation exists for this surface: it has a handler, and `serves` selects it."""
         return self.registry.get_handler(spec.id) is not None and (self._serves is None or self._serves(spec))
 
+    def served(self) -> list[OperationSpec]:
+        """Return the operations that exist for this surface, in the order of registration."""
+        return [spec for spec in self.registry.list() if self.is_served(spec)]
+
     def is_visible(self, spec: OperationSpec, identity: Identity | None) -> bool:
         """Return whether a caller may know of an operation."""
         return self.is_served(spec) and may_access(spec, identity)

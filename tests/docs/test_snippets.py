@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import json
+import logging
 import os
 import re
 import runpy
@@ -48,6 +49,9 @@ def in_the_folder_of_the_snippets(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     for name in set(sys.modules) - before:
         if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).parent == SNIPPETS:
             del sys.modules[name]
+    access_log = logging.getLogger("opwire.access")
+    access_log.handlers.clear()
+    access_log.setLevel(logging.NOTSET)
 
 
 def matches(shown: str, printed: str) -> bool:

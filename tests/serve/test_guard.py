@@ -160,6 +160,16 @@ async def test_by_default_a_server_answers_to_loopback_names_alone(house: House)
         refused(await client.get("/", host=host), 421, "ACCESS_DENIED")
 
 
+@requirement("serve.hosts.hint")
+@on_one_loop
+async def test_a_rejected_host_name_is_shown_with_the_options_that_accept_it(house: House) -> None:
+    client = house.behind(RequestGuard(echo))
+    detail = (await client.get("/", host="shop.example:8000")).problem["detail"]
+    assert "'shop.example:8000'" in detail
+    assert all(option in detail for option in ("--allow-host of `opwire serve`", "opwire.toml", "hosts= of serve_http"))
+    assert len((await client.get("/", host="x" * 9_000)).problem["detail"]) < 600
+
+
 @requirement("serve.hosts")
 @on_one_loop
 async def test_a_request_without_a_host_or_with_two_is_refused(house: House) -> None:

@@ -25,6 +25,7 @@ from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure
+from opwire.logs import CANCELLED, OK, AccessEntry, begin_access
 from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, Interceptor, OperationSpec, OperationType
 from opwire.registry import Change, OperationRegistry
 
@@ -46,12 +47,24 @@ class _Served(Struct, eq=False):
     begun: bool = False
     cancelled: bool = False
     tick: int = 0  # of its deadline
+    access: AccessEntry | None = None  # its entry in the access log, if that is enabled
 
     def cancel(self, reason: str) -> None:
         """Cancel the handler, once: a second cancellation would interrupt its cleanup."""
         if self.task is not None and not self.cancelled:
             self.cancelled = True
             self.task.cancel(reason)
+
+    def log_access(self, error: CallError | None) -> None:
+        """Write the access log, if it is enabled."""
+        if self.access is None:
+            return
+        self.access.request_id = self.event.request_id
+        if error is not None:
+            self.access.failed(error)
+        elif self.cancelled and self.access.outcome == OK:
+            self.access.outcome = CANCELLED
+        self.access.write()
 
 
 class _AnnouncedDispatcher(Dispatcher):
@@ -229,11 +242,11 @@ class CallHandler:
         if key in self._ended or event.request_id in self._served:
             # It has ended, or was aborted while its handler cleans up. Never run a request twice.
             used = CallError(ErrorCode.PROTOCOL_ERROR, "the request id was used before: use a new one for each call")
-            self._calls.fail(event.request_id, used)
+            self._reject(event, used)
             return
         if self._draining and event.operation_id not in (ABOUT, OPERATIONS):
             leaving = CallError(ErrorCode.UNAVAILABLE, "the server is shutting down and accepts no new calls")
-            self._calls.fail(event.request_id, leaving, not_started=True)
+            self._reject(event, leaving, not_started=True)
             return
         identity = self._identify(event)
         most = self._max_per_identity
@@ -243,13 +256,21 @@ class CallHandler:
         elif most is not None and self._by_identity[_id_of(identity)] >= most:
             full = f"this caller already has {most} calls in flight"
         if full is not None:
-            self._calls.fail(event.request_id, CallError(ErrorCode.RATE_LIMITED, full))
+            self._reject(event, CallError(ErrorCode.RATE_LIMITED, full))
             return
         credits = None if event.credits is None else Credits(event.credits)
         served = self._served[event.request_id] = _Served(event, caller, identity, credits, time.monotonic())
         if most is not None:
             self._by_identity[_id_of(identity)] += 1
         served.task = (self._loop or asyncio.get_running_loop()).create_task(self._serve(event, served))
+
+    def _reject(self, event: CallRequested, error: CallError, *, not_started: bool = False) -> None:
+        entry = begin_access("call", operation=event.operation_id, identity=self._identify(event))
+        if entry is not None:
+            entry.request_id = event.request_id
+            entry.failed(error)
+            entry.write()
+        self._calls.fail(event.request_id, error, not_started=not_started)
 
     def credited(self, event: CallCredit, caller: Address) -> None:
         """Grant a producer more items."""
@@ -260,8 +281,7 @@ class CallHandler:
         lost = served.credits.lost_item(event)
         if lost is not None:
             gap = f"item {lost} of {served.event.operation_id} was lost in transit to the consumer"
-            self._calls.fail(event.request_id, CallError(ErrorCode.UNAVAILABLE, gap))
-            served.cancel(gap)
+            self._fail_served(served, CallError(ErrorCode.UNAVAILABLE, gap))
 
     def aborted(self, event: CallAborted, caller: Address) -> None:
         """Stop the handler of a request that its caller aborted."""
@@ -296,6 +316,8 @@ class CallHandler:
             dispatcher = self._dispatcher
             if event.operation_id in (ABOUT, OPERATIONS):
                 dispatcher = self._describing(event.operation_id, served.caller)
+            else:
+                served.access = begin_access("call", operation=event.operation_id, identity=served.identity)
             spec = dispatcher.find(event.operation_id, served.identity)
             streams = spec.type is OperationType.SUBSCRIPTION
             context = Context(
@@ -315,6 +337,8 @@ class CallHandler:
                 raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
             else:
                 envelope = await dispatcher.execute(spec, event.input, context)
+                if served.access is not None:
+                    served.access.measured(envelope)
                 self._calls.respond(event.request_id, envelope)
         except CallError as failed:
             error = failed
@@ -325,6 +349,7 @@ class CallHandler:
             error = failure(unforeseen, event.operation_id)
             self._calls.fail(event.request_id, error)
         finally:
+            served.log_access(error)
             self._count(event.operation_id, time.perf_counter() - began, error)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
             self._done(event.request_id, served)
@@ -347,8 +372,13 @@ class CallHandler:
 
     def _time_out(self, served: _Served) -> None:
         late = f"{served.event.operation_id} did not respond before its deadline"
-        self._calls.fail(served.event.request_id, CallError(ErrorCode.TIMEOUT, late))
-        served.cancel(late)
+        self._fail_served(served, CallError(ErrorCode.TIMEOUT, late))
+
+    def _fail_served(self, served: _Served, error: CallError) -> None:
+        if served.access is not None:
+            served.access.failed(error)
+        self._calls.fail(served.event.request_id, error)
+        served.cancel(error.message)
 
     async def _stream(
         self, items: AsyncGenerator[ResponseEnvelope[Any]], event: CallRequested, served: _Served
@@ -359,6 +389,8 @@ class CallHandler:
             await credits.ready()
             async for envelope in items:
                 seq = credits.sent = seq + 1
+                if served.access is not None:
+                    served.access.measured(envelope)
                 if not self._calls.respond(event.request_id, envelope, seq):
                     return
                 await credits.ready()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from opwire.cli.screen import OutputFormat, Screen
+from opwire.cli.screen import LogFormat, OutputFormat, Screen
 from opwire.cli.sources import Sources, cached_ids
 
 if TYPE_CHECKING:
@@ -58,6 +58,27 @@ def shared_options(function: F) -> F:
     """Add `-v` and `--debug`, which are accepted before and after the name of the command."""
     function = _flag("--debug", sets="debug", help="Show the traceback of an error.")(function)
     return _flag("-v", "--verbose", sets="verbose", help="Show error details and the progress of loading.")(function)
+
+
+def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a server's log, and start it with the command."""
+
+    @functools.wraps(function)
+    def wrapped(*positional: Any, log_format: LogFormat, access_log: bool, **arguments: Any) -> Any:
+        click.get_current_context().ensure_object(Screen).start_log(log_format, access=access_log)
+        return function(*positional, **arguments)
+
+    options = click.option(
+        "--access-log/--no-access-log",
+        default=True,
+        help="Log each call: caller, operation, outcome, duration, bytes.  [default: yes]",
+    )(wrapped)
+    return click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="The format of standard error; json is one object per line.  [default: text]",
+    )(options)
 
 
 def json_option(function: F) -> F:

@@ -14,6 +14,7 @@ import mimetypes
 import os
 import shutil
 import sys
+import time
 import traceback
 from base64 import b64decode
 from collections.abc import Generator, Iterable, Sequence
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TextIO
+from typing import Any, Literal, NamedTuple, Self, TextIO
 
 import click
 import msgspec
@@ -30,6 +31,7 @@ from msgspec import UnsetType
 from opwire.cli.text import cells, cut, padded
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, OpwireError
+from opwire.logs import JSONFormatter, traceback_of
 from opwire.typed.plain import harmless, harmless_json, write_json
 
 _SPINNER_DELAY = 0.3  # seconds before a spinner appears: most calls have returned by then
@@ -77,13 +79,21 @@ class Line(tuple[tuple[str, str], ...]):
         )
 
 
+LogFormat = Literal["text", "json"]
+
+
 class Screen:
-    """The two output streams. Command-line options set the three attributes."""
+    """The two output streams. Command-line options set the attributes.
+
+    `log_format` is None for commands that are not servers. With "json", all of standard error is JSON, one object per
+    line.
+    """
 
     def __init__(self) -> None:
         self.as_json = False
         self.verbose = False
         self.debug = False
+        self.log_format: LogFormat | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -160,7 +170,10 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Print a message on standard error."""
-        click.echo(harmless(text), err=True)
+        if self.log_format == "json":
+            self._log_line(logging.INFO, text)
+        else:
+            click.echo(harmless(text), err=True)
 
     def detail(self, text: str) -> None:
         """Print a message with `-v` only."""
@@ -169,10 +182,16 @@ class Screen:
 
     def warning(self, text: str) -> None:
         """Print a warning; the command continues."""
+        if self.log_format == "json":
+            self._log_line(logging.WARNING, text)
+            return
         click.secho(f"warning: {harmless(text)}", fg="yellow", err=True, color=_has_colour(sys.stderr))
 
     def failure(self, error: Exception) -> None:
         """Print an error as one line or one JSON object; details with `-v`, the traceback with `--debug`."""
+        if self.log_format == "json":
+            self._log_line(logging.ERROR, _error_text(error), error if self.debug else None)
+            return
         if self.debug:
             click.echo(harmless("".join(traceback.format_exception(error))), err=True)
         if self.as_json:
@@ -182,6 +201,11 @@ class Screen:
         if self.verbose and isinstance(error, CallError) and error.details is not None:
             click.echo(json_text(error.details, indent=True), err=True)
 
+    def _log_line(self, level: int, text: str, error: Exception | None = None) -> None:
+        caught = None if error is None else (type(error), error, error.__traceback__)
+        record = logging.LogRecord("opwire.cli", level, __file__, 0, "%s", (text,), caught)
+        click.echo(JSONFormatter().format(record), err=True)
+
     @contextmanager
     def logging(self) -> Generator[None]:
         """Print log records of level WARNING and above while the block runs.
@@ -190,7 +214,8 @@ class Screen:
         sequences that a server sent.
         """
         logger = logging.getLogger("opwire")
-        handler, before = _WarningHandler(self), logging.lastResort
+        handler, before = _LogHandler(self), logging.lastResort
+        levels = {name: logging.getLogger(name).level for name in ("opwire", *_INFORMATIVE)}
         logger.addHandler(handler)
         logging.lastResort = handler
         try:
@@ -198,17 +223,56 @@ class Screen:
         finally:
             logger.removeHandler(handler)
             logging.lastResort = before
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+    def start_log(self, log_format: LogFormat, *, access: bool) -> None:
+        """Print the log of a server: tracebacks, connections, and one line per call if `access` is set.
+
+        With `-v` it has all records of level INFO.
+        """
+        self.log_format = log_format
+        if self.verbose:
+            logging.getLogger("opwire").setLevel(logging.INFO)
+        for name in _INFORMATIVE:
+            logging.getLogger(name).setLevel(logging.INFO)
+        if not access:
+            logging.getLogger(ACCESS_LOG).setLevel(logging.WARNING)
 
 
-class _WarningHandler(logging.Handler):
+ACCESS_LOG = "opwire.access"
+_INFORMATIVE = (ACCESS_LOG, "opwire.transports")  # loggers that a server prints from level INFO
+
+
+class _LogHandler(logging.Handler):
     def __init__(self, screen: Screen) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._screen = screen
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        is_shown = record.levelno >= logging.WARNING or self._screen.log_format is not None
+        return super().handle(record) if is_shown else False
+
     def emit(self, record: logging.LogRecord) -> None:
-        self._screen.warning(record.getMessage())
-        if record.exc_info and self._screen.debug:
-            self._screen.note("".join(traceback.format_exception(*record.exc_info)))
+        screen = self._screen
+        if screen.log_format == "json":
+            click.echo(JSONFormatter().format(record), err=True)
+            return
+        text, found = record.getMessage(), traceback_of(record)
+        if screen.log_format is None:
+            screen.warning(text if found is None or screen.debug else f"{text}; --debug shows the traceback")
+            if screen.debug and found is not None:
+                screen.note(found)
+            return
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        is_error, is_warning = record.levelno >= logging.ERROR, record.levelno >= logging.WARNING
+        kind = "error: " if is_error else "warning: " if is_warning else ""
+        line = f"{clock} {kind}{harmless(text)}"
+        if is_warning:
+            line = click.style(line, fg="red" if is_error else "yellow")
+        click.echo(line, err=True, color=_has_colour(sys.stderr))
+        if found is not None:
+            screen.note(found)
 
 
 def rich_console(stream: TextIO) -> Any:

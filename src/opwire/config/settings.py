@@ -226,7 +226,7 @@ class HTTPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     description: str = ""
     cors_origins: tuple[str, ...] = ()
     heartbeat: Seconds = 15.0
-    is_error: Literal["return", "fail"] = "return"
+    is_error: Literal["fail", "return"] = "fail"
 
 
 class ServeSettings(Settings, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from msgspec import UNSET, Struct, UnsetType
 from opwire.auth.tokens import EXPIRED, Authenticator, Grant
 from opwire.deadlines import Deadlines
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_above_zero, check_counts
+from opwire.logs import OK, AccessEntry, SurfaceName, begin_access
 from opwire.operation import Identity, OperationSpec
 from opwire.typed.plain import write_json
 
@@ -42,6 +43,7 @@ MAX_DETAILS = 64 * 1024
 # Keys of the ASGI scope of an admitted request.
 IDENTITY = "opwire.identity"
 EXPIRES = "opwire.expires"  # when its token expires (Unix epoch, in seconds) and a stream has to end, or None
+ACCESS = "opwire.access"  # its entry in the access log; missing if that is disabled
 _SHARE = "opwire.share"
 
 _UNIQUE_HEADERS = (
@@ -54,6 +56,7 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 _SMALL = 64 * 1024
 _BYTES_PER_NODE = 16  # of `max_body` per object or list: 1.4 million empty lists in 4 MB stall the loop for 2 s
 _MAX_KNOWN = 10_000
+_MAX_HOST = 253  # characters of a host name
 _DISCARD_BYTES, _DISCARD_SECONDS = 16 * 1024 * 1024, 2.0
 
 _encoder = msgspec.json.Encoder()
@@ -74,6 +77,7 @@ class ProblemDetails(Struct, omit_defaults=True, rename="camel"):
     instance: str | UnsetType = UNSET
     retry_after_ms: int | UnsetType = UNSET
     details: msgspec.Raw | UnsetType = UNSET
+    data: msgspec.Raw | UnsetType = UNSET  # of a tool that returned an error as its result
 
 
 class HTTPStatusError(Exception):
@@ -178,6 +182,9 @@ class RequestGuard:
     token share half of `max_requests`, one identity gets at most half, and tokens that were not seen before are checked
     in a quarter of it, so that they cannot lock each other out.
 
+    The access log gets a line for each request to the surface "http". On others a request may be less or more than a
+    call: they log calls themselves, and the guard only the requests that it or the app rejects.
+
     Raises:
         UsageError: a number is not above zero, or `hosts` or `origins` is a string.
     """
@@ -186,6 +193,7 @@ class RequestGuard:
         self,
         app: App,
         *,
+        surface: SurfaceName = "http",
         authenticate: Authenticator | None = None,
         anonymous: Identity | None = None,
         hosts: Iterable[str] | None = None,
@@ -202,6 +210,7 @@ class RequestGuard:
             if isinstance(names, str):  # each character would be a name
                 raise UsageError(f"{option} is a list of names: write [{names!r}]")
         self._app = app
+        self._surface: SurfaceName = surface
         self._authenticator = authenticate
         self._anonymous = anonymous
         self._hosts = HostNames(LOOPBACK if hosts is None else hosts)
@@ -227,6 +236,20 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        entry = begin_access(self._surface)
+        if entry is None:
+            await self._serve(scope, receive, send)
+            return
+        scope[ACCESS], entry.path = entry, scope["path"]
+        try:
+            await self._serve(scope, receive, _counting(entry, send))
+        finally:
+            identity: Identity | None = scope.get(IDENTITY)
+            entry.identity = None if identity is None else identity.id
+            if self._surface == "http" or entry.outcome != OK:
+                entry.write()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1
         try:
             try:
@@ -234,6 +257,8 @@ class RequestGuard:
             except _DisconnectedError:
                 return
             except (HTTPStatusError, CallError) as error:
+                if (entry := scope.get(ACCESS)) is not None:
+                    entry.failed(error.error if isinstance(error, HTTPStatusError) else error)
                 await send_problem(send, error, with_body=scope["method"] != "HEAD")
                 return
             await self._app(scope, receive, send)
@@ -251,7 +276,10 @@ class RequestGuard:
         headers = self._check_headers(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not self._hosts.include(host):
-            wrong = "this server does not accept this host name; its option hosts= names those that it accepts"
+            wrong = (
+                f"this server does not accept the host name {host[:_MAX_HOST]!r}; allow it with the option "
+                "--allow-host of `opwire serve`, `hosts` in opwire.toml, or hosts= of serve_http, asgi and run_http"
+            )
             raise HTTPStatusError(HTTPStatus.MISDIRECTED_REQUEST, CallError(ErrorCode.ACCESS_DENIED, wrong))
         self._check_page(headers, host)
         grant = None
@@ -396,6 +424,17 @@ class RequestGuard:
     def _too_large(self) -> HTTPStatusError:
         error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_body:,} bytes")
         return HTTPStatusError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error, _CLOSE)
+
+
+def _counting(entry: AccessEntry, send: Send) -> Send:
+    async def counted(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            entry.status = message["status"]
+        else:
+            entry.bytes += len(message.get("body", b""))
+        await send(message)
+
+    return counted
 
 
 class _DisconnectedError(Exception):

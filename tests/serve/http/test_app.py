@@ -15,6 +15,7 @@ from opwire import AccessControl, Context, Identity, OperationRegistry, Operatio
 from opwire.auth import StaticTokens
 from opwire.errors import UsageError
 from opwire.serve.http import serve_http
+from opwire.serve.http.document import NEEDS_TOKEN
 from opwire.serve.listener import listening
 from tests.requirements import requirement
 from tests.serve.http.conftest import make_registry
@@ -100,9 +101,10 @@ async def test_a_result_that_came_over_http_keeps_its_useful_headers(client: Cli
 
 @requirement("http.is-error")
 @on_one_loop
-async def test_a_tool_that_failed_is_an_answer_with_a_mark(client: Client) -> None:
+async def test_a_tool_that_failed_is_a_problem_with_its_data(client: Client) -> None:
     reply = await client.get("/far/tool")
-    assert (reply.status, reply.headers["opwire-is-error"]) == (200, "true")
+    assert refused(reply, 500, "EXECUTION_ERROR") == "no such city"
+    assert (reply.headers["opwire-is-error"], reply.problem["data"]) == ("true", [])
 
 
 @requirement("http.paths")
@@ -332,6 +334,27 @@ async def test_access_is_checked_on_calls_and_on_the_document() -> None:
         public = (await client.get("/openapi.json")).json
         assert sorted(public["paths"]) == ["/math/add", "/math/find"]
         assert public["paths"]["/math/add"]["get"]["security"] == []
+        hidden = public["info"]["x-opwire-hidden"]
+        assert hidden == len(make_registry()) - 3  # one has no handler
+        assert f"{hidden} more operations are not listed; send a token" in public["info"]["description"]
+        known = (await client.get("/openapi.json", x_api_key=token)).json["info"]
+        assert known == {"title": "opwire", "version": "1.0"}
+
+
+@requirement("http.document.access")
+async def test_a_document_without_public_operations_needs_a_token() -> None:
+    registry = OperationRegistry()
+    registry.query("a.b")(lambda: 1)
+    tokens = StaticTokens({"a-token-0123456789": Identity(id="me")})
+    async with served(registry, anonymous=None, authenticate=tokens) as client:
+        reply = await client.get("/openapi.json")
+        detail = refused(reply, 401, "UNAUTHENTICATED")
+        assert detail == "the operation is for callers with a token; " + NEEDS_TOKEN
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert list((await client.get("/openapi.json", x_api_key="a-token-0123456789")).json["paths"]) == ["/a/b"]
+    async with served(registry, anonymous=None) as client:
+        info = (await client.get("/openapi.json")).json["info"]
+        assert info["description"] == "1 more operation is not listed; this server accepts no tokens."
 
 
 @requirement("http.access")
@@ -342,9 +365,10 @@ async def test_without_tokens_and_identity_only_public_operations_can_be_called(
 
 
 @requirement("http.is-error")
-async def test_a_tool_that_failed_may_be_made_a_problem() -> None:
-    async with served(make_registry(), is_error="fail") as client:
-        assert refused(await client.get("/far/tool"), 500, "EXECUTION_ERROR") == "no such city"
+async def test_a_tool_that_failed_may_be_an_answer_with_a_mark() -> None:
+    async with served(make_registry(), is_error="return") as client:
+        reply = await client.get("/far/tool")
+        assert (reply.status, reply.headers["opwire-is-error"], reply.json) == (200, "true", [])
 
 
 @requirement("http.gone")

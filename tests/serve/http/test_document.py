@@ -23,7 +23,7 @@ from opwire import (
 from opwire.origin import read_origin
 from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
 from opwire.serve.guard import encode_problem, problem_details
-from opwire.serve.http.document import DocumentInfo, build_document, operation_names
+from opwire.serve.http.document import DocumentInfo, build_document, operation_names, summary_of
 from opwire.serve.http.request import Route
 from tests.requirements import requirement
 from tests.serve.http.conftest import make_registry
@@ -94,6 +94,24 @@ def test_an_operation_says_what_it_takes_gives_and_is(document: dict[str, Any]) 
     origin = read_origin(post, "x-opwire")
     assert origin is not None
     assert (origin.id, origin.type, origin.tags) == ("math.add", OperationType.QUERY, ("numbers",))
+
+
+@requirement("http.document.summaries")
+@pytest.mark.parametrize(
+    ("title", "description", "summary"),
+    [
+        ("Add", "Add two integers.", "Add"),
+        ("", "Add two\n  integers. Slowly.\n\nMore.", "Add two integers"),
+        ("", "Add.", "Add"),
+        ("", "word " * 50, "word " * 23 + "word…"),
+        ("", " \n", "math.add"),
+    ],
+)
+def test_an_operation_has_a_summary(title: str, description: str, summary: str) -> None:
+    spec = OperationSpec(namespace="math", name="add", type="query", title=title, description=description)
+    assert summary_of(spec) == summary
+    post = build_document([spec], DocumentInfo(title="", version=""))["paths"]["/math/add"]["post"]
+    assert post["summary"] == summary
 
 
 @requirement("http.get")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from opwire import CallError, ErrorCode, HTTPResponseMeta, decode_envelope, http_envelope, local_envelope, mcp_envelope
@@ -84,16 +85,30 @@ def test_nothing_of_them_can_break_out_of_its_header() -> None:
 
 
 @requirement("http.is-error")
-def test_a_tool_that_failed_is_an_answer_with_a_mark() -> None:
-    found = encode_response(FAILED, whole=False, is_error="return")
-    assert found.body == b'[{"type":"text","text":"no such city"}]'
+def test_a_tool_that_failed_is_a_problem_with_its_text_and_its_data() -> None:
+    found = encode_response(FAILED, whole=False, is_error="fail", request_id="r-1")
+    assert (found.status, found.content_type) == (500, b"application/problem+json")
     assert found.headers == [(b"opwire-is-error", b"true")]
+    problem = msgspec.json.decode(found.body)
+    assert (problem["code"], problem["status"], problem["detail"]) == ("EXECUTION_ERROR", 500, "no such city")
+    assert problem["data"] == FAILED.data
+    assert problem["instance"].endswith("r-1")
+    assert decode_envelope(encode_response(FAILED, whole=True, is_error="fail").body) == FAILED
 
 
 @requirement("http.is-error")
-def test_a_tool_that_failed_may_be_made_a_problem() -> None:
-    with pytest.raises(CallError) as raised:
-        encode_response(FAILED, whole=False, is_error="fail")
-    assert (raised.value.code, raised.value.message) == (ErrorCode.EXECUTION_ERROR, "no such city")
-    assert raised.value.details == {"content": [{"type": "text", "text": "no such city"}]}
-    assert decode_envelope(encode_response(FAILED, whole=True, is_error="fail").body) == FAILED
+def test_the_data_of_a_tool_that_failed_is_kept_whole_and_its_text_bounded() -> None:
+    blocks: list[Any] = [{"type": "text", "text": "x" * 200_000}]
+    found = encode_response(mcp_envelope(blocks, is_error=True, content=blocks), whole=False, is_error="fail")
+    problem = msgspec.json.decode(found.body)
+    assert (len(problem["detail"]), problem["data"]) == (2_000, blocks)
+    silent = encode_response(mcp_envelope({"a": 1}, is_error=True, content=[]), whole=False, is_error="fail")
+    problem = msgspec.json.decode(silent.body)
+    assert (problem["detail"], problem["data"]) == ("the tool returned an error without a text", {"a": 1})
+
+
+@requirement("http.is-error")
+def test_a_tool_that_failed_may_be_an_answer_with_a_mark() -> None:
+    found = encode_response(FAILED, whole=False, is_error="return")
+    assert (found.status, found.body) == (200, b'[{"type":"text","text":"no such city"}]')
+    assert found.headers == [(b"opwire-is-error", b"true")]

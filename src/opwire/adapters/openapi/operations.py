@@ -234,7 +234,7 @@ class LazyOperation:
         self.input_schema = Schema.deferred(lambda: self._input.schema)
         self.output_schema = Schema.deferred(lambda: self._output.schema())  # noqa: PLW0108 - lazily
         own = endpoint.operation.value
-        title = as_text(own.get("summary")).strip()
+        title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
         description = as_text(own.get("description")).strip() or title
         self.spec = OperationSpec(
             namespace=namespace,

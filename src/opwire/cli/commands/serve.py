@@ -7,14 +7,16 @@ import asyncio
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 from msgspec.structs import replace
 
-from opwire.cli.options import served_source_options, shared_options
+from opwire.cli.options import log_options, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, opened
 from opwire.errors import ConfigError
@@ -23,10 +25,12 @@ from opwire.signals import stop_signals
 if TYPE_CHECKING:
     from opwire.config import Config, OpenedConfig
     from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings
+    from opwire.registry import OperationRegistry
 
 
 TOKEN = "OPWIRE_TOKEN"  # noqa: S105 - its name
 EVERYBODY = "everybody"
+_SHOWN_NAMESPACES = 5
 
 
 def open_option(function: Any) -> Any:
@@ -48,6 +52,8 @@ def with_callers(config: "Config", screen: Screen, *, is_open: bool) -> "Config"
         identities[EVERYBODY] = IdentitySettings(scopes=("*",), announces=("*",))
     elif not identities and config.auth.jwt is None:
         if not os.environ.get(TOKEN):
+            if screen.log_format == "json":
+                raise click.UsageError(f"set {TOKEN}, or use --open: a generated token would be in the JSON log")
             os.environ[TOKEN] = secrets.token_urlsafe()
             screen.note(f"token for this run: {os.environ[TOKEN]}   (set {TOKEN} to keep it)")
         identities["owner"] = IdentitySettings(token=Secret(f"${{{TOKEN}}}"), scopes=("*",), announces=("*",))
@@ -73,6 +79,21 @@ async def until_stopped(*running: Awaitable[Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def served_text(registry: "OperationRegistry") -> str:
+    """Return what a registry serves: `12 operations (github 9, shop 3)`."""
+    counts = Counter(spec.namespace for spec in registry.list())
+    shown = [f"{namespace} {count:,}" for namespace, count in counts.most_common(_SHOWN_NAMESPACES)]
+    more = [f"{len(counts) - len(shown):,} more"] if len(counts) > len(shown) else []
+    total = counted(len(registry), "operation")
+    return f"{total} ({', '.join([*shown, *more])})" if counts else total
+
+
+def shown_url(url: str) -> str:
+    """Return scheme, host and port of a URL, without credentials."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 class ServeOptions(NamedTuple):
     """The options of `opwire serve` that override the configuration."""
 
@@ -96,6 +117,7 @@ class ServeOptions(NamedTuple):
 @click.option("--allow-host", multiple=True, metavar="NAME", help="An accepted Host header, in addition to localhost.")
 @click.option("--reload", is_flag=True, help="Restart after changes of the configuration, Python modules or documents.")
 @open_option
+@log_options
 @served_source_options
 @shared_options
 @click.pass_obj
@@ -160,7 +182,7 @@ async def _serve(config: "Config", screen: Screen, *, reload: bool) -> bool:
             waiting += await _serve_mcp(config, config.serve.mcp, running, surfaces, screen)
         if config.serve.http is not None:
             await _serve_http(config, config.serve.http, running, surfaces, screen)
-        screen.note(f"{counted(len(running.registry), 'operation')}; ^C stops")
+        screen.note(f"serving {served_text(running.registry)}; ^C stops")
         await until_stopped(*waiting)
         return changed is not None and changed.done() and not changed.cancelled()
 
@@ -173,6 +195,7 @@ async def _serve_mcp(
 
     surface = mcp_surface(config, running.registry)
     if settings.transport == "stdio":
+        screen.note("MCP server on standard input and output")
         return [surface.run_stdio()]
     from opwire.serve.listener import listening
 
@@ -210,6 +233,7 @@ async def _wait_for_changes(running: "OpenedConfig", screen: Screen) -> None:
 @click.command(name="hub")
 @click.argument("url", required=False)
 @open_option
+@log_options
 @served_source_options
 @shared_options
 @click.pass_obj
@@ -227,7 +251,7 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
 
     async def run() -> None:
         async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
-            screen.note(f"hub at {hub.url}; ^C stops")
+            screen.note(f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops")
             await until_stopped()
             await hub.drain()
 
@@ -247,6 +271,7 @@ def chosen_hub(config: "Config", url: str | None, *, is_open: bool) -> "Config":
 @click.command(name="spoke")
 @click.argument("url", required=False)
 @open_option
+@log_options
 @served_source_options
 @shared_options
 @click.pass_obj
@@ -259,10 +284,13 @@ def spoke_command(screen: Screen, url: str | None, is_open: bool, sources: Sourc
     from opwire.config import spoke_of
 
     config = chosen_spoke(sources.read(), url, is_open=is_open)
+    given = None if config.spoke is None else config.spoke.url
+    urls = given if isinstance(given, tuple) else () if given is None else (given,)
+    where = " and ".join(shown_url(each.resolve("spoke.url")) for each in urls)
 
     async def run() -> None:
         async with opened(config, screen) as running, spoke_of(config, running.registry) as spoke:
-            screen.note(f"serving {counted(len(running.registry), 'operation')}; ^C stops")
+            screen.note(f"serving {served_text(running.registry)} at {where}; ^C stops")
             await until_stopped()
             await spoke.drain()
 

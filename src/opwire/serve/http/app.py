@@ -12,7 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 from opwire.deadlines import Deadlines
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode, check_above_zero
-from opwire.operation import Interceptor, OperationType, check_access
+from opwire.logs import CANCELLED
+from opwire.operation import Interceptor, OperationType
 from opwire.origin import id_of, path_of
 from opwire.registry import OperationRegistry
 from opwire.serve.guard import (
@@ -43,7 +44,7 @@ def serve_http(
     description: str = "",
     timeout: float | None = 30.0,
     heartbeat: float = 15.0,
-    is_error: IsErrorPolicy = "return",
+    is_error: IsErrorPolicy = "fail",
     cors_origins: Iterable[str] = (),
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -103,7 +104,7 @@ class HTTPApp(ListeningApp):
         self._heartbeat = heartbeat
         self._is_error: IsErrorPolicy = is_error
         self._documents = DocumentCache(dispatcher, info)
-        self._guarded: App = RequestGuard(self._handle, **guard)
+        self._guarded: App = RequestGuard(self._handle, surface="http", **guard)
         if cors:
             wildcard = ["*"]
             self._guarded = CORSMiddleware(
@@ -148,6 +149,8 @@ class HTTPApp(ListeningApp):
             await send({"type": "lifespan.shutdown.complete"})
             return
         request = Request(scope)
+        if request.access is not None:
+            request.access.request_id = request.request_id
         try:
             await self._respond(request, receive, send)
         except (CallError, HTTPStatusError) as error:
@@ -164,10 +167,13 @@ class HTTPApp(ListeningApp):
                 await self._send_document(request, send)
                 return
             route = self._find(request)
+        access = request.access
+        if access is not None:
+            access.operation = route.spec.id
         if request.method not in route.methods:
             await _send_methods(send, request, route.methods)
             return
-        check_access(route.spec, request.identity)
+        self._dispatcher.find(route.spec.id, request.identity)
         input = await route.input(request, receive)
         if route.spec.type is OperationType.SUBSCRIPTION:
             await self._stream(route, request, input, receive, send)
@@ -176,10 +182,16 @@ class HTTPApp(ListeningApp):
         with CancelOnDisconnect(receive, self._deadlines):
             envelope = await self._dispatcher.execute(route.spec, input, context)
         if envelope is None:  # the client has disconnected
+            if access is not None:
+                access.outcome = CANCELLED
             return
-        content_type, body, more = encode_response(envelope, whole=whole, is_error=self._is_error)
+        if access is not None:
+            access.answered(envelope)
+        status, content_type, body, more = encode_response(
+            envelope, whole=whole, is_error=self._is_error, request_id=request.request_id
+        )
         headers = [(b"content-type", content_type), (b"cache-control", b"no-store"), (b"vary", b"accept"), *more]
-        await _send_response(send, request, HTTPStatus.OK, body, headers)
+        await _send_response(send, request, status, body, headers)
 
     async def _stream(self, route: Route, request: Request, input: Any, receive: Receive, send: Send) -> None:
         if self.draining:
@@ -191,9 +203,14 @@ class HTTPApp(ListeningApp):
         running = CancelOnDisconnect(receive, self._deadlines)
         self._streams.add(running)
         try:
-            await EventStream(request, running, send, headers, heartbeat=self._heartbeat).run(items, after)
+            error = await EventStream(request, running, send, headers, heartbeat=self._heartbeat).run(items, after)
         finally:
             self._streams.discard(running)
+        if request.access is not None:
+            if error is not None:
+                request.access.failed(error)
+            elif running.interrupted:
+                request.access.outcome = CANCELLED
 
     def _find(self, request: Request) -> Route:
         """Return the route of a path, which has to be spelled exactly as `path_of` spells it.
@@ -263,15 +280,17 @@ async def _send_methods(send: Send, request: Request, methods: tuple[str, ...]) 
 
 
 async def _send_error(send: Send, request: Request, error: CallError | HTTPStatusError) -> None:
+    if request.access is not None:
+        request.access.failed(error.error if isinstance(error, HTTPStatusError) else error)
     headers = [(b"x-request-id", request.request_id.encode())]
     with_body = request.method != "HEAD"
     await send_problem(send, error, request_id=request.request_id, headers=headers, with_body=with_body)
 
 
-async def _send_response(send: Send, request: Request, status: HTTPStatus, body: bytes, headers: list[Header]) -> None:
+async def _send_response(send: Send, request: Request, status: int, body: bytes, headers: list[Header]) -> None:
     headers.append((b"x-content-type-options", b"nosniff"))
     headers.append((b"x-request-id", request.request_id.encode()))
-    if status is not HTTPStatus.NO_CONTENT and status is not HTTPStatus.NOT_MODIFIED:
+    if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": int(status), "headers": headers})
     await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})

@@ -254,6 +254,7 @@ _PROBLEM: dict[str, Any] = {
         "instance": {"type": "string", "format": "uri-reference"},
         "retryAfterMs": {"type": "integer", "minimum": 0},
         "details": {"description": "More data: the problems of an input, each with its path."},
+        "data": {"description": "The data of a tool that returned an error as its result."},
     },
     "required": ["type", "title", "status", "detail", "code", "retryable"],
 }
@@ -304,6 +305,14 @@ VERSIONS: Mapping[OpenAPIVersion, str] = {"3.1": "3.1.1", "3.2": "3.2.0"}
 MAX_DOCUMENTS = 16
 """Documents in the cache: callers with different rights see different ones."""
 
+HIDDEN_EXTENSION = "x-opwire-hidden"
+"""Where `info` of a document for callers without a token has the number of operations that are not listed."""
+
+NEEDS_TOKEN = "send a token, as `Authorization: Bearer …` or as `X-API-Key: …`"  # noqa: S105 - a message
+
+MAX_SUMMARY = 120
+"""Characters of a summary that is taken from a description."""
+
 _VERSIONS: dict[str, OpenAPIVersion] = {
     given: version for version, full in VERSIONS.items() for given in (version, full)
 }
@@ -325,6 +334,7 @@ class DocumentInfo(Struct, frozen=True, kw_only=True):
     server: str = "/"
     takes_tokens: bool = False
     allows_anonymous: bool = False  # callers without a token have an identity, too
+    hidden: int = 0  # served operations that callers without a token may not call
 
 
 def build_document(
@@ -344,12 +354,22 @@ def build_document(
         "paths": {path_of(spec.id): builder.path_item(spec) for spec in listed},
         "components": {"schemas": dict(sorted(builder.components.schemas.items()))},
     }
-    if info.description:
-        document["info"]["description"] = info.description
+    notes = [info.description] if info.description else []
+    if info.hidden:
+        document["info"][HIDDEN_EXTENSION] = info.hidden
+        notes.append(_hidden_note(info))
+    if notes:
+        document["info"]["description"] = "\n\n".join(notes)
     if info.takes_tokens:
         document["components"]["securitySchemes"] = _SCHEMES
         document["security"] = [*({name: []} for name in _SCHEMES), *([{}] if info.allows_anonymous else [])]
     return document
+
+
+def _hidden_note(info: DocumentInfo) -> str:
+    what = "1 more operation is" if info.hidden == 1 else f"{info.hidden:,} more operations are"
+    how = NEEDS_TOKEN if info.takes_tokens else "this server accepts no tokens"
+    return f"{what} not listed; {how}."
 
 
 def operation_names(specs: Iterable[OperationSpec]) -> dict[str, str]:
@@ -361,6 +381,17 @@ def operation_names(specs: Iterable[OperationSpec]) -> dict[str, str]:
             plain = _UNSAFE.sub("_", wish).strip("_") or "operation"
             names[key] = unique.take(f"_{plain}" if plain[0].isdigit() else plain)
     return names
+
+
+def summary_of(spec: OperationSpec) -> str:
+    """Return the title of an operation; else the first sentence of its description, or its id."""
+    if spec.title:
+        return spec.title
+    first = " ".join(spec.description.strip().partition("\n\n")[0].split())
+    sentence = first.partition(". ")[0].removesuffix(".")
+    if len(sentence) > MAX_SUMMARY:
+        sentence = sentence[:MAX_SUMMARY].rpartition(" ")[0] + "…"
+    return sentence or spec.id
 
 
 class _DocumentBuilder:
@@ -376,10 +407,10 @@ class _DocumentBuilder:
         input = self.components.place(spec.input_schema, f"{name}_input")
         common = {
             "tags": list(spec.tags) or [spec.namespace],
-            **({"summary": spec.title} if spec.title else {}),
+            "summary": summary_of(spec),
             **({"description": spec.description} if spec.description else {}),
             **({"security": []} if self._info.takes_tokens and spec.access and spec.access.public else {}),
-            ORIGIN_EXTENSION: Origin.of(spec).to_json(),
+            ORIGIN_EXTENSION: Origin.of(spec, untitled=not spec.title).to_json(),
             "responses": self._responses(spec, name),
         }
         json = as_dict(spec.input_schema.json)
@@ -449,8 +480,11 @@ class DocumentCache:
     async def get(self, identity: Identity | None, query: bytes, server: str) -> EncodedDocument:
         """Return the document for a caller; the query string may name a version.
 
+        Callers without an identity see public operations, and the number of the others. Without any public one they are
+        rejected, if the server accepts tokens.
+
         Raises:
-            CallError: PROTOCOL_ERROR, if the version is unknown.
+            CallError: PROTOCOL_ERROR, if the version is unknown; UNAUTHENTICATED.
         """
         try:
             given = parse_qs(query.decode("latin-1"), max_num_fields=_MAX_FIELDS).get("version", ["3.1"])[-1]
@@ -459,9 +493,13 @@ class DocumentCache:
         version = _VERSIONS.get(given)
         if version is None:
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"unknown version; there are {' and '.join(VERSIONS)}")
-        info = msgspec.structs.replace(self._info, server=server or "/")
         specs = tuple(sorted(self._dispatcher.visible(identity), key=lambda spec: spec.id))
-        key = (version, info.server, *map(id, specs))
+        hidden = 0 if identity is not None else len(self._dispatcher.served()) - len(specs)
+        if hidden and not specs and self._info.takes_tokens:
+            what = "the operation is" if hidden == 1 else f"all {hidden:,} operations are"
+            raise CallError(ErrorCode.UNAUTHENTICATED, f"{what} for callers with a token; {NEEDS_TOKEN}")
+        info = msgspec.structs.replace(self._info, server=server or "/", hidden=hidden)
+        key = (version, info.server, hidden, *map(id, specs))
         if key in self._cached:
             return self._cached[key]
         building = self._building.get(key)
@@ -477,8 +515,7 @@ class DocumentCache:
             return EncodedDocument(body, b'"%s"' % sha256(body).hexdigest()[:32].encode(), specs)
 
         try:
-            served = [spec for spec in self._dispatcher.registry.list() if self._dispatcher.is_served(spec)]
-            names = operation_names(sorted(served, key=lambda spec: spec.id))
+            names = operation_names(sorted(self._dispatcher.served(), key=lambda spec: spec.id))
             document = await asyncio.to_thread(build)  # keeps the event loop free
         finally:
             del self._building[key]

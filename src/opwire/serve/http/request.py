@@ -23,11 +23,12 @@ from msgspec import UNSET
 
 from opwire.deadlines import Deadlines, bounded_seconds
 from opwire.errors import CallError, ErrorCode, SchemaError
+from opwire.logs import AccessEntry
 from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Trace, trace_of
 from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Schema
 from opwire.schema.dialect import References, lower
-from opwire.serve.guard import EXPIRES, IDENTITY, HTTPStatusError, Receive, Scope
+from opwire.serve.guard import ACCESS, EXPIRES, IDENTITY, HTTPStatusError, Receive, Scope
 from opwire.typed.plain import as_dict, as_list
 
 MAX_PARAMETERS = 1_000
@@ -50,7 +51,18 @@ _encoder = msgspec.json.Encoder()
 class Request:
     """A request; its parts are parsed lazily."""
 
-    __slots__ = ("expires", "headers", "identity", "is_plain", "method", "path", "query", "request_id", "root_path")
+    __slots__ = (
+        "access",
+        "expires",
+        "headers",
+        "identity",
+        "is_plain",
+        "method",
+        "path",
+        "query",
+        "request_id",
+        "root_path",
+    )
 
     def __init__(self, scope: Scope) -> None:
         self.method: str = scope["method"]
@@ -65,6 +77,7 @@ class Request:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.identity: Identity | None = scope.get(IDENTITY)
         self.expires: float | None = scope.get(EXPIRES)
+        self.access: AccessEntry | None = scope.get(ACCESS)
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 

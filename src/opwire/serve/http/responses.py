@@ -22,17 +22,20 @@ from opwire.auth.tokens import EXPIRED
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, encode_envelope, warn_of_nulls
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.origin import ENVELOPE_JSON
-from opwire.serve.guard import Header, Send, encode_problem, problem_details
+from opwire.serve.guard import PROBLEM_JSON, Header, Send, encode_problem, problem_details
 from opwire.serve.http.request import CancelOnDisconnect, Request
 from opwire.typed.plain import write_json
 
-IsErrorPolicy = Literal["return", "fail"]
+IsErrorPolicy = Literal["fail", "return"]
 """How to return the result of an MCP tool with `isError`.
 
-`return`: as an ordinary response with the header `opwire-is-error: true`. As everywhere in opwire, only an exception is
-a failure. `fail`: as a problem, EXECUTION_ERROR, for clients that check nothing but the status. A client that requests
-the envelope always gets the envelope.
+`fail`, the default: as a problem, EXECUTION_ERROR, with the text of the tool as `detail` and the whole data as `data`.
+`return`: as an ordinary response with status 200. Both have the header `opwire-is-error: true`. A client that requests
+the envelope always gets the envelope, which says `isError` itself.
 """
+
+MAX_TOOL_TEXT = 2_000
+"""Characters of a tool's text in the `detail` of a problem; `data` has all of it."""
 
 UPSTREAM = "opwire-upstream-"
 
@@ -49,32 +52,38 @@ _encoder = msgspec.json.Encoder()
 
 
 class EncodedResponse(NamedTuple):
-    """The body of a response with status 200, and its headers."""
+    """A response: status, body and headers."""
 
+    status: int
     content_type: bytes
     body: bytes
     headers: list[Header]
 
 
-def encode_response(envelope: ResponseEnvelope[Any], *, whole: bool, is_error: IsErrorPolicy) -> EncodedResponse:
+def encode_response(
+    envelope: ResponseEnvelope[Any], *, whole: bool, is_error: IsErrorPolicy, request_id: str | None = None
+) -> EncodedResponse:
     """Encode the data of an envelope, or the `whole` of it.
 
     Raises:
-        CallError: EXECUTION_ERROR, if the data cannot be encoded, or `is_error` is "fail" and the tool has failed.
+        CallError: EXECUTION_ERROR, if the data cannot be encoded.
     """
     if whole:
-        return EncodedResponse(ENVELOPE_JSON.encode(), encode_whole(envelope), [])
+        return EncodedResponse(HTTPStatus.OK, ENVELOPE_JSON.encode(), encode_whole(envelope), [])
     meta, headers = envelope.meta, list[Header]()
     if isinstance(meta, HTTPResponseMeta):
         headers = upstream_headers(meta)
     elif isinstance(meta, MCPResponseMeta) and meta.is_error:
+        headers = [(b"opwire-is-error", b"true")]
         if is_error == "fail":
             texts = [str(block["text"]) for block in meta.content if block["type"] == "text"]
-            raise CallError(ErrorCode.EXECUTION_ERROR, "\n".join(texts)[:2_000], {"content": meta.content})
-        headers = [(b"opwire-is-error", b"true")]
+            message = "\n".join(texts)[:MAX_TOOL_TEXT] or "the tool returned an error without a text"
+            problem = problem_details(CallError(ErrorCode.EXECUTION_ERROR, message), request_id=request_id)
+            problem.data = msgspec.Raw(encode_data(envelope.data))
+            return EncodedResponse(problem.status, PROBLEM_JSON.encode(), encode_problem(problem), headers)
     if isinstance(envelope.data, bytes):
-        return EncodedResponse(b"application/octet-stream", envelope.data, headers)
-    return EncodedResponse(b"application/json", encode_data(envelope.data), headers)
+        return EncodedResponse(HTTPStatus.OK, b"application/octet-stream", envelope.data, headers)
+    return EncodedResponse(HTTPStatus.OK, b"application/json", encode_data(envelope.data), headers)
 
 
 def encode_data(data: Any) -> bytes:
@@ -163,10 +172,10 @@ class EventStream:
         self._started = False
         self._last_sent = time.monotonic()
 
-    async def run(self, items: AsyncGenerator[ResponseEnvelope[Any]], after: str | None) -> None:
+    async def run(self, items: AsyncGenerator[ResponseEnvelope[Any]], after: str | None) -> CallError | None:
         """Send the items until they end, the client disconnects, or the stream is interrupted.
 
-        `after` is the id of the last event that the client has received.
+        `after` is the id of the last event that the client has received. Return the error that was sent as an event.
 
         Raises:
             CallError: an error before anything was sent.
@@ -186,7 +195,7 @@ class EventStream:
                 await beating
             await items.aclose()
         if running.interrupted and error is None:
-            return
+            return None
         if error is not None and not self._started:
             raise error
         last = b""
@@ -194,6 +203,7 @@ class EventStream:
             problem = encode_problem(problem_details(error, request_id=self._request.request_id))
             last = b"event: error\ndata: " + problem + b"\n\n"
         await self._write(last, more=False)
+        return error
 
     async def _send_items(self, items: AsyncGenerator[ResponseEnvelope[Any]], after: str | None) -> CallError | None:
         count = int(after) if after is not None and after.isdecimal() and len(after) < 19 else 0

@@ -38,6 +38,7 @@ from opwire.invoke import CLOSE_GRACE
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
 from opwire.serve.guard import (
+    ACCESS,
     EXPIRES,
     IDENTITY,
     MAX_BODY,
@@ -356,7 +357,7 @@ class MCPApp(ListeningApp):
         self._server = server
         self._catalogue = catalogue
         self._path = path.rstrip("/") or "/"
-        self._guarded = RequestGuard(self._handle, **guard)
+        self._guarded = RequestGuard(self._handle, surface="mcp", **guard)
         limits = {
             "max_request_body_size": guard.get("max_body", MAX_BODY),
             "max_sessions": max_sessions,
@@ -416,6 +417,8 @@ class MCPApp(ListeningApp):
                 needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
                 raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
         except HTTPStatusError as error:
+            if (entry := scope.get(ACCESS)) is not None:
+                entry.failed(error.error)
             await send_problem(send, error, with_body=scope["method"] != "HEAD")
             return
         sessions = await self._start()

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
+import msgspec
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
@@ -33,7 +34,8 @@ from msgspec import Struct
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE, failure, leave_behind
-from opwire.operation import Context, Identity, Inbound, OperationType, Progress, check_access, trace_of
+from opwire.logs import CANCELLED, TOOL_ERROR, AccessEntry, begin_access
+from opwire.operation import Context, Identity, Inbound, OperationType, Progress, trace_of
 from opwire.origin import ITEM_META
 from opwire.registry import Change, OperationRegistry
 from opwire.serve.guard import IDENTITY
@@ -48,7 +50,7 @@ from opwire.serve.mcp.tools import (
     error_result,
     result_of,
 )
-from opwire.typed.plain import replace_surrogates
+from opwire.typed.plain import replace_surrogates, write_json
 
 RequestContext = ServerRequestContext[Any, Any]
 EventListener = Callable[[ServerEvent], None]
@@ -59,6 +61,7 @@ NotifiedSessions = set[str | None]
 _SESSION = "mcp-session-id"
 _MAX_ITEM_MESSAGE = 200
 _MAX_PROGRESS_MESSAGE = 2000
+_encoder = msgspec.json.Encoder()
 
 
 class CallLimits(Struct, frozen=True, kw_only=True):
@@ -161,11 +164,16 @@ class RegistryServer(Server[NotifiedSessions]):
         params = ctx.params or {}
         tool = self._served.catalogue.find(params["name"])
         if tool is None:
+            entry = begin_access("mcp", operation=params["name"], identity=self._identity(ctx))
+            if entry is not None:
+                entry.outcome = ErrorCode.OPERATION_NOT_FOUND.value
+                entry.write()
             raise MCPError(INVALID_PARAMS, f"Unknown tool: {params['name'][:100]}")
         call = ToolCall(
             tool=tool,
             arguments=params.get("arguments") or {},
             identity=self._identity(ctx),
+            request_id=uuid4().hex,  # our own: the client's is unique on its own connection only
             ctx=ctx,
             format=ResultFormat(ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS, self._served.tool_envelopes),
             dispatcher=self._served.dispatcher,
@@ -210,6 +218,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     tool: Tool
     arguments: dict[str, Any]
     identity: Identity | None
+    request_id: str
     ctx: RequestContext
     format: ResultFormat
     dispatcher: Dispatcher
@@ -224,38 +233,51 @@ class ToolCall(Struct, frozen=True, kw_only=True):
         Raises:
             CancelledError: the client cancelled or disconnected; the handler was cancelled.
         """
-        task = asyncio.create_task(self._run())
+        entry = begin_access("mcp", operation=self.tool.spec.id, identity=self.identity)
+        task = asyncio.create_task(self._run(entry))
         try:
-            return await asyncio.shield(task)
+            result = await asyncio.shield(task)
+            if entry is not None:
+                entry.bytes = len(write_json(_encoder, result))
+            return result
         except asyncio.CancelledError:
+            if entry is not None:
+                entry.outcome = CANCELLED
             task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([task], timeout=1.2 * CLOSE_GRACE)  # a call with a deadline is abandoned before
             if not task.done():
                 leave_behind(task, self.tool.spec.id)
             raise
+        finally:
+            if entry is not None:
+                entry.request_id = self.request_id
+                entry.write()
 
-    async def _run(self) -> Result:
+    async def _run(self, entry: AccessEntry | None) -> Result:
         spec = self.tool.spec
         try:
-            check_access(spec, self.identity)
+            self.dispatcher.find(spec.id, self.identity)
             if spec.type is OperationType.SUBSCRIPTION:
-                return await self._collect()
+                return await self._collect(entry)
             input, progress = self._input(), ProgressReporter(self.ctx)
             context = self._context(progress).within(self.limits.timeout if spec.timeout is None else spec.timeout)
             try:
                 envelope = await self.dispatcher.execute(spec, input, context)
                 result = result_of(envelope, self.tool, self.format)
+                if entry is not None and result.get("isError"):
+                    entry.outcome = TOOL_ERROR
                 await progress.flush()
                 return result
             finally:
                 progress.close()
-        except CallError as error:
+        except Exception as raised:
+            error = failure(raised, spec.id)
+            if entry is not None:
+                entry.failed(error)
             return error_result(error, self.tool, self.format)
-        except Exception as unexpected:
-            return error_result(failure(unexpected, spec.id), self.tool, self.format)
 
-    async def _collect(self) -> Result:
+    async def _collect(self, entry: AccessEntry | None) -> Result:
         """Collect the items of a subscription until it ends or a limit is reached; each is also sent as progress."""
         items: list[EncodedData] = []
         size, complete, failed = 0, False, None
@@ -278,17 +300,18 @@ class ToolCall(Struct, frozen=True, kw_only=True):
             if not items:
                 raise
             failed = error
+            if entry is not None:
+                entry.failed(error)
         return collected_result(items, self.tool, self.format, complete=complete, error=failed)
 
     def _context(self, progress: "ProgressReporter | None") -> Context:
         meta: Any = self.ctx.meta or {}
-        request_id = uuid4().hex  # our own: the client's is unique on its own connection only
         return Context(
-            request_id=request_id,
+            request_id=self.request_id,
             identity=self.identity,
             metadata=trace_of(meta),
             on_progress=progress,
-            inbound=Inbound(request_id),
+            inbound=Inbound(self.request_id),
         )
 
     def _input(self) -> Any:

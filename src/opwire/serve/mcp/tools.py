@@ -347,7 +347,7 @@ class ToolCatalogue:
         return found is not None
 
     def _served(self) -> list[OperationSpec]:
-        specs = [spec for spec in self._registry.list() if self._dispatcher.is_served(spec)]
+        specs = self._dispatcher.served()
         if len(self._names) > 2 * len(specs):  # most of the cache belongs to removed operations
             for cache in (self._tools, self._names, self._ids):
                 cache.clear()

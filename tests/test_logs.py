@@ -1,0 +1,74 @@
+"""Log records as text and as JSON: bounded, escaped, one line."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire import CallError, Identity, local_envelope
+from opwire.logs import AccessEntry, JSONFormatter, begin_access, traceback_of
+from tests.requirements import requirement
+
+
+def record_of(message: str, error: BaseException | None = None, **extra: Any) -> logging.LogRecord:
+    caught = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord("opwire.a", logging.ERROR, __file__, 1, "%s", (message,), caught)
+    vars(record).update(extra)
+    return record
+
+
+@requirement("serve.access-log")
+def test_an_entry_exists_only_while_the_log_is_enabled(caplog: pytest.LogCaptureFixture) -> None:
+    assert begin_access("http") is None
+    caplog.set_level(logging.INFO, "opwire.access")
+    assert begin_access("http") is not None
+
+
+@requirement("serve.access-log.bounded")
+@given(text=st.text(max_size=600))
+def test_text_of_callers_is_one_bounded_printable_line(text: str) -> None:
+    entry = AccessEntry("call", operation=text, identity=Identity(id=text or "x"))
+    entry.request_id = entry.path = entry.error_id = text
+    entry.failed(CallError("INTERNAL", text, {"errorId": text}))
+    for shown in (each for each in entry.fields().values() if isinstance(each, str)):
+        assert len(shown) <= 2_000
+        assert not set(shown) & set("\n\r\t\x00\x1b\x7f\x9b\u2028\u202e")
+
+
+@requirement("serve.access-log")
+def test_what_has_no_json_form_has_no_size() -> None:
+    entry = AccessEntry("call")
+    entry.measured(local_envelope("hello", "a.b"))
+    size = entry.bytes
+    assert size > len("hello")
+    entry.measured(local_envelope(object(), "a.b"))
+    assert entry.bytes == size
+
+
+@requirement("cli.log")
+def test_a_record_is_one_json_object_with_the_fields_of_its_call() -> None:
+    record = record_of("a\x1b[2J\n", access={"surface": "http", "bytes": 3})
+    line = JSONFormatter().format(record)
+    assert "\n" not in line
+    assert "\x1b" not in line
+    found = json.loads(line)
+    assert (found["level"], found["logger"], found["message"]) == ("ERROR", "opwire.a", "a\x1b[2J\n")
+    assert (found["surface"], found["bytes"]) == ("http", 3)
+    assert found["time"].endswith("+00:00")
+
+
+@requirement("serve.tracebacks")
+def test_a_traceback_keeps_its_end_if_it_is_too_long() -> None:
+    try:
+        raise ValueError("x" * 200_000 + "the end")
+    except ValueError as error:
+        record = record_of("failed", error)
+    found = traceback_of(record)
+    assert found is not None
+    assert len(found) <= 64 * 1024 + 1
+    assert found.endswith("xthe end")
+    assert json.loads(JSONFormatter().format(record))["traceback"] == found
+    assert traceback_of(record_of("fine")) is None
