@@ -2,7 +2,7 @@
 
 Run it as a program (`make docs` does). Two kinds of marks in a page are filled:
 
-- `<!-- snippet: shop.py -->` above a fenced block: the block contains that file of docs/snippets.
+- `<!-- snippet: shop.py -->` above a fenced block: the block contains that file of docs/snippets, or of the repository.
 - `<!-- made: error-table -->` … `<!-- end -->`: the lines between are the result of the function of that name.
 
 The tests fail if a page is stale. An unknown name is an error.
@@ -53,8 +53,9 @@ def fill(markdown: str) -> str:
 
 
 def snippet(name: str, indent: str) -> str:
-    """Return a file of docs/snippets, indented."""
-    lines = (SNIPPETS / name).read_text(encoding="utf-8").splitlines()
+    """Return a file of docs/snippets, or else of the repository, indented."""
+    path = SNIPPETS / name if (SNIPPETS / name).exists() else DOCS.parent / name
+    lines = path.read_text(encoding="utf-8").splitlines()
     return "".join(f"{indent}{line}".rstrip() + "\n" for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""What opwire does, told by running it: `make demo`, or `opwire demo`. The parts are in `opwire.cli.demo`."""
+"""Run the demonstration: `make demo`, or `opwire demo`. Its parts are in `opwire.cli.demo`."""
 
 from opwire.cli import main
 

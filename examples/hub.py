@@ -14,7 +14,7 @@ from opwire.signals import stop_signals
 
 
 async def main(url: str) -> None:
-    # Whoever has the token is this identity, and may announce in these namespaces alone.
+    # Holders of the token have this identity, and may announce operations in these namespaces only.
     grant = Grant(Identity(id="team", scopes=("*",)), announces=("math", "clock"))
     auth = StaticTokens({os.environ["OPWIRE_TOKEN"]: grant})
     with stop_signals() as stop:  # SIGINT or SIGTERM

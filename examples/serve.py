@@ -1,10 +1,10 @@
-"""Serve a few operations over whatever the URL says. In another terminal, `call.py` uses them.
+"""Serve a few operations over a broker or a hub. In another terminal, `call.py` calls them.
 
     python examples/serve.py redis://127.0.0.1:6379
     python examples/serve.py nats://127.0.0.1:4222
     python examples/serve.py ws://127.0.0.1:8700        # where examples/hub.py listens
 
-Start it twice, and the calls are shared. Stop one with Ctrl-C: it finishes what it has, and the other gets the rest.
+Start it twice, and the calls are shared. Stop one with Ctrl-C: it completes its calls, and the other gets new ones.
 """
 
 import asyncio
@@ -35,12 +35,11 @@ async def ticks(count: int = 3, seconds: float = 0.1) -> AsyncIterator[int]:
 
 
 async def main(url: str) -> None:
-    # Nobody proves who they are here: whoever reaches the broker may call. docs/howto/scale-out.md says how to close
-    # the door.
-    everybody = Identity(id="everybody", scopes=("*",))
+    # Callers over a broker are anonymous: every client of it may call. docs/howto/secure.md explains signed requests.
+    callers = Identity(id="callers", scopes=("*",))
     token: dict[str, Any] = {"token": os.environ["OPWIRE_TOKEN"]} if url.startswith("ws") else {}
     with stop_signals() as stop:  # SIGINT or SIGTERM
-        async with Spoke(registry, url, name="example", version="1.0.0", anonymous=everybody, **token) as spoke:
+        async with Spoke(registry, url, name="example", version="1.0.0", anonymous=callers, **token) as spoke:
             print("serving", *(spec.id for spec in registry.list()), flush=True)
             await stop.wait()
             await spoke.drain()

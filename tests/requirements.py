@@ -292,6 +292,8 @@ OPERATIONS: dict[str, str] = {
     "access.resources": "Every resource rule has to be met by an action held on that type of resource.",
     "access.public": "A public operation needs no identity.",
     "access.unauthenticated": "Without an identity an operation that is not public is UNAUTHENTICATED.",
+    "examples.deploy": "The container, compose and systemd files in examples/deploy start servers that pass their "
+    "health checks.",
     "examples.two-processes": "Two processes find and call each other over each broker, and stop cleanly.",
     "soak.history": "Calls, subscriptions and durable mutations keep their promises while processes, brokers and "
     "connections are killed at random.",
@@ -1127,6 +1129,7 @@ CLIENT: dict[str, str] = {
 DOCS: dict[str, str] = {
     "docs.snippets": "Every snippet in the documentation is a file that runs and prints what the page says.",
     "docs.types": "Every snippet and example, and the code of the README, type-checks under pyright's strict mode.",
+    "docs.messages": "Every error message that the page of problems quotes is one of opwire's.",
     "docs.links": "Every link within the documentation leads somewhere, and every page is in the navigation once.",
     "docs.made": "Tables and schemas in the documentation are made from the code, and every public name is in the "
     "reference.",

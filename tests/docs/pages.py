@@ -25,8 +25,8 @@ def text_of(page: str) -> str:
 
 
 def shown() -> set[str]:
-    """Return the snippets that pages show."""
-    return {name for page in OWN_PAGES for name in SNIPPET.findall(text_of(page))}
+    """Return the snippets that pages and the README show."""
+    return {name for page in [*OWN_PAGES, "../README.md"] for name in SNIPPET.findall(text_of(page))}
 
 
 def settings() -> dict[str, Any]:
