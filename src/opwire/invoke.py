@@ -429,7 +429,7 @@ class BoundOperation:
         if not found.plain:
             input = self._plain(input)
         if not self._is_accepted(input):
-            raise self._invalid(self.spec.input_schema.problems(input))
+            raise self._invalid(self.spec.input_schema.problems(input, is_plain=True))
         try:
             return input if self.convert is None else self.convert(input)
         except ConversionError as error:

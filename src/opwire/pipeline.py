@@ -150,8 +150,9 @@ class ResultPipeline:
                 return data
 
     def _fit(self, data: Any) -> Any:
-        fitted = self.schema.fit(data, strip=self.strip)
-        self._warn(*(f"{change.kind} {change.path or 'the data'}" for change in fitted.changes))
+        fitted = self.schema.fit(data, strip=self.strip, is_plain=True)
+        shown = [f"{kind} {path or 'the data'}" for kind, path in fitted.repairs[:_MAX_WARNINGS]]
+        self._warn(*shown, more=len(fitted.repairs) - len(shown))
         self._warn_problems(fitted.value)
         return fitted.value
 
@@ -165,13 +166,14 @@ class ResultPipeline:
         return cast
 
     def _warn_problems(self, data: Any) -> None:
-        self._warn(*(f"{path or 'the data'}: {message}" for path, message in self.schema.problems(data)))
+        problems = self.schema.problems(data, is_plain=True)
+        shown = [f"{path or 'the data'}: {message}" for path, message in problems[:_MAX_WARNINGS]]
+        self._warn(*shown, more=len(problems) - len(shown))
 
-    def _warn(self, *warnings: str) -> None:
+    def _warn(self, *warnings: str, more: int = 0) -> None:
         if warnings:
-            shown = "; ".join(_short(warning) for warning in warnings[:_MAX_WARNINGS])
-            more = len(warnings) - _MAX_WARNINGS
-            logger.warning("%s: %s%s", self.operation_id, shown, f"; and {more} more" if more > 0 else "")
+            shown = "; ".join(map(_short, warnings))
+            logger.warning("%s: %s%s", self.operation_id, shown, f"; and {more} more" if more else "")
 
 
 def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:

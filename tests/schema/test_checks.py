@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from opwire.errors import SchemaError
-from opwire.schema.shape import Checks, Shapes
+from opwire.schema.shape import Checks
 from tests.requirements import requirement
 
 ROOT: dict[str, Any] = {
@@ -14,7 +14,7 @@ ROOT: dict[str, Any] = {
 
 @pytest.fixture
 def checks() -> Checks:
-    return Checks(Shapes(ROOT))
+    return Checks(ROOT)
 
 
 def test_a_part_is_checked_with_the_references_of_its_root(checks: Checks) -> None:
@@ -60,4 +60,17 @@ def test_what_is_not_json_is_not_valid(checks: Checks) -> None:
 def test_a_part_that_cannot_be_compiled_is_an_error() -> None:
     root = {"$ref": "#/$defs/gone"}
     with pytest.raises(SchemaError):
-        Checks(Shapes(root)).is_valid(root, 1)
+        Checks(root).is_valid(root, 1)
+
+
+def test_a_part_that_cannot_be_closed_raises_the_same_error_each_time() -> None:
+    root = {"properties": {"a": {"$ref": "#/$defs/gone"}}}
+    checks = Checks(root)
+    errors: list[pytest.ExceptionInfo[SchemaError]] = []
+    for _ in range(3):
+        with pytest.raises(SchemaError) as caught:
+            checks.conformity(root, strip=True)
+        errors.append(caught)
+    assert len({str(each.value) for each in errors}) == 1
+    assert "gone" in str(errors[0].value)
+    assert len({id(each.value) for each in errors}) == 3  # raised again, one error would grow by a traceback per value

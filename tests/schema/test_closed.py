@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import SchemaError
 from opwire.schema.fit import Fitter
-from opwire.schema.shape import Shapes, allows_extras, closed_document, plain_document
+from opwire.schema.shape import Checks, Shapes, allows_extras, closed_document, plain_document
 from opwire.schema.validator import compile_validator
 from tests.requirements import requirement
 from tests.schema.strategies import schemas, values, wrapped
@@ -28,7 +28,7 @@ def test_the_closed_schema_is_never_more_lenient_than_the_plain_one(schema: Any,
         plain = compile_validator(schema)
     except SchemaError:
         return
-    if Fitter(schema).conforms(value, strip=strip):
+    if Fitter(Checks(schema)).conforms(value, strip=strip):
         assert plain.is_valid(value)
 
 
@@ -36,8 +36,8 @@ def test_the_closed_schema_is_never_more_lenient_than_the_plain_one(schema: Any,
 @settings(max_examples=150)
 @given(schemas, values, st.booleans())
 def test_a_value_that_conforms_is_left_alone_where_it_is_walked(schema: Any, value: Any, strip: bool) -> None:
-    if Fitter(schema).conforms(value, strip=strip):
-        fitted = Fitter(wrapped(schema)).fit({"inside": value}, strip=strip)
+    if Fitter(Checks(schema)).conforms(value, strip=strip):
+        fitted = Fitter(Checks(wrapped(schema))).fit({"inside": value}, strip=strip)
         assert fitted.value["inside"] is value
 
 

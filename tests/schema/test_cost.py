@@ -10,6 +10,7 @@ import pytest
 
 from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, Schema, SchemaError
 from opwire.schema.cost import FREE, ComplexityError, Costs, Meter
+from opwire.schema.shape import Checks
 from opwire.schema.validator import MeteredValidator
 from tests.requirements import requirement
 
@@ -208,6 +209,16 @@ def test_definitions_that_multiply_below_a_property_are_remembered_and_not_repea
     assert misfits.is_valid(nested(levels - 1, 1))
     assert misfits.problems(value)[0].path.startswith("/a")
     assert misfits.fit(value).value == value
+
+
+def test_a_closed_document_that_would_multiply_is_rejected_before_it_is_written() -> None:
+    """The compiler rejects it too, after the work of ten such documents."""
+    schema = below(60)
+    for metered in (False, True):
+        checks = Checks(schema)
+        checks.shapes.metered = Costs(schema) if metered else None
+        with pytest.raises(SchemaError, match="cannot be bounded beside `unevaluated"):
+            checks.conformity(schema, strip=True)
 
 
 @requirement("schema.cost")

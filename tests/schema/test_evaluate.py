@@ -3,14 +3,13 @@ from typing import Any
 import pytest
 
 from opwire.schema.fit import Demand, Evaluator, Force
-from opwire.schema.shape import Checks, Shapes
+from opwire.schema.shape import Checks
 from tests.requirements import requirement
 
 
 def applied(schema: Any, value: Any) -> list[tuple[str, Force]]:
     """The titles of what applies, with its force."""
-    shapes = Shapes(schema)
-    scope = Evaluator(shapes, Checks(shapes)).scope([Demand(schema, Force.FILL)], value)
+    scope = Evaluator(Checks(schema)).scope([Demand(schema, Force.FILL)], value)
     return [(each.node["title"], each.force) for each in scope.applied if "title" in each.node]
 
 
@@ -141,15 +140,13 @@ def test_scalars_have_no_score() -> None:
     ],
 )
 def test_what_cannot_be_resolved_keeps_extras(schema: Any, kept: list[str]) -> None:
-    shapes = Shapes(schema)
-    scope = Evaluator(shapes, Checks(shapes)).scope([Demand(schema, Force.FILL)], {"z": 1})
+    scope = Evaluator(Checks(schema)).scope([Demand(schema, Force.FILL)], {"z": 1})
     assert scope.kept(["z"], strip=True) == kept
 
 
 def test_meeting_demands_is_being_valid_against_each() -> None:
     schemas = [{"type": "integer"}, {"minimum": 5}]
-    shapes = Shapes({"allOf": schemas})
-    evaluator = Evaluator(shapes, Checks(shapes))
+    evaluator = Evaluator(Checks({"allOf": schemas}))
     demands = [Demand(each, Force.FILL) for each in schemas]
     assert evaluator.meets(demands, 5)
     assert not evaluator.meets(demands, 4)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from opwire.errors import SchemaError
 from opwire.schema import Schema
 from opwire.schema.dialect import lower
-from opwire.schema.fit import Change, Fitted, Fitter
-from opwire.schema.shape import Shapes, plain_document
+from opwire.schema.fit import Fitted, Fitter, Repair
+from opwire.schema.shape import Checks, Shapes, plain_document
 from opwire.schema.validator import compile_validator
 from tests.requirements import requirement
 from tests.schema.strategies import schemas, values
@@ -69,10 +69,10 @@ def test_a_hand_checked_case(case: dict[str, Any]) -> None:
     fitted = schema.fit(case["value"], strip=case.get("strip", True))
 
     assert json.dumps(fitted.value) == json.dumps(case["expected"])  # as text: 5 is not 5.0, and the order counts
-    assert [list(change) for change in fitted.changes] == case["changes"]
+    assert [list(change) for change in fitted.repairs] == case["changes"]
     assert (fitted.value is case["value"]) == (not case["changes"])
     assert json.dumps(case["value"]) == before
-    assert schema.fit(fitted.value, strip=case.get("strip", True)).changes == ()
+    assert schema.fit(fitted.value, strip=case.get("strip", True)).repairs == ()
 
 
 @requirement("fit.cases")
@@ -94,7 +94,7 @@ def test_the_cases_cover_every_keyword_that_matters() -> None:
 @given(schemas, values, strips)
 def test_fitting_never_raises_and_never_changes_the_value_or_the_schema(schema: Any, value: Any, strip: bool) -> None:
     given_schema, given_value = json.dumps(schema), json.dumps(value)
-    fitted = Fitter(schema).fit(value, strip=strip)
+    fitted = Fitter(Checks(schema)).fit(value, strip=strip)
     assert isinstance(fitted, Fitted)
     assert json.dumps(schema) == given_schema
     assert json.dumps(value) == given_value
@@ -104,9 +104,9 @@ def test_fitting_never_raises_and_never_changes_the_value_or_the_schema(schema: 
 @many_examples
 @given(schemas, values, strips)
 def test_the_same_object_comes_back_exactly_when_nothing_was_done(schema: Any, value: Any, strip: bool) -> None:
-    fitter = Fitter(schema)
+    fitter = Fitter(Checks(schema))
     fitted = fitter.fit(value, strip=strip)
-    assert (fitted.value is value) == (fitted.changes == ())
+    assert (fitted.value is value) == (fitted.repairs == ())
     assert fitted.value is value or json.dumps(fitted.value) != json.dumps(value)
     if fitter.conforms(value, strip=strip):
         assert fitted.value is value
@@ -116,7 +116,7 @@ def test_the_same_object_comes_back_exactly_when_nothing_was_done(schema: Any, v
 @many_examples
 @given(schemas, values, strips)
 def test_a_fitted_value_needs_nothing_more(schema: Any, value: Any, strip: bool) -> None:
-    fitter = Fitter(schema)
+    fitter = Fitter(Checks(schema))
     fitted = fitter.fit(value, strip=strip).value
     assert fitter.fit(fitted, strip=strip) == Fitted(fitted, ())
     assert fitter.fit(fitted, strip=strip).value is fitted
@@ -126,10 +126,10 @@ def test_a_fitted_value_needs_nothing_more(schema: Any, value: Any, strip: bool)
 @many_examples
 @given(schemas, values, strips)
 def test_scalars_stay_the_same_objects_except_for_lossless_numbers(schema: Any, value: Any, strip: bool) -> None:
-    fitted = Fitter(schema).fit(value, strip=strip)
+    fitted = Fitter(Checks(schema)).fit(value, strip=strip)
     original = dict(leaves(value))
-    filled = [change.path for change in fitted.changes if change.kind == "filled"]
-    converted = {change.path for change in fitted.changes if change.kind == "converted"}
+    filled = [change.path for change in fitted.repairs if change.kind == "filled"]
+    converted = {change.path for change in fitted.repairs if change.kind == "converted"}
     for path, leaf in leaves(fitted.value):
         if any(path == each or path.startswith(f"{each}/") for each in filled):
             assert path not in original
@@ -150,16 +150,16 @@ def test_what_was_valid_stays_valid(schema: Any, value: Any, strip: bool) -> Non
     except SchemaError:
         return
     if validator.is_valid(value):
-        assert validator.is_valid(Fitter(schema).fit(value, strip=strip).value)
+        assert validator.is_valid(Fitter(Checks(schema)).fit(value, strip=strip).value)
 
 
 @requirement("fit.changes")
 @many_examples
 @given(schemas, values, strips)
 def test_the_changes_name_exactly_what_differs(schema: Any, value: Any, strip: bool) -> None:
-    fitted = Fitter(schema).fit(value, strip=strip)
+    fitted = Fitter(Checks(schema)).fit(value, strip=strip)
     before, after = {"": copy.deepcopy(value)}, {"": fitted.value}  # so that the root, too, has a parent
-    for kind, path in fitted.changes:
+    for kind, path in fitted.repairs:
         parent, name = at(before, path)
         if kind == "stripped":
             del parent[name]
@@ -176,7 +176,7 @@ def test_the_changes_name_exactly_what_differs(schema: Any, value: Any, strip: b
 def test_untouched_parts_are_shared_with_the_original() -> None:
     schema = {"type": "object", "properties": {"kept": {"type": "array"}, "other": {"type": "object"}}}
     value = {"kept": [1, {"a": 2}], "other": {"b": 3}, "extra": 1}
-    fitted = Fitter(schema).fit(value, strip=True).value
+    fitted = Fitter(Checks(schema)).fit(value, strip=True).value
     assert fitted["kept"] is value["kept"]
     assert fitted["other"] is value["other"]
 
@@ -186,24 +186,24 @@ def test_of_a_thousand_items_only_the_three_bad_ones_are_rebuilt() -> None:
     people = [{"name": f"n{n}", "tags": [], "age": n} for n in range(1000)]
     for bad in (0, 500, 999):
         people[bad]["extra"] = 1
-    fitted = Fitter({"type": "array", "items": PERSON}).fit(people, strip=True)
+    fitted = Fitter(Checks({"type": "array", "items": PERSON})).fit(people, strip=True)
     assert [index for index, (old, new) in enumerate(zip(people, fitted.value, strict=True)) if old is not new] == [
         0,
         500,
         999,
     ]
-    assert [change.path for change in fitted.changes] == ["/0/extra", "/500/extra", "/999/extra"]
+    assert [change.path for change in fitted.repairs] == ["/0/extra", "/500/extra", "/999/extra"]
 
 
 def test_any_number_of_items_is_filled() -> None:
-    fitted = Fitter({"type": "array", "items": PERSON}).fit([{} for _ in range(20_000)], strip=True)
-    assert len(fitted.changes) == 20_000
+    fitted = Fitter(Checks({"type": "array", "items": PERSON})).fit([{} for _ in range(20_000)], strip=True)
+    assert len(fitted.repairs) == 20_000
 
 
 @requirement("fit.default-is-copied")
 def test_a_filled_default_is_never_the_schemas_own_object() -> None:
     schema = copy.deepcopy(PERSON)
-    fitter = Fitter(schema)
+    fitter = Fitter(Checks(schema))
     one, other = fitter.fit({}, strip=True).value, fitter.fit({}, strip=True).value
     one["tags"].append("mine")
     assert other == {"tags": []}
@@ -216,22 +216,22 @@ def test_a_filled_default_is_never_the_schemas_own_object() -> None:
 @requirement("fit.depth")
 def test_a_value_two_hundred_deep_is_fitted() -> None:
     value = deep(199, {"n": 1.0, "extra": 1})
-    fitted = Fitter(TREE).fit(value, strip=True)
-    assert [change.kind for change in fitted.changes] == ["converted", "stripped"]
-    assert fitted.changes[0].path == "/child" * 199 + "/n"
+    fitted = Fitter(Checks(TREE)).fit(value, strip=True)
+    assert [change.kind for change in fitted.repairs] == ["converted", "stripped"]
+    assert fitted.repairs[0].path == "/child" * 199 + "/n"
 
 
 @requirement("fit.depth")
 def test_a_value_too_deep_for_the_stack_is_left_alone() -> None:
     value = deep(900, {"extra": 1})
-    assert Fitter(TREE).fit(value, strip=True).value is value
+    assert Fitter(Checks(TREE)).fit(value, strip=True).value is value
 
 
 def test_a_schema_too_deep_for_the_stack_leaves_values_alone() -> None:
     schema: dict[str, Any] = {"properties": {"n": {"default": 1}}}
     for _ in range(2000):
         schema = {"properties": {"child": schema}}
-    fitter = Fitter(schema)
+    fitter = Fitter(Checks(schema))
     assert fitter.fit(value := {"extra": 1}, strip=True).value is value
     assert not fitter.conforms(value, strip=True)
     assert not fitter.conformity(strip=True)(value)
@@ -244,7 +244,7 @@ def test_defaults_that_double_at_each_level_are_given_up() -> None:
         for n in range(40)
     }
     schema = {"$ref": "#/$defs/n0", "$defs": {**defs, "n40": {}}}
-    assert Fitter(schema).fit(value := {}, strip=True).value is value
+    assert Fitter(Checks(schema)).fit(value := {}, strip=True).value is value
 
 
 @requirement("fit.endless")
@@ -256,12 +256,12 @@ def test_a_schema_with_several_targets_for_a_dynamic_reference_leaves_values_alo
             "two": {"$id": "https://example.com/two", "$dynamicAnchor": "item", "properties": {"b": {}}},
         },
     }
-    assert Fitter(schema).fit(value := {"z": 1}, strip=True).value is value
+    assert Fitter(Checks(schema)).fit(value := {"z": 1}, strip=True).value is value
 
 
 @pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"$ref": "#/$defs/gone"}, {"pattern": "("}])
 def test_a_schema_that_is_not_valid_leaves_values_alone(schema: Any) -> None:
-    fitter = Fitter(schema)
+    fitter = Fitter(Checks(schema))
     assert fitter.fit(value := {"z": 1}, strip=True) == Fitted(value, ())
     assert not fitter.conforms(value, strip=True)
     assert not fitter.conformity(strip=True)(value)
@@ -269,9 +269,9 @@ def test_a_schema_that_is_not_valid_leaves_values_alone(schema: Any) -> None:
 
 @pytest.mark.parametrize("leaf", ["\ud800", float("nan"), float("inf"), 10**400, b"bytes", object()])
 def test_what_is_hardly_json_passes_through(leaf: Any) -> None:
-    fitted = Fitter(PERSON).fit({"name": leaf, "extra": leaf}, strip=True)
+    fitted = Fitter(Checks(PERSON)).fit({"name": leaf, "extra": leaf}, strip=True)
     assert fitted.value["name"] is leaf
-    assert fitted.changes == (Change("stripped", "/extra"), Change("filled", "/tags"))
+    assert fitted.repairs == (Repair("stripped", "/extra"), Repair("filled", "/tags"))
 
 
 # Repairs that change what applies
@@ -287,19 +287,19 @@ def shrinking(names: str) -> dict[str, Any]:
 
 @requirement("fit.idempotent")
 def test_a_repair_that_calls_for_another_one_is_followed_up() -> None:
-    assert Fitter(shrinking("abcd")).fit(dict.fromkeys("abcd"), strip=True).value == {"a": None}
+    assert Fitter(Checks(shrinking("abcd"))).fit(dict.fromkeys("abcd"), strip=True).value == {"a": None}
 
 
 @requirement("fit.idempotent")
 def test_a_repair_that_does_not_come_to_rest_is_given_up() -> None:
-    assert Fitter(shrinking("abcdefgh")).fit(value := dict.fromkeys("abcdefgh"), strip=True).value is value
+    assert Fitter(Checks(shrinking("abcdefgh"))).fit(value := dict.fromkeys("abcdefgh"), strip=True).value is value
 
 
 @requirement("fit.leaves")
 def test_a_property_is_never_stripped_first_and_filled_afterwards() -> None:
     few = {"properties": {"a": {}, "x": {"default": 9}}}
     schema = {"if": {"minProperties": 3}, "then": {"properties": {"a": {}}}, "else": few}
-    assert Fitter(schema).fit(value := {"a": 1, "x": 1, "y": 2}, strip=True).value is value
+    assert Fitter(Checks(schema)).fit(value := {"a": 1, "x": 1, "y": 2}, strip=True).value is value
 
 
 # The fast check
@@ -307,7 +307,7 @@ def test_a_property_is_never_stripped_first_and_filled_afterwards() -> None:
 
 @requirement("fit.conforms")
 def test_conforming_means_valid_with_nothing_to_strip_fill_or_convert() -> None:
-    fitter = Fitter(PERSON)
+    fitter = Fitter(Checks(PERSON))
     good = {"name": "Ada", "tags": [], "age": 36}
     assert fitter.conforms(good, strip=True)
     assert fitter.conformity(strip=True)(good)
@@ -351,14 +351,14 @@ def test_githubs_own_examples_are_fitted_without_loss(shared: Path) -> None:
     for where, schema, examples in github_examples(document):
         lowered = lower(schema, "openapi-3.0")
         root = {**lowered, **lowered_document} if isinstance(lowered, dict) else lowered
-        fitter = Fitter(root)
+        fitter = Fitter(Checks(root))
         valid = compile_validator(plain_document(Shapes(root), root)).is_valid
         for example in examples:
             for strip in (True, False):
                 fitted = fitter.fit(example, strip=strip)
                 assert bool(fitted.value) == bool(example), f"{where} was emptied"
                 assert valid(fitted.value) or not valid(example), f"{where} was spoilt"
-                assert (fitted.value is example) == (not fitted.changes), where
+                assert (fitted.value is example) == (not fitted.repairs), where
                 assert fitted.value is example or not fitter.conforms(example, strip=strip), where
                 seen += 1
                 same += fitted.value is example

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CastError, HintError, SchemaError
-from opwire.schema import UNKNOWN, Change, Dialect, JSONSchema, Problem, Schema
+from opwire.schema import UNKNOWN, Dialect, JSONSchema, Problem, Repair, Schema
 from opwire.schema import schema as module
 from tests.requirements import requirement
 
@@ -481,7 +481,7 @@ def test_deriving_or_repeating_a_schema_loads_nothing_heavy() -> None:
 
 def test_a_schema_checks_fits_and_casts() -> None:
     schema = Schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
-    assert schema.fit({"n": 1, "x": 2}) == ({"n": 1}, (Change("stripped", "/x"),))
+    assert schema.fit({"n": 1, "x": 2}) == ({"n": 1}, (Repair("stripped", "/x"),))
     assert schema.fit({"n": 1, "x": 2}, strip=False) == ({"n": 1, "x": 2}, ())
     assert schema.cast({"n": "one"}) == {"n": 0}
     assert schema.checker()({"n": 1, "x": 2}) is True
@@ -519,3 +519,10 @@ def test_a_deferred_schema_is_made_once_and_when_it_is_asked_for() -> None:
 
 def test_any_other_schema_is_not_deferred() -> None:
     assert not Schema(True).is_deferred
+
+
+@pytest.mark.parametrize("value", [{"children": [{"children": 1, "x": 2}]}, {"children": []}, {"z": 1}, [1], None])
+def test_skipping_the_survey_of_a_plain_value_changes_no_result(value: Any) -> None:
+    schema = Schema(TREE)
+    assert schema.problems(value, is_plain=True) == schema.problems(value)
+    assert schema.fit(value, is_plain=True) == schema.fit(value)

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from opwire.schema.fit import Applied, Demand, Force, Scope
-from opwire.schema.shape import Checks, Shapes
+from opwire.schema.shape import Checks
 
-CHECKS = Checks(Shapes(True))
+CHECKS = Checks(True)
 
 
 def scope(*nodes: dict[str, Any], force: Force = Force.FILL, unresolved: bool = False) -> Scope:

@@ -47,7 +47,6 @@ from opwire.invoke import InterceptedCall
 from opwire.operation import Context, Identity, Interceptor, OperationSpec, OperationType, split_id
 from opwire.pipeline import typed_envelope
 from opwire.registry import OperationRegistry
-from opwire.schema.dialect import lower
 from opwire.transports.connect import connect
 from opwire.typed.plain import as_dict
 
@@ -156,7 +155,7 @@ def _next_address(envelope: ResponseEnvelope[Any]) -> str | None:
 
 def _properties(spec: OperationSpec | None) -> dict[str, Any]:
     try:
-        schema = {} if spec is None else lower(spec.input_schema.json, spec.input_schema.dialect)
+        schema = {} if spec is None else spec.input_schema.lowered
     except SchemaError:
         schema = {}
     return as_dict(as_dict(schema).get("properties"))

@@ -18,7 +18,7 @@ import msgspec
 from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import Schema
-from opwire.schema.dialect import JSONSchema, References, lower
+from opwire.schema.dialect import JSONSchema, References
 from opwire.typed.plain import as_dict, as_list
 
 _NAME_PARTS = re.compile(r"[^\W_]+")
@@ -116,7 +116,7 @@ class Types:
     def reader(self, schema: Schema) -> "TypeReader":
         """Return a reader for one schema of an operation; an invalid schema allows any value."""
         try:
-            json = lower(schema.json, schema.dialect)
+            json = schema.lowered
         except SchemaError:
             json = True
         self._kept.append(json)

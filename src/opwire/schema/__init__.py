@@ -2,7 +2,7 @@
 
 from opwire.errors import CastError
 from opwire.schema.dialect import Dialect, JSONSchema
-from opwire.schema.fit import Change, Fitted
+from opwire.schema.fit import Fitted, Repair
 from opwire.schema.schema import UNKNOWN, Problem, Schema
 
-__all__ = ["UNKNOWN", "CastError", "Change", "Dialect", "Fitted", "JSONSchema", "Problem", "Schema"]
+__all__ = ["UNKNOWN", "CastError", "Dialect", "Fitted", "JSONSchema", "Problem", "Repair", "Schema"]

@@ -16,6 +16,7 @@ candidate is unresolved, and the value is then left unchanged.
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
 from opwire.errors import SchemaError
@@ -29,7 +30,6 @@ from opwire.schema.shape import (
     MeteredChecks,
     Node,
     PartChecks,
-    Shapes,
     allows_extras,
     json_type,
     names_properties,
@@ -43,7 +43,7 @@ _MAX_NESTED = 10_000  # defaults inside defaults can double at each level
 _REPAIRABLE = (dict, list, float)
 
 
-class Change(NamedTuple):
+class Repair(NamedTuple):
     """One thing that `fit` did. `path` is a JSON Pointer to the property that it added, removed or converted."""
 
     kind: Literal["filled", "stripped", "converted"]
@@ -54,7 +54,7 @@ class Fitted(NamedTuple):
     """The result of `fit`: the very same value if there was nothing to do."""
 
     value: Any
-    changes: tuple[Change, ...]
+    repairs: tuple[Repair, ...]
 
 
 class Force(IntEnum):
@@ -84,29 +84,42 @@ class Scope:
     """The nodes that apply to one value, and what they demand of its members."""
 
     def __init__(
-        self, checks: PartChecks, applied: list[Applied], *, unresolved: bool = False, loose: Iterable[int] = ()
+        self,
+        checks: PartChecks,
+        applied: list[Applied],
+        *,
+        unresolved: bool = False,
+        loose: Iterable[int] = (),
+        fills: Sequence[tuple[str, Node, Any]] = (),
     ) -> None:
         self._checks = checks
         self.applied = applied
+        self.fills = fills  # the properties with a default, and the schemas that declare it
         self._unresolved = unresolved
         self._loose = loose  # the unions of which a matching variant declares nothing
         self.declared = {name for each in applied for name in as_dict(each.node.get("properties"))}
         self.required = {name for each in applied for name in as_list(each.node.get("required"))}
         self.prefix = max((len(as_list(each.node.get("prefixItems"))) for each in applied), default=0)
         self._items: dict[int, list[Demand]] = {}
+        self._extras: dict[bool, bool] = {}
+
+    @cached_property
+    def _patterns(self) -> list[str]:
+        return [pattern for each in self.applied for pattern in as_dict(each.node.get("patternProperties"))]
 
     def kept(self, names: Iterable[str], *, strip: bool) -> list[str]:
         """Return the names of the properties that are not stripped."""
-        if self._keeps_extras(strip):
+        if strip not in self._extras:
+            self._extras[strip] = self._keeps_extras(strip)
+        if self._extras[strip]:
             return list(names)
-        patterns = [pattern for each in self.applied for pattern in as_dict(each.node.get("patternProperties"))]
         # A required property is kept even if it is not declared: without it the value could not be valid.
         return [
             name
             for name in names
             if name in self.declared
             or name in self.required
-            or any(self._checks.matches(pattern, name) for pattern in patterns)
+            or (self._patterns and any(self._checks.matches(pattern, name) for pattern in self._patterns))
         ]
 
     def _keeps_extras(self, strip: bool) -> bool:
@@ -181,8 +194,8 @@ class Evaluator:
     Every method raises `SchemaError` if a part of the schema cannot be compiled, and what its checks raise.
     """
 
-    def __init__(self, shapes: Shapes, checks: PartChecks) -> None:
-        self._shapes = shapes
+    def __init__(self, checks: PartChecks) -> None:
+        self._shapes = checks.shapes
         self._checks = checks
         self._unconditional: dict[tuple[Any, ...], Scope] = {}  # by the demands and the type of the value
 
@@ -192,10 +205,10 @@ class Evaluator:
 
     def scope(self, demands: Sequence[Demand], value: Any) -> Scope:
         """Return what applies to a value that has to satisfy these demands."""
-        kind = json_type(value)
-        key = (kind, *((id(schema), force) for schema, force in demands))
+        key = (type(cast("object", value)), *[(id(schema), force) for schema, force in demands])
         if key in self._unconditional:  # saves half the time of a repair: most objects of an array are alike
             return self._unconditional[key]
+        kind = json_type(value)
         kinds = {kind, "integer"} if kind == "number" else {kind}
         applied: dict[tuple[int, Force], Applied] = {}
         loose: list[int] = []
@@ -217,7 +230,13 @@ class Evaluator:
                     unresolved = unresolved or (not chosen and any(map(self._shapes.declares, branches)))
                     if not all(self._shapes.declares(each.schema) for each in chosen):
                         loose.append(id(branches))
-        scope = Scope(self._checks, list(applied.values()), unresolved=unresolved, loose=loose)
+        fills = [
+            (name, *found)
+            for each in applied.values()
+            if each.force is Force.FILL
+            for name, found in self._shapes.defaults(each.node).items()
+        ]
+        scope = Scope(self._checks, list(applied.values()), unresolved=unresolved, loose=loose, fills=fills)
         if all(_CONDITIONAL.isdisjoint(each.node) for each in scope.applied):
             self._unconditional[key] = scope
         return scope
@@ -301,10 +320,9 @@ def _by_discriminator(union: Node, candidates: list[JSONSchema], value: dict[str
 class Fitter:
     """Fits values to one 2020-12 schema. Everything is read and compiled lazily."""
 
-    def __init__(self, root: JSONSchema) -> None:
-        self._root = root
-        self._shapes = Shapes(root)
-        self._checks = Checks(self._shapes)
+    def __init__(self, checks: Checks) -> None:
+        self._root = checks.shapes.root
+        self._checks = checks
 
     def conforms(self, value: Any, *, strip: bool) -> bool:
         """Return whether a value is valid, with nothing to strip, to fill or to convert."""
@@ -326,8 +344,8 @@ class Fitter:
             if self._checks.conforms(self._root, value, strip=strip):
                 return Fitted(value, ())
             result = self._repaired(value, strip)
-            changes = tuple(_changes(value, result, ""))
-            return Fitted(result if changes else value, changes)
+            repairs = () if result is value else tuple(_repairs(value, result, ""))
+            return Fitted(result if repairs else value, repairs)
         except (SchemaError, RecursionError, ComplexityError, ExhaustedError, _GivenUp):  # too complex: left unchanged
             return Fitted(value, ())
 
@@ -338,7 +356,7 @@ class Fitter:
         for _ in range(_PASSES):
             result = current
             for guarded in (False, True):
-                repair = _Repair(self._shapes, checks, strip=strip, guarded=guarded)
+                repair = _RepairPass(checks, strip=strip, guarded=guarded)
                 result = repair.value(current, [Demand(self._root, Force.FILL)])
                 if result is current or self._checks.conforms(self._root, result, strip=strip):
                     return result
@@ -357,16 +375,15 @@ class _EndlessDefault(Exception):  # noqa: N818 - never leaves this module
         self.schema = schema
 
 
-class _Repair:
+class _RepairPass:
     """One pass over a value. Two frames per level: plain data may be 200 deep, Python's stack is 1,000.
 
     A guarded pass undoes each repair that makes a valid part invalid.
     """
 
-    def __init__(self, shapes: Shapes, checks: MeteredChecks, *, strip: bool, guarded: bool) -> None:
-        self._shapes = shapes
+    def __init__(self, checks: MeteredChecks, *, strip: bool, guarded: bool) -> None:
         self._checks = checks
-        self._evaluator = Evaluator(shapes, checks)
+        self._evaluator = Evaluator(checks)
         self._strip = strip
         self._guarded = guarded
         self._filling: list[Node] = []  # the schemas of the defaults that are being fitted
@@ -442,14 +459,13 @@ class _Repair:
     def _missing(self, scope: Scope, value: dict[str, Any]) -> dict[str, tuple[Node, Any]]:
         """Return the defaults to fill; of several for one property the first that is declared."""
         missing: dict[str, tuple[Node, Any]] = {}
-        for node, force, _ in scope.applied:
-            for name, (schema, default) in self._shapes.defaults(node).items() if force is Force.FILL else ():
-                # An invalid default does not help a value that is valid without it.
-                if name in value or not (name in scope.required or self._checks.is_usable(schema, default)):
-                    continue
-                if any(schema is each for each in self._filling):
-                    raise _EndlessDefault(schema)
-                missing.setdefault(name, (schema, default))
+        for name, schema, default in scope.fills:
+            # An invalid default does not help a value that is valid without it.
+            if name in value or not (name in scope.required or self._checks.is_usable(schema, default)):
+                continue
+            if any(schema is each for each in self._filling):
+                raise _EndlessDefault(schema)
+            missing.setdefault(name, (schema, default))
         if self._filling:
             self._nested += len(missing)
             if self._nested > _MAX_NESTED:
@@ -472,22 +488,21 @@ def _is_same(value: dict[str, Any], result: dict[str, Any]) -> bool:
     return len(value) == len(result) and all(name in result and result[name] is item for name, item in value.items())
 
 
-def _changes(old: Any, new: Any, path: str) -> Iterator[Change]:
+def _repairs(old: Any, new: Any, path: str) -> Iterator[Repair]:
     """Yield what differs. Asserts rule 3: a scalar that is not the same one is an invalid repair."""
-    if old is new:
-        return
     if type(old) is float and type(new) is int and old == new:
-        yield Change("converted", path)
+        yield Repair("converted", path)
     elif isinstance(old, dict) and isinstance(new, dict):
         before, after = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
         for name, item in before.items():
-            if name in after:
-                yield from _changes(item, after[name], f"{path}/{escaped(name)}")
-            else:
-                yield Change("stripped", f"{path}/{escaped(name)}")
-        yield from (Change("filled", f"{path}/{escaped(name)}") for name in after if name not in before)
+            if name not in after:
+                yield Repair("stripped", f"{path}/{escaped(name)}")
+            elif after[name] is not item:
+                yield from _repairs(item, after[name], f"{path}/{escaped(name)}")
+        yield from (Repair("filled", f"{path}/{escaped(name)}") for name in after if name not in before)
     elif isinstance(old, list) and isinstance(new, list):
         for index, (item, fitted) in enumerate(zip(cast("list[Any]", old), cast("list[Any]", new), strict=True)):
-            yield from _changes(item, fitted, f"{path}/{index}")
+            if fitted is not item:
+                yield from _repairs(item, fitted, f"{path}/{index}")
     else:
         raise _GivenUp

@@ -16,10 +16,10 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from opwire.errors import CastError, SchemaError
-from opwire.schema.cost import ComplexityError, Costs, Effort, ExhaustedError, extent
+from opwire.schema.cost import ComplexityError, Effort, ExhaustedError, extent
 from opwire.schema.dialect import META_SCHEMAS, Dialect, JSONSchema, dialect_of, escaped, lower, may_recurse
 from opwire.schema.fit import Demand, Evaluator, Fitted, Fitter, Force, Scope
-from opwire.schema.shape import Checks, MeteredChecks, Node, Shapes, plain_document, type_names
+from opwire.schema.shape import Checks, MeteredChecks, Node, plain_document, type_names
 from opwire.schema.validator import MeteredValidator, Validator, compile_bounded
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, survey
@@ -77,12 +77,11 @@ class Problem(NamedTuple):
 class Reporter:
     """Finds the problems of values that are invalid against one schema."""
 
-    def __init__(self, root: JSONSchema, validator: Validator) -> None:
-        self._root = root
+    def __init__(self, checks: Checks, validator: Validator) -> None:
+        self._root = checks.shapes.root
         self._validator = validator
-        self._costs = Costs(root)
-        self._shapes = Shapes(root)
-        self._checks = Checks(self._shapes)
+        self._checks = checks
+        self._costs = checks.shapes.costs()
         self._aspects: dict[tuple[int, str], JSONSchema] = {}  # single keywords, by the identity of the whole schema
 
     def problems(self, value: Any, limit: int) -> list[Problem]:
@@ -92,7 +91,7 @@ class Reporter:
                 errors = chain.from_iterable(map(_specific, self._validator.iter_errors(value)))
                 found = [(map(escaped, error.instance_path), error.message) for error in islice(errors, limit)]
                 return [Problem(_short("".join(f"/{s}" for s in steps)), _short(message)) for steps, message in found]
-            search = _Search(self._shapes, MeteredChecks(self._checks, Effort(value)), self._aspects)
+            search = _Search(MeteredChecks(self._checks, Effort(value)), self._aspects)
             return list(islice(search.problems(value, [Demand(self._root, Force.FILL)], ""), limit))
         except ComplexityError as error:
             return [Problem("", str(error))]
@@ -102,10 +101,13 @@ class Reporter:
     def _is_small(self, value: Any) -> bool:
         """Return whether jsonschema-rs builds few errors. It visits each part once per path that leads there."""
         waiting: list[tuple[JSONSchema, Any]] = [(self._root, value)]
+        extents: dict[int, int] = {}  # by the identity of a part of the value
         left = _SMALL
         while waiting:
             schema, value = waiting.pop()
-            left -= extent(value)[0]  # an error holds a copy of the part that it is about
+            if id(value) not in extents:
+                extents[id(value)] = extent(value)[0]
+            left -= extents[id(value)]  # an error holds a copy of the part that it is about
             if left < 0:
                 return False
             if (part := self._costs.part(schema)) is not None:
@@ -117,10 +119,9 @@ class Reporter:
 class _Search:
     """One search for the invalid locations of a value."""
 
-    def __init__(self, shapes: Shapes, checks: MeteredChecks, aspects: dict[tuple[int, str], JSONSchema]) -> None:
-        self._shapes = shapes
+    def __init__(self, checks: MeteredChecks, aspects: dict[tuple[int, str], JSONSchema]) -> None:
         self._checks = checks
-        self._evaluator = Evaluator(shapes, checks)
+        self._evaluator = Evaluator(checks)
         self._aspects = aspects
 
     def problems(self, value: Any, demands: Sequence[Demand], path: str) -> Iterator[Problem]:
@@ -147,7 +148,7 @@ class _Search:
 
     def _messages(self, demands: Sequence[Demand], binding: list[Node], value: Any) -> Iterator[str]:
         """Yield what is wrong with the location itself."""
-        for node in chain.from_iterable(self._shapes.conjuncts(each.schema) for each in demands):
+        for node in chain.from_iterable(self._checks.shapes.conjuncts(each.schema) for each in demands):
             if self._fails(node, "type", value):
                 names = ", ".join(f'"{name}"' for name in type_names(node))
                 yield f"the value is not of type {names}"
@@ -261,7 +262,7 @@ class Schema:
     schema = Schema({"type": "object", "properties": {"n": {"type": "integer"}}})
     schema.is_valid({"n": 1})      # True
     schema.problems({"n": "one"})  # [Problem(path='/n', message='the value is not of type "integer"')]
-    schema.fit({"n": 1, "x": 2})   # Fitted(value={'n': 1}, changes=(Change('stripped', '/x'),))
+    schema.fit({"n": 1, "x": 2})   # Fitted(value={'n': 1}, repairs=(Repair('stripped', '/x'),))
 
     Values are plain JSON data and are never changed; `cast` and `fit` return new ones.
 
@@ -361,21 +362,23 @@ class Schema:
         except ValueError:  # not plain after all, or a lone surrogate
             return False
 
-    def problems(self, value: Any, *, limit: int = MAX_PROBLEMS) -> list[Problem]:
+    def problems(self, value: Any, *, limit: int = MAX_PROBLEMS, is_plain: bool = False) -> list[Problem]:
         """Return the ways in which a value is invalid, up to a limit; messages never echo the value.
 
-        Of a large value, or one with many nested unions, these are the first that a bounded search finds.
+        Of a large value, or one with many nested unions, these are the first that a bounded search finds. `is_plain`
+        skips the survey of a value that is known to be plain and not deep: 0.2 µs per array or object.
 
         Raises:
             SchemaError: the schema itself is invalid.
         """
-        if not self._needs_survey and self.is_valid(value):
-            return []
-        found = survey(value)
-        if found.deep:
-            return [Problem("", f"the value is nested deeper than {MAX_DEPTH}")]
-        if not found.plain:
-            return [Problem("", "the value is not plain JSON data")]
+        if not is_plain:
+            if not self._needs_survey and self.is_valid(value):
+                return []
+            found = survey(value)
+            if found.deep:
+                return [Problem("", f"the value is nested deeper than {MAX_DEPTH}")]
+            if not found.plain:
+                return [Problem("", "the value is not plain JSON data")]
         try:
             if self._validator.is_valid(value):
                 return []
@@ -395,12 +398,12 @@ class Schema:
             raise CastError(f"the value is nested deeper than {MAX_DEPTH}")
         return self._caster.cast(value)
 
-    def fit(self, value: Any, *, strip: bool = True) -> Fitted:
+    def fit(self, value: Any, *, strip: bool = True, is_plain: bool = False) -> Fitted:
         """Return the value with defaults filled and, if `strip`, undeclared properties removed. Never raises.
 
-        A value that needs no change is returned as the same object.
+        A value that needs no change is returned as the same object. `is_plain` is as in `problems`.
         """
-        return self._fitter.fit(value, strip=strip) if self._is_safe(value) else Fitted(value, ())
+        return self._fitter.fit(value, strip=strip) if is_plain or self._is_safe(value) else Fitted(value, ())
 
     def checker(self) -> Callable[[Any], bool]:
         """Return `is_valid` without its guard, for values that are known to be plain and not deep.
@@ -434,15 +437,22 @@ class Schema:
 
     @cached_property
     def _validator(self) -> Validator:
-        lowered = self.lowered
-        schema = lowered
+        shapes = self._checks.shapes
+        schema = shapes.root
         if self.dialect != "openapi-3.0" and isinstance(self.json, dict):
             schema = {**self.json, "$schema": META_SCHEMAS[self.dialect]}
-        return compile_bounded(schema, Costs(lowered), lambda: plain_document(Shapes(lowered), lowered))
+        costs = shapes.costs()
+        if not costs.is_free:
+            shapes.metered = costs
+        return compile_bounded(schema, costs, lambda: plain_document(shapes, shapes.root))
+
+    @cached_property
+    def _checks(self) -> Checks:
+        return Checks(self.lowered)
 
     @cached_property
     def _reporter(self) -> Reporter:
-        return Reporter(self.lowered, self._validator)
+        return Reporter(self._checks, self._validator)
 
     @cached_property
     def _caster(self) -> "Caster":
@@ -452,7 +462,7 @@ class Schema:
 
     @cached_property
     def _fitter(self) -> Fitter:
-        return Fitter(self.lowered)
+        return Fitter(self._checks)
 
 
 UNKNOWN = Schema(True)

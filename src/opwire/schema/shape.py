@@ -22,7 +22,7 @@ from functools import cached_property, wraps
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from opwire.errors import SchemaError
-from opwire.schema.cost import ComplexityError, Costs, Effort, ExhaustedError
+from opwire.schema.cost import FREE, ComplexityError, Costs, Effort, ExhaustedError
 from opwire.schema.dialect import JSONSchema, References
 from opwire.schema.validator import compile_bounded, compile_validator
 from opwire.typed.plain import as_dict, as_list
@@ -113,6 +113,11 @@ class Shapes:
         self.root = root
         self.caches: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         self._references = References(root)
+        self.metered: Costs | None = None  # the costs of a schema that needs a meter, which holds them anyway
+
+    def costs(self) -> Costs:
+        """Return the costs of the root; raises `SchemaError` where they are too high."""
+        return self.metered or Costs(self.root)
 
     def references(self, node: Node) -> Iterator[tuple[str, JSONSchema | None]]:
         """Yield the references of one node with their targets; None where one leads out of the document.
@@ -409,8 +414,14 @@ class _DocumentWriter:
             # A required property is kept even if it is not declared.
             undeclared = self._shapes.required(schema) - as_dict(schema.get("properties")).keys()
             out["properties"] = {**dict.fromkeys(sorted(undeclared), True), **out.get("properties", {})}
-        keyword = "unevaluatedProperties" if _IN_PLACE & schema.keys() else "additionalProperties"
-        out[keyword] = False
+        if _IN_PLACE.isdisjoint(schema):
+            out["additionalProperties"] = False
+            return
+        metered = self._shapes.metered
+        part = None if metered is None else metered.part(schema)
+        if part is not None and part.below > FREE:  # the compiler rejects it too, after the work of ten such documents
+            raise SchemaError("its definitions multiply, which cannot be bounded beside `unevaluated…`")
+        out["unevaluatedProperties"] = False
 
 
 _LOOKUPS: Final = 8  # lookups of a name in a node that count as one location
@@ -420,6 +431,8 @@ _PARTS_PER_PART: Final = 6
 
 class PartChecks(Protocol):
     """Checks of parts of a value, with or without a budget."""
+
+    shapes: Shapes
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool: ...
     def matches(self, pattern: str, name: str) -> bool: ...
@@ -431,23 +444,25 @@ class Checks:
     Methods that take a schema raise `SchemaError` if that part cannot be compiled.
     """
 
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
+    def __init__(self, root: JSONSchema) -> None:
+        self.shapes = Shapes(root)
         self._valid: dict[int, Check] = {}
-        self._conforms: dict[tuple[int, bool], Check] = {}
+        self._conforms: dict[tuple[int, bool], Check | str] = {}  # or the error: an invalid one is not written again
         self._patterns: dict[str, Check] = {}
         self._usable: dict[int, bool] = {}
-        self.sizes: dict[int, int] = {}  # parts that a check was compiled from, by the identity of its schema
+        self.sizes: dict[Any, int] = {}  # parts that a check was compiled from, by its key in `_valid` or `_conforms`
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool:
         """Return whether a value is valid against a part of the schema."""
-        if isinstance(schema, bool):
-            return schema
+        return schema if isinstance(schema, bool) else _run(self.validity(schema), value)
+
+    def validity(self, schema: Node) -> Check:
+        """Return the check behind `is_valid`, for plain data."""
         check = self._valid.get(id(schema))
         if check is None:
-            document = plain_document(self._shapes, schema)
-            check = self._valid[id(schema)] = self._compiled(schema, document)
-        return _run(check, value)
+            document = plain_document(self.shapes, schema)
+            check = self._valid[id(schema)] = self._compiled(id(schema), document)
+        return check
 
     def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
         """Return whether a value is valid and `fit` would leave it unchanged."""
@@ -458,8 +473,14 @@ class Checks:
         key = (id(schema), strip)
         check = self._conforms.get(key)
         if check is None:
-            document = closed_document(self._shapes, schema, strip=strip, fills=self.is_usable)
-            check = self._conforms[key] = self._compiled(schema, document)
+            try:
+                document = closed_document(self.shapes, schema, strip=strip, fills=self.is_usable)
+                check = self._compiled(key, document)
+            except SchemaError as error:
+                check = str(error)
+            self._conforms[key] = check
+        if isinstance(check, str):
+            raise SchemaError(check)
         return check
 
     def is_usable(self, schema: Node, default: Any) -> bool:
@@ -478,11 +499,11 @@ class Checks:
     @cached_property
     def max_parts(self) -> int:
         """How many parts the checks may have that are needed for one walk over a value."""
-        return _PARTS + _PARTS_PER_PART * Costs(self._shapes.root).size
+        return _PARTS + _PARTS_PER_PART * self.shapes.costs().size
 
-    def _compiled(self, schema: JSONSchema, document: JSONSchema) -> Check:
+    def _compiled(self, key: Any, document: JSONSchema) -> Check:
         costs = Costs(document)
-        self.sizes[id(schema)] = self.sizes.get(id(schema), 0) + costs.size
+        self.sizes[key] = costs.size
         return compile_bounded(document, costs).is_valid
 
 
@@ -492,21 +513,23 @@ class MeteredChecks:
     def __init__(self, checks: Checks, effort: Effort) -> None:
         self._checks = checks
         self._effort = effort
-        self._used: set[int] = set()
+        self._used: dict[Any, Check] = {}  # by their keys in `sizes`
         self._parts = checks.max_parts
+        self.shapes = checks.shapes
         self.is_usable = checks.is_usable
 
     def is_valid(self, schema: JSONSchema, value: Any) -> bool:
         self._effort.spend_check(value)
-        verdict = self._checks.is_valid(schema, value)
-        self._count(schema)
-        return verdict
+        if isinstance(schema, bool):
+            return schema
+        check = self._used.get(id(schema)) or self._use(id(schema), self._checks.validity(schema))
+        return _run(check, value)
 
     def conforms(self, schema: JSONSchema, value: Any, *, strip: bool) -> bool:
         self._effort.spend_check(value)
-        verdict = self._checks.conforms(schema, value, strip=strip)
-        self._count(schema)
-        return verdict
+        key = (id(schema), strip)
+        check = self._used.get(key) or self._use(key, self._checks.conformity(schema, strip=strip))
+        return _run(check, value)
 
     def matches(self, pattern: str, name: str) -> bool:
         self._effort.spend(1)
@@ -516,13 +539,13 @@ class MeteredChecks:
         """Account for lookups of members that are not checks."""
         self._effort.spend(lookups // _LOOKUPS)
 
-    def _count(self, schema: JSONSchema) -> None:
+    def _use(self, key: Any, check: Check) -> Check:
         """Account for a compiled check once, even if it was cached for an earlier value: the outcome is the same."""
-        if id(schema) not in self._used:
-            self._used.add(id(schema))
-            self._parts -= self._checks.sizes.get(id(schema), 0)
-            if self._parts < 0:
-                raise ExhaustedError
+        self._parts -= self._checks.sizes[key]
+        if self._parts < 0:
+            raise ExhaustedError
+        self._used[key] = check
+        return check
 
 
 def _run(check: Check, value: Any) -> bool:

@@ -34,7 +34,7 @@ from opwire.names import UniqueNames
 from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ENVELOPE_JSON, ORIGIN_EXTENSION, Origin, path_of
 from opwire.schema import Schema
-from opwire.schema.dialect import JSONSchema, References, escaped, lower, map_subschemas, unescaped
+from opwire.schema.dialect import JSONSchema, References, escaped, map_subschemas, unescaped
 from opwire.serve.guard import PROBLEM_JSON
 from opwire.serve.http.request import Route
 from opwire.typed.plain import as_dict
@@ -65,7 +65,7 @@ class Components:
         An invalid schema, with an unresolvable reference for example, becomes `{}`: anything.
         """
         try:
-            json = lower(schema.json, schema.dialect)
+            json = schema.lowered
         except SchemaError:
             return {}
         if not isinstance(json, dict):

@@ -27,7 +27,7 @@ from opwire.logs import AccessEntry
 from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Trace, trace_of
 from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Schema
-from opwire.schema.dialect import References, lower
+from opwire.schema.dialect import References
 from opwire.serve.guard import ACCESS, EXPIRES, IDENTITY, HTTPStatusError, Receive, Scope
 from opwire.typed.plain import as_dict, as_list
 
@@ -322,7 +322,7 @@ def parse_value(text: str, kinds: frozenset[str]) -> Any:
 def _lowered(schema: Schema) -> dict[str, Any]:
     """Return the schema in 2020-12. Schemas of other documents are not compiled yet, and may be invalid."""
     try:
-        return as_dict(lower(schema.json, schema.dialect))
+        return as_dict(schema.lowered)
     except SchemaError:
         return {}
 

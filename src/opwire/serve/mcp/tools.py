@@ -40,7 +40,7 @@ from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.operation import Identity, OperationSpec, OperationType, may_access
 from opwire.origin import ERROR_META, ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_result_origin
 from opwire.schema import UNKNOWN, JSONSchema, Schema
-from opwire.schema.dialect import lower, map_subschemas
+from opwire.schema.dialect import map_subschemas
 from opwire.tool_envelope import encode_blocks, error_blocks, error_payload, to_blocks
 from opwire.typed.plain import MAX_DEPTH, as_dict, find_nonfinite, read_json, replace_surrogates, survey, write_json
 
@@ -128,7 +128,7 @@ def input_schema(schema: Schema) -> ToolSchema:
     Raises:
         SchemaError: clients cannot parse the schema.
     """
-    plain = lower(schema.json, schema.dialect)
+    plain = schema.lowered
     if as_dict(plain).get("type") == "object":
         return ToolSchema(_checked(plain))
     definitions, inner = _lifted(plain, "#/properties/input")
@@ -146,7 +146,7 @@ def output_schema(schema: Schema, *, objects_only: bool) -> ToolSchema | None:
     """
     if schema.is_unknown:
         return None
-    plain = lower(schema.json, schema.dialect)
+    plain = schema.lowered
     if as_dict(plain).get("type") == "object":
         return ToolSchema(_checked(plain))
     if not objects_only:
@@ -162,7 +162,7 @@ def items_schema(schema: Schema) -> ToolSchema:
     Raises:
         SchemaError: see `input_schema`.
     """
-    definitions, item = _lifted(lower(schema.json, schema.dialect), "#/properties/items/items")
+    definitions, item = _lifted(schema.lowered, "#/properties/items/items")
     properties = {"items": {"type": "array", "items": item}, "complete": {"type": "boolean"}}
     return ToolSchema({"type": "object", "properties": properties, "required": ["items", "complete"], **definitions})
 
