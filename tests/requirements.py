@@ -651,6 +651,20 @@ HUB: dict[str, str] = {
     "nobody announced.",
 }
 
+MONITOR: dict[str, str] = {
+    "monitor.records": "A call that ends is recorded with its caller, outcome, duration and sizes; input, output and "
+    "error message are not.",
+    "monitor.filters": "Records are filtered by request id, operation, outcome and caller at the server.",
+    "monitor.bounded": "A slow watcher loses the oldest records, which are counted; watchers are bounded.",
+    "monitor.free": "Without a watcher no record is created.",
+    "monitor.access": "Observing requires the scope opwire:observe; the operations for it are not listed.",
+    "monitor.statistics": "A server reports its health, version, operations, calls, errors and open calls.",
+    "monitor.hub": "A hub counts and shows the calls between its spokes.",
+    "monitor.broker": "Every server on a broker is observed, also one that joins later.",
+    "monitor.http": "A server over HTTP is observed in the same way.",
+    "monitor.drain": "A watcher does not hold up a server that drains.",
+}
+
 DURABLE: dict[str, str] = {
     "durable.contract": "One public contract runs on every journal that is shipped, each promise under its name.",
     "durable.contract-bites": "A journal that breaks a promise is caught by the check of that promise.",
@@ -1143,6 +1157,9 @@ CLI: dict[str, str] = {
     "--open must be explicit.",
     "cli.completion-is-text": "A completed operation id is inserted as text, even if it looks like shell code.",
     "cli.completion": "Shells complete commands and operation ids; no server is started for it.",
+    "cli.ps": "`ps` lists the servers behind a URL with their figures: a hub with its spokes, a broker, an HTTP API.",
+    "cli.top": "`top` shows servers and busiest operations live, and restores the terminal.",
+    "cli.tap": "`tap` prints the calls that pass, filtered, for people or as lines of JSON, until ^C.",
     "cli.describe": "An operation is described in words, with an example command that runs.",
     "cli.doctor": "All problems are reported at once, with what to do about them, and set the exit code.",
     "cli.errors": "An error is one line on standard error; details and tracebacks are optional.",
@@ -1190,6 +1207,7 @@ SECTIONS = (
     FAULTS,
     AUTH,
     HUB,
+    MONITOR,
     DURABLE,
     MCP_IN,
     SERVE_MCP,

@@ -22,25 +22,43 @@ from opwire.registry import OperationRegistry
 class Dispatcher:
     """Finds and calls operations on behalf of callers from outside.
 
-    `serves` selects the operations that exist for this surface; by default all of them.
+    `serves` selects the operations that exist for this surface; by default all of them. `own` are operations of the
+    server itself, such as its figures: callable and not listed. The registry may override them.
     """
 
-    def __init__(self, registry: OperationRegistry, *, serves: Callable[[OperationSpec], bool] | None = None) -> None:
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        *,
+        serves: Callable[[OperationSpec], bool] | None = None,
+        own: OperationRegistry | None = None,
+    ) -> None:
         self.registry = registry
         self._serves = serves
+        self._own = own
         self._interceptors = Interceptors()
 
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
         """Install an interceptor around every call of this surface; the returned function removes it."""
         return self._interceptors.use(interceptor)
 
+    def get_spec(self, operation_id: str) -> OperationSpec | None:
+        """Return the spec of an operation of the registry, or else of the server itself, or None."""
+        spec = self.registry.get_spec(operation_id)
+        return spec if spec is not None or self._own is None else self._own.get_spec(operation_id)
+
     def is_served(self, spec: OperationSpec) -> bool:
         """Return whether an operation exists for this surface: it has a handler, and `serves` selects it."""
+        if self._is_own(spec):
+            return True
         return self.registry.get_handler(spec.id) is not None and (self._serves is None or self._serves(spec))
 
     def served(self) -> list[OperationSpec]:
         """Return the operations that exist for this surface, in the order of registration."""
         return [spec for spec in self.registry.list() if self.is_served(spec)]
+
+    def _is_own(self, spec: OperationSpec) -> bool:
+        return self._own is not None and self._own.get_spec(spec.id) is spec
 
     def is_visible(self, spec: OperationSpec, identity: Identity | None) -> bool:
         """Return whether a caller may know of an operation."""
@@ -56,10 +74,11 @@ class Dispatcher:
         Raises:
             CallError: OPERATION_NOT_FOUND, which suggests only what the caller may see; UNAUTHENTICATED; ACCESS_DENIED.
         """
-        spec = self.registry.get_spec(operation_id)
-        if spec is None or (self._serves is not None and not self._serves(spec)):
+        spec = self.get_spec(operation_id)
+        own = spec is not None and self._is_own(spec)
+        if spec is None or (self._serves is not None and not own and not self._serves(spec)):
             raise self.registry.not_found(operation_id, visible=partial(self.is_visible, identity=identity))
-        if self.registry.get_handler(operation_id) is None:
+        if not own and self.registry.get_handler(operation_id) is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
         check_access(spec, identity)
         return spec
@@ -70,6 +89,8 @@ class Dispatcher:
         Raises:
             CallError: the call failed.
         """
+        if self._own is not None and self._is_own(spec):
+            return await self._own.execute(spec.id, input, context)
         call = self._interceptors.cached(spec, partial(self.registry.execute, spec.id))
         return await (self.registry.execute(spec.id, input, context) if call is None else call.execute(input, context))
 
@@ -79,5 +100,7 @@ class Dispatcher:
         Raises:
             CallError: the call failed.
         """
+        if self._own is not None and self._is_own(spec):
+            return self._own.subscribe(spec.id, input, context)
         call = self._interceptors.cached(spec, partial(self.registry.subscribe, spec.id))
         return self.registry.subscribe(spec.id, input, context) if call is None else call.subscribe(input, context)

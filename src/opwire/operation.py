@@ -159,6 +159,11 @@ def split_id(operation_id: str) -> tuple[str, str]:
     return namespace, name
 
 
+def is_own(operation_id: str) -> bool:
+    """Return whether this is one of the operations that opwire itself adds to every server (`opwire.*`)."""
+    return operation_id.startswith("opwire.")
+
+
 class Progress(Struct, frozen=True):
     """The progress of a call. `total` is None if unknown."""
 

@@ -155,11 +155,6 @@ def as_grant(given: Grant | Identity) -> Grant:
     return given if isinstance(given, Grant) else Grant(given)
 
 
-def is_own(operation_id: str) -> bool:
-    """Return whether this is one of the operations by which a server describes itself (`opwire.*`)."""
-    return operation_id.startswith("opwire.")
-
-
 def not_delegated(operation_id: str, reason: str) -> CallError:
     """Return the error for a call on behalf of another caller that is not allowed."""
     instead = "Grant(…, delegates=True) allows it; context.detached() calls with the server's own identity"

@@ -7,19 +7,10 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from msgspec import Struct, json
 from msgspec.structs import replace
 
+from opwire.monitor import Statistics
 from opwire.operation import AccessControl, NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.schema import Schema
 from opwire.schema.dialect import dialect_of
-
-
-class Statistics(Struct, rename="camel"):
-    """Counters of one operation since its server started. Only the code of the last error is kept, not its text."""
-
-    calls: int = 0
-    errors: int = 0
-    last_error: str | None = None
-    seconds: float = 0.0
-    """Total time spent in handlers."""
 
 
 class ServerInfo(Struct, rename="camel", kw_only=True):

@@ -9,13 +9,13 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable
-from secrets import token_hex
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.call.call_table import Credits
-from opwire.call.description import Description, ServerInfo, Statistics
+from opwire.call.description import Description, ServerInfo
 from opwire.call.discovery import ABOUT, OPERATIONS, SelfDescription
 from opwire.call.events import CallAborted, CallCredit, CallRequested, Milliseconds
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
@@ -26,7 +26,17 @@ from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import failure
 from opwire.logs import CANCELLED, OK, AccessEntry, begin_access
-from opwire.operation import LOCAL_IDENTITY, Context, Identity, Inbound, Interceptor, OperationSpec, OperationType
+from opwire.monitor import CallMonitor, ServerStatistics, json_size, outcome_of
+from opwire.operation import (
+    LOCAL_IDENTITY,
+    Context,
+    Identity,
+    Inbound,
+    Interceptor,
+    OperationSpec,
+    OperationType,
+    is_own,
+)
 from opwire.registry import Change, OperationRegistry
 
 logger = logging.getLogger("opwire.call")
@@ -48,6 +58,9 @@ class _Served(Struct, eq=False):
     cancelled: bool = False
     tick: int = 0  # of its deadline
     access: AccessEntry | None = None  # its entry in the access log, if that is enabled
+    failed: str | None = None  # the code with which the call was failed here
+    items: int | None = None  # of a subscription
+    output: int | None = None  # bytes, while there is a watcher
 
     def cancel(self, reason: str) -> None:
         """Cancel the handler, once: a second cancellation would interrupt its cleanup."""
@@ -75,8 +88,9 @@ class _AnnouncedDispatcher(Dispatcher):
         registry: OperationRegistry,
         serves: Callable[[OperationSpec], bool] | None,
         announces: Callable[[OperationSpec], bool] | None,
+        own: OperationRegistry,
     ) -> None:
-        super().__init__(registry, serves=serves)
+        super().__init__(registry, serves=serves, own=own)
         self._announces = announces
 
     def is_announced(self, spec: OperationSpec) -> bool:
@@ -96,7 +110,7 @@ class CallHandler:
     rejected at once with RATE_LIMITED. `anonymous` is the identity of callers without one; the default is
     `LOCAL_IDENTITY` on a transport within this process, and None elsewhere. `name` and `version` are shown by
     `discover`. `serves` selects the operations that can be called, by default all, and `announces` those of them that
-    are announced to peers.
+    are announced to peers. `monitor` counts the calls and shows them to watchers.
     """
 
     def __init__(
@@ -110,12 +124,15 @@ class CallHandler:
         timeout: float = DEFAULT_TIMEOUT,
         name: str = "opwire",
         version: str = "0.0.0",
+        kind: str = "spoke",
         serves: Callable[[OperationSpec], bool] | None = None,
         announces: Callable[[OperationSpec], bool] | None = None,
     ) -> None:
         self._registry = registry
         self._calls = calls
-        self._dispatcher = _AnnouncedDispatcher(registry, serves, announces)
+        self.monitor = CallMonitor(registry, name=name, version=version, kind=kind)
+        self.monitor.amend = self._amend_statistics
+        self._dispatcher = _AnnouncedDispatcher(registry, serves, announces, self.monitor.operations)
         self._anonymous = anonymous
         self._is_local = anonymous is None and calls.transport.local  # callers without an identity are this process
         self._max_calls = max_calls
@@ -134,9 +151,7 @@ class CallHandler:
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when no request is in flight; created by `drain`
-        self._instance = (token_hex(8), name, version, round(time.time() * 1000))
-        self._statistics: dict[str, Statistics] = {}
-        self._about = SelfDescription(registry, self.about, self._dispatcher.is_announced, self._statistics)
+        self._about = SelfDescription(registry, self.about, self._dispatcher.is_announced, self.monitor.statistics)
 
     async def start(self) -> "CallHandler":
         """Accept requests, and announce the operations of the registry.
@@ -181,11 +196,20 @@ class CallHandler:
 
     def about(self) -> ServerInfo:
         """Return the name, status and load of this server."""
-        id, name, version, started = self._instance
-        status = "draining" if self._draining else "serving"
+        known = self.monitor
         return ServerInfo(
-            id=id, name=name, version=version, started=started, status=status, in_flight=len(self._served)
+            id=known.id,
+            name=known.name,
+            version=known.version,
+            started=known.started,
+            status="draining" if self._draining else "serving",
+            in_flight=len(self._served),
         )
+
+    def _amend_statistics(self, found: ServerStatistics) -> ServerStatistics:
+        in_flight = sum(not is_own(served.event.operation_id) for served in self._served.values())
+        status = "draining" if self._draining else "serving"
+        return replace(found, in_flight=in_flight, status=status, operations=len(self._announced_ids()))
 
     def describe(self) -> Description:
         """Return the description of this server and its operations."""
@@ -211,6 +235,7 @@ class CallHandler:
     async def _withdraw(self, grace: float) -> None:
         self._draining = True
         self._stop_watching()
+        self.monitor.close()
         if self._announcing is not None:  # an announcement after the withdrawal would persist
             await asyncio.wait([self._announcing], timeout=grace)
         await self._calls.transport.withdraw(self._announced_ids())
@@ -244,7 +269,7 @@ class CallHandler:
             used = CallError(ErrorCode.PROTOCOL_ERROR, "the request id was used before: use a new one for each call")
             self._reject(event, used)
             return
-        if self._draining and event.operation_id not in (ABOUT, OPERATIONS):
+        if self._draining and not is_own(event.operation_id):
             leaving = CallError(ErrorCode.UNAVAILABLE, "the server is shutting down and accepts no new calls")
             self._reject(event, leaving, not_started=True)
             return
@@ -270,6 +295,8 @@ class CallHandler:
             entry.request_id = event.request_id
             entry.failed(error)
             entry.write()
+        caller = _id_of(self._identify(event))
+        self.monitor.record(event.request_id, event.operation_id, error.code.value, 0.0, "call", caller=caller)
         self._calls.fail(event.request_id, error, not_started=not_started)
 
     def credited(self, event: CallCredit, caller: Address) -> None:
@@ -311,7 +338,7 @@ class CallHandler:
 
     async def _serve(self, event: CallRequested, served: _Served) -> None:
         served.begun = True
-        began, error = time.perf_counter(), None
+        began, outcome, error = time.perf_counter(), OK, None
         try:
             dispatcher = self._dispatcher
             if event.operation_id in (ABOUT, OPERATIONS):
@@ -340,19 +367,40 @@ class CallHandler:
                 if served.access is not None:
                     served.access.measured(envelope)
                 self._calls.respond(event.request_id, envelope)
+                if self.monitor.watched:
+                    outcome, served.output = outcome_of(envelope, None), json_size(envelope.data)
         except CallError as failed:
             error = failed
             self._calls.fail(event.request_id, failed)
         except asyncio.CancelledError as cancelled:
+            outcome = CANCELLED
             self._calls.stopped(event.request_id, str(cancelled) or "the server stopped the call")
         except Exception as unforeseen:
             error = failure(unforeseen, event.operation_id)
             self._calls.fail(event.request_id, error)
         finally:
             served.log_access(error)
-            self._count(event.operation_id, time.perf_counter() - began, error)
+            outcome = served.failed or (outcome if error is None else error.code.value)
+            self._ended_call(served, outcome, time.perf_counter() - began)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
             self._done(event.request_id, served)
+
+    def _ended_call(self, served: _Served, outcome: str, seconds: float) -> None:
+        """Count a call, and show it to watchers."""
+        event, monitor = served.event, self.monitor
+        monitor.count(event.operation_id, seconds, outcome)
+        if monitor.watched:
+            monitor.record(
+                event.request_id,
+                event.operation_id,
+                outcome,
+                seconds,
+                "call",
+                caller=_id_of(served.identity),
+                input_bytes=json_size(event.input),
+                output_bytes=served.output,
+                items=served.items,
+            )
 
     def _watch(self, served: _Served, default: float | None) -> float | None:
         """Enforce the deadline of a request, and return it as a monotonic time.
@@ -377,6 +425,7 @@ class CallHandler:
     def _fail_served(self, served: _Served, error: CallError) -> None:
         if served.access is not None:
             served.access.failed(error)
+        served.failed = error.code.value
         self._calls.fail(served.event.request_id, error)
         served.cancel(error.message)
 
@@ -388,9 +437,11 @@ class CallHandler:
         try:
             await credits.ready()
             async for envelope in items:
-                seq = credits.sent = seq + 1
+                served.items = credits.sent = seq = seq + 1
                 if served.access is not None:
                     served.access.measured(envelope)
+                if self.monitor.watched:
+                    served.output = (served.output or 0) + (json_size(envelope.data) or 0)
                 if not self._calls.respond(event.request_id, envelope, seq):
                     return
                 await credits.ready()
@@ -407,18 +458,6 @@ class CallHandler:
         transport = self._calls.transport
         is_hub = isinstance(transport, Announcing) and transport.hub == caller
         return self._about.announced if is_hub else self._about.operations
-
-    def _count(self, operation_id: str, seconds: float, error: CallError | None) -> None:
-        statistics = self._statistics.get(operation_id)
-        if statistics is None:
-            if self._registry.get_spec(operation_id) is None:
-                return  # peers can invent any number of unknown ids
-            statistics = self._statistics[operation_id] = Statistics()
-        statistics.calls += 1
-        statistics.seconds += seconds
-        if error is not None:
-            statistics.errors += 1
-            statistics.last_error = error.code.value
 
     def _done(self, request_id: str, served: _Served) -> None:
         del self._served[request_id]

@@ -26,6 +26,9 @@ COMMANDS = {
     "serve": "Serve the operations as an MCP server, an HTTP API, or both.",
     "hub": "Run a hub that spokes connect to.",
     "spoke": "Serve the operations over a hub or a broker.",
+    "ps": "List the servers behind a URL: health, operations, calls and errors.",
+    "top": "Show the servers behind a URL and their busiest operations, live.",
+    "tap": "Print the calls of a running hub, broker or HTTP API as they end.",
     "doctor": "Check the configuration, each source, and the installed extras.",
     "init": "Write a commented opwire.toml.",
     "gen": "Generate code from the operations.",
@@ -39,6 +42,7 @@ _MODULES = {
     **dict.fromkeys(("init", "gen", "completion", "demo"), "setup"),
     **dict.fromkeys(("hub", "spoke"), "serve"),
     "watch": "call",
+    **dict.fromkeys(("ps", "top", "tap"), "monitor"),
 }
 
 

@@ -133,6 +133,10 @@ class Screen:
         """Print a value as JSON: indented on a terminal, otherwise on one line."""
         click.echo(json_text(value, indent=self.is_terminal))
 
+    def json_line(self, value: Any) -> None:
+        """Print a value as JSON on one line, for streams of values."""
+        click.echo(json_text(value, indent=False))
+
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print rows as a table on a terminal, otherwise as lines separated by tabs.
 

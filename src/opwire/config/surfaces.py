@@ -25,6 +25,7 @@ from opwire.config.settings import (
 )
 from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
 from opwire.hub import BrokerNode, Hub, Spoke
+from opwire.monitor import CallMonitor
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 
@@ -183,8 +184,8 @@ def mcp_http_options(config: Config) -> "MCPHTTPOptions":
     return {**_guard_options(config, settings), "path": settings.path}
 
 
-def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
-    """Return the HTTP API of `[serve.http]`.
+def http_surface(config: Config, registry: OperationRegistry, monitor: CallMonitor | None = None) -> "HTTPApp":
+    """Return the HTTP API of `[serve.http]`; `monitor` counts its calls.
 
     Raises:
         MissingExtraError: its package is not installed.
@@ -202,6 +203,7 @@ def http_surface(config: Config, registry: OperationRegistry) -> "HTTPApp":
         heartbeat=settings.heartbeat,
         is_error=settings.is_error,
         cors_origins=settings.cors_origins,
+        monitor=monitor,
         **_guard_options(config, settings),
     )
 

@@ -2,7 +2,8 @@
 
 from opwire.hub.broker import BrokerNode
 from opwire.hub.hub import Hub
+from opwire.hub.observer import ObservedServer, Observer
 from opwire.hub.spoke import Spoke
 from opwire.transports.connect import connect
 
-__all__ = ["BrokerNode", "Hub", "Spoke", "connect"]
+__all__ = ["BrokerNode", "Hub", "ObservedServer", "Observer", "Spoke", "connect"]

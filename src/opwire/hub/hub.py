@@ -14,10 +14,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from msgspec import Struct, field
+from msgspec import Struct, field, json
+from msgspec.structs import replace
 
 from opwire.auth import Authenticator, Grant
 from opwire.call import Address, CallHandler, OperationInfo, PendingRequestMap
@@ -25,9 +26,14 @@ from opwire.call.discovery import OPERATIONS
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts, check_not_below_zero, needs_extra
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
+from opwire.logs import OK
+from opwire.monitor import ServerStatistics
 from opwire.operation import Identity
 from opwire.pipeline import typed_envelope
 from opwire.registry import OperationRegistry
+
+if TYPE_CHECKING:
+    from opwire.transports.websocket.routes import RoutedCall
 
 PORT = 8700
 """The default port of a hub."""
@@ -107,8 +113,12 @@ class Hub:
             anonymous=anonymous,
             name=name,
             version=version,
+            kind="hub",
             announces=lambda spec: spec.id not in self._remote,
         )
+        self.handler.monitor.on_watched = self._watched
+        self._own_statistics = self.handler.monitor.amend
+        self.handler.monitor.amend = self._statistics
         self.transport.admission = HubAdmission(authenticate, self.calls, self._remote, max_described=max_described)
         self.transport.own = HUB
 
@@ -116,6 +126,38 @@ class Hub:
     def url(self) -> str:
         """The URL that spokes connect to."""
         return self.transport.url
+
+    def _statistics(self, found: ServerStatistics) -> ServerStatistics:
+        """Add the calls between spokes to the figures of the hub itself."""
+        found = self._own_statistics(found)
+        relayed, failed, open_calls = self.transport.relayed
+        return replace(
+            found,
+            operations=len(self.registry),
+            calls=found.calls + relayed,
+            errors=found.errors + failed,
+            in_flight=found.in_flight + open_calls,
+            relayed=relayed,
+            spokes=len(self.transport.peers),
+        )
+
+    def _watched(self, watched: bool) -> None:
+        self.transport.observe(self._relayed if watched else None)
+
+    def _relayed(self, call: "RoutedCall", code: str) -> None:
+        """Show a call between two spokes to the watchers."""
+        identity = json.decode(call.identity, type=Identity | None)
+        self.handler.monitor.record(
+            call.request_id,
+            call.operation_id,
+            code or OK,
+            time.monotonic() - call.began,
+            "relay",
+            caller=identity and identity.id,
+            input_bytes=call.request_bytes,
+            output_bytes=call.response_bytes or None,
+            items=call.items if call.streams else None,
+        )
 
     async def start(self) -> Self:
         """Listen.

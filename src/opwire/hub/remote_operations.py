@@ -12,10 +12,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from opwire.call import Address, OperationInfo, PendingRequestMap
-from opwire.call.discovery import ABOUT, OPERATIONS
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
-from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType
+from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType, is_own
 from opwire.registry import OperationRegistry
 
 HUB = Identity(id="hub", scopes=("*",))
@@ -67,7 +66,7 @@ class RemoteOperations:
         Raises:
             CallError: UNAVAILABLE, its server may still connect.
         """
-        known = operation_id in self._registry or operation_id in (ABOUT, OPERATIONS)
+        known = operation_id in self._registry or is_own(operation_id)
         if not known and time.monotonic() < self._complete:
             late = "the hub has just started, and its spokes may still be connecting"
             raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} is not served yet: {late}")

@@ -521,7 +521,7 @@ def test_the_type_of_an_operation_says_whether_a_call_streams() -> None:
     assert opened(table, "c", ask("3", "a.query", credits=1)).streams
     assert opened(table, "c", ask("4", "opwire.operations", peer="s")).streams
     table.withdraw("s", ["a.stream"])
-    assert table._streams == {"opwire.operations"}
+    assert table._streams == {"opwire.operations", "opwire.calls"}
 
 
 @requirement("transport.websocket.unmatched")

@@ -20,11 +20,11 @@ from opwire.cli.options import log_options, served_source_options, shared_option
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, opened
 from opwire.errors import ConfigError
+from opwire.monitor import CallMonitor
 from opwire.signals import stop_signals
 
 if TYPE_CHECKING:
     from opwire.config import Config, OpenedConfig
-    from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings
     from opwire.registry import OperationRegistry
 
 
@@ -178,22 +178,29 @@ async def _serve(config: "Config", screen: Screen, *, reload: bool) -> bool:
         if changed is not None:
             surfaces.callback(changed.cancel)
             waiting.append(changed)
-        if config.serve.mcp is not None:
-            waiting += await _serve_mcp(config, config.serve.mcp, running, surfaces, screen)
-        if config.serve.http is not None:
-            await _serve_http(config, config.serve.http, running, surfaces, screen)
+        http, mcp = config.serve.http, config.serve.mcp
+        name = mcp.name if mcp is not None else http.title if http is not None else "opwire"
+        version = mcp.version if mcp is not None else http.version if http is not None else "1.0"
+        monitor = CallMonitor(running.registry, name=name, version=version)
+        surfaces.callback(monitor.close)
+        waiting += await _serve_mcp(config, running, surfaces, screen, monitor)
+        await _serve_http(config, running, surfaces, screen, monitor)
         screen.note(f"serving {served_text(running.registry)}; ^C stops")
         await until_stopped(*waiting)
         return changed is not None and changed.done() and not changed.cancelled()
 
 
 async def _serve_mcp(
-    config: "Config", settings: "MCPSurfaceSettings", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen
+    config: "Config", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
 ) -> list[Awaitable[None]]:
     """Listen over HTTP, or return the awaitable that serves standard input."""
     from opwire.config import mcp_http_options, mcp_surface
 
+    settings = config.serve.mcp
+    if settings is None:
+        return []
     surface = mcp_surface(config, running.registry)
+    surface.use(monitor.interceptor("mcp"))
     if settings.transport == "stdio":
         screen.note("MCP server on standard input and output")
         return [surface.run_stdio()]
@@ -206,11 +213,14 @@ async def _serve_mcp(
 
 
 async def _serve_http(
-    config: "Config", settings: "HTTPSurfaceSettings", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen
+    config: "Config", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
 ) -> None:
     from opwire.config import http_surface
 
-    app = http_surface(config, running.registry)
+    settings = config.serve.http
+    if settings is None:
+        return
+    app = http_surface(config, running.registry, monitor)
     address = await surfaces.enter_async_context(app.listening(settings.host, settings.port))
     screen.note(f"HTTP API at {address}, described at {address}/openapi.json")
 

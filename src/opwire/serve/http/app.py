@@ -13,6 +13,7 @@ from opwire.deadlines import Deadlines
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.logs import CANCELLED
+from opwire.monitor import CallMonitor
 from opwire.operation import Interceptor, OperationType
 from opwire.origin import id_of, path_of
 from opwire.registry import OperationRegistry
@@ -49,6 +50,7 @@ def serve_http(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     interceptors: Iterable[Interceptor] = (),
+    monitor: CallMonitor | None = None,
     **guard: Unpack[GuardOptions],
 ) -> "HTTPApp":
     """Return the registry as an ASGI app.
@@ -61,7 +63,8 @@ def serve_http(
 
     `include` and `exclude` are patterns of ids or tags that select the served operations. `interceptors` run around
     every call of this surface, the first outermost. `timeout` is the default of calls in seconds. A stream that is
-    silent for `heartbeat` seconds gets a comment line. `is_error`: see `IsErrorPolicy`.
+    silent for `heartbeat` seconds gets a comment line. `is_error`: see `IsErrorPolicy`. `monitor` counts the calls, and
+    serves its two operations, unlisted, to callers with the scope `opwire:observe`.
 
     Raises:
         UsageError: an option is invalid.
@@ -74,7 +77,10 @@ def serve_http(
         takes_tokens=guard.get("authenticate") is not None,
         allows_anonymous=guard.get("anonymous") is not None,
     )
-    dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
+    own = None if monitor is None else monitor.operations
+    dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude), own=own)
+    if monitor is not None:
+        dispatcher.use(monitor.interceptor("http"))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
     cors = list(cors_origins)
@@ -162,7 +168,7 @@ class HTTPApp(ListeningApp):
 
     async def _respond(self, request: Request, receive: Receive, send: Send) -> None:
         route = self._routes.get(request.path)
-        if route is None or not request.is_plain or self._registry.get_spec(route.spec.id) is not route.spec:
+        if route is None or not request.is_plain or self._dispatcher.get_spec(route.spec.id) is not route.spec:
             if request.path == "/openapi.json" and request.is_plain:
                 await self._send_document(request, send)
                 return
@@ -224,7 +230,7 @@ class HTTPApp(ListeningApp):
         if operation_id is None:
             message = "operations are at /{namespace}/{name}: see /openapi.json"
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, message)
-        spec = self._registry.get_spec(operation_id)
+        spec = self._dispatcher.get_spec(operation_id)
         is_plain = request.is_plain and spec is not None and path_of(spec.id) == request.path
         if spec is not None and is_plain and self._dispatcher.is_served(spec):
             route = self._routes[request.path] = Route.of(spec)

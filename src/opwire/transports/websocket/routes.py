@@ -25,11 +25,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct, field
 
-from opwire.auth.tokens import is_own, not_delegated
+from opwire.auth.tokens import not_delegated
 from opwire.call import Address
 from opwire.call.discovery import OPERATIONS
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Identity
+from opwire.monitor import CALLS
+from opwire.operation import Identity, is_own
 from opwire.typed.plain import read_json
 
 SERVER: Address = "server"  # the address of the server itself, for its clients
@@ -83,6 +84,8 @@ class CompletedHead(EventHead, tag="call.completed"):
 
 class FailedHead(EventHead, tag="call.error"):
     """The end of a call by an error."""
+
+    code: str = ""
 
 
 class AbortedHead(EventHead, tag="call.aborted"):
@@ -175,6 +178,7 @@ Balance = Literal["round_robin", "least_busy"]
 Dropped = Literal["duplicate", "flood", "foreign", "malformed", "unknown"]
 
 _MAX_COMPARED = 16  # servers to compare the loads of, for a call
+_OWN_STREAMS = frozenset({OPERATIONS, CALLS})
 _MAX_GRANTS = 64  # credit events that a caller may send in advance of items
 
 
@@ -189,6 +193,11 @@ class RoutedCall(Struct, eq=False):
     delegable: bool = True  # its server may call on with that identity, if its own grant delegates
     open: bool = True
     grants: int = _MAX_GRANTS  # more credit events than items are a flood
+    operation_id: str = ""
+    began: float = 0.0  # monotonic time
+    items: int = 0  # of a subscription
+    request_bytes: int = 0
+    response_bytes: int = 0  # while there is an observer
 
 
 class EventRoute(NamedTuple):
@@ -270,12 +279,18 @@ class Routes:
         self.unserved = unserved
         self._peers: dict[Address, _PeerRoutes] = {SERVER: _PeerRoutes()}
         self._serving: dict[str, _OperationServers] = {}  # by operation
-        self._streams = {OPERATIONS}  # operations that are known to be subscriptions
+        self._streams = set(_OWN_STREAMS)  # operations that are known to be subscriptions
         self.dropped: Counter[Dropped] = Counter()
 
     def __len__(self) -> int:
         """Return the number of open calls."""
         return sum(len(peer.asked) for peer in self._peers.values())
+
+    @property
+    def relayed(self) -> int:
+        """Return the number of open calls between other peers than the server, except opwire's own operations."""
+        calls = (call for peer in self._peers.values() for call in peer.asked.values())
+        return sum(call.server != SERVER and not is_own(call.operation_id) for call in calls)
 
     def join(self, address: Address, identity: bytes = ANONYMOUS, *, delegates: bool = False) -> None:
         """Add a peer. `delegates`: it may pass on the identity of a caller that it serves."""
@@ -327,7 +342,7 @@ class Routes:
                 serving.remove(address)
                 if not serving.addresses:
                     del self._serving[operation_id]
-                    self._streams -= {operation_id} - {OPERATIONS}
+                    self._streams -= {operation_id} - _OWN_STREAMS
 
     def idle(self, address: Address) -> bool:
         """Return whether a peer serves nothing, and has no open call."""
@@ -379,7 +394,8 @@ class Routes:
         # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
         delegable = not is_own(head.operation_id)
-        call = self.open(RoutedCall(head.request_id, caller, server, streams, identity, delegable))
+        call = RoutedCall(head.request_id, caller, server, streams, identity, delegable, operation_id=head.operation_id)
+        self.open(call)
         return EventRoute(server, call, identity)
 
     def open(self, call: RoutedCall) -> RoutedCall:

@@ -1,7 +1,4 @@
-"""`WebSocketServer`: the end that listens. It serves and calls like any other, and relays between its clients.
-
-The relay never waits for a slow peer: a message that cannot be queued fails its own call, and no other.
-"""
+"""`WebSocketServer`: the end that listens. It serves and calls like any other, and relays between its clients."""
 
 import asyncio
 import logging
@@ -14,13 +11,11 @@ from secrets import token_hex
 from ssl import SSLContext
 from typing import get_args
 
-from msgspec.structs import replace
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin
 
 from opwire.auth import RateLimit
-from opwire.auth.tokens import is_own
 from opwire.call import (
     MAX_MESSAGE,
     Address,
@@ -35,29 +30,25 @@ from opwire.call import (
     decode_event,
     encode_event,
 )
-from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Left, Welcome, Who, Withdraw, decode_message
+from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Welcome, Who, Withdraw, decode_message
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
-from opwire.operation import Identity
+from opwire.operation import Identity, is_own
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
 from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy, Peer
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
+from opwire.transports.websocket.relay import Relay
 from opwire.transports.websocket.routes import (
     ANONYMOUS,
     MARGIN,
     SERVER,
-    AbortedHead,
     Balance,
     Dropped,
     EventHead,
-    EventRoute,
     RequestedHead,
-    RespondedHead,
     RoutedCall,
     Routes,
     identity_json,
     read_head,
-    request_header,
-    with_header,
 )
 
 logger = logging.getLogger("opwire.transports")
@@ -71,110 +62,11 @@ _GOING_AWAY = 1001
 _KNOWN_BACKLOGS = 16  # full backlogs in total, of peers with a grant that do not read
 _ANONYMOUS_BACKLOG = 2 * 1024 * 1024  # bytes that may be queued for a peer without a grant
 _ANONYMOUS_BACKLOGS = 32  # full backlogs in total, of these
-_MAX_SMALL = 1024  # bytes of an event that ends or steers a call: larger ones have no reserved room
 _POLL = 0.01  # seconds between two checks for open calls
 _MAX_STRIKES = 100  # invalid messages, after which a connection is closed
 _MAX_SHOWN = 200  # characters of an error that its sender sees
 _BULKY = (CallRequested, CallResponded)
 _RESPONSES = (CallResponded, CallCompleted, CallFailed)
-
-
-class Relay:
-    """Pass the events of calls from one peer to another; those for the server itself go to `deliver`."""
-
-    def __init__(self, routes: Routes, deliver: Callable[[Peer, bytes, EventHead], None]) -> None:
-        self._routes = routes
-        self._deliver = deliver
-        self.peers: dict[Address, Peer] = {}
-
-    def join(self, peer: Peer) -> None:
-        """Add a peer."""
-        self.peers[peer.address] = peer
-        delegates = peer.grant is not None and peer.grant.delegates
-        self._routes.join(peer.address, peer.identity, delegates=delegates)
-
-    def leave(self, peer: Peer, reason: str) -> None:
-        """Remove a peer, and fail its calls at their other sides."""
-        gone = peer.address
-        del self.peers[gone]
-        calls = self._routes.leave(gone)
-        for call in calls:
-            if call.caller not in (gone, SERVER):  # the server's own calls are ended by its call table
-                error = CallError(ErrorCode.UNAVAILABLE, f"the peer that had the call is gone: {reason}")
-                self.peers[call.caller].notify(CallFailed.of(call.request_id, error), gone)
-        for server in {call.server for call in calls} - {gone, SERVER}:
-            self.peers[server].notify(Left(peer=gone, reason=reason))
-
-    def pass_on(self, sender: Peer, message: bytes, head: EventHead) -> None:
-        """Pass on an event from a peer."""
-        if isinstance(head, RequestedHead):
-            self._pass_request(sender, message, head)
-            return
-        route = self._routes.follow(sender.address, head)
-        if route is None:
-            return
-        if route.call is None:
-            self._pass_unmatched(sender, message, head, route)
-            return
-        try:
-            self._carry(sender, message, head, route)
-        except CallError as error:
-            if route.to == route.call.caller:
-                self._cut_short(route.call, error)
-            elif isinstance(head, AbortedHead):  # its reason is too long for a peer that does not keep up
-                gave_up = CallAborted(request_id=head.request_id, reason="the caller gave up")
-                self.peers[route.to].notify(gave_up, sender.address)
-
-    def _pass_request(self, sender: Peer, message: bytes, head: RequestedHead) -> None:
-        route = None
-        if sender.rate is not None and (wait := sender.rate.take(time.monotonic())):
-            error = CallError(ErrorCode.RATE_LIMITED, "this connection calls too often", retry_after=wait)
-            sender.notify(CallFailed.of(head.request_id, error), head.peer or SERVER)
-            return
-        try:
-            route = self._routes.request(sender.address, head)
-            if route is not None:
-                self._carry(sender, message, head, route)
-        except CallError as error:
-            if route is not None and route.call is not None:
-                self._routes.end(route.call)
-            failed = CallFailed.of(head.request_id, error)
-            if error.retryable:  # a request that is too large for one server is not offered to others
-                failed = replace(failed, not_started=True)
-            # The response to a request that names a peer is expected from there.
-            sender.notify(failed, head.peer or SERVER)
-
-    def _pass_unmatched(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
-        """Pass on an unmatched event if that costs its receiver nothing, or else drop it."""
-        now = time.monotonic()
-        busy = route.to != SERVER and self.peers[route.to].connection.link.paused
-        limited = sender.rate is not None and sender.rate.take(now)
-        if busy or limited or any(sender.unmatched.take(now) for _ in range(1 + len(message) // _MAX_SMALL)):
-            self._routes.dropped["flood"] += 1
-            return
-        try:
-            self._carry(sender, message, head, route)
-        except CallError as error:
-            logger.debug("an unmatched event was dropped: %s", error)
-
-    def _carry(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
-        if isinstance(head, RequestedHead):
-            message = with_header(message, request_header(sender.address, route.identity))
-        elif route.to != SERVER:
-            message = with_header(message, sender.headers[route.call is None])
-        if route.to == SERVER:
-            self._deliver(sender, message, head)
-        else:
-            control = not isinstance(head, (RequestedHead, RespondedHead)) and len(message) <= _MAX_SMALL
-            self.peers[route.to].send(message, control=control)
-
-    def _cut_short(self, call: RoutedCall, error: CallError) -> None:
-        """Fail a call because its response cannot be passed on, and abort it at its server."""
-        failure = CallError(error.code, f"the answer could not be passed on: {error.message}")
-        self.peers[call.caller].notify(CallFailed.of(call.request_id, failure), call.server)
-        if self._routes.end(call):
-            aborted = CallAborted(request_id=call.request_id, reason=failure.message)
-            self.peers[call.server].notify(aborted, call.caller)
 
 
 class WebSocketServer:
@@ -288,6 +180,15 @@ class WebSocketServer:
         return list(self._relay.peers)
 
     @property
+    def relayed(self) -> tuple[int, int, int]:
+        """Return the calls between clients since the start: ended, of these failed, and open ones."""
+        return self._relay.ended, self._relay.failed, self._routes.relayed
+
+    def observe(self, observer: Callable[[RoutedCall, str], None] | None) -> None:
+        """Call an observer with every call between clients that ends, and its error code ("": none)."""
+        self._relay.observer = observer
+
+    @property
     def dropped(self) -> Counter[Dropped]:
         """Return the numbers of dropped events since the start, by reason."""
         return self._routes.dropped
@@ -381,7 +282,17 @@ class WebSocketServer:
         is_program = self.own is not None and event.identity == self.own
         identity = ANONYMOUS if is_program else identity_json(event.identity)
         delegable = not is_own(event.operation_id) and not is_program
-        call = RoutedCall(event.request_id, SERVER, peer.address, event.credits is not None, identity, delegable)
+        call = RoutedCall(
+            event.request_id,
+            SERVER,
+            peer.address,
+            event.credits is not None,
+            identity,
+            delegable,
+            operation_id=event.operation_id,
+            began=time.monotonic(),
+            request_bytes=len(message),
+        )
         self._routes.open(call)
         try:
             peer.send(message, control=False)

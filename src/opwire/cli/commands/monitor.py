@@ -1,0 +1,448 @@
+"""`opwire ps`, `top` and `tap`: what runs behind a URL, how busy it is, and which calls pass."""
+
+import asyncio
+import functools
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from msgspec import to_builtins
+
+from opwire.cli.options import json_option, shared_options
+from opwire.cli.screen import Screen, counted, one_line, rich_console
+from opwire.cli.sources import Sources
+from opwire.errors import CallError, ErrorCode
+
+if TYPE_CHECKING:
+    from opwire.hub import ObservedServer, Observer
+    from opwire.monitor import CallRecord, OperationStatistics, ServerStatistics
+
+_RETRY = 1.0  # seconds between two attempts after a lost connection
+_MAX_NAME = 16
+_MAX_BUSIEST = 10
+_MIN_WIDTH = 60
+
+
+def _target_options(function: Any) -> Any:
+    """Add `--url`, `--token-env` and `--config`; the command receives `sources`."""
+
+    @functools.wraps(function)
+    def wrapped(*positional: Any, config: str | None, url: str | None, token_env: str, **arguments: Any) -> Any:
+        return function(*positional, sources=Sources(config=config, url=url, token_env=token_env), **arguments)
+
+    for option in (
+        click.option("-c", "--config", metavar="FILE", help="A configuration with [spoke] or [hub], instead of --url."),
+        click.option(
+            "--token-env", default="OPWIRE_TOKEN", show_default=True, metavar="VARIABLE", help="The token's variable."
+        ),
+        click.option("--url", help="A hub (ws://), a broker (redis://, nats://) or an HTTP API (http://)."),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _observer(sources: Sources) -> "Observer":
+    """Return the observer of the URL or, without one, of the hub or broker in the configuration.
+
+    Raises:
+        click.UsageError: there is neither.
+    """
+    from opwire.hub import Observer
+
+    url, token = sources.url, os.environ.get(sources.token_env)
+    if url is None:
+        config = sources.read(may_be_empty=True)
+        if config.spoke is not None:
+            from opwire.config import spoke_of
+
+            return Observer(spoke_of(config, None).transport)
+        if config.hub is None:
+            raise click.UsageError(
+                "missing URL: add --url ws://127.0.0.1:8700 of a hub, or the URL of a broker or of an HTTP API"
+            )
+        url = config.hub.url.resolve("hub.url")
+    return Observer(url, **({"token": token} if token and url.startswith(("ws", "http")) else {}))
+
+
+# --- ps and top -------------------------------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """The figures of all servers at one time, with those of the sample before."""
+
+    seconds: float  # since the sample before
+    servers: "list[ServerStatistics]"
+    before: "dict[str, ServerStatistics]"  # by the id of the server
+
+    def rate(self, server: "ServerStatistics", of: Callable[[Any], int]) -> float | None:
+        """Return a counter's increase per second; None if the server is new."""
+        before = self.before.get(server.id)
+        return None if before is None or self.seconds <= 0 else max(of(server) - of(before), 0) / self.seconds
+
+    def busiest(self) -> "list[tuple[OperationStatistics, float, float]]":
+        """Return the operations with calls since the sample before: calls per second, and milliseconds per call."""
+        before = {(server, each.id): each for server, found in self.before.items() for each in found.busiest}
+        sums: dict[str, list[float]] = {}
+        found: dict[str, OperationStatistics] = {}
+        for server in self.servers:
+            for each in server.busiest:
+                old = before.get((server.id, each.id))
+                if server.id not in self.before:
+                    continue
+                calls = each.calls - (0 if old is None else old.calls)
+                seconds = each.seconds - (0.0 if old is None else old.seconds)
+                if calls > 0:
+                    total = sums.setdefault(each.id, [0.0, 0.0])
+                    total[0] += calls
+                    total[1] += seconds
+                    found[each.id] = each
+        ranked = sorted(sums.items(), key=lambda entry: -entry[1][0])[:_MAX_BUSIEST]
+        return [(found[id], calls / self.seconds, 1000 * spent / calls) for id, (calls, spent) in ranked]
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the servers as JSON data, with their rates."""
+        return [
+            {
+                **to_builtins(each),
+                "callsPerSecond": _rounded(self.rate(each, lambda found: found.calls)),
+                "errorsPerSecond": _rounded(self.rate(each, lambda found: found.errors)),
+            }
+            for each in self.servers
+        ]
+
+
+class Sampler:
+    """Takes samples of all servers; the first error is raised if no server returns its figures."""
+
+    def __init__(self, observer: "Observer") -> None:
+        self._observer = observer
+        self._before: dict[str, ServerStatistics] = {}
+        self._time = 0.0
+        self.failed: list[ObservedServer] = []
+
+    async def sample(self) -> Sample:
+        """Take a sample."""
+        observed = await self._observer.servers()
+        now = time.monotonic()
+        self.failed = [each for each in observed if each.error is not None]
+        servers = [each.statistics for each in observed if each.statistics is not None]
+        if not servers and self.failed and self.failed[0].error is not None:
+            raise _explained(self.failed[0].error)
+        sample = Sample(now - self._time, servers, self._before)
+        self._before, self._time = {each.id: each for each in servers}, now
+        return sample
+
+
+def _explained(error: CallError) -> CallError:
+    if error.code is not ErrorCode.OPERATION_NOT_FOUND:
+        return error
+    hint = "this server has no monitor: run it with `opwire serve`, or pass monitor= to serve_http"
+    return CallError(error.code, f"{error.message}; {hint}")
+
+
+@click.command(name="ps")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds to measure the rates."
+)
+@_target_options
+@json_option
+@shared_options
+@click.pass_obj
+def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
+    """List the servers behind a URL: health, version, operations, calls per second and errors.
+
+    A hub is listed with its spokes, a broker with every server on it. The caller needs the scope opwire:observe, which
+    the token of `opwire hub` and `opwire serve` has. --json prints one line per server.
+
+    \b
+      opwire ps --url ws://127.0.0.1:8700
+      opwire ps --url nats://127.0.0.1:4222 --json
+    """
+
+    async def run() -> None:
+        async with _observer(sources) as observer:
+            sampler = Sampler(observer)
+            await sampler.sample()
+            await asyncio.sleep(interval)
+            sample = await sampler.sample()
+            if screen.as_json:
+                for each in sample.data():
+                    screen.json_line(each)
+            elif not sample.servers:
+                screen.note("no server is connected")
+            else:
+                for line in server_lines(sample, _width(screen)):
+                    screen.line(line)
+            for each in sampler.failed:
+                screen.warning(f"the server at {each.address} did not return its figures: {each.error}")
+
+    asyncio.run(run())
+
+
+@click.command(name="top")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between two updates."
+)
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this number of updates.")
+@_target_options
+@json_option
+@shared_options
+@click.pass_obj
+def top_command(screen: Screen, sources: Sources, interval: float, count: int | None) -> None:
+    """Show the servers behind a URL and their busiest operations, live, until ^C.
+
+    In a pipe it prints one table per update, and with --json one line per server and update.
+    """
+    asyncio.run(_top(screen, sources, interval, count))
+
+
+async def _top(screen: Screen, sources: Sources, interval: float, count: int | None) -> None:
+    async with _observer(sources) as observer:
+        sampler = Sampler(observer)
+        await sampler.sample()
+        with _TopScreen(screen) as top:
+            while count is None or count > 0:
+                await asyncio.sleep(interval)
+                try:
+                    top.show(await sampler.sample())
+                except CallError as error:
+                    if error.code is not ErrorCode.UNAVAILABLE:
+                        raise
+                    top.note(f"{datetime.now():%H:%M:%S}  not connected: {one_line(error.message)}")
+                else:
+                    count = None if count is None else count - 1
+
+
+class _TopScreen:
+    """The output of `top`: the whole terminal, or lines in a pipe and with `--json`."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._live: Any = None
+
+    def __enter__(self) -> "_TopScreen":
+        if self._screen.is_terminal and not self._screen.as_json:
+            from rich.live import Live
+
+            self._live = Live(console=rich_console(sys.stdout), screen=True, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, sample: Sample) -> None:
+        """Show a sample."""
+        if self._screen.as_json:
+            for each in sample.data():
+                self._screen.json_line({"time": round(time.time() * 1000), **each})
+            return
+        lines = top_lines(sample, _width(self._screen))
+        if self._live is not None:
+            self._update(lines)
+            return
+        for line in [*lines, ""]:
+            self._screen.line(line)
+
+    def note(self, text: str) -> None:
+        """Show a message instead of a sample."""
+        if self._live is None:
+            self._screen.note(text)
+        else:
+            self._update([text])
+
+    def _update(self, lines: list[str]) -> None:
+        from rich.text import Text
+
+        text = "\n".join(lines[: self._live.console.height])
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def server_lines(sample: Sample, width: int) -> list[str]:
+    """Return the table of servers: names shrink, figures never do."""
+    header = ("ID", "NAME", "KIND", "STATUS", "VERSION", "UP", "OPS", "OPEN", "CALLS/S", "CALLS", "ERRORS")
+    rows: list[tuple[str, ...]] = [header]
+    for each in sample.servers:
+        up = max(time.time() - each.started / 1000, 0.0)
+        rate = sample.rate(each, lambda found: found.calls)
+        rows.append(
+            (
+                each.id[:6],
+                _cut(each.name, _MAX_NAME),
+                _cut(each.kind, 6),
+                each.status,
+                _cut(each.version, 8),
+                _elapsed(up),
+                _short(each.operations),
+                _short(each.in_flight),
+                "-" if rate is None else _short(rate),
+                _short(each.calls),
+                _short(each.errors),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    excess = sum(widths) + len(header) - 1 - width
+    if excess > 0:
+        widths[1] = max(widths[1] - excess, 4)
+    left = {0, 1, 2, 3, 4}
+    return [
+        " ".join(
+            _cut(text, size).ljust(size) if column in left else text.rjust(size)
+            for column, (text, size) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def top_lines(sample: Sample, width: int) -> list[str]:
+    """Return the screen of `top`: a summary, the servers, and the busiest operations."""
+    rates = [sample.rate(each, lambda found: found.calls - found.relayed) or 0.0 for each in sample.servers]
+    open_calls = sum(each.in_flight for each in sample.servers if each.kind != "hub")
+    lines = [
+        f"{datetime.now():%H:%M:%S}  {counted(len(sample.servers), 'server')}, {_short(sum(rates))} calls/s, "
+        f"{_short(open_calls)} open",
+        "",
+        *server_lines(sample, width),
+    ]
+    busiest = sample.busiest()
+    if busiest:
+        size = width - 36
+        lines += ["", f"{'OPERATION'.ljust(size)} {'CALLS/S':>8} {'MS/CALL':>8} {'CALLS':>8} {'ERRORS':>8}"]
+        lines += [
+            f"{_cut(each.id, size).ljust(size)} {_short(rate):>8} {_short(ms):>8} {_short(each.calls):>8} "
+            f"{_short(each.errors):>8}"
+            for each, rate, ms in busiest
+        ]
+    return lines
+
+
+# --- tap --------------------------------------------------------------------------------------------------------------
+
+
+@click.command(name="tap")
+@click.option("--id", metavar="START", help="Only calls whose request id starts with this.")
+@click.option("--operation", metavar="PATTERN", help="Only these operations: shop.order, or shop.*")
+@click.option("--outcome", metavar="OUTCOME", help="Only this outcome: OK, ERROR, or a code such as TIMEOUT.")
+@click.option("--caller", metavar="NAME", help="Only calls of this identity.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this number of calls.")
+@_target_options
+@json_option
+@shared_options
+@click.pass_obj
+def tap_command(screen: Screen, sources: Sources, count: int | None, **wanted: str | None) -> None:
+    """Print the calls of a running hub, broker or HTTP API as they end, until ^C.
+
+    A line has the time, the start of the request id, the duration, the outcome or the sizes of input and output, the
+    operation and its caller. Inputs and outputs are not shown. The caller needs the scope opwire:observe.
+
+    \b
+      opwire tap --url ws://127.0.0.1:8700
+      opwire tap --url redis://127.0.0.1:6379 --operation 'shop.*' --outcome error --json
+    """
+    asyncio.run(_tap(screen, sources, count, wanted))
+
+
+async def _tap(screen: Screen, sources: Sources, count: int | None, wanted: dict[str, str | None]) -> None:
+    async with _observer(sources) as observer:
+        while True:
+            if screen.is_terminal and not screen.as_json:
+                screen.note("waiting for calls; ^C stops")
+            try:
+                async with aclosing(observer.calls(**wanted)) as records:
+                    async for record in records:
+                        _show_record(screen, record)
+                        count = None if count is None else count - 1
+                        if count == 0:
+                            return
+                message = "the server has ended the stream"
+            except CallError as error:
+                if error.code is not ErrorCode.UNAVAILABLE:
+                    raise _explained(error) from None
+                message = error.message
+            screen.note(f"not connected: {one_line(message)}; retrying")
+            await asyncio.sleep(_RETRY)
+
+
+def _show_record(screen: Screen, record: "CallRecord") -> None:
+    if screen.as_json:
+        screen.json_line(to_builtins(record))
+        return
+    if record.dropped:
+        screen.note(f"… {counted(record.dropped, 'call')} dropped: the output is too slow")
+    text = record_line(record, _width(screen) - 2)
+    screen.marked(*(("✓", "green") if record.outcome == "OK" else ("✗", "red")), text)
+
+
+def record_line(record: "CallRecord", width: int) -> str:
+    """Return the line of a call; the operation is never cut, the caller may be."""
+    when = datetime.fromtimestamp(record.time / 1000)
+    outcome = record.outcome
+    if outcome == "OK":
+        sizes = (record.input_bytes, record.output_bytes)
+        outcome = "OK " + " → ".join("?" if size is None else _bytes(size) for size in sizes)
+        if record.items is not None:
+            outcome = f"OK {counted(record.items, 'item')}"
+    start = f"{when:%H:%M:%S}.{record.time % 1000:03d} {record.request_id[:8]:<8} {_milliseconds(record.ms):>8} "
+    start += f"{outcome:<19} {record.operation_id}"
+    caller = "-" if record.caller is None else record.caller
+    room = width - len(start) - 2
+    return f"{start}  {_cut(caller, room)}" if room > 2 else start
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _width(screen: Screen) -> int:
+    return max(shutil.get_terminal_size((100, 24)).columns, _MIN_WIDTH) if screen.is_terminal else 100
+
+
+def _cut(text: str, size: int) -> str:
+    text = one_line(text)
+    return text if len(text) <= size else f"{text[: size - 1]}…"
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 3)
+
+
+def _short(number: float) -> str:
+    """Return a figure in at most six characters: 0, 3.2, 812, 12.4k, 3.1M."""
+    if number < 10 and number != int(number):
+        return f"{number:.1f}"
+    for limit, unit in ((1e4, ""), (1e7, "k"), (1e10, "M")):
+        if number < limit:
+            scaled = number / {"": 1, "k": 1e3, "M": 1e6}[unit]
+            return f"{scaled:.0f}{unit}" if scaled >= 100 or not unit else f"{scaled:.1f}{unit}"
+    return f"{number / 1e9:.0f}G"
+
+
+def _bytes(size: int) -> str:
+    for limit, unit in ((1_000, " B"), (1_000_000, " kB")):
+        if size < limit:
+            return f"{size // (1 if unit == ' B' else 1_000)}{unit}"
+    return f"{size // 1_000_000} MB"
+
+
+def _milliseconds(ms: float) -> str:
+    if ms < 1_000:
+        return f"{ms:.1f} ms"
+    return f"{ms / 1_000:.1f} s" if ms < 600_000 else f"{ms / 60_000:.0f} min"
+
+
+def _elapsed(seconds: float) -> str:
+    """Return a duration in its two largest units: 12s, 3m04s, 2h10m, 5d03h."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d{hour:02d}h"
+    if hours:
+        return f"{hours}h{minute:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,0 +1,166 @@
+"""`Observer`: the figures and the calls of every server behind a URL."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple, Self
+
+from opwire.call import Address, PendingRequestMap, Transport
+from opwire.call.transport import Announcing
+from opwire.client.client import Client
+from opwire.errors import CallError, ErrorCode
+from opwire.monitor import CALLS, STATISTICS, CallRecord, ServerStatistics
+from opwire.transports.connect import connect
+
+logger = logging.getLogger("opwire.hub")
+
+_TIMEOUT = 5.0  # seconds for the figures of one server
+_BUFFER = 1_000  # records of all servers: while it is full, each server drops records and counts them
+_POLL = 2.0  # seconds between two searches for new servers on a broker
+_DENIED = (ErrorCode.ACCESS_DENIED, ErrorCode.UNAUTHENTICATED)
+
+
+class ObservedServer(NamedTuple):
+    """A server and its figures, or the error with which it failed to return them."""
+
+    address: Address
+    statistics: ServerStatistics | None
+    error: CallError | None = None
+
+
+class Observer:
+    """Observes a hub with its spokes, all servers on a broker, or one server over HTTP.
+
+        async with Observer("ws://127.0.0.1:8700", token=…) as observer:
+            for server in await observer.servers():
+                print(server.statistics)
+            async for record in observer.calls(operation="shop.*", outcome="ERROR"):
+                print(record.operation_id, record.outcome, record.ms)
+
+    The caller needs the scope `opwire:observe`. `url` may be a transport; `options` are those of the transport or, for
+    `http(s)://`, of `Client`.
+    """
+
+    def __init__(self, url: str | Sequence[str] | Transport, **options: Any) -> None:
+        self._target: Client | PendingRequestMap
+        if isinstance(url, str) and url.startswith(("http://", "https://")):
+            self._target = Client(url, **options)
+        else:
+            self._target = PendingRequestMap(connect(url, **options) if isinstance(url, str | Sequence) else url)
+
+    async def __aenter__(self) -> Self:
+        await self._target.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._target.close()
+
+    async def servers(self, *, wait: float = 0.5) -> list[ObservedServer]:
+        """Return all servers with their figures; over a broker, those that answer within `wait` seconds.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        addresses = [""]
+        if isinstance(self._target, PendingRequestMap):
+            transport = self._target.transport
+            hub = [transport.hub] if isinstance(transport, Announcing) else []
+            addresses = list(dict.fromkeys([*hub, *await transport.servers(wait)]))
+        return await asyncio.gather(*map(self._observe, addresses))
+
+    async def _observe(self, address: Address) -> ObservedServer:
+        target = self._target
+        try:
+            if isinstance(target, PendingRequestMap):
+                found = await target.call(STATISTICS, to=address, output_type=ServerStatistics, timeout=_TIMEOUT)
+                return ObservedServer(address, found.data)
+            return ObservedServer(
+                address, await target.call(STATISTICS, output_type=ServerStatistics, timeout=_TIMEOUT)
+            )
+        except CallError as error:
+            return ObservedServer(address, None, error)
+
+    async def calls(
+        self,
+        *,
+        id: str | None = None,
+        operation: str | None = None,
+        outcome: str | None = None,
+        caller: str | None = None,
+    ) -> AsyncGenerator[CallRecord]:
+        """Yield a record of every call that ends from now on, at any of the servers; the filters are optional.
+
+        `id` is the start of a request id, `operation` a pattern such as `shop.*`, `outcome` is "OK", "ERROR" or an
+        error code. A hub shows the calls between its spokes. Servers that join a broker later are observed, too.
+
+        Raises:
+            CallError: ACCESS_DENIED or UNAUTHENTICATED; UNAVAILABLE, the connection was lost.
+        """
+        given = {"id": id, "operation": operation, "outcome": outcome, "caller": caller}
+        input = {name: value for name, value in given.items() if value is not None}
+        target = self._target
+        if not isinstance(target, PendingRequestMap):
+            records = target.subscribe(CALLS, input, output_type=CallRecord)
+        elif isinstance(target.transport, Announcing):
+            # The hub sees every call: its spokes would show them a second time.
+            records = _records(target, input, target.transport.hub)
+        else:
+            records = _BrokerCalls(target, input).records()
+        async with aclosing(records):
+            async for record in records:
+                yield record
+
+
+async def _records(calls: PendingRequestMap, input: dict[str, Any], address: Address) -> AsyncGenerator[CallRecord]:
+    stream = calls.subscribe(CALLS, input, to=address, output_type=CallRecord)
+    async with aclosing(stream):
+        async for envelope in stream:
+            yield envelope.data
+
+
+class _BrokerCalls:
+    """The records of all servers on a broker, which are searched for repeatedly."""
+
+    def __init__(self, calls: PendingRequestMap, input: dict[str, Any]) -> None:
+        self._calls = calls
+        self._input = input
+        self._queue: asyncio.Queue[CallRecord | CallError] = asyncio.Queue(_BUFFER)
+        self._observed: dict[Address, asyncio.Task[None]] = {}
+
+    async def records(self) -> AsyncGenerator[CallRecord]:
+        searching = asyncio.create_task(self._search())
+        try:
+            while True:
+                record = await self._queue.get()
+                if isinstance(record, CallError):
+                    raise record
+                yield record
+        finally:
+            tasks = [searching, *self._observed.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _search(self) -> None:
+        while True:
+            try:
+                found = await self._calls.transport.servers()
+            except CallError as error:
+                await self._queue.put(error)
+                return
+            for address in self._observed.keys() - set(found):
+                self._observed.pop(address).cancel()
+            for address in found:
+                if address not in self._observed:
+                    self._observed[address] = asyncio.create_task(self._follow(address))
+            await asyncio.sleep(_POLL)
+
+    async def _follow(self, address: Address) -> None:
+        try:
+            async for record in _records(self._calls, self._input, address):
+                await self._queue.put(record)
+        except CallError as error:
+            if error.code in _DENIED:
+                await self._queue.put(error)
+            logger.info("the server at %s is not observed: %s", address, error)

@@ -1,0 +1,372 @@
+"""What happens on a server: its figures, and a stream of the calls that end there.
+
+Two operations beside those of the registry, on every server: the query `opwire.statistics` and the subscription
+`opwire.calls`. `opwire ps`, `top` and `tap` use them.
+
+    async for record in client.subscribe("opwire.calls", {"operation": "shop.*", "outcome": "ERROR"}):
+        print(record["operationId"], record["outcome"], record["ms"])
+
+Rules: both require the scope `opwire:observe`, so anonymous callers are rejected. A record has no input, no output and
+no error message, which may contain secrets. Calls of `opwire.*` are not recorded: a watcher would watch itself. Without
+a watcher no record is created. A slow watcher loses the oldest records, which are counted, and delays no call.
+"""
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from fnmatch import translate
+from functools import cached_property
+from heapq import nlargest
+from secrets import token_hex
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from opwire.envelope import MCPResponseMeta, ResponseEnvelope
+from opwire.errors import CallError, ErrorCode
+from opwire.logs import CANCELLED, OK, TOOL_ERROR
+from opwire.operation import AccessControl, Context, Handler, Interceptor, OperationSpec, OperationType, is_own
+from opwire.registry import OperationRegistry
+
+STATISTICS = "opwire.statistics"
+CALLS = "opwire.calls"
+OBSERVE = "opwire:observe"
+"""The scope that both operations require. The scope "*" includes it."""
+
+MAX_RECORDS = 1_000
+"""Records in the buffer of one watcher."""
+
+MAX_WATCHERS = 32
+"""Watchers of one server."""
+
+MAX_BUSIEST = 100
+"""Operations in one answer of `opwire.statistics`."""
+
+# A caller that gives up is not an error of the operation, and the error of a tool is its result.
+_FAILURES = frozenset(code.value for code in ErrorCode)
+
+Pattern = Annotated[str, Meta(max_length=200)]
+
+
+class Statistics(Struct, rename="camel"):
+    """Counters of one operation since its server started. Only the code of the last error is kept, not its text."""
+
+    calls: int = 0
+    errors: int = 0
+    last_error: str | None = None
+    seconds: float = 0.0
+    """Total time spent in handlers."""
+
+
+class OperationStatistics(Statistics, rename="camel", kw_only=True):
+    """The counters of one operation, with its id."""
+
+    id: str
+
+
+class ServerStatistics(Struct, rename="camel", kw_only=True):
+    """A server and its counters since it started; `started` is in epoch milliseconds.
+
+    A hub also counts the calls between its spokes: `relayed` of the `calls`. `busiest` are the operations with the most
+    calls here, at most 100.
+    """
+
+    id: str
+    name: str
+    version: str
+    kind: str
+    started: int
+    status: Literal["serving", "draining"]
+    in_flight: int
+    operations: int
+    calls: int
+    errors: int
+    seconds: float
+    relayed: int = 0
+    spokes: int | None = None
+    watchers: int = 0
+    busiest: list[OperationStatistics] = []
+
+
+class CallRecord(Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """A call that has ended. `time` is the end, in epoch milliseconds; `ms` is the duration.
+
+    `outcome` is "OK", the code of the error, "TOOL_ERROR" or "CANCELLED", as in the access log. `caller` is the id of
+    the identity, absent for anonymous callers. `via` is "call" (a hub, a broker or this process), "relay" (between two
+    spokes), "http" or "mcp". Sizes are bytes of JSON; they are absent if unknown. `items` is the number of items of a
+    subscription. `dropped` records before this one were lost, because the watcher was too slow.
+    """
+
+    time: int
+    request_id: str
+    operation_id: str
+    outcome: str
+    ms: float
+    server: str
+    via: str
+    caller: str | None = None
+    input_bytes: int | None = None
+    output_bytes: int | None = None
+    items: int | None = None
+    dropped: int = 0
+
+
+class _Watcher:
+    """One subscriber of `opwire.calls`: its filter and its buffer."""
+
+    def __init__(self, id: str | None, operation: str | None, outcome: str | None, caller: str | None) -> None:
+        self._id = id
+        self._operation = None if operation is None else re.compile(translate(operation))
+        self._outcome = None if outcome is None else outcome.upper()
+        self._caller = caller
+        self._records: deque[CallRecord] = deque()
+        self._dropped = 0
+        self._news = asyncio.Event()
+        self._is_closed = False
+
+    def put(self, record: CallRecord) -> None:
+        """Buffer a record that the filter selects; if the buffer is full, drop the oldest."""
+        if not self._selects(record):
+            return
+        if len(self._records) == MAX_RECORDS:
+            self._records.popleft()
+            self._dropped += 1
+        self._records.append(record)
+        self._news.set()
+
+    def close(self) -> None:
+        """End the stream after the buffered records."""
+        self._is_closed = True
+        self._news.set()
+
+    async def records(self) -> AsyncGenerator[CallRecord]:
+        """Yield the records, as they arrive."""
+        while True:
+            while self._records:
+                record = self._records.popleft()
+                if self._dropped:
+                    record, self._dropped = replace(record, dropped=self._dropped), 0
+                yield record
+            if self._is_closed:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    def _selects(self, record: CallRecord) -> bool:
+        if self._id is not None and not record.request_id.startswith(self._id):
+            return False
+        if self._operation is not None and self._operation.match(record.operation_id) is None:
+            return False
+        if self._caller is not None and record.caller != self._caller:
+            return False
+        wanted = self._outcome
+        return wanted is None or record.outcome == wanted or (wanted == "ERROR" and record.outcome != OK)
+
+
+class CallMonitor:
+    """Counts the calls of one server, and shows them to watchers.
+
+        monitor = CallMonitor(registry, name="shop", kind="server")
+        app = serve_http(registry, monitor=monitor, authenticate=…)
+
+    `CallHandler` has one, which `Hub` and `Spoke` use. For other surfaces `interceptor` records the calls.
+    `operations` is the registry with the two operations, for a `Dispatcher`.
+    """
+
+    def __init__(
+        self, registry: OperationRegistry, *, name: str = "opwire", version: str = "0.0.0", kind: str = "server"
+    ) -> None:
+        self.id = token_hex(8)
+        self.name = name
+        self.version = version
+        self.kind = kind
+        self.started = round(time.time() * 1000)
+        self.statistics: dict[str, Statistics] = {}
+        self.status: Literal["serving", "draining"] = "serving"
+        self.in_flight = 0
+        self.amend: Callable[[ServerStatistics], ServerStatistics] = lambda found: found
+        """Complete the answer of `opwire.statistics`: a hub adds its relayed calls."""
+        self.on_watched: Callable[[bool], object] = lambda watched: None
+        """Called when the first watcher comes and when the last one leaves."""
+        self._registry = registry
+        self._watchers: set[_Watcher] = set()
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is a watcher: otherwise records need not be created."""
+        return bool(self._watchers)
+
+    def count(self, operation_id: str, seconds: float, outcome: str) -> None:
+        """Count a call of a registered operation; peers can invent any number of unknown ids."""
+        statistics = self.statistics.get(operation_id)
+        if statistics is None:
+            if self._registry.get_spec(operation_id) is None:
+                return
+            statistics = self.statistics[operation_id] = Statistics()
+        statistics.calls += 1
+        statistics.seconds += seconds
+        if outcome in _FAILURES:
+            statistics.errors += 1
+            statistics.last_error = outcome
+
+    def record(
+        self, request_id: str | None, operation_id: str, outcome: str, seconds: float, via: str, **known: Any
+    ) -> None:
+        """Show a call that has ended to the watchers. `known` are other fields of `CallRecord`."""
+        if not self._watchers or is_own(operation_id):
+            return
+        record = CallRecord(
+            time=round(time.time() * 1000),
+            request_id=request_id or "",
+            operation_id=operation_id,
+            outcome=outcome,
+            ms=round(seconds * 1000, 3),
+            server=self.name,
+            via=via,
+            **known,
+        )
+        for watcher in self._watchers:
+            watcher.put(record)
+
+    def close(self) -> None:
+        """End the streams of all watchers, so that a server that drains does not wait for them."""
+        for watcher in self._watchers:
+            watcher.close()
+
+    def interceptor(self, via: str) -> Interceptor:
+        """Return an interceptor that counts and records every call of a surface."""
+
+        def intercept(spec: OperationSpec, handler: Handler) -> Handler:
+            async def call(input: Any, context: Context) -> Any:
+                with _Observed(self, spec, input, context, via) as observed:
+                    observed.result = result = await handler(input, context)
+                    return result
+
+            async def stream(input: Any, context: Context) -> AsyncIterator[Any]:
+                with _Observed(self, spec, input, context, via) as observed:
+                    observed.items = 0
+                    async for item in handler(input, context):
+                        observed.items += 1
+                        yield item
+
+            return stream if spec.type is OperationType.SUBSCRIPTION else call
+
+        return intercept
+
+    # --- the two operations -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def operations(self) -> OperationRegistry:
+        """The two operations; created lazily."""
+        registry, access = OperationRegistry(normalize="off"), AccessControl(required_scopes=(OBSERVE,))
+        registry.query(STATISTICS, access=access)(self._statistics)
+        registry.subscription(CALLS, access=access)(self._calls)
+        return registry
+
+    async def _statistics(self) -> ServerStatistics:
+        """Return the figures of this server: health, version, number of operations, calls, errors and time."""
+        busiest = nlargest(MAX_BUSIEST, self.statistics.items(), key=lambda entry: entry[1].calls)
+        counted = self.statistics.values()
+        return self.amend(
+            ServerStatistics(
+                id=self.id,
+                name=self.name,
+                version=self.version,
+                kind=self.kind,
+                started=self.started,
+                status=self.status,
+                in_flight=self.in_flight,
+                operations=len(self._registry),
+                calls=sum(each.calls for each in counted),
+                errors=sum(each.errors for each in counted),
+                seconds=sum(each.seconds for each in counted),
+                watchers=len(self._watchers),
+                busiest=[OperationStatistics(id=id, **msgspec.structs.asdict(each)) for id, each in busiest],
+            )
+        )
+
+    async def _calls(
+        self,
+        id: Pattern | None = None,
+        operation: Pattern | None = None,
+        outcome: Pattern | None = None,
+        caller: Pattern | None = None,
+    ) -> AsyncIterator[CallRecord]:
+        """Stream a record of every call that ends here from now on, without input and output.
+
+        `id` is the start of a request id, `operation` a pattern of operation ids such as `shop.*`, `outcome` is "OK",
+        "ERROR" or an error code, and `caller` the id of an identity.
+        """
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise CallError(ErrorCode.RATE_LIMITED, f"{MAX_WATCHERS} clients watch the calls of this server already")
+        watcher = _Watcher(id, operation, outcome, caller)
+        self._watchers.add(watcher)
+        if len(self._watchers) == 1:
+            self.on_watched(True)
+        try:
+            async for record in watcher.records():
+                yield record
+        finally:
+            self._watchers.discard(watcher)
+            if not self._watchers:
+                self.on_watched(False)
+
+
+class _Observed:
+    """A call of a surface, from its start to its end."""
+
+    def __init__(self, monitor: CallMonitor, spec: OperationSpec, input: Any, context: Context, via: str) -> None:
+        self._monitor = monitor
+        self._spec = spec
+        self._input = input
+        self._context = context
+        self._via = via
+        self._began = 0.0
+        self.items: int | None = None
+        self.result: Any = None
+
+    def __enter__(self) -> "_Observed":
+        self._began = time.perf_counter()
+        self._monitor.in_flight += 1
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._monitor.in_flight -= 1
+        seconds, outcome = time.perf_counter() - self._began, outcome_of(self.result, error)
+        self._monitor.count(self._spec.id, seconds, outcome)
+        if self._monitor.watched:
+            self._monitor.record(
+                self._context.request_id,
+                self._spec.id,
+                outcome,
+                seconds,
+                self._via,
+                caller=self._context.identity and self._context.identity.id,
+                input_bytes=json_size(self._input),
+                output_bytes=None if self.result is None else json_size(getattr(self.result, "data", self.result)),
+                items=self.items,
+            )
+
+
+def outcome_of(result: Any, error: BaseException | None) -> str:
+    """Return the outcome of a call for its record, in the words of the access log."""
+    if isinstance(error, CallError):
+        return error.code.value
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return CANCELLED
+    if error is not None:
+        return ErrorCode.EXECUTION_ERROR.value
+    meta = result.meta if isinstance(result, ResponseEnvelope) else None
+    return TOOL_ERROR if isinstance(meta, MCPResponseMeta) and meta.is_error else OK
+
+
+def json_size(value: Any) -> int | None:
+    """Return the size of a value as JSON, or None if it has no JSON form."""
+    try:
+        return len(msgspec.json.encode(value))
+    except (TypeError, ValueError, RecursionError):
+        return None
