@@ -19,15 +19,6 @@ from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
 
 ROOT = Path(__file__).parent.parent
-DEMO = ROOT / "examples" / "demo.py"
-
-
-@requirement("examples.demo")
-def test_the_demo_tells_its_story_to_the_end() -> None:
-    demo = subprocess.run([sys.executable, DEMO], capture_output=True, text=True, timeout=60, check=False)
-    assert demo.returncode == 0, demo.stderr
-    assert demo.stderr == ""
-    assert re.findall(r"^(\d)\. ", demo.stdout, re.MULTILINE) == ["1", "2", "3", "4", "5", "6", "7"]
 
 
 def test_the_code_of_the_readme_runs_and_says_what_the_readme_says(

@@ -10,6 +10,7 @@ import pytest
 
 from tests.hostile.limits import CPU_SECONDS
 from tests.requirements import requirement
+from tests.servers.processes import unmeasured
 
 ROOT = Path(__file__).parent.parent
 TOO_DEEP = "hostile.it: the data is nested deeper than 200: it is neither normalised nor validated"
@@ -18,7 +19,9 @@ TOO_DEEP = "hostile.it: the data is nested deeper than 200: it is neither normal
 def run(module: str, case: str) -> tuple[Any, list[str]]:
     """What a case of `tests/hostile` came to, and what was logged. The process has to end by itself, and well."""
     command = [sys.executable, "-m", f"tests.hostile.{module}", case]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=11 * CPU_SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=unmeasured(), capture_output=True, text=True, timeout=11 * CPU_SECONDS, check=False
+    )
     assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"
     answer = json.loads(done.stdout)
     assert len(done.stdout) < 20_000, "nothing that is reported echoes a huge value"

@@ -42,18 +42,14 @@ def repository_files(folder: Path = ROOT) -> Iterator[Path]:
             yield path
 
 
-def code_lines(source: str) -> int:
+def code_lines(source: str, tree: ast.Module) -> int:
     """How many lines are code: not blank, not a comment, not part of a docstring."""
     docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.update(range(node.lineno, (node.end_lineno or 0) + 1))
     lines = enumerate(source.splitlines(), 1)
     return sum(1 for n, line in lines if n not in docstrings and line.strip() and not line.lstrip().startswith("#"))
-
-
-def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 @requirement("layout.mirrored")
@@ -63,11 +59,14 @@ def test_every_package_has_tests_at_the_same_place() -> None:
 
 
 @requirement("layout.small")
-@pytest.mark.parametrize("module", MODULES, ids=relative)
-def test_modules_and_their_functions_are_small(module: Path) -> None:
-    source = module.read_text(encoding="utf-8")
-    assert code_lines(source) <= MODULE_LINES
-    lengths = {function.name: (function.end_lineno or 0) - function.lineno + 1 for function in functions(source)}
+def test_modules_and_their_functions_are_small() -> None:
+    lengths: dict[str, int] = {}
+    for module in MODULES:
+        tree = ast.parse(source := module.read_text(encoding="utf-8"))
+        assert code_lines(source, tree) <= MODULE_LINES, relative(module)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lengths[f"{relative(module)}:{node.name}"] = (node.end_lineno or 0) - node.lineno + 1
     assert {name: length for name, length in lengths.items() if length > FUNCTION_LINES} == {}
 
 
@@ -128,8 +127,8 @@ def test_the_makefile_is_short_and_its_help_lists_every_command() -> None:
 
 
 @requirement("layout.portable")
-@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=relative)
-def test_requirements_are_names_and_exact_versions_only(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines
-    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+( ; [^@#]+)?", line)] == []
+def test_requirements_are_names_and_exact_versions_only() -> None:
+    for path in (ROOT / "requirements").glob("*.txt"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert lines, path.name
+        assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+( ; [^@#]+)?", line)] == [], path.name

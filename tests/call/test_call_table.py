@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from opwire import CallError, ErrorCode, ResponseEnvelope, local_envelope
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.call.call_table import Arrival, CallTable
+from tests.properties import examples
 from tests.requirements import requirement
 
 ENVELOPE = local_envelope(3, "math.add")
@@ -416,7 +417,7 @@ class OpenCalls(RuleBasedStateMachine):
             assert self.table.dropped == self.dropped
 
 
-OpenCalls.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+OpenCalls.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)
 
 
 @requirement("call.one-outcome", "call.duplicates", "call.foreign-answers")

@@ -25,6 +25,7 @@ from opwire.call import (
     decode_event,
     encode_event,
 )
+from tests.properties import examples
 from tests.requirements import requirement
 from tests.test_envelope import documents, envelopes, json_values, plain
 
@@ -304,7 +305,7 @@ def test_garbage_is_never_anything_but_a_protocol_error(message: bytes | str) ->
 
 
 @requirement("call.wire.malformed")
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.sampled_from([text.encode() for text in PEER_WRITES.values()]),
     st.lists(st.tuples(st.integers(0, 250), st.integers(0, 3), st.binary(max_size=3)), min_size=1, max_size=4),

@@ -16,15 +16,14 @@ from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 
-def storm(seed: int = 1, calls: int = 1_500) -> ChaosReport:
+def storm(seed: int = 1, calls: int = 600) -> ChaosReport:
     return run_virtually(run_chaos(Chaos.storm(seed), calls=calls, slack=0.02))
 
 
 @requirement("chaos.outcomes", "chaos.at-most-once", "chaos.belongs", "chaos.nothing-left", "chaos.counts")
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_thousands_of_calls_through_a_storm_keep_every_promise(seed: int) -> None:
-    report = storm(seed, calls=3_000)
-    sys.stdout.write(f"seed {seed}, {report}\n")
+def test_thousands_of_calls_through_a_storm_keep_every_promise() -> None:
+    report = storm(calls=3_000)
+    sys.stdout.write(f"{report}\n")
     assert report.outcomes.total() == report.calls == 3_000
     assert all(report.faults[fault] > 0 for fault in FAULTS)
     # A run in which hardly anything works would prove little.
@@ -58,9 +57,9 @@ def test_a_run_fails_that_never_injects_one_of_the_faults(missing: Any) -> None:
 
 @requirement("chaos.counts")
 def test_a_report_says_how_many_faults_there_were_and_how_the_calls_ended() -> None:
-    report = storm(calls=1_500)
+    report = storm(calls=1_000)
     text = str(report)
-    assert text.startswith("1,500 calls: ")
+    assert text.startswith("1,000 calls: ")
     for fault in FAULTS:
         assert f"{fault} {report.faults[fault]:,}" in text
     assert f"answered {report.outcomes['answered']:,}" in text

@@ -23,6 +23,7 @@ from opwire import OperationRegistry, OperationSpec, OperationType, Schema
 from opwire.adapters.openapi import from_openapi
 from opwire.client import Client, generate_client
 from opwire.errors import UsageError
+from tests.properties import examples
 from tests.requirements import requirement
 
 
@@ -323,7 +324,9 @@ def calls_in(tree: ast.AST) -> set[str]:
 
 
 @requirement("client.codegen")
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(st.lists(hostile_specs(), min_size=1, max_size=4))
 def test_a_module_parses_and_runs_nothing_of_the_document(specs: list[OperationSpec]) -> None:
     text = generate_client(specs)

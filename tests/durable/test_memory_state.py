@@ -14,6 +14,7 @@ from opwire.durable.journal import MAX_SECONDS
 from opwire.errors import UsageError
 from tests.durable.samples import claim as made_up
 from tests.durable.samples import outcome, task
+from tests.properties import examples
 from tests.requirements import requirement
 
 NAMES = ("a", "b", "c")
@@ -154,7 +155,7 @@ def _recorded(outcome: Outcome) -> int:
 
 @requirement("durable.one-outcome", "durable.lease")
 class TestJournal(JournalMachine.TestCase):
-    settings = settings(max_examples=150, stateful_step_count=40)
+    settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
 def test_the_next_look_is_due_when_the_first_lease_or_delay_is_over() -> None:

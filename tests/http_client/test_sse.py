@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
 from opwire.http_client import SSEEvent, SSEParser
+from tests.properties import examples
 from tests.requirements import requirement
 
 DATA = Path(__file__).parent.parent / "data" / "sse-cases.json"
@@ -91,7 +92,7 @@ PIECES = st.sampled_from(
 
 
 @requirement("openapi.sse-whatwg")
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(PIECES, max_size=40).map(b"".join), st.data())
 def test_any_stream_in_any_chunking_gives_what_the_algorithm_gives(stream: bytes, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))

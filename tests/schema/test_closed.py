@@ -8,6 +8,7 @@ from opwire.errors import SchemaError
 from opwire.schema.fit import Fitter
 from opwire.schema.shape import Checks, Shapes, allows_extras, closed_document, plain_document
 from opwire.schema.validator import compile_validator
+from tests.properties import examples
 from tests.requirements import requirement
 from tests.schema.strategies import schemas, values, wrapped
 
@@ -21,7 +22,7 @@ def accepts(schema: Any, value: Any, *, strip: bool = True) -> bool:
 
 
 @requirement("fit.conforms")
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(schemas, values, st.booleans())
 def test_the_closed_schema_is_never_more_lenient_than_the_plain_one(schema: Any, value: Any, strip: bool) -> None:
     try:
@@ -33,7 +34,7 @@ def test_the_closed_schema_is_never_more_lenient_than_the_plain_one(schema: Any,
 
 
 @requirement("fit.conforms")
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(schemas, values, st.booleans())
 def test_a_value_that_conforms_is_left_alone_where_it_is_walked(schema: Any, value: Any, strip: bool) -> None:
     if Fitter(Checks(schema)).conforms(value, strip=strip):
@@ -41,7 +42,7 @@ def test_a_value_that_conforms_is_left_alone_where_it_is_walked(schema: Any, val
         assert fitted.value["inside"] is value
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(schemas, values)
 def test_a_plain_document_says_the_same_as_the_schema(schema: Any, value: Any) -> None:
     try:

@@ -1,6 +1,7 @@
 import copy
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from opwire.schema.dialect import lower
 from opwire.schema.fit import Fitted, Fitter, Repair
 from opwire.schema.shape import Checks, Shapes, plain_document
 from opwire.schema.validator import compile_validator
+from tests.properties import examples, is_thorough
 from tests.requirements import requirement
 from tests.schema.strategies import schemas, values
 
@@ -28,7 +30,7 @@ TREE = {
 }
 
 strips = st.booleans()
-many_examples = settings(max_examples=150)
+many_examples = settings(max_examples=examples(150))
 
 
 def deep(levels: int, innermost: Any) -> Any:
@@ -348,12 +350,13 @@ def test_githubs_own_examples_are_fitted_without_loss(shared: Path) -> None:
     document = json.loads((shared / "openapi" / "github_api.json").read_bytes())
     lowered_document: Any = lower({"components": {"schemas": document["components"]["schemas"]}}, "openapi-3.0")
     seen = same = 0
-    for where, schema, examples in github_examples(document):
+    part = 1 if is_thorough() else 5
+    for where, schema, given_examples in islice(github_examples(document), None, None, part):
         lowered = lower(schema, "openapi-3.0")
         root = {**lowered, **lowered_document} if isinstance(lowered, dict) else lowered
         fitter = Fitter(Checks(root))
         valid = compile_validator(plain_document(Shapes(root), root)).is_valid
-        for example in examples:
+        for example in given_examples:
             for strip in (True, False):
                 fitted = fitter.fit(example, strip=strip)
                 assert bool(fitted.value) == bool(example), f"{where} was emptied"
@@ -362,5 +365,5 @@ def test_githubs_own_examples_are_fitted_without_loss(shared: Path) -> None:
                 assert fitted.value is example or not fitter.conforms(example, strip=strip), where
                 seen += 1
                 same += fitted.value is example
-    assert seen > 2000
-    assert same > 1800
+    assert seen > 2000 / part
+    assert same > 1800 / part

@@ -18,6 +18,7 @@ from opwire.auth import Grant, StaticTokens, allow_anonymous, callback
 from opwire.errors import UsageError
 from opwire.serve.guard import EXPIRES, IDENTITY, LOOPBACK, HostNames, RequestGuard, without_port
 from opwire.serve.listener import listening
+from tests.properties import examples
 from tests.requirements import requirement
 from tests.serve.http.served import Client, Reply
 
@@ -207,7 +208,7 @@ def test_hosts_are_named_with_and_without_port_and_below_a_name(names: list[str]
 
 
 @given(st.text(alphabet="localhost127.0:[]*-", max_size=20))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_nothing_that_merely_looks_like_a_loopback_name_is_one(host: str) -> None:
     assert HostNames(LOOPBACK).include(host) == (without_port(host) in LOOPBACK)
 

@@ -23,6 +23,11 @@ if os.getppid() == int(sys.argv[1]):  # otherwise the parent died before the lin
 """
 
 
+def unmeasured() -> dict[str, str]:
+    """The environment without coverage, which takes CPU time from processes that are to be killed or are limited."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+
+
 def mortal(command: Sequence[str]) -> list[str]:
     """The same command, killed by Linux when this process ends in whatever way. It begins with an absolute path."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
@@ -65,8 +70,9 @@ class Worker:
     Leaving the block stops it, and asserts that it ended well unless the test killed it.
     """
 
-    def __init__(self, module: str, *arguments: str, patience: float = PATIENCE) -> None:
+    def __init__(self, module: str, *arguments: str, patience: float = PATIENCE, is_unmeasured: bool = False) -> None:
         self._patience = patience
+        self._is_unmeasured = is_unmeasured
         self._command = [sys.executable, "-m", module, *arguments]
         self._news = asyncio.Event()
         self._killed = False
@@ -79,6 +85,7 @@ class Worker:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             cwd=ROOT,
+            env=unmeasured() if self._is_unmeasured else None,
             limit=1024 * 1024,  # bytes of a line
             process_group=0,  # Ctrl-C is for the tests, which then stop their workers
         )

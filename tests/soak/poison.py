@@ -81,7 +81,7 @@ class Poisoning:
     async def _live_and_die(self, role: str) -> None:
         for life in count(1):
             name = f"{role}.{life}"
-            worker = Worker("tests.soak.poison", self._url, str(self._folder), name)
+            worker = Worker("tests.soak.poison", self._url, str(self._folder), name, is_unmeasured=True)
             async with worker:
                 try:
                     await worker._process.wait()

@@ -40,7 +40,7 @@ class Actor:
     async def start(self) -> None:
         self._lives += 1
         name = f"{self._role}.{self._lives}"
-        worker = Worker(self._module, *self._arguments(name), patience=_RESTART)
+        worker = Worker(self._module, *self._arguments(name), patience=_RESTART, is_unmeasured=True)
         await worker.__aenter__()
         self.name, self._worker = name, worker
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallResponded
 from opwire.envelope import local_envelope
 from opwire.transports.leases import MAX_TOKEN, MOMENT, Leases, is_final
+from tests.properties import examples
 from tests.requirements import requirement
 
 PATIENCE = 3.0
@@ -404,4 +405,4 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBooks.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -18,6 +18,7 @@ from opwire.typed.convert import _CONVERTERS, _prepare
 from opwire.typed.from_hint import from_hint
 from opwire.typed.nodes import Misfit
 from opwire.typed.plain import to_plain
+from tests.properties import examples
 from tests.requirements import requirement
 from tests.typed.catalogue import (
     ALL,
@@ -138,7 +139,7 @@ def test_data_can_be_converted_exactly_if_it_is_valid(case: Case) -> None:
 
 @requirement("typed.agree")
 @given(damaged(EXACT))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_json_can_be_converted_exactly_if_it_is_valid(given: tuple[Case, Any]) -> None:
     assert agrees(*given)
 

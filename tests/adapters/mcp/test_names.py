@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from opwire.adapters.mcp.source import usable_namespace, usable_namespaces
 from opwire.adapters.mcp.tools import MAX_NAME, is_usable_name
 from opwire.operation import OperationSpec
+from tests.properties import examples
 from tests.requirements import requirement
 
 
@@ -25,7 +26,7 @@ def test_names_that_would_be_the_same_namespace_are_numbered_and_others_stay() -
 
 
 @requirement("mcp.in.namespaces")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.text(alphabet="ab._2\n", max_size=6), unique=True, max_size=8))
 def test_every_server_of_a_file_has_a_namespace_of_its_own(names: list[str]) -> None:
     namespaces = usable_namespaces(names)

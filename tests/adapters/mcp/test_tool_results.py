@@ -21,6 +21,7 @@ from opwire.adapters.mcp.tools import (
 from opwire.errors import CallError, ErrorCode
 from opwire.tool_envelope import encode_blocks
 from tests.adapters.mcp.listed_server import mcp_meta
+from tests.properties import examples
 from tests.requirements import requirement
 
 TEXT = {"type": "text", "text": "three"}
@@ -237,7 +238,7 @@ RESULTS = st.fixed_dictionaries(
 
 
 @requirement("mcp.in.nothing-lost")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(RESULTS, st.booleans())
 def test_every_json_object_is_a_readable_result(result: dict[str, Any], declared: bool) -> None:
     logging.getLogger("opwire.mcp").setLevel(logging.ERROR)

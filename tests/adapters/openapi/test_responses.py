@@ -17,6 +17,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.http_client import MAX_WAIT
 from opwire.operation import ShapedResult
 from opwire.schema import UNKNOWN, Schema
+from tests.properties import examples
 from tests.requirements import requirement
 
 PET = Schema({"type": "object"})
@@ -109,7 +110,7 @@ def test_text_that_does_not_fit_its_charset_is_replaced_with_a_warning(caplog: p
     assert "invalid utf-8" in caplog.text
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(["application/json", "text/plain; charset=utf-16", "text/x; charset=utf-7", "a/b"]), st.binary())
 def test_no_body_is_too_strange(content_type: str, body: bytes) -> None:
     result_of(plan(_200=PET), head(content_type), body)

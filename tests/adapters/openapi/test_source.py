@@ -15,6 +15,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType
 from tests.adapters.openapi.documents import answers, document, json_body, parameter
 from tests.adapters.openapi.echo import EchoServer, answer, events, json_answer
+from tests.properties import is_thorough
 from tests.requirements import requirement
 
 SSE = "text/event-stream"
@@ -184,7 +185,7 @@ OPERATIONS = {  # and how many of them also stream
     "stripe_spec3.json": (417, 0),
     "swagger_petstore3.yaml": (19, 0),
 }
-SAMPLES = 25
+SAMPLES = 25 if is_thorough() else 8
 
 
 def real(shared: Path, name: str) -> OpenAPISource:

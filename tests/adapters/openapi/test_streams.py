@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from opwire.adapters.openapi.call import JSONSeqDecoder, NDJSONDecoder
 from opwire.errors import CallError, ErrorCode
+from tests.properties import examples
 from tests.requirements import requirement
 
 VALUES = st.recursive(
@@ -52,7 +53,7 @@ def test_each_record_is_a_value(stream: bytes) -> None:
 
 
 @requirement("openapi.ndjson")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(VALUES, max_size=6), st.data())
 def test_any_chunking_gives_the_same_lines(values: list[Any], data: st.DataObject) -> None:
     stream = b"".join(json.dumps(value).encode() + b"\n" for value in values)
@@ -61,7 +62,7 @@ def test_any_chunking_gives_the_same_lines(values: list[Any], data: st.DataObjec
 
 
 @requirement("openapi.json-seq")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.data())
 def test_any_chunking_gives_the_same_records(values: list[Any], indent: int | None, data: st.DataObject) -> None:
     stream = b"".join(b"\x1e" + json.dumps(value, indent=indent).encode() + b"\n" for value in values)

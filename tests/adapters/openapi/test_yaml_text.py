@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from opwire.adapters.openapi import document
 from opwire.adapters.openapi.document import MAX_DEPTH, read_yaml
+from tests.properties import examples
 from tests.requirements import requirement
 
 
@@ -145,7 +146,7 @@ plain = st.recursive(
 
 
 @requirement("openapi.yaml")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(words, plain, max_size=4))
 def test_json_read_as_yaml_is_the_same(value: dict[str, Any]) -> None:
     assert load(json.dumps(value)) == value

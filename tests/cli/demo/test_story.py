@@ -1,22 +1,27 @@
 """The story of the demo, told once: everything in it is real."""
 
 import json
+import os
 import re
-
-import pytest
+import subprocess
+import sys
+from pathlib import Path
 
 from opwire import Schema
-from opwire.cli.demo.story import DemoPrinter, run_demo
 from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
 from tests.requirements import requirement
 
+DEMO = Path(__file__).parents[3] / "examples" / "demo.py"
 OFFER = "PriceOffer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"
 
 
 @requirement("examples.demo")
-async def test_the_story_shows_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    await run_demo(DemoPrinter(width=200))
-    told = capsys.readouterr().out
+def test_the_story_shows_what_it_says() -> None:
+    wide = {**os.environ, "COLUMNS": "140"}
+    demo = subprocess.run([sys.executable, DEMO], capture_output=True, text=True, timeout=60, check=False, env=wide)
+    assert (demo.returncode, demo.stderr) == (0, "")
+    told = demo.stdout
+    assert re.findall(r"^(\d)\. ", told, re.MULTILINE) == ["1", "2", "3", "4", "5", "6", "7"]
     listed, called, composed, streamed, failed, served = re.split(r"\n\d\. .*\n", told)[1:-1]
     for id in ("shop.price", "shop.offer", "warehouse.stock", "warehouse.reserve", "rates.get", "rates.follow"):
         assert f"    {id} " in listed

@@ -27,6 +27,7 @@ from opwire.serve.mcp.tools import (
     result_of,
 )
 from opwire.tool_envelope import McpErrorPayload, ToolEnvelope, parse_or_text, payload_as
+from tests.properties import examples
 from tests.requirements import requirement
 
 OLDER, NEWEST = ResultFormat(True), ResultFormat(False)
@@ -86,7 +87,7 @@ def test_what_has_no_schema_promises_nothing() -> None:
 
 
 @requirement("serve-mcp.structured")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(json_values)
 def test_structured_content_is_the_data_or_an_object_that_holds_it(data: Any) -> None:
     newest, older = result_of(_local(data), TOOL, NEWEST), result_of(_local(data), TOOL, OLDER)

@@ -22,6 +22,7 @@ from opwire.transports.websocket.routes import (
     RoutedCall,
     Routes,
 )
+from tests.properties import examples
 from tests.requirements import requirement
 
 
@@ -484,7 +485,7 @@ class Table(RuleBasedStateMachine):
 
 
 TestTable = requirement("transport.websocket.routes")(Table.TestCase)
-TestTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTable.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @requirement("transport.sharing")

@@ -24,6 +24,7 @@ from opwire.operation import Context
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from opwire.transports.websocket import server as server_module
+from tests.properties import examples
 from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.servers.certificates import self_signed
@@ -386,7 +387,7 @@ frames = st.builds(
 
 
 @requirement("transport.websocket.malformed")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.lists(frames | st.binary(max_size=30), min_size=1, max_size=12))
 def test_whatever_a_connection_sends_others_are_served(data: list[bytes]) -> None:
     async def attack() -> None:
