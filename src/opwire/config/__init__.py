@@ -6,7 +6,8 @@
         async for changed in watch(opened.files):  # restart to apply the changes
             print(changed)
 
-`mcp_surface`, `http_surface`, `hub_of` and `spoke_of` return the servers of the file for `opened.registry`.
+`mcp_surface`, `http_surface`, `hub_of`, `spoke_of` and `durable_of` return the servers of the file for
+`opened.registry`.
 """
 
 from importlib import import_module
@@ -28,6 +29,7 @@ from opwire.config.settings import TEMPLATE, Config
 if TYPE_CHECKING:
     from opwire.config.surfaces import (
         build_authenticator,
+        durable_of,
         http_surface,
         hub_of,
         mcp_http_options,
@@ -45,6 +47,7 @@ __all__ = [
     "SourceLoaded",
     "SourceStarted",
     "build_authenticator",
+    "durable_of",
     "find_config",
     "http_surface",
     "hub_of",

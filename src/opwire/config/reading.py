@@ -26,6 +26,7 @@ from opwire.config.settings import (
     OpenAPISettings,
     ProgramSource,
     ServerSource,
+    SignedSettings,
 )
 from opwire.errors import ConfigError
 
@@ -215,6 +216,7 @@ def check_settings(config: Config) -> Iterator[ConfigProblem]:
         ("serve", "http", "anonymous"): config.serve.http and config.serve.http.anonymous,
         ("hub", "anonymous"): config.hub and config.hub.anonymous,
         ("spoke", "anonymous"): config.spoke and config.spoke.anonymous,
+        ("durable", "anonymous"): config.durable and config.durable.anonymous,
     }
     for path, name in used.items():
         if name is not None and name not in config.identities:
@@ -234,6 +236,11 @@ def check_settings(config: Config) -> Iterator[ConfigProblem]:
 
 
 def _check_network(config: Config) -> Iterator[ConfigProblem]:
+    for name, table in (("hub", config.hub), ("spoke", config.spoke)):
+        if table is not None and table.signed is not None:
+            yield from _check_signed((name, "signed"), table.signed)
+    if config.durable is not None:
+        yield from _check_password(("durable", "url"), config.durable.url)
     if (hub := config.hub) is not None:
         yield from _check_password(("hub", "url"), hub.url)
         if (hub.certificate is None) != (hub.private_key is None):
@@ -247,6 +254,20 @@ def _check_network(config: Config) -> Iterator[ConfigProblem]:
             yield from _check_password(("spoke", "url"), url)
         if not urls:
             yield ConfigProblem(("spoke", "url"), "empty array", "set the URL of a hub or broker")
+
+
+def _check_signed(path: Key, signed: SignedSettings) -> Iterator[ConfigProblem]:
+    for name in ("key", "certificate"):
+        if getattr(signed, name) is not None and getattr(signed, f"{name}_file") is not None:
+            yield ConfigProblem(path, f"the keys {name} and {name}_file exclude each other", "keep one of them")
+    has_key = signed.key is not None or signed.key_file is not None
+    has_certificate = signed.certificate is not None or signed.certificate_file is not None
+    if has_key != has_certificate:
+        missing = "certificate_file" if has_key else "key_file"
+        yield ConfigProblem(path, f"missing key `{missing}`", "a key and its certificate belong together")
+    elif not has_key and not signed.authorities:
+        hint = "set key_file and certificate_file to sign, authorities to verify, or all of them"
+        yield ConfigProblem(path, "empty table", hint)
 
 
 def _check_source(path: Key, name: str, source: AnySource) -> Iterator[ConfigProblem]:

@@ -236,8 +236,34 @@ class ServeSettings(Settings, frozen=True, kw_only=True):
     http: HTTPSurfaceSettings | None = None
 
 
-class HubSettings(Settings, frozen=True, kw_only=True):
-    """`[hub]`: see `Hub`. `anonymous` is the identity of spokes without a token; by default they have none."""
+class SignedSettings(Settings, frozen=True, kw_only=True):
+    """`[hub.signed]`, `[spoke.signed]`: sign requests over a broker and verify those of others; see `SignedRequests`.
+
+    The key and its certificate prove the identity of this process. `authorities` are files with the public keys of the
+    authorities whose certificates are accepted; callers without a valid one are anonymous.
+    """
+
+    key: Secret | None = None  # the private key as PEM
+    key_file: str | None = None  # a file with it
+    certificate: EnvText | None = None
+    certificate_file: str | None = None
+    authorities: tuple[str, ...] = ()
+    lifetime: Seconds = 60.0  # of a signature
+
+
+class BrokerSettings(Settings, frozen=True, kw_only=True):
+    """The keys of every connection to a broker. Ends with different prefixes do not reach each other."""
+
+    prefix: str | None = None
+    credentials_file: str | None = None  # for NATS: a .creds file, or the seed of an NKEY
+    ca_file: str | None = None  # the certificate of the authority that certifies the server, for TLS
+
+
+class HubSettings(BrokerSettings, frozen=True, kw_only=True):
+    """`[hub]`: see `Hub`. `anonymous` is the identity of spokes without a token; by default they have none.
+
+    With the URL of a broker it is a node on that broker; see `BrokerNode`.
+    """
 
     url: EnvText = EnvText("ws://127.0.0.1:8700")
     name: str = "hub"
@@ -248,16 +274,39 @@ class HubSettings(Settings, frozen=True, kw_only=True):
     balance: Literal["round_robin", "least_busy"] = "least_busy"
     certificate: str | None = None  # a PEM file, for wss://
     private_key: str | None = None
+    signed: SignedSettings | None = None
 
 
-class SpokeSettings(Settings, frozen=True, kw_only=True):
-    """`[spoke]`: see `Spoke`. `url` may be an array of hubs, which are tried in this order."""
+class SpokeSettings(BrokerSettings, frozen=True, kw_only=True):
+    """`[spoke]`: see `Spoke`. `url` may be an array of hubs, which are tried in this order.
+
+    `announces` are namespaces or patterns of ids, such as "shop.*", that select the operations that others see.
+    """
 
     url: EnvText | tuple[EnvText, ...]
     token: Secret | None = None
     name: str = "opwire"
     version: str = "0.0.0"
     anonymous: str | None = None  # the identity of callers without one
+    announces: tuple[str, ...] | None = None
+    signed: SignedSettings | None = None
+
+
+class DurableSettings(BrokerSettings, frozen=True, kw_only=True):
+    """`[durable]`: serve mutations to durable calls from a journal in Redis or NATS; see `DurableWorker`.
+
+    `operations` are ids, by default every mutation. `trusted` accepts the identity that a caller states: any client
+    that may write to the journal could state any. `anonymous` is the identity of callers without one.
+    """
+
+    url: EnvText
+    operations: tuple[str, ...] | None = None
+    trusted: bool = False
+    anonymous: str | None = None
+    concurrency: Count = 16
+    lease: Seconds = 30.0
+    max_attempts: Count = 5
+    keep: Seconds | None = None  # seconds for which outcomes are kept
 
 
 class IdentitySettings(Settings, frozen=True, kw_only=True):
@@ -322,6 +371,7 @@ class Config(Settings, frozen=True, kw_only=True):
     serve: ServeSettings = ServeSettings()
     hub: HubSettings | None = None
     spoke: SpokeSettings | None = None
+    durable: DurableSettings | None = None
     identities: dict[str, IdentitySettings] = {}
     auth: AuthSettings = AuthSettings()
     limits: LimitSettings = LimitSettings()
@@ -425,6 +475,20 @@ TEMPLATE = """\
 #url = "ws://127.0.0.1:8700"  # a hub, or redis://… or nats://…
 #token = "${ALICE_TOKEN}"
 #name = "shop-1"
+#announces = ["shop.*"]  # the operations that others see; all by default
+
+# Over a broker: other prefixes are not reached, and signatures prove who calls. Without them callers are anonymous.
+#prefix = "shop"
+#[spoke.signed]
+#key_file = "shop.key"  # or key = "${SHOP_KEY}"
+#certificate_file = "shop.certificate"
+#authorities = ["authority.pem"]  # whose certificates are accepted
+
+# Mutations that must not be lost, from a journal in Redis or NATS.
+#[durable]
+#url = "redis://127.0.0.1:6379"
+#operations = ["shop.order"]  # every mutation by default
+#anonymous = "guest"
 
 # --- The rest --------------------------------------------------------------------------------------------------------
 

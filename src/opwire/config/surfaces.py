@@ -4,6 +4,7 @@ import json
 import ssl
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.error import HTTPError
@@ -16,24 +17,31 @@ from opwire.auth.tokens import ClaimNames
 from opwire.call import LOCAL_IDENTITY
 from opwire.config.problems import dotted
 from opwire.config.settings import (
+    BrokerSettings,
     Config,
+    EnvText,
     HTTPSurfaceSettings,
     HubSettings,
     JWTSettings,
     MCPSurfaceSettings,
+    SignedSettings,
     SurfaceSettings,
 )
 from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
 from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.monitor import CallMonitor
-from opwire.operation import Identity
+from opwire.operation import Identity, OperationSpec
 from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:
+    from opwire.auth import SignedRequests
+    from opwire.durable import DurableWorker
     from opwire.serve.guard import GuardOptions
     from opwire.serve.http import HTTPApp
     from opwire.serve.mcp import MCPSurface
     from opwire.serve.mcp.app import MCPHTTPOptions
+    from opwire.transports.nats import NatsJournal
+    from opwire.transports.redis import RedisJournal
 
 
 _MAX_KEYS = 1024 * 1024  # bytes of a published key set
@@ -224,7 +232,11 @@ def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
     }
     with _config_errors("hub"):
         if not url.startswith(("ws://", "wss://")):
+            options |= _connection_options("hub", settings, config.folder)
             return BrokerNode(registry, url, refresh=settings.refresh, **options)
+        if any((settings.prefix, settings.credentials_file, settings.ca_file, settings.signed)):
+            keys = "prefix, credentials_file, ca_file and signed"
+            raise ConfigError(f"hub: {keys} are for the URL of a broker; a hub authenticates by [identities]")
         limits, authenticator = config.limits, build_authenticator(config)
         return Hub(
             registry,
@@ -253,6 +265,7 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
     options: dict[str, Any] = {}
     if settings.token is not None:
         options["token"] = settings.token.resolve("spoke.token")
+    options |= _connection_options("spoke", settings, config.folder)
     urls = settings.url if isinstance(settings.url, tuple) else (settings.url,)
     with _config_errors("spoke"):
         return Spoke(
@@ -262,8 +275,97 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
             version=settings.version,
             anonymous=identity_of(config, settings.anonymous),
             max_calls=config.limits.max_calls,
+            announces=None if settings.announces is None else _announced(settings.announces),
             **options,
         )
+
+
+def durable_of(
+    config: Config, registry: OperationRegistry
+) -> "tuple[RedisJournal | NatsJournal, DurableWorker] | None":
+    """Return the journal of `[durable]` and a worker that serves it, both not started; None without the table.
+
+    Raises:
+        ConfigError: a setting is invalid.
+    """
+    settings = config.durable
+    if settings is None:
+        return None
+    from opwire.durable import DurableWorker
+
+    url = settings.url.resolve("durable.url")
+    options: dict[str, Any] = {"trusted": settings.trusted, **_connection_options("durable", settings, config.folder)}
+    if settings.keep is not None:
+        options["keep"] = settings.keep
+    with _config_errors("durable"):
+        if url.startswith(("nats://", "tls://")):
+            with needs_extra("nats"):
+                from opwire.transports.nats import NatsJournal
+            journal = NatsJournal(url, **options)
+        else:
+            with needs_extra("redis"):
+                from opwire.transports.redis import RedisJournal
+            journal = RedisJournal(url, **options)
+        worker = DurableWorker(
+            registry,
+            journal,
+            operations=settings.operations,
+            concurrency=settings.concurrency,
+            lease=settings.lease,
+            max_attempts=settings.max_attempts,
+            anonymous=identity_of(config, settings.anonymous),
+        )
+    return journal, worker
+
+
+def _connection_options(key: str, settings: BrokerSettings, folder: Path) -> dict[str, Any]:
+    """Return the options of a transport or journal that secure its connection to a broker."""
+    options: dict[str, Any] = {}
+    if settings.prefix is not None:
+        options["prefix"] = settings.prefix
+    if settings.credentials_file is not None:
+        options["credentials"] = folder / Path(settings.credentials_file).expanduser()
+    if settings.ca_file is not None:
+        try:
+            options["ssl"] = ssl.create_default_context(cafile=folder / Path(settings.ca_file).expanduser())
+        except OSError as error:
+            raise ConfigError(f"{key}.ca_file cannot be used: {error}") from error
+    signed: SignedSettings | None = getattr(settings, "signed", None)
+    if signed is not None:
+        options["signed"] = _signed_requests(f"{key}.signed", signed, folder)
+    return options
+
+
+def _signed_requests(key: str, settings: SignedSettings, folder: Path) -> "SignedRequests":
+    with needs_extra("auth"):
+        from opwire.auth import SignedRequests, Signer, SigningKey, Verifier
+
+    def read(name: str, file: str) -> str:
+        try:
+            return (folder / Path(file).expanduser()).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{key}.{name}: cannot be read: {error}") from error
+
+    def text(name: str) -> str | None:
+        given: EnvText | None = getattr(settings, name)
+        file: str | None = getattr(settings, f"{name}_file")
+        return given.resolve(f"{key}.{name}") if given is not None else file and read(f"{name}_file", file)
+
+    pem, certificate = text("key"), text("certificate")
+    with _config_errors(key):
+        if (pem is None) != (certificate is None):
+            raise ConfigError(f"{key}: a key and its certificate belong together")
+        signer = verifier = None
+        if pem is not None and certificate is not None:
+            signer = Signer(certificate, SigningKey.from_pem(pem), lifetime=settings.lifetime)
+        if settings.authorities:
+            verifier = Verifier(*(read("authorities", each) for each in settings.authorities))
+        return SignedRequests(signer, verifier)
+
+
+def _announced(patterns: tuple[str, ...]) -> Callable[[OperationSpec], bool]:
+    """Return whether an operation is in one of these namespaces, or its id matches one of these patterns."""
+    return lambda spec: any(spec.namespace == each or fnmatchcase(spec.id, each) for each in patterns)
 
 
 def _guard_options(config: Config, settings: SurfaceSettings) -> "GuardOptions":

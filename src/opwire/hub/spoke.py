@@ -1,14 +1,17 @@
 """`Spoke`: serves a registry over a hub or a broker, and calls what others serve there."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from opwire.call import CallHandler, FoundServer, PendingRequestMap, Transport, discover
 from opwire.client.client import Client
 from opwire.errors import check_counts
-from opwire.operation import Identity, OperationSpec
+from opwire.operation import Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 from opwire.transports.connect import connect
+
+logger = logging.getLogger("opwire.hub")
 
 
 class Spoke(Client):
@@ -48,6 +51,7 @@ class Spoke(Client):
         self.transport = connect(url, **options) if isinstance(url, str | Sequence) else url
         self.calls = PendingRequestMap(self.transport)
         super().__init__(self.calls, retries=None)
+        self._anonymous = anonymous
         self.handler = CallHandler(
             self.registry,
             self.calls,
@@ -74,7 +78,21 @@ class Spoke(Client):
             await super().close()
             await self.calls.close()
             raise
+        self._warn_if_uncallable()
         return self
+
+    def _warn_if_uncallable(self) -> None:
+        """Log a warning if anonymous callers are the only ones, and may call none of the operations."""
+        specs = self.registry.list()
+        if self.transport.trusted or self.transport.local or any(may_access(spec, self._anonymous) for spec in specs):
+            return
+        if specs:
+            logger.warning(
+                "no caller has access to the operations that are served here (%d): callers over a broker are anonymous "
+                "unless their requests are signed. Allow anonymous callers (`--open`, or `anonymous` in [spoke]), "
+                "verify signatures (`--authority`, or [spoke.signed]), or make operations public",
+                len(specs),
+            )
 
     async def drain(self, timeout: float = 30.0) -> bool:
         """Reject new calls, finish those in flight, and close. Return False if some did not end in time."""

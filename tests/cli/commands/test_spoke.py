@@ -1,12 +1,18 @@
 """`opwire spoke`; over a hub, see the tests of `opwire hub`."""
 
+import json
+from pathlib import Path
+
 import click
 import pytest
+from msgspec.structs import replace
 
-from opwire.cli.commands.serve import chosen_spoke
+from opwire import Identity
+from opwire.auth import Authority, Grant, SigningKey
+from opwire.cli.commands.serve import BrokerOptions, chosen_durable, chosen_hub, chosen_spoke
 from opwire.cli.program import run
 from opwire.config import Config
-from opwire.config.settings import EnvText, SpokeSettings
+from opwire.config.settings import EnvText, Secret, SignedSettings, SpokeSettings
 from tests.cli.process import SHOP, Running, opwire
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
@@ -39,3 +45,74 @@ def test_the_token_comes_from_the_environment_and_only_for_a_hub(monkeypatch: py
 def test_a_hub_that_is_not_there_is_an_error_in_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["spoke", "ws://127.0.0.1:1", *SHOP]) == 6
     assert "UNAVAILABLE" in capsys.readouterr().err
+
+
+@requirement("hub.uncallable")
+def test_a_spoke_without_callers_says_what_to_do(redis_server: RedisServer) -> None:
+    with Running("spoke", redis_server.url, *SHOP, "--prefix", "closed") as spoke:
+        spoke.says("warning: no caller has access to the operations that are served here .8.: .*--open.*--authority")
+
+
+@requirement("cli.broker")
+def test_options_secure_a_broker(redis_server: RedisServer, tmp_path: Path) -> None:
+    authority, key = Authority.generate(), SigningKey.generate()
+    files = {"authority": authority.public_pem, "key": key.to_pem()}
+    files["certificate"] = authority.issue(Grant(Identity(id="ada", scopes=("*",))), key.public_pem, lifetime=600)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "opwire.toml").write_text(
+        f'[spoke]\nurl = "{redis_server.url}"\nprefix = "mine"\n'
+        '[spoke.signed]\nkey_file = "key"\ncertificate_file = "certificate"\n'
+    )
+    options = (
+        "--prefix",
+        "mine",
+        "--name",
+        "maths",
+        "--announce",
+        "math.*",
+        "--authority",
+        str(tmp_path / "authority"),
+    )
+    with Running("spoke", redis_server.url, *SHOP, *options) as spoke:
+        spoke.says("serving 8 operations")
+        listed = opwire("ps", "--interval", "0.1", "--json", "-c", str(tmp_path / "opwire.toml"))
+        found = [json.loads(line) for line in listed.stdout.splitlines()]
+        assert [(each["name"], each["operations"]) for each in found] == [("maths", 1)], listed.stderr
+        assert opwire("ps", "--url", redis_server.url).stdout == ""
+        assert spoke.stop() == 0
+
+
+@requirement("cli.broker")
+def test_a_spoke_also_runs_durable_mutations(redis_server: RedisServer) -> None:
+    journal = ("--prefix", "orders", "--durable", redis_server.url)
+    with Running("spoke", redis_server.url, *SHOP, "--open", *journal) as spoke:
+        spoke.says("durable mutations from Redis at ")
+        spoke.says("serving 8 operations")
+        assert spoke.stop() == 0
+
+
+def test_options_of_a_broker_go_before_the_configuration() -> None:
+    mine = SpokeSettings(url=EnvText("redis://a"), signed=SignedSettings(key=Secret("${KEY}"), authorities=("old",)))
+    options = BrokerOptions(signing_key="k", authority=("a", "b"))
+    spoke = chosen_spoke(Config(spoke=mine), None, is_open=False, broker=options, announce=("shop",)).spoke
+    assert spoke is not None
+    assert spoke.signed is not None
+    assert (spoke.signed.key, spoke.signed.key_file) == (None, str(Path("k").absolute()))
+    assert spoke.signed.authorities == tuple(str(Path(name).absolute()) for name in ("a", "b"))
+    assert spoke.announces == ("shop",)
+    assert chosen_spoke(Config(spoke=mine), None, is_open=False, broker=BrokerOptions()).spoke == mine
+    hub = chosen_hub(Config(), None, is_open=False, broker=BrokerOptions(name="n", prefix="p")).hub
+    assert hub is not None
+    assert (hub.name, hub.prefix, hub.signed) == ("n", "p", None)
+
+
+def test_a_journal_by_option_has_the_callers_and_the_prefix_of_the_spoke() -> None:
+    opened = chosen_spoke(Config(), "redis://a", is_open=True, broker=BrokerOptions(prefix="p"))
+    durable = chosen_durable(opened, "redis://b").durable
+    assert durable is not None
+    assert (durable.url, durable.prefix, durable.anonymous) == (EnvText("redis://b"), "p", "everybody")
+    kept = replace(opened, durable=replace(durable, lease=5.0))
+    moved = chosen_durable(kept, "redis://c").durable
+    assert moved is not None
+    assert (moved.url, moved.lease) == (EnvText("redis://c"), 5.0)

@@ -4,12 +4,14 @@ Every server requires authentication by default: see `with_callers`.
 """
 
 import asyncio
+import functools
 import os
 import secrets
 import sys
 from collections import Counter
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -240,14 +242,62 @@ async def _wait_for_changes(running: "OpenedConfig", screen: Screen) -> None:
             return
 
 
+class BrokerOptions(NamedTuple):
+    """The options of `hub` and `spoke` that override the connection of the configuration."""
+
+    name: str | None = None
+    prefix: str | None = None
+    signing_key: str | None = None
+    certificate: str | None = None
+    authority: tuple[str, ...] = ()
+
+    def override(self, settings: Any) -> Any:
+        """Return the settings of a hub or spoke with these options."""
+        from opwire.config.settings import SignedSettings
+
+        given = {name: value for name in ("name", "prefix") if (value := getattr(self, name)) is not None}
+        files = {"key": self.signing_key, "certificate": self.certificate}
+        signed = {name: str(Path(file).absolute()) for name, file in files.items() if file is not None}
+        if signed or self.authority:
+            known = settings.signed or SignedSettings()
+            changes: dict[str, Any] = {f"{name}_file": file for name, file in signed.items()}
+            changes |= dict.fromkeys(signed)  # a file overrides a variable
+            if self.authority:
+                changes["authorities"] = tuple(str(Path(file).absolute()) for file in self.authority)
+            given["signed"] = replace(known, **changes)
+        return replace(settings, **given)
+
+
+def broker_options(function: Any) -> Any:
+    """Add the options that secure the connection to a broker; the command receives `broker`."""
+
+    @functools.wraps(function)
+    def wrapped(*positional: Any, **arguments: Any) -> Any:
+        broker = BrokerOptions(**{name: arguments.pop(name) for name in BrokerOptions._fields})
+        return function(*positional, broker=broker, **arguments)
+
+    file = click.Path(exists=True, dir_okay=False)
+    decorated: Any = wrapped
+    for option in (
+        click.option("--authority", type=file, multiple=True, help="Verify callers by this public key.  [broker]"),
+        click.option("--certificate", type=file, help="The certificate of the signing key.  [broker]"),
+        click.option("--signing-key", type=file, help="Sign calls with this key.  [broker]"),
+        click.option("--prefix", help="The prefix of all names on the broker.  [default: opwire]"),
+        click.option("--name", help="The name that `opwire ps` shows."),
+    ):
+        decorated = option(decorated)
+    return decorated
+
+
 @click.command(name="hub")
 @click.argument("url", required=False)
+@broker_options
 @open_option
 @log_options
 @served_source_options
 @shared_options
 @click.pass_obj
-def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources) -> None:
+def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources, broker: BrokerOptions) -> None:
     """Run a hub at URL until ^C. URL defaults to the configuration, then to ws://127.0.0.1:8700.
 
     Spokes connect to it, serve operations and call each other's. The hub also serves the operations of its own
@@ -257,7 +307,7 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
     from opwire.config import hub_of
 
     config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
-    config = chosen_hub(config, url, is_open=is_open)
+    config = chosen_hub(config, url, is_open=is_open, broker=broker)
 
     async def run() -> None:
         async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
@@ -268,46 +318,79 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
     asyncio.run(run())
 
 
-def chosen_hub(config: "Config", url: str | None, *, is_open: bool) -> "Config":
+def chosen_hub(config: "Config", url: str | None, *, is_open: bool, broker: BrokerOptions | None = None) -> "Config":
     """Return the configuration with the URL and the anonymous identity that the options override."""
     from opwire.config.settings import EnvText, HubSettings
 
     hub = config.hub or HubSettings()
     if url is not None:
         hub = replace(hub, url=EnvText(url))
+    if broker is not None:
+        hub = broker.override(hub)
     return replace(config, hub=replace(hub, anonymous=EVERYBODY) if is_open else hub)
 
 
 @click.command(name="spoke")
 @click.argument("url", required=False)
+@click.option("--announce", multiple=True, metavar="PATTERN", help="Show others only these operations: shop, shop.*")
+@click.option("--durable", metavar="URL", help="Also run durable mutations, from a journal at redis:// or nats://.")
+@broker_options
 @open_option
 @log_options
 @served_source_options
 @shared_options
 @click.pass_obj
-def spoke_command(screen: Screen, url: str | None, is_open: bool, sources: Sources) -> None:
+def spoke_command(screen: Screen, sources: Sources, durable: str | None, **options: Any) -> None:
     """Serve the operations at URL until ^C: ws:// of a hub, redis:// or nats:// of a broker.
 
     The token for a hub is the one in OPWIRE_TOKEN, unless the configuration overrides it. Callers over a broker are
-    anonymous: without --open they can call public operations only.
+    anonymous, and without --open they can call public operations only, unless they sign their requests and --authority
+    verifies them.
     """
-    from opwire.config import spoke_of
+    from opwire.config import durable_of, spoke_of
 
-    config = chosen_spoke(sources.read(), url, is_open=is_open)
+    config = chosen_spoke(sources.read(), **options)
+    if durable is not None:
+        config = chosen_durable(config, durable)
     given = None if config.spoke is None else config.spoke.url
     urls = given if isinstance(given, tuple) else () if given is None else (given,)
     where = " and ".join(shown_url(each.resolve("spoke.url")) for each in urls)
 
     async def run() -> None:
-        async with opened(config, screen) as running, spoke_of(config, running.registry) as spoke:
+        async with opened(config, screen) as running, AsyncExitStack() as stack:
+            spoke = await stack.enter_async_context(spoke_of(config, running.registry))
+            worker = None
+            if (pair := durable_of(config, running.registry)) is not None:
+                await stack.enter_async_context(pair[0])
+                worker = await stack.enter_async_context(pair[1])
+                screen.note(f"durable mutations from {pair[0].name}")
             screen.note(f"serving {served_text(running.registry)} at {where}; ^C stops")
             await until_stopped()
+            if worker is not None:
+                await worker.drain()
             await spoke.drain()
 
     asyncio.run(run())
 
 
-def chosen_spoke(config: "Config", url: str | None, *, is_open: bool) -> "Config":
+def chosen_durable(config: "Config", url: str) -> "Config":
+    """Return the configuration with a journal at this URL; its callers are those of the spoke."""
+    from opwire.config.settings import DurableSettings, EnvText
+
+    if config.durable is not None:
+        return replace(config, durable=replace(config.durable, url=EnvText(url)))
+    prefix, anonymous = (config.spoke.prefix, config.spoke.anonymous) if config.spoke else (None, None)
+    return replace(config, durable=DurableSettings(url=EnvText(url), prefix=prefix, anonymous=anonymous))
+
+
+def chosen_spoke(
+    config: "Config",
+    url: str | None,
+    *,
+    is_open: bool,
+    broker: BrokerOptions | None = None,
+    announce: tuple[str, ...] = (),
+) -> "Config":
     """Return the configuration with the spoke that the options select.
 
     Raises:
@@ -323,6 +406,10 @@ def chosen_spoke(config: "Config", url: str | None, *, is_open: bool) -> "Config
         raise click.UsageError(
             "missing URL: run `opwire spoke ws://127.0.0.1:8700`, or add [spoke] to the configuration"
         )
+    if broker is not None:
+        spoke = broker.override(spoke)
+    if announce:
+        spoke = replace(spoke, announces=announce)
     if not is_open:
         return replace(config, spoke=spoke)
     everybody = {EVERYBODY: IdentitySettings(scopes=("*",))}
