@@ -816,7 +816,10 @@ MCP_IN: dict[str, str] = {
     "a clear error, and lists, schemas, names and progress are bounded.",
     "mcp.in.stderr": "What a server writes to stderr is in the log, line by line, capped.",
     "mcp.in.log": "Log messages go to the callback, or to the log.",
-    "mcp.in.environment": "A server gets the environment that it is given, not ours.",
+    "mcp.in.environment": "A server gets the environment that it is given and what proxies and certificates need, not "
+    "the rest of ours, which can be listed.",
+    "mcp.in.last-lines": "The last lines on stderr of a server that fails are in the error if it cannot start, and in "
+    "the log if it crashes later; its callers do not get them.",
     "mcp.in.stop": "A server is stopped with its children, even a stubborn one, even if we are cancelled.",
     "mcp.in.callbacks": "What a server asks is answered by callbacks; the others are not announced, and refused.",
     "mcp.in.questions": "A result that asks back is answered in at most ten rounds, or the call fails clearly.",

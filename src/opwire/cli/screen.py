@@ -212,15 +212,16 @@ class Screen:
 
     @contextmanager
     def logging(self) -> Generator[None]:
-        """Print log records of level WARNING and above while the block runs.
+        """Print log records of level WARNING and above while the block runs; with `-v`, what MCP servers print as well.
 
         This covers opwire's loggers and others that have no handler: the default of `logging` would print control
         sequences that a server sent.
         """
         logger = logging.getLogger("opwire")
         handler, before = _LogHandler(self), logging.lastResort
-        levels = {name: logging.getLogger(name).level for name in ("opwire", *_INFORMATIVE)}
+        levels = {name: logging.getLogger(name).level for name in ("opwire", MCP_SERVERS, *_INFORMATIVE)}
         logger.addHandler(handler)
+        logging.getLogger(MCP_SERVERS).setLevel(logging.INFO)
         logging.lastResort = handler
         try:
             yield
@@ -245,6 +246,8 @@ class Screen:
 
 
 ACCESS_LOG = "opwire.access"
+MCP_SERVERS = "opwire.mcp"
+"""The logger of what MCP servers print on standard error, which is shown with `-v`."""
 _INFORMATIVE = (ACCESS_LOG, "opwire.transports")  # loggers that a server prints from level INFO
 
 
@@ -254,8 +257,8 @@ class _LogHandler(logging.Handler):
         self._screen = screen
 
     def handle(self, record: logging.LogRecord) -> bool:
-        is_shown = record.levelno >= logging.WARNING or self._screen.log_format is not None
-        return super().handle(record) if is_shown else False
+        wanted = self._screen.verbose if record.name == MCP_SERVERS else self._screen.log_format is not None
+        return super().handle(record) if wanted or record.levelno >= logging.WARNING else False
 
     def emit(self, record: logging.LogRecord) -> None:
         screen = self._screen
@@ -263,6 +266,9 @@ class _LogHandler(logging.Handler):
             click.echo(JSONFormatter().format(record), err=True)
             return
         text, found = record.getMessage(), traceback_of(record)
+        if screen.log_format is None and record.levelno < logging.WARNING:
+            screen.note(text)
+            return
         if screen.log_format is None:
             screen.warning(text if found is None or screen.debug else f"{text}; --debug shows the traceback")
             if screen.debug and found is not None:

@@ -33,6 +33,7 @@ from opwire.config.settings import (
     AnySource,
     Config,
     EnvText,
+    MCPSettings,
     OpenAPISettings,
     ProgramSource,
     PythonSource,
@@ -130,8 +131,7 @@ def _mcp_source(
     else:
         cwd = folder / Path(values["cwd"] or "").expanduser()
         server = StdioServer(values["command"], values["args"], values["env"] or None, str(cwd))
-    # `open_config` has the timeout. Two that expire at the same moment would interfere.
-    options |= {"connect_timeout": 2 * settings.timeout, "namespace": settings.namespace or name}
+    options["namespace"] = settings.namespace or name
     return from_mcp(server, **options)
 
 
@@ -309,7 +309,7 @@ class ProjectModules:
 logger = logging.getLogger("opwire.config")
 
 _GRACE = 10.0
-"""Additional seconds for a whole file of MCP servers: each of them has its own timeout, and needs time to stop."""
+"""Additional seconds for MCP servers: each has its own timeout and better message, and needs time to stop."""
 
 
 class SourceStarted(Struct, frozen=True):
@@ -450,7 +450,7 @@ class OpenedConfig:
 
     async def _open(self, name: str, settings: AnySource) -> AdapterSource:
         """Open a source within its timeout; one that is late is abandoned at once, and cleans up in the background."""
-        limit = settings.timeout + (_GRACE if isinstance(settings, ServersFileSource) else 0)
+        limit = settings.timeout + (_GRACE if isinstance(settings, MCPSettings) else 0)
         key = dotted(("sources", name))
         opening = asyncio.create_task(open_source(name, settings, self.config.folder, self._modules))
         try:

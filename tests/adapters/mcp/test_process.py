@@ -4,10 +4,13 @@ import asyncio
 import logging
 import os
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from opwire.adapters.mcp import from_mcp
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.errors import CallError, ErrorCode
 from tests.adapters.mcp.connections import PATIENCE, call, connected, rogue, until
@@ -26,6 +29,26 @@ async def test_a_server_gets_what_it_is_given_and_not_our_environment(
     assert found["environment"]["PATH"] == os.environ["PATH"]
     assert "OUR_SECRET" not in found["environment"]
     assert found["cwd"] == str(tmp_path)
+
+
+@requirement("mcp.in.environment")
+async def test_a_server_keeps_the_variables_of_proxies_and_certificates_and_the_others_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = {
+        "SSL_CERT_FILE": "/ca.pem",
+        "SSL_CERT_DIR": "/ca",
+        "HTTPS_PROXY": "http://proxy:3128",
+        "NO_PROXY": "a.example",
+    }
+    for name, value in {**kept, "OUR_SECRET": "s3cret", "OTHER": "x"}.items():
+        monkeypatch.setenv(name, value)
+    server = rogue(env={"OTHER": "its own"})
+    async with connected(server) as session:
+        found = (await call(session, "environment"))["environment"]
+    assert found.items() >= {**kept, "OTHER": "its own"}.items()
+    assert set(server.withheld) == os.environ.keys() - found.keys()
+    assert "OUR_SECRET" in server.withheld
 
 
 @requirement("mcp.in.limits")
@@ -93,6 +116,50 @@ async def test_what_a_server_says_on_stderr_is_in_the_log_line_by_line_and_not_e
     assert any(line.endswith(": first") for line in lines)
     assert any(line.endswith(": second é") for line in lines)
     assert 2000 <= max(map(len, lines)) < 2100
+
+
+CRASH = "import sys; print('\\n'.join(sys.argv[1:]), file=sys.stderr); sys.exit(1)"
+
+
+def crashing(*lines: str, **options: Any) -> StdioServer:
+    return StdioServer(sys.executable, ("-I", "-S", "-c", CRASH, *lines), **options)
+
+
+@requirement("mcp.in.last-lines")
+async def test_the_last_lines_of_a_server_that_cannot_start_are_in_the_error() -> None:
+    lines = [f"line {number}" for number in range(15)]
+    with pytest.raises(CallError, match="ended with status 1") as failure:
+        await from_mcp(crashing(*lines, "", "\x1b[2J" + "x" * 5000))
+    head, *shown = failure.value.message.split("\n")
+    assert head.endswith("; its last lines on stderr:")
+    assert shown[:-1] == [f"  {line}" for line in lines[-9:]]
+    assert shown[-1].startswith("  \\x1b[2Jxxx")
+    assert len(shown[-1]) < 320
+
+
+@requirement("mcp.in.last-lines")
+async def test_the_error_hides_values_of_env_and_names_a_variable_that_was_not_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "s3cret-of-ours")
+    with pytest.raises(CallError) as failure:
+        await from_mcp(crashing("SHOP_TOKEN is missing, but KEY is 12345678", env={"KEY": "12345678"}))
+    assert "  SHOP_TOKEN is missing, but KEY is ***\n" in failure.value.message
+    assert "not passed on to the server, although set here: SHOP_TOKEN; add it to its env" in failure.value.message
+
+
+@requirement("mcp.in.last-lines")
+async def test_the_last_lines_of_a_server_that_crashes_later_are_logged_and_do_not_reach_its_callers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connected(rogue()) as session:
+        await call(session, "say", text="out of memory")
+        with pytest.raises(CallError, match="ended with status 3") as failure:
+            await call(session, "crash")
+        assert "out of memory" not in str(failure.value)
+        await until(lambda: "its last lines on stderr:\n  out of memory" in caplog.text)
+        caplog.clear()
+    assert caplog.text == ""  # a server that is closed has not crashed
 
 
 @requirement("mcp.in.stop")

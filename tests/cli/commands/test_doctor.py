@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,38 @@ def test_every_thing_that_is_wrong_is_found_at_once(
     assert "export NOT_SET_ANYWHERE=" in wrong["environment"]
     assert "identities.ann.token" in wrong["callers"]
     assert {"check": "source good", "status": "ok", "message": "0 operations"} in found
+
+
+@requirement("cli.doctor", "mcp.in.last-lines")
+def test_the_last_lines_of_a_server_that_fails_and_the_variables_it_does_not_get_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "s3cret")
+    script = tmp_path / "shop.py"
+    script.write_text("raise SystemExit('SHOP_TOKEN is required')")
+    server = ("--mcp", f"shop={sys.executable} {script}")
+    code, found = findings(capsys, *server)
+    assert code == 1
+    [wrong] = [each["message"] for each in found if each["status"] == "wrong"]
+    assert "ended with status 1" in wrong
+    assert "\n  SHOP_TOKEN is required\n" in wrong
+    assert "although set here: SHOP_TOKEN" in wrong
+    [note] = [each["message"] for each in found if each["check"] == "source shop" and each["status"] == "note"]
+    assert "SHOP_TOKEN" in note
+    assert "s3cret" not in note
+    assert run(["doctor", *server]) == 1
+    assert "not passed to the program, except by `env`; -v lists them\n" in capsys.readouterr().out
+
+
+@requirement("cli.errors", "mcp.in.last-lines")
+def test_what_a_server_prints_is_shown_with_v(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "shop.py"
+    script.write_text("import sys; sys.exit('\x1b[2Jno database')")
+    assert run(["ls", "--mcp", f"{sys.executable} {script}"]) == 6
+    shown = capsys.readouterr().err
+    assert shown.count("no database") == 1
+    assert run(["ls", "-v", "--mcp", f"{sys.executable} {script}"]) == 6
+    assert "\\x1b[2Jno database" in capsys.readouterr().err.splitlines()[0]
 
 
 @requirement("cli.doctor")

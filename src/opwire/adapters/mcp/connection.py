@@ -73,11 +73,12 @@ class SessionLostError(Exception):
 
 
 class TransportStreams(NamedTuple):
-    """The two streams of the SDK's dispatcher, and the reason of their end, if known."""
+    """The two streams of the SDK's dispatcher, the reason of their end, if known, and the server's last lines."""
 
     read: Any
     write: Any
     failure: Callable[[], CallError | None]
+    last_output: Callable[[], str] = str
 
 
 @asynccontextmanager
@@ -87,9 +88,12 @@ async def open_streams(server: MCPServer, max_message: int) -> AsyncGenerator[Tr
     Raises:
         CallError: UNAVAILABLE, or PROTOCOL_ERROR. Streamable HTTP connects lazily: its first request fails.
     """
-    if isinstance(server, StdioServer) or server.kind == "sse":
-        opening = server_process if isinstance(server, StdioServer) else sse_stream
-        async with cast("Any", opening)(server, max_message) as stream:
+    if isinstance(server, StdioServer):
+        async with server_process(server, max_message) as process:
+            yield TransportStreams(process, process, lambda: process.failure, lambda: process.last_output)
+        return
+    if server.kind == "sse":
+        async with sse_stream(server, max_message) as stream:
             yield TransportStreams(stream, stream, lambda: stream.failure)
         return
     async with (
@@ -176,11 +180,14 @@ class MCPConnection:
             lambda params, id: self._send("subscriptions/listen", params, id), self._on_notification
         )
         self._watches: dict[str, asyncio.Task[None]] = {}  # of resources, by URI
+        self._is_closing = False
         self._streams_failure: Callable[[], CallError | None] = lambda: None
         self.lost = False
         """Whether nothing can be sent any more."""
         self.failure: CallError | None = None
         """The reason of the end."""
+        self.last_output = ""
+        """The server's last lines on stderr, once the connection has ended by itself."""
         self.died_in_handshake = False
 
     # --- life cycle ---------------------------------------------------------------------------------------------------
@@ -196,7 +203,8 @@ class MCPConnection:
             async with asyncio.timeout(timeout):
                 await self._agreed.wait()
         except TimeoutError:
-            message = f"the MCP server {self._server.name} was not ready within {timeout:g} seconds"
+            name = self._server.name
+            message = f"the MCP server {name} was not ready within {timeout:g} seconds; increase the timeout if needed"
             self.failure = self.failure or CallError(ErrorCode.TIMEOUT, message)
         except asyncio.CancelledError:
             await self.close()
@@ -212,6 +220,7 @@ class MCPConnection:
 
     async def close(self) -> None:
         """Fail pending requests, and wait until all resources are released."""
+        self._is_closing = True
         self._end()
         await asyncio.wait((self._owner,))
 
@@ -227,7 +236,7 @@ class MCPConnection:
                 self._streams_failure = lambda: streams.failure() or requests.failure
                 self._dispatcher = JSONRPCDispatcher(requests, requests)
                 async with anyio.create_task_group() as group:
-                    await group.start(self._receive, requests)
+                    await group.start(self._receive, requests, streams)
                     group.start_soon(self._handshake, min(_DISCOVERY, timeout / 2))
                     await self._over.wait()
                     group.cancel_scope.cancel()
@@ -243,7 +252,11 @@ class MCPConnection:
             self._end()
 
     async def _receive(
-        self, requests: ServerRequests, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+        self,
+        requests: ServerRequests,
+        streams: TransportStreams,
+        *,
+        task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         async def on_request(context: DispatchContext[Any], method: str, params: Any) -> dict[str, Any]:
             try:
@@ -258,6 +271,9 @@ class MCPConnection:
             await self._dispatcher.run(on_request, ignore, self._on_notify, task_status=task_status)
         finally:  # nothing is received any more; stopping the server may still take a while
             self.failure = self.failure or self._reason()
+            self.last_output = streams.last_output()
+            if self._agreement is not None and not self._is_closing:
+                logger.warning("%s", "; ".join(filter(None, (self.failure.message, self.last_output))))
             self._end()
 
     async def _handshake(self, patience: float) -> None:

@@ -27,7 +27,6 @@ from typing import Any, Self, cast
 
 import anyio
 import msgspec
-from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCRequest, jsonrpc_message_adapter
 from msgspec import Struct
@@ -35,7 +34,7 @@ from msgspec import Struct
 from opwire.adapters.mcp.errors import MAX_SHOWN, ServerLog, too_large
 from opwire.adapters.mcp.servers import StdioServer
 from opwire.errors import CallError, ErrorCode
-from opwire.typed.plain import replace_surrogates
+from opwire.typed.plain import harmless, replace_surrogates
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -214,6 +213,9 @@ _SLICE = 0.01  # seconds of reading until other tasks run: a server can always h
 _EXIT_GRACE = 0.2  # seconds between the end of the output and the exit of the process, in either order
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _POLL = 0.02  # seconds between two checks of a process group: its end is not signalled
+_LAST_LINES = 10  # of stderr, for the error message of a server that ended
+_LAST_CHARACTERS = 300  # of each of them
+_MIN_SECRET = 8  # characters: shorter values of `env`, such as "true" or a port, are part of many words
 
 
 @asynccontextmanager
@@ -224,7 +226,7 @@ async def server_process(server: StdioServer, max_message: int) -> AsyncGenerato
         CallError: UNAVAILABLE, the program cannot be started.
     """
     loop = asyncio.get_running_loop()
-    environment = get_default_environment() | (server.env or {})
+    environment = server.environment
     try:
         _, process = await loop.subprocess_exec(
             lambda: ServerProcess(server, max_message),
@@ -259,6 +261,8 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
         self._buffered = 0  # bytes in `_lines`
         self._partial = bytearray()  # the start of a line
         self._partial_stderr = b""
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._stderr_ended = False
         self._received = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -281,7 +285,7 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
             *lines, rest = (self._partial_stderr + data).split(b"\n")
             self._partial_stderr = rest[:MAX_SHOWN]
             for line in lines:
-                self._log_stderr(line)
+                self._read_stderr(line)
             return
         if self.failure is not None:  # the connection is over
             return
@@ -312,9 +316,10 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 2:
-            if self._partial_stderr:
-                self._log_stderr(self._partial_stderr)
-            return
+            self._read_stderr(self._partial_stderr)
+            self._stderr_ended = True
+            if not self._exited.is_set():  # a server may close its stderr and go on
+                return
         self._output_ended |= fd == 1
         self._ending()
 
@@ -323,7 +328,7 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
         self._ending()
 
     def _ending(self) -> None:
-        """End when both the output and the process have ended; but one of them may stay for long."""
+        """End when the outputs and the process have ended; but one of them may stay for long."""
 
         def end() -> None:
             status = self._transport.get_returncode()
@@ -333,7 +338,7 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
                 words = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
             self.fail(ErrorCode.UNAVAILABLE, words)
 
-        if self._output_ended and self._exited.is_set():
+        if self._output_ended and self._stderr_ended and self._exited.is_set():
             end()
         else:
             asyncio.get_running_loop().call_later(_EXIT_GRACE, end)
@@ -346,8 +351,25 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
         self._received.set()
         self._writable.set()
 
-    def _log_stderr(self, line: bytes) -> None:
-        self._log.write(logging.INFO, line[:MAX_SHOWN].decode("utf-8", "replace").rstrip())
+    def _read_stderr(self, line: bytes) -> None:
+        text = line[:MAX_SHOWN].decode("utf-8", "replace").rstrip()
+        if text:
+            self._log.write(logging.INFO, text)
+            self._last_lines.append(text)
+
+    @property
+    def last_output(self) -> str:
+        """The last lines of stderr, for an error message: without values of `env`, which may be secrets."""
+        if not self._last_lines:
+            return ""
+        text = "\n".join(self._last_lines)
+        missing = [name for name in self._server.withheld if re.search(rf"\b{re.escape(name)}\b", text)]
+        for value in filter(lambda each: len(each) >= _MIN_SECRET, (self._server.env or {}).values()):
+            text = text.replace(value, "***")
+        lines = [f"  {harmless(line[:_LAST_CHARACTERS])}" for line in text.split("\n")]
+        if missing:
+            lines.append(f"not passed on to the server, although set here: {', '.join(missing)}; add it to its env")
+        return "\n".join(("its last lines on stderr:", *lines))
 
     # --- the streams of the dispatcher --------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import msgspec
+from mcp.client.stdio import get_default_environment
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND
 from mcp_types.methods import validate_client_result
@@ -42,6 +43,12 @@ _KINDS: dict[str, HTTPKind | Literal["stdio"]] = {
     "streamableHttp": "http",
     "sse": "sse",
 }
+# In addition to those of the SDK: without them, a server behind a company's proxy reaches nothing.
+_INHERITED = (
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
+)
 _PLACEHOLDER = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -50,9 +57,9 @@ class StdioServer(Struct, frozen=True):
 
         StdioServer("uvx", ("mcp-server-git", "--repository", "."))
 
-    It gets `env` and the few harmless variables that every program needs (PATH, HOME, …), not the whole environment,
-    which may contain secrets. It has `stop_timeout` seconds to exit after its input is closed, and as long again after
-    SIGTERM.
+    It gets `env` and the few harmless variables that every program needs (PATH, HOME, …, those of proxies and TLS
+    certificates), not the whole environment, which may contain secrets: `withheld` lists the others. It has
+    `stop_timeout` seconds to exit after its input is closed, and as long again after SIGTERM.
     """
 
     command: str
@@ -65,6 +72,17 @@ class StdioServer(Struct, frozen=True):
     def name(self) -> str:
         """The name in messages: the program without its arguments, which may contain secrets."""
         return Path(self.command).name
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of the process."""
+        kept = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
+        return get_default_environment() | kept | (self.env or {})
+
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """The names of this process' environment variables that the server does not get."""
+        return tuple(sorted(os.environ.keys() - self.environment.keys()))
 
     def __repr__(self) -> str:
         return f"StdioServer({self.command!r}, {len(self.args)} arguments, env: {sorted(self.env or ())})"

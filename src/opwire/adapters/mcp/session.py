@@ -72,6 +72,8 @@ class MCPSession:
         self._closed = False
         self.info: MCPServerInfo | None = None
         """The server's self-description at the last connect."""
+        self.last_output = ""
+        """The last lines on stderr of a server that was not ready. Not in errors, which reach remote callers."""
 
     async def start(self) -> MCPServerInfo:
         """Connect now, if not connected.
@@ -211,31 +213,36 @@ class MCPSession:
             raise copy(error)  # one for each waiting caller, since it will carry the caller's traceback
         return task.result()
 
-    async def _connect(self) -> MCPConnection:
-        def connection(discover: bool) -> MCPConnection:
-            return MCPConnection(
-                self._server,
-                self._callbacks,
-                max_message=self._max_message,
-                on_notification=self._on_notification,
-                discover=discover,
-            )
-
-        ends = time.monotonic() + self._connect_timeout
-        new = connection(self._discover)
+    async def _open(self, timeout: float, *, discover: bool) -> MCPConnection:
+        new = MCPConnection(
+            self._server,
+            self._callbacks,
+            max_message=self._max_message,
+            on_notification=self._on_notification,
+            discover=discover,
+        )
+        ends = time.monotonic() + timeout
         try:
-            try:
-                await new.open(self._connect_timeout)
-            except CallError:
-                if not (new.died_in_handshake and self._discover and isinstance(self._server, StdioServer)):
-                    raise
-                # Some servers exit when they receive anything before `initialize`.
-                new = connection(discover=False)
-                await new.open(ends - time.monotonic())
-                self._discover = False
+            await new.open(timeout)
+        except CallError:
+            self.last_output = new.last_output
+            if not (new.died_in_handshake and discover and isinstance(self._server, StdioServer)):
+                raise
+            # Some servers exit when they receive anything before `initialize`.
+            new = await self._open(ends - time.monotonic(), discover=False)
+            self._discover = False
+        return new
+
+    async def _connect(self) -> MCPConnection:
+        try:
+            new = await self._open(self._connect_timeout, discover=self._discover)
         except CallError as error:
             self._failed(error, 2)
+            if self.info is not None:
+                logger.warning("%s", "; ".join(filter(None, (error.message, self.last_output))))
             raise
+        if self.info is not None:
+            logger.info("the MCP server %s is connected again", self._server.name)
         self._connection, self.info = new, new.info
         new.remember_tools(self._tools)
 

@@ -488,8 +488,11 @@ class MCPSource(AdapterSource):
             try:
                 await server.open()
             except CallError as error:
+                if output := server.session.last_output:
+                    message = f"{error.message}; {output}"
+                    error = CallError(error.code, message, error.details, retryable=error.retryable)
                 if self._required:
-                    raise
+                    raise error from None
                 self._failures[name] = error
                 logger.warning("the MCP server %s is skipped: %s", name, error)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from collections.abc import Iterator
@@ -91,6 +92,7 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
             CheckResult("environment", "wrong", f"the configuration uses {name}, which is not set: export {name}=…")
             for name in dict.fromkeys(_missing_variables(config))
         ),
+        *_withheld_variables(config, screen),
         *_check_callers(config),
         *await _check_sources(config, screen),
         *await _check_spoke(config),
@@ -109,6 +111,22 @@ def _missing_variables(value: Any) -> Iterator[str]:
         items = cast("dict[str, Any] | tuple[Any, ...]", value)
         for each in items.values() if isinstance(items, dict) else items:
             yield from _missing_variables(each)
+
+
+def _withheld_variables(config: "Config", screen: Screen) -> Iterator[CheckResult]:
+    """Yield a note about the environment variables that the programs of the configuration do not get."""
+    from opwire.config.settings import ProgramSource
+
+    for name, source in config.sources.items():
+        if isinstance(source, ProgramSource) and importlib.util.find_spec("mcp") is not None:
+            from opwire.adapters.mcp import StdioServer
+
+            withheld = StdioServer("", env=dict.fromkeys(source.env, "")).withheld
+            shown = ": " + ", ".join(withheld) if screen.verbose or screen.as_json else "; -v lists them"
+            message = (
+                f"{counted(len(withheld), 'environment variable')} not passed to the program, except by `env`{shown}"
+            )
+            yield CheckResult(f"source {name}", "note", message)
 
 
 def _check_callers(config: "Config") -> Iterator[CheckResult]:
