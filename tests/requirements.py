@@ -926,6 +926,7 @@ OPENAPI: dict[str, str] = {
     "openapi.credential-functions": "Credentials may come from a function, sync or async, asked at each call.",
     "openapi.oauth": "A token is asked for once however many calls need it, renewed in time and after a 401.",
     "openapi.secrets-hidden": "No credential is shown in an error, a repr or a log.",
+    "adapters.preview": "A preview shows the request that a call sends, without sending it and without credentials.",
     "openapi.call": "A call gives the envelope of what the API answered.",
     "openapi.answers": "An answer is JSON, text, bytes or None, as its content type says; broken JSON is text with "
     "a warning.",
@@ -1170,6 +1171,7 @@ CLI: dict[str, str] = {
     "cli.tap": "`tap` prints the calls that pass, filtered, for people or as lines of JSON, until ^C.",
     "cli.describe": "An operation is described in words, with an example command that runs.",
     "cli.doctor": "All problems are reported at once, with what to do about them, and set the exit code.",
+    "cli.dry-run": "A dry run prints the request with redacted credentials, or a curl command that sends it.",
     "cli.errors": "An error is one line on standard error; details and tracebacks are optional.",
     "cli.exit-codes": "Each class of errors has its exit code.",
     "cli.forms": "A result is readable, JSON, the envelope or raw; binary data is described, saved or piped.",
@@ -1177,6 +1179,8 @@ CLI: dict[str, str] = {
     "cli.harmless": "Foreign text cannot send control sequences to the terminal.",
     "cli.hub": "A hub, a spoke and a caller are three commands that find each other.",
     "cli.init": "A commented configuration is written, and an existing file is never overwritten.",
+    "cli.install": "The operations are added to the configuration of an MCP client, which starts them: nothing else in "
+    "the file changes, it is backed up, and a file that would lose something is not written.",
     "cli.interrupt": "^C ends a command at once, quietly, with code 130.",
     "cli.json": "With --json all output is JSON, including errors.",
     "cli.lazy": "Listing a Python registry imports no optional package but click.",

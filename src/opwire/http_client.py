@@ -54,6 +54,7 @@ _BOM = b"\xef\xbb\xbf"
 
 _ENCODED = re.compile(r"[!-~]*")
 _BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
+_CREDENTIAL = re.compile(r"^((?:basic|bearer|digest|token) )?.*$", re.IGNORECASE | re.DOTALL)
 _ALWAYS_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 # What aiohttp raises; RuntimeError means that a connection or session was closed meanwhile.
@@ -78,8 +79,8 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
 
     `url` is complete and encoded, and sent unchanged (`yarl.URL(url, encoded=True)`). `headers` include Accept and
     Content-Type, but not Host and Content-Length, which the client sets. `secret_headers` are the lower-case names of
-    headers with credentials: they, and a query with a secret, never cross to another origin. `token` is the OAuth
-    token among the credentials, which can be refreshed after a 401.
+    headers with credentials, `secret_query` the names of such query parameters: neither crosses to another origin.
+    `token` is the OAuth token among the credentials, which can be refreshed after a 401.
     """
 
     method: str
@@ -87,8 +88,22 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
     headers: list[tuple[str, str]]
     body: bytes | None = None
     secret_headers: frozenset[str] = frozenset()
-    secret_query: bool = False
+    secret_query: frozenset[str] = frozenset()
     token: str | None = None
+
+    def redacted(self) -> "HTTPRequest":
+        """Return the request for a display, with `***` for credentials: the scheme of a header is kept."""
+        secret = _ALWAYS_SECRET | self.secret_headers
+        headers = [
+            (name, _CREDENTIAL.sub(r"\1***", value) if name.lower() in secret else value)
+            for name, value in self.headers
+        ]
+        address, mark, query = self.url.partition("?")
+        fields = [
+            f"{name}=***" if (name := each.partition("=")[0]) in self.secret_query else each
+            for each in query.split("&")
+        ]
+        return replace(self, url=f"{address}{mark}{'&'.join(fields)}", headers=headers, token=None)
 
     def __repr__(self) -> str:
         return f"<HTTPRequest {self.method} {self.url.partition('?')[0]}>"
@@ -165,12 +180,7 @@ class HTTPClient:
         Raises:
             CallError: UNAVAILABLE, PROTOCOL_ERROR or VALIDATION_ERROR without a response.
         """
-        if self.options.headers and not bare:
-            own = {name.lower() for name, _ in request.headers}
-            added = [(name, value) for name, value in self.options.headers.items() if name.lower() not in own]
-            # The configured headers are for this API, and stay in its origin.
-            secret = request.secret_headers.union(name.lower() for name, _ in added)
-            request = replace(request, headers=[*added, *request.headers], secret_headers=secret)
+        request = request if bare else self.prepared(request)
         for _ in range(self.options.max_redirects + 1):
             response = await self._send(request)
             if response.status not in REDIRECTS or bare or not self.options.follow_redirects:
@@ -182,6 +192,15 @@ class HTTPClient:
             request = redirected(request, response.status, location)
         message = f"{host_of(request.url)} is behind more than {self.options.max_redirects} redirects"
         raise CallError(ErrorCode.EXECUTION_ERROR, message)
+
+    def prepared(self, request: HTTPRequest) -> HTTPRequest:
+        """Return the request with the configured headers, which are for this API, and stay in its origin."""
+        own = {name.lower() for name, _ in request.headers}
+        added = [(name, value) for name, value in self.options.headers.items() if name.lower() not in own]
+        if not added:
+            return request
+        secret = request.secret_headers.union(name.lower() for name, _ in added)
+        return replace(request, headers=[*added, *request.headers], secret_headers=secret)
 
     async def _send(self, request: HTTPRequest) -> ClientResponse:
         body = request.body
@@ -373,7 +392,7 @@ def redirected(request: HTTPRequest, status: int, location: str) -> HTTPRequest:
         method, body, dropped = "GET", None, dropped | _BODY_HEADERS
     headers = [pair for pair in request.headers if pair[0].lower() not in dropped] if dropped else request.headers
     # A secret in the query is not sent again: the new URL is the API's own.
-    return replace(request, method=method, url=str(there), headers=headers, body=body, secret_query=False)
+    return replace(request, method=method, url=str(there), headers=headers, body=body, secret_query=frozenset())
 
 
 def host_of(url: str) -> str:

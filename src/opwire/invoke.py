@@ -15,7 +15,7 @@ from msgspec import Struct
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, SchemaError
-from opwire.operation import Context, Handler, Interceptor, OperationSpec
+from opwire.operation import Context, Handler, Interceptor, OperationSpec, PreparedRequest
 from opwire.pipeline import ResultPipeline
 from opwire.schema import Problem
 from opwire.typed.plain import MAX_DEPTH, SCALARS, survey, to_plain
@@ -375,6 +375,7 @@ class BoundOperation:
         "open",
         "pipeline",
         "prepare",
+        "preview",
         "run",
         "spec",
         "timeout",
@@ -389,6 +390,7 @@ class BoundOperation:
         self.open: Open | None = None  # of a subscription that has a handler
         self.intercepted: InterceptedCall | None = None  # where the registry has interceptors
         self.prepare: Callable[[Any], Any] | None = None  # objects of a local caller -> plain input
+        self.preview: Callable[[Any, Context, bool], Awaitable[PreparedRequest]] | None = None  # of an adapter
         self.convert: Callable[[Any], Any] | None = None  # valid input -> typed arguments
         self.exact: frozenset[type] = SCALARS  # valid flat input of these types needs no conversion
         self.flat: type[Struct] | None = None  # input that msgspec converts to this is valid and needs no conversion

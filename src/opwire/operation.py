@@ -5,7 +5,7 @@ Access is checked by the dispatcher of every surface, never by `OperationRegistr
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeGuard
 from uuid import uuid4
@@ -293,17 +293,35 @@ class ShapedResult(Struct, frozen=True):
     is_plain: bool = False
 
 
+class PreparedRequest(Struct, frozen=True, kw_only=True):
+    """What a call would send: an HTTP request, or a JSON-RPC request to an MCP server, which `url` names.
+
+    For a local function nothing is sent, and `body` is the validated input. Its repr omits headers and body.
+    """
+
+    protocol: Literal["http", "mcp", "local"]
+    method: str = ""
+    url: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"<PreparedRequest {self.method} {self.url.partition('?')[0]}>"
+
+
 class Operation(Struct, frozen=True):
     """A spec and its optional handler: created by adapters, registered by `register_all`.
 
     `prepare` converts objects of a local caller, such as an open file, to plain input. It is called only for input
-    that is not plain, so it never receives data from a peer.
+    that is not plain, so it never receives data from a peer. `preview` takes valid input, the context and whether to
+    reveal credentials, and returns what the handler would send.
     """
 
     spec: OperationSpec
     handler: Handler | None = None
     inline: bool = False
     prepare: Callable[[Any], Any] | None = None
+    preview: Callable[[Any, Context, bool], Awaitable[PreparedRequest]] | None = None
 
 
 class SourceChange(Struct, frozen=True):

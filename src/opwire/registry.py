@@ -9,6 +9,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, cast, overload
 
+import msgspec
 from msgspec import structs
 
 from opwire.deadlines import Deadlines
@@ -40,6 +41,7 @@ from opwire.operation import (
     Operation,
     OperationSpec,
     OperationType,
+    PreparedRequest,
     Source,
     SourceChange,
     split_id,
@@ -47,6 +49,7 @@ from opwire.operation import (
 from opwire.pipeline import ResultPipeline, typed_envelope
 from opwire.schema import Schema
 from opwire.signature import Signature, read_signature
+from opwire.typed.plain import to_plain
 from opwire.workers import WorkerPool
 
 logger = logging.getLogger("opwire.registry")
@@ -249,7 +252,7 @@ class OperationRegistry:
 
     def _bind_operation(self, operation: Operation) -> BoundOperation:
         bound = self._bind(operation.spec, operation.handler, operation.handler, inline=operation.inline)
-        bound.prepare = operation.prepare
+        bound.prepare, bound.preview = operation.prepare, operation.preview
         return bound
 
     def _bind(
@@ -404,6 +407,29 @@ class OperationRegistry:
             raise
         except FAILURES as error:
             raise failure(error, bound.spec.id) from error
+
+    async def preview(
+        self, operation_id: str, input: Any = None, context: Context | None = None, *, reveal: bool = False
+    ) -> PreparedRequest:
+        """Return what a call would send, without sending it. The input is validated; interceptors do not run.
+
+        Credentials are shown as `***`, unless `reveal` is true.
+
+        Raises:
+            CallError: no other exception is raised.
+        """
+        bound = self._operations.get(operation_id)
+        if bound is None:
+            raise self.not_found(operation_id)
+        try:
+            arguments = bound.arguments(input)
+            if bound.preview is None:
+                return PreparedRequest(protocol="local", body=msgspec.json.encode(to_plain(input)))
+            return await bound.preview(arguments, self._context if context is None else context, reveal)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, operation_id) from error
 
     @overload
     def subscribe(

@@ -54,7 +54,9 @@ async def failure(call: Awaitable[object]) -> CallError:
 
 def secret(server: EchoServer, path: str) -> HTTPRequest:
     url = f"{server.url}{path}?key={SECRET}"
-    return request(url, headers=[("X-Key", SECRET)], secret_headers=frozenset({"x-key"}), secret_query=True)
+    return request(
+        url, headers=[("X-Key", SECRET)], secret_headers=frozenset({"x-key"}), secret_query=frozenset({"key"})
+    )
 
 
 # --- what is sent ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,12 @@ HEADERS = [("Accept", "*/*"), ("Content-Type", "a/b"), ("X-Key", "secret"), ("Co
 
 def request(method: str = "GET", url: str = "https://api.example/v1/pets?key=secret") -> HTTPRequest:
     return HTTPRequest(
-        method=method, url=url, headers=HEADERS, body=b"body", secret_headers=frozenset({"x-key"}), secret_query=True
+        method=method,
+        url=url,
+        headers=HEADERS,
+        body=b"body",
+        secret_headers=frozenset({"x-key"}),
+        secret_query=frozenset({"key"}),
     )
 
 

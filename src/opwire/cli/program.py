@@ -31,6 +31,7 @@ COMMANDS = {
     "tap": "Print the calls of a running hub, broker or HTTP API as they end.",
     "doctor": "Check the configuration, each source, and the installed extras.",
     "init": "Write a commented opwire.toml.",
+    "install": "Add the operations to an MCP client: Claude, Cursor or VS Code.",
     "gen": "Generate code from the operations.",
     "completion": "Print the script that completes commands and operation ids in a shell.",
     "demo": "Run a short demonstration on this machine.",

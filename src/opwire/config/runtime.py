@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from operator import attrgetter
@@ -42,7 +42,15 @@ from opwire.config.settings import (
     UserCredential,
 )
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError, needs_extra
-from opwire.operation import Context, NormalizeMode, Operation, OperationSpec, OperationType, SourceChange
+from opwire.operation import (
+    Context,
+    NormalizeMode,
+    Operation,
+    OperationSpec,
+    OperationType,
+    PreparedRequest,
+    SourceChange,
+)
 from opwire.registry import Change, OperationRegistry
 from opwire.workers import WorkerPool
 
@@ -208,7 +216,11 @@ class RegistrySource(AdapterSource):
                 async for envelope in envelopes:
                     yield envelope
 
-        return Operation(outer, subscribe if spec.type is OperationType.SUBSCRIPTION else execute)
+        def preview(input: Any, context: Context, reveal: bool) -> Awaitable[PreparedRequest]:
+            return registry.preview(spec.id, input, context, reveal=reveal)
+
+        handler = subscribe if spec.type is OperationType.SUBSCRIPTION else execute
+        return Operation(outer, handler, preview=preview)
 
 
 class ProjectModules:

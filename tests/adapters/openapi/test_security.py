@@ -73,7 +73,7 @@ async def test_each_scheme_puts_its_credential_into_a_header_that_is_marked_as_s
 async def test_a_key_in_the_query_is_encoded_and_marked_as_secret() -> None:
     request = await signed(plan((QUERY_KEY,)), {"query_key": "a&b=c"})
     assert request.url == "https://api.example/v1/x?api%20key=a%26b%3Dc"
-    assert (request.secret_query, request.secret_headers) == (True, frozenset())
+    assert (request.secret_query, request.secret_headers) == ({"api%20key"}, frozenset())
     with_query = await signed(plan((QUERY_KEY,), server="https://api.example/?v=1"), {"query_key": "k"})
     assert with_query.url == "https://api.example/x?v=1&api%20key=k"
 

@@ -1,11 +1,15 @@
 """`opwire call`."""
 
+import asyncio
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from opwire.cli.program import run
+from tests.adapters.openapi.echo import EchoServer
 from tests.cli.process import SHOP, OnTerminal, opwire
 from tests.requirements import requirement
 
@@ -60,6 +64,88 @@ def test_who_waits_at_a_terminal_learns_how_far_it_is() -> None:
         code, shown = terminal.end()
     assert code == 0
     assert "done" in shown
+
+
+DOCUMENT = """
+openapi: 3.1.0
+info: {title: pets, version: '1'}
+servers: [{url: %s}]
+components: {securitySchemes: {key: {type: http, scheme: bearer}}}
+paths:
+  /pets/{id}:
+    put:
+      operationId: put
+      security: [{key: []}]
+      parameters: [{name: id, in: path, required: true, schema: {type: string}}]
+      requestBody: {content: {%s: {schema: {type: %s, properties: {name: {type: string}}}}}}
+      responses: {'200': {description: ok}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, ...]]:
+    monkeypatch.setenv("PETS_KEY", "s3cret")
+
+    def write(url: str, media: str = "application/json", kind: str = "object") -> tuple[str, ...]:
+        (tmp_path / "pets.yaml").write_text(DOCUMENT % (url, media, kind))
+        lines = ["[sources.pets]", 'openapi = "pets.yaml"', 'credentials = { key = "${PETS_KEY}" }']
+        (tmp_path / "opwire.toml").write_text("\n".join(lines))
+        return "call", "-c", str(tmp_path / "opwire.toml"), "pets.put"
+
+    return write
+
+
+@requirement("cli.dry-run")
+def test_a_dry_run_prints_the_request_without_credentials(
+    config: Callable[..., tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = config("http://127.0.0.1:1")
+    assert run([*call, "--dry-run", "id=a b", "name=Rex"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("PUT http://127.0.0.1:1/pets/a%20b\n")
+    assert "\nAuthorization: Bearer ***\n" in out
+    assert out.endswith('\n\n{"name":"Rex"}\n')
+    assert "--show-credentials prints them" in err
+    assert run([*call, "--dry-run", "--show-credentials", "--json", "id=a b"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["method"], shown["url"]) == ("PUT", "http://127.0.0.1:1/pets/a%20b")
+    assert ["Authorization", "Bearer s3cret"] in shown["headers"]
+    assert run([*CALL, "--dry-run", "math.add", "a=1", "b=2"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"a": 1, "b": 2}
+    assert "nothing would be sent" in err
+    assert run([*CALL, "--dry-run", "math.add", "a=x"]) == 4
+    assert run([*CALL, "--curl", "math.add", "a=1", "b=2"]) == 2
+
+
+@requirement("cli.dry-run")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+async def test_the_curl_command_sends_the_same_request(config: Callable[..., tuple[str, ...]], tmp_path: Path) -> None:
+    (tmp_path / "photo").write_bytes(bytes(range(256)))
+    async with EchoServer() as server:
+        for media, kind, words in (
+            ("application/json", "object", ["name=it's $(touch x) `x` \\ \"\n"]),
+            ("text/plain", "string", ['body:="@-x"']),
+            ("application/octet-stream", "string", [f"body=@{tmp_path / 'photo'}"]),
+            ("multipart/form-data", "object", ["name=Rex"]),
+        ):
+            call = *config(server.url, media, kind), "id=[1-3]{a,b}", *words
+            printed = await asyncio.to_thread(opwire, *call, "--curl", "--show-credentials")
+            assert printed.returncode == 0, printed.stderr
+            ended = await asyncio.create_subprocess_shell(
+                f"set -e; {printed.stdout}", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+            )
+            assert await ended.wait() == 0, printed.stdout
+            assert (await asyncio.to_thread(opwire, *call)).returncode == 0
+            by_curl, by_opwire = server.arrived[-2:]
+            assert (by_curl.method, by_curl.path, by_curl.query) == (by_opwire.method, by_opwire.path, by_opwire.query)
+            assert by_curl.header("authorization") == by_opwire.header("authorization") == "Bearer s3cret"
+            assert by_curl.header("accept") == by_opwire.header("accept")
+            if media != "multipart/form-data":  # which has a random boundary
+                assert by_curl.header("content-type") == by_opwire.header("content-type")
+                assert by_curl.body == by_opwire.body
+            else:
+                assert len(by_curl.body) == len(by_opwire.body)
 
 
 def test_a_subscription_is_watched_and_not_called(capsys: pytest.CaptureFixture[str]) -> None:

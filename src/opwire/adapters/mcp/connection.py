@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 import msgspec
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.dispatcher import DispatchContext
+from mcp.shared.dispatcher import CallOptions, DispatchContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
@@ -329,10 +329,9 @@ class MCPConnection:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline had passed before {method} was sent")
-        token = str(next(self._tokens))
+        token, params = self._with_token(params, on_progress)
         if on_progress is not None:
             self._progress[token] = on_progress
-            params = {**params, "_meta": {**(params.get("_meta") or {}), "progressToken": int(token)}}
         task = self._spawn(self._exchange(method, params))
         try:
             await asyncio.wait((task,), timeout=left)
@@ -345,6 +344,29 @@ class MCPConnection:
         if task.cancelled():
             raise self._reason()
         return task.result()
+
+    def preview(self, method: str, params: dict[str, Any], on_progress: object) -> dict[str, Any]:
+        """Return the message that `request` would send first; its id is an example.
+
+        Raises:
+            CallError: the reason of the connection's end.
+        """
+        _, params = self._with_token(params, on_progress)
+        return {"jsonrpc": "2.0", "id": 1, "method": method, "params": self._prepared(method, params)[0]}
+
+    def _with_token(self, params: dict[str, Any], on_progress: object) -> tuple[str, dict[str, Any]]:
+        token = str(next(self._tokens))
+        if on_progress is None:
+            return token, params
+        return token, {**params, "_meta": {**(params.get("_meta") or {}), "progressToken": int(token)}}
+
+    def _prepared(self, method: str, params: dict[str, Any]) -> tuple[dict[str, Any], CallOptions]:
+        if self._agreement is None or self.lost:
+            raise self._reason()
+        headers: Mapping[str, str] = {}
+        if method == "tools/call" and self._headers:
+            headers = mcp_param_headers(self._headers.get(params.get("name", ""), {}), params.get("arguments") or {})
+        return self._agreement.prepare(method, params, headers)
 
     async def _exchange(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request, and repeat it with the input that the server requests."""
@@ -365,12 +387,7 @@ class MCPConnection:
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
 
     async def _send(self, method: str, params: dict[str, Any], id: str | None = None) -> dict[str, Any]:
-        if self._agreement is None or self.lost:
-            raise self._reason()
-        headers: Mapping[str, str] = {}
-        if method == "tools/call" and self._headers:
-            headers = mcp_param_headers(self._headers.get(params.get("name", ""), {}), params.get("arguments") or {})
-        prepared, options = self._agreement.prepare(method, params, headers)
+        prepared, options = self._prepared(method, params)
         if id is not None:
             options["request_id"] = id
         try:

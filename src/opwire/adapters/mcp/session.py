@@ -13,12 +13,14 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, TypeVar
 
+import msgspec
+
 from opwire.adapters.mcp.connection import MCPConnection, SessionLostError
 from opwire.adapters.mcp.negotiation import MCPServerInfo
 from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context, Progress, trace_of
+from opwire.operation import Context, PreparedRequest, Progress, trace_of
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -102,11 +104,27 @@ class MCPSession:
             CallError: the server's error, or UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR.
         """
         progress = on_progress_params if on_progress is None else progress_callback(on_progress, on_progress_params)
-        if metadata and (trace := trace_of(metadata)):
-            params = {**params, "_meta": {**params.get("_meta", {}), **trace}}
-        result = await self._with_connection(lambda each: each.request(method, params, deadline, progress), deadline)
+        traced = _with_trace(params, metadata)
+        result = await self._with_connection(lambda each: each.request(method, traced, deadline, progress), deadline)
         self._failures = 0
         return result
+
+    async def preview(
+        self, method: str, params: dict[str, Any], context: Context, *, reports: bool = False
+    ) -> PreparedRequest:
+        """Return the JSON-RPC request that `call` would send; connect first, since its form depends on the revision.
+
+        `reports`: it requests progress reports, even without `context.on_progress`.
+
+        Raises:
+            CallError: UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR.
+        """
+        connection = await self._connected(context.deadline)
+        message = connection.preview(
+            method, _with_trace(params, context.metadata), context.on_progress or reports or None
+        )
+        body = msgspec.json.encode(message)
+        return PreparedRequest(protocol="mcp", method=method, url=self._server.name, body=body)
 
     async def call(self, method: str, params: dict[str, Any], context: Context) -> dict[str, Any]:
         """Return the raw result of a request with the deadline, progress callback and trace of a call's context.
@@ -282,6 +300,11 @@ class MCPSession:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _with_trace(params: dict[str, Any], metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    trace = trace_of(metadata or {})
+    return {**params, "_meta": {**params.get("_meta", {}), **trace}} if trace else params
 
 
 def progress_callback(

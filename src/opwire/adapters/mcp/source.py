@@ -235,7 +235,9 @@ def list_operation(
             logger.warning("%s: %s", spec.id, line)
         return structured_envelope({key: entries}, spec.id)
 
-    return Operation(spec, list_entries)
+    return Operation(
+        spec, list_entries, preview=lambda _, context, reveal: session.preview(method or name, {}, Context())
+    )
 
 
 def read_prompt(prompt: Mapping[str, Any], session: MCPSession, namespace: str, report: Report) -> Operation | None:
@@ -263,15 +265,20 @@ def read_prompt(prompt: Mapping[str, Any], session: MCPSession, namespace: str, 
         input_schema=Schema({"type": "object", "properties": properties, "required": required}),
     )
 
+    def params(input: Any) -> dict[str, Any]:
+        return {"name": name, "arguments": input or {}}
+
     async def get(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await session.call("prompts/get", {"name": name, "arguments": input or {}}, context)
+        result = await session.call("prompts/get", params(input), context)
         blocks: list[Any] = []  # one per message, or in newer revisions several
         for message in map(as_dict, as_list(result.get("messages"))):
             content: Any = message.get("content")
             blocks += content if isinstance(content, list) else [content]
         return structured_envelope(result, spec.id, read_blocks(blocks, spec.id))
 
-    return Operation(spec, get)
+    return Operation(
+        spec, get, preview=lambda input, context, _: session.preview("prompts/get", params(input), context)
+    )
 
 
 # --- resources --------------------------------------------------------------------------------------------------------
@@ -298,15 +305,20 @@ def _read_operation(session: MCPSession, namespace: str) -> Operation:
         input_schema=_ONE_RESOURCE,
     )
 
+    def params(input: Any) -> dict[str, Any]:
+        return {"uri": input["uri"]}
+
     async def read(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await session.call("resources/read", {"uri": input["uri"]}, context)
+        result = await session.call("resources/read", params(input), context)
         contents = result.get("contents")
         if not isinstance(contents, list):
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{spec.id}: the result has no list of contents")
         blocks = [{"type": "resource", "resource": each} for each in cast("list[Any]", contents)]
         return blocks_envelope(result, spec.id, read_blocks(blocks, spec.id))
 
-    return Operation(spec, read)
+    return Operation(
+        spec, read, preview=lambda input, context, _: session.preview("resources/read", params(input), context)
+    )
 
 
 def _watch_operation(session: MCPSession, namespace: str, updates: ResourceUpdates) -> Operation:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import reprlib
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -26,7 +26,7 @@ from opwire.adapters.mcp.session import MCPSession
 from opwire.adapters.report import Report
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
-from opwire.operation import Context, Operation, OperationSpec, OperationType, split_id
+from opwire.operation import Context, Operation, OperationSpec, OperationType, PreparedRequest, split_id
 from opwire.origin import ERROR_META, ITEM_META, ORIGIN_META, Origin, ResultOrigin, read_origin, read_result_origin
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
@@ -207,7 +207,11 @@ def _operation(session: MCPSession, tool: str, spec: OperationSpec, *, wraps_inp
     def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         return stream_items(session, params(input), context, spec.id)
 
-    return Operation(spec, stream if spec.type is OperationType.SUBSCRIPTION else call)
+    def preview(input: Any, context: Context, _: bool) -> Awaitable[PreparedRequest]:
+        return session.preview("tools/call", params(input), context, reports=streams)
+
+    streams = spec.type is OperationType.SUBSCRIPTION
+    return Operation(spec, stream if streams else call, preview=preview)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

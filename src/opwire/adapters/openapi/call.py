@@ -38,7 +38,7 @@ from opwire.adapters.openapi.serialize import prepare_files
 from opwire.envelope import HTTPResponseMeta, http_envelope
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import ChunkReader, HTTPClient, HTTPRequest, SSEParser, host_of
-from opwire.operation import Context, ShapedResult, trace_of
+from opwire.operation import Context, PreparedRequest, ShapedResult, trace_of
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed.plain import read_json
 
@@ -398,6 +398,23 @@ class HTTPOperation:
         finally:
             subscription.close()
 
+    async def preview(self, input: Any, context: Context, reveal: bool) -> PreparedRequest:
+        """Return the request that `call` would send first (`Operation.preview`). A token is not requested for it."""
+        request = self.client.prepared(await self._signed(self.request(input), context, offline=True))
+        shown = request if reveal else request.redacted()
+        return PreparedRequest(
+            protocol="http", method=shown.method, url=shown.url, headers=tuple(shown.headers), body=shown.body
+        )
+
+    async def _signed(self, request: HTTPRequest, context: Context, *, offline: bool = False) -> HTTPRequest:
+        if context.metadata and not any(name.lower() == "traceparent" for name, _ in request.headers):
+            # The request joins the trace of the call, unless the input has a trace of its own among the parameters.
+            trace = [(name, str(value)) for name, value in trace_of(context.metadata).items()]
+            request = replace(request, headers=request.headers + trace)
+        if not self.plan.security:
+            return request
+        return await self._credentials.apply(self.plan, request, context, offline=offline)
+
     async def open(self, request: HTTPRequest, context: Context) -> tuple[ClientResponse, ResponseHead]:
         """Send a request, and return the response with its body unread; the caller closes it.
 
@@ -407,15 +424,11 @@ class HTTPOperation:
             CallError: EXECUTION_ERROR for an HTTP error; else as `HTTPClient.open`.
         """
         plan, client, credentials = self.plan, self.client, self._credentials
-        if context.metadata and not any(name.lower() == "traceparent" for name, _ in request.headers):
-            # The request joins the trace of the call, unless the input has a trace of its own among the parameters.
-            trace = [(name, str(value)) for name, value in trace_of(context.metadata).items()]
-            request = replace(request, headers=request.headers + trace)
-        signed = await credentials.apply(plan, request, context) if plan.security else request
+        signed = await self._signed(request, context)
         response = await client.open(signed)
         if response.status == 401 and plan.security and credentials.reject(signed):
             response.close()
-            response = await client.open(await credentials.apply(plan, request, context))
+            response = await client.open(await self._signed(request, context))
         head = head_of(response)
         if not head.is_result:
             body, is_whole = await client.read_start(response, MAX_ERROR_BODY)

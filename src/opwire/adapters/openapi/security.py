@@ -196,8 +196,12 @@ class APICredentials:
     def __repr__(self) -> str:
         return f"<APICredentials {'by callback' if callable(self._given) else sorted(self._given)}>"
 
-    async def apply(self, plan: CallPlan, request: HTTPRequest, context: Context) -> HTTPRequest:
+    async def apply(
+        self, plan: CallPlan, request: HTTPRequest, context: Context, *, offline: bool = False
+    ) -> HTTPRequest:
         """Return the request with credentials; unchanged if none are required or given.
+
+        `offline` requests no token, and uses `***` instead.
 
         Raises:
             CallError: EXECUTION_ERROR, a credential does not fit its scheme, or the token request failed.
@@ -216,7 +220,8 @@ class APICredentials:
             else:
                 if requirements:
                     return _signed(
-                        request, [await self._secret(plan, each, found[each.scheme.name]) for each in requirements]
+                        request,
+                        [await self._secret(plan, each, found[each.scheme.name], offline) for each in requirements],
                     )
         return request
 
@@ -258,7 +263,9 @@ class APICredentials:
         except Exception as error:
             raise _unusable(plan, name, "its callback failed") from error
 
-    async def _secret(self, plan: CallPlan, requirement: SecurityRequirement, credential: Any) -> _Secret:
+    async def _secret(
+        self, plan: CallPlan, requirement: SecurityRequirement, credential: Any, offline: bool
+    ) -> _Secret:
         """Return a credential in the form and place of its scheme."""
         scheme = requirement.scheme
         location, name, token = "header", "Authorization", None
@@ -278,7 +285,7 @@ class APICredentials:
                     # A token has no spaces: with a space it is a complete header value, `Token abc`.
                     text = text if " " in text else f"Bearer {text}"
                 case _:
-                    token = await self._token(plan, requirement, credential)
+                    token = await self._token(plan, requirement, credential, offline)
                     text = f"Bearer {token}"
             if location == "query":
                 return _Secret(location, encode(name), encode(text))
@@ -288,7 +295,7 @@ class APICredentials:
         except ValueError as error:
             raise _unusable(plan, scheme.name, str(error)) from error
 
-    async def _token(self, plan: CallPlan, requirement: SecurityRequirement, credential: Any) -> str:
+    async def _token(self, plan: CallPlan, requirement: SecurityRequirement, credential: Any, offline: bool) -> str:
         try:
             client = credential if isinstance(credential, OAuthClient) else msgspec.convert(credential, OAuthClient)
         except msgspec.ValidationError as error:  # its text names fields and types, not values
@@ -297,7 +304,7 @@ class APICredentials:
             raise ValueError("token requests are not available")
         token_url = _token_url(plan, requirement.scheme) if client.token_url is None else client.token_url
         scopes = requirement.scopes if client.scopes is None else client.scopes
-        return await self._tokens.get(client, token_url, scopes)
+        return "***" if offline else await self._tokens.get(client, token_url, scopes)
 
 
 def _authenticating(alternative: tuple[SecurityRequirement, ...]) -> list[SecurityRequirement]:
@@ -334,6 +341,6 @@ def _signed(request: HTTPRequest, secrets: list[_Secret]) -> HTTPRequest:
         url=url,
         headers=[header for header in request.headers if header[0].lower() not in names] + headers,
         secret_headers=request.secret_headers | names,
-        secret_query=request.secret_query or bool(query),
+        secret_query=request.secret_query.union(each.partition("=")[0] for each in query),
         token=next((secret.token for secret in secrets if secret.token is not None), None),
     )

@@ -384,8 +384,5 @@ class OpenAPISource(AdapterSource):
     def _operation(self, operation: LazyOperation) -> Operation:
         http = HTTPOperation(lambda: operation.plan, self._client, self._credentials, reconnect=self._reconnect)
         streams = operation.spec.type is OperationType.SUBSCRIPTION
-        return Operation(
-            operation.spec,
-            http.subscribe if streams else http.call,
-            prepare=http.prepare,
-        )
+        handler = http.subscribe if streams else http.call
+        return Operation(operation.spec, handler, prepare=http.prepare, preview=http.preview)

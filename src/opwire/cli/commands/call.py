@@ -1,19 +1,24 @@
 """`opwire call` prints the result of an operation; `opwire watch` streams the items of a subscription."""
 
 import asyncio
+import shlex
+from base64 import b64encode
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
+from msgspec import structs
 
 from opwire.cli import exit_codes
 from opwire.cli.inputs import SchemaField, complete_input, read_input
 from opwire.cli.options import operation_argument, result_options, shared_options, source_options
-from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, save, show
+from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, json_text, save, show
 from opwire.cli.sources import Sources, run
-from opwire.envelope import ResponseEnvelope
-from opwire.operation import Context, OperationSpec, OperationType, Progress
+from opwire.operation import Context, OperationSpec, OperationType, PreparedRequest, Progress
+from opwire.registry import OperationRegistry
+from opwire.typed.plain import harmless
 
 
 @click.command(name="call")
@@ -22,11 +27,23 @@ from opwire.operation import Context, OperationSpec, OperationType, Progress
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Save the result to a file.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds to wait for the result.")
 @click.option("--no-input", is_flag=True, help="Do not prompt for missing fields.")
+@click.option("--dry-run", is_flag=True, help="Print the request instead of sending it.")
+@click.option("--curl", is_flag=True, help="Print the request of an HTTP API as a curl command instead of sending it.")
+@click.option("--show-credentials", is_flag=True, help="Print credentials in the request, which are *** by default.")
 @result_options
 @source_options
 @shared_options
 @click.pass_obj
-def call_command(screen: Screen, output: Path | None, form: OutputFormat, **arguments: Any) -> int:
+def call_command(
+    screen: Screen,
+    *,
+    output: Path | None,
+    form: OutputFormat,
+    dry_run: bool,
+    curl: bool,
+    show_credentials: bool,
+    **arguments: Any,
+) -> int:
     """Call an operation and print its result.
 
     \b
@@ -38,6 +55,10 @@ def call_command(screen: Screen, output: Path | None, form: OutputFormat, **argu
       photo=@cat.png   the content of a file
       '{"count": 5}'   the whole input as JSON; @input.json, or - for standard input
     """
+    if dry_run or curl:
+        request = run(_call(screen, **arguments, preview=True, reveal=show_credentials))
+        show_request(request, screen, curl=curl)
+        return exit_codes.OK
     envelope = run(_call(screen, **arguments))
     if output is None:
         show(envelope, form, screen)
@@ -57,16 +78,73 @@ async def _call(
     sources: Sources,
     timeout: float | None,
     no_input: bool,
-) -> ResponseEnvelope[Any]:
+    preview: bool = False,
+    reveal: bool = False,
+) -> Any:
+    """Return the envelope; with `preview`, the request."""
     async with sources.open(screen, operation_id) as loaded:
         spec = loaded.spec(operation_id)
         if spec.type is OperationType.SUBSCRIPTION:
             raise click.UsageError(f"{operation_id} is a subscription: use `opwire watch {operation_id}`")
         input = _input(spec, words, screen, no_input=no_input)
+        if preview:
+            if not isinstance(loaded.target, OperationRegistry):
+                raise click.UsageError(
+                    "--dry-run needs the source of the operation: use it where the source is, not --url"
+                )
+            return await loaded.target.preview(operation_id, input, reveal=reveal)
         async with loaded.client() as client:
             with Spinner(operation_id) as spinner:
                 context = Context(on_progress=lambda now: spinner.update(f"{operation_id}: {progress_text(now)}"))
                 return await client.call_envelope(operation_id, input, timeout=timeout or spec.timeout, context=context)
+
+
+def show_request(request: PreparedRequest, screen: Screen, *, curl: bool) -> None:
+    """Print what a call would send."""
+    if curl and request.protocol != "http":
+        raise click.UsageError("--curl is for operations of HTTP APIs; --dry-run prints the request of any operation")
+    body = _text(request.body)
+    if screen.as_json:
+        encoded = None if request.body is None else {"base64": b64encode(request.body).decode()}
+        screen.json({**structs.asdict(request), "body": encoded if body is None else body})
+    elif request.protocol == "http":
+        lines = [f"{request.method} {request.url}", *(f"{name}: {value}" for name, value in request.headers)]
+        if request.body is not None:
+            lines += ["", f"[{len(request.body):,} bytes of binary data]" if body is None else body]
+        screen.line(curl_command(request) if curl else "\n".join(lines))
+    else:
+        target = f"to the MCP server {request.url}" if request.url else "a local function: nothing would be sent"
+        screen.note(target)
+        screen.line(json_text(msgspec.Raw(request.body or b"null"), indent=True))
+    if any("***" in value for value in (request.url, *dict(request.headers).values())):
+        screen.note("credentials are shown as ***; --show-credentials prints them")
+
+
+def curl_command(request: PreparedRequest) -> str:
+    """Return a command for POSIX shells that sends the same request."""
+    words = [["curl", "--globoff", request.url]]  # brackets in a URL are not patterns
+    if request.method == "HEAD":
+        words.append(["--head"])
+    elif request.method != ("GET" if request.body is None else "POST"):
+        words.append(["--request", request.method])
+    for name, value in request.headers:
+        words.append(["--header", f"{name}: {value}" if value else f"{name};"])  # "name:" would remove it
+    prefix = ""
+    if (text := _text(request.body)) is not None:
+        words.append(["--data-raw", text])
+    elif request.body is not None:
+        prefix = f"printf %s {b64encode(request.body).decode()} | base64 -d | "
+        words.append(["--data-binary", "@-"])
+    return prefix + " \\\n  ".join(shlex.join(each) for each in words)
+
+
+def _text(body: bytes | None) -> str | None:
+    """Return a body that can be printed, or None: a terminal would obey control characters, and others lose bytes."""
+    try:
+        text = None if body is None else body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if text is None or text != harmless(text) else text
 
 
 def progress_text(now: Progress) -> str:
