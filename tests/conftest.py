@@ -1,5 +1,6 @@
 """Shared fixtures."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -25,6 +26,12 @@ _every_machine = settings(
 settings.register_profile("ci", _every_machine, max_examples=CI_EXAMPLES)
 settings.register_profile("dev", _every_machine, max_examples=CI_EXAMPLES // 4)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_collection_finish() -> None:
+    """Hide what is collected from the garbage collector: of a million objects, a collection takes 0.8 s of CPU time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

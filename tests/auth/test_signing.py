@@ -65,15 +65,12 @@ def test_an_end_without_a_signer_sends_no_identity() -> None:
     )
 )
 def test_the_input_is_bound_whatever_it_is(input: Any) -> None:
-    sent = ANNS.leaving(request(input=input))
+    sent = holder(ANN).leaving(request(input=input))
     fresh = SignedRequests(None, Verifier(AUTHORITY.public_pem))
     assert fresh.arriving(travelled(sent)).identity == ANN
     with pytest.raises(CallError) as refused:
         fresh.arriving(travelled(replace(sent, input=["something else", input])))
     assert refused.value.code is ErrorCode.UNAUTHENTICATED
-
-
-ANNS = holder(ANN)
 
 
 @requirement("auth.credential.bound", "auth.signed-requests")

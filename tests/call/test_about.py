@@ -21,6 +21,7 @@ from opwire.call import (
 )
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.harness import call_error, connected_ends, within
+from tests.chaos.virtual_time import run_virtually
 from tests.requirements import requirement
 
 
@@ -112,19 +113,22 @@ async def test_thousands_of_operations_with_large_schemas_are_found_within_the_l
 
 
 @requirement("call.discovery")
-async def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     class Deaf(MemoryTransport):
         def deliver(self, event: Any, sender: str) -> None:
             pass
 
-    bus = MemoryBus()
-    async with connected_ends(shop(), bus=bus) as here:
-        deaf = PendingRequestMap(Deaf(bus))
-        async with deaf, CallHandler(shop(), deaf):
-            with caplog.at_level(logging.WARNING, "opwire.call"):
-                found = await within(discover(here.client, wait=0, timeout=0.05))
-        assert [each.server.id for each in found] == [here.handler.about().id]
-        assert "did not describe itself" in caplog.text
+    async def run() -> None:
+        bus = MemoryBus()
+        async with connected_ends(shop(), bus=bus) as here:
+            deaf = PendingRequestMap(Deaf(bus))
+            async with deaf, CallHandler(shop(), deaf):
+                with caplog.at_level(logging.WARNING, "opwire.call"):
+                    found = await discover(here.client, wait=0, timeout=5)
+            assert [each.server.id for each in found] == [here.handler.about().id]
+            assert "did not describe itself" in caplog.text
+
+    run_virtually(run())
 
 
 @requirement("call.discovery")

@@ -635,7 +635,9 @@ def test_a_journal_that_never_takes_a_result_keeps_no_place_of_the_worker(caplog
 
 @requirement("durable.numbers")
 @pytest.mark.parametrize("asked", [float("inf"), float("nan"), 10**400, "soon"], ids=["inf", "nan", "large", "text"])
-def test_whatever_time_an_error_asks_for_the_worker_goes_on(asked: Any) -> None:
+def test_whatever_time_an_error_asks_for_the_worker_goes_on(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opwire.durable.worker._WAIT", 60.0)  # a day of polls twice a second takes 10 s of CPU time
+
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:
         shop.failures = [CallError("UNAVAILABLE", retry_after=asked)]
         async with DurableWorker(shop.registry, journal, concurrency=1):

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +19,6 @@ class Leaks:
     """
 
     async def __aenter__(self) -> Self:
-        _set_aside_what_stays()
         gc.collect()  # what earlier tests left to the collector is not to hide what this one leaves
         self._before = {kind: look() for kind, look in _LOOKS.items()}
         return self
@@ -40,16 +38,6 @@ class Leaks:
             if len(now) > len(before):
                 leaks.append(f"{kind}: {len(now)} instead of {len(before)}, among them {now - before}")
         return leaks
-
-
-@cache
-def _set_aside_what_stays() -> None:
-    """Once: the collector is not to look through all that was imported, and through every other test, for each test.
-
-    With the whole suite these are a million objects.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _tasks() -> set[str]:

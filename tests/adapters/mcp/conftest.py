@@ -1,6 +1,5 @@
 """Servers for the tests of MCP."""
 
-import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,15 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.servers.processes import ROOT, mortal
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Looking for leaks collects garbage, which takes long among all that the SDK has imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="package")
