@@ -1,6 +1,7 @@
 """The base class of the sources that adapters return."""
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
@@ -11,6 +12,9 @@ from opwire.errors import OpwireError
 from opwire.operation import Operation, SourceChange
 
 logger = logging.getLogger("opwire.adapters")
+
+ENV_PLACEHOLDER = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+"""An environment variable in the settings of a source: `${NAME}`, `${env:NAME}` or `${NAME:-default}`."""
 
 
 class AdapterSource(ABC):

@@ -12,16 +12,14 @@ with all examples enabled.
 """
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.errors import ConfigError
 from opwire.operation import NormalizeMode
-
-_PLACEHOLDER = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 SECRET_IN_FILE = "secrets do not belong in a file"  # noqa: S105 - a message
 USE_ENVIRONMENT = 'write "${NAME}", and set NAME in the environment'
@@ -41,12 +39,12 @@ class EnvText(Struct, frozen=True):
     @property
     def variables(self) -> tuple[str, ...]:
         """The names of the environment variables, each once."""
-        return tuple(dict.fromkeys(found[1] for found in _PLACEHOLDER.finditer(self.template)))
+        return tuple(dict.fromkeys(found[1] for found in ENV_PLACEHOLDER.finditer(self.template)))
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The variables without a default that are not set."""
-        found = _PLACEHOLDER.finditer(self.template)
+        found = ENV_PLACEHOLDER.finditer(self.template)
         return tuple(dict.fromkeys(each[1] for each in found if each[2] is None and each[1] not in os.environ))
 
     def resolve(self, at: str) -> str:
@@ -58,12 +56,12 @@ class EnvText(Struct, frozen=True):
         if missing := self.missing:
             names = f"variable {missing[0]} is" if len(missing) == 1 else f"variables {' and '.join(missing)} are"
             raise ConfigError(f"{at}: the environment {names} not set")
-        return _PLACEHOLDER.sub(lambda found: os.environ.get(found[1], found[2] or ""), self.template)
+        return ENV_PLACEHOLDER.sub(lambda found: os.environ.get(found[1], found[2] or ""), self.template)
 
     @property
     def problem(self) -> tuple[str, str] | None:
         """The problem of an invalid template, and a suggestion; None if it is valid."""
-        if "${" in _PLACEHOLDER.sub("", self.template):
+        if "${" in ENV_PLACEHOLDER.sub("", self.template):
             return 'invalid placeholder after "${"', "write ${NAME}"
         return None
 
@@ -74,7 +72,7 @@ class Secret(EnvText, frozen=True):
     @property
     def problem(self) -> tuple[str, str] | None:
         """As for any text; and the problem of a secret in the file."""
-        defaults = {found[2] for found in _PLACEHOLDER.finditer(self.template)}
+        defaults = {found[2] for found in ENV_PLACEHOLDER.finditer(self.template)}
         return super().problem or (None if defaults == {None} else (SECRET_IN_FILE, USE_ENVIRONMENT))
 
 

@@ -29,7 +29,7 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse
 
-from opwire.adapters.mcp.errors import ServerLog, call_error, http_failure
+from opwire.adapters.mcp.errors import ServerLog, call_error, http_failure, with_output
 from opwire.adapters.mcp.http import MCPHTTPClient, sse_stream
 from opwire.adapters.mcp.negotiation import (
     Agreement,
@@ -273,7 +273,7 @@ class MCPConnection:
             self.failure = self.failure or self._reason()
             self.last_output = streams.last_output()
             if self._agreement is not None and not self._is_closing:
-                logger.warning("%s", "; ".join(filter(None, (self.failure.message, self.last_output))))
+                logger.warning("%s", with_output(self.failure.message, self.last_output))
             self._end()
 
     async def _handshake(self, patience: float) -> None:

@@ -94,6 +94,11 @@ class HTTPFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {HTTP_FAILURE: msgspec.to_builtins(self)}
 
 
+def with_output(message: str, last_output: str) -> str:
+    """Return a message and the last lines of a server on stderr, for the log or for the owner of the server."""
+    return f"{message}; {last_output}" if last_output else message
+
+
 def too_large(what: str) -> ErrorData:
     """Return the error that replaces an oversized response."""
     failure = HTTPFailure(status=0, reason=f" {what}", too_long=True)

@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -77,7 +78,7 @@ def has_few_values(raw: bytes, limit: int) -> bool:
     return separators(b"".join(plain.split(b'"')[::2])) <= limit
 
 
-class MessageStream:
+class MessageStream(ABC):
     """Both streams of the SDK's dispatcher in one; `failure` is the reason of its end.
 
     The code that opened it closes it: `aclose` is a no-op.
@@ -85,21 +86,21 @@ class MessageStream:
 
     failure: CallError | None = None
 
+    @abstractmethod
     async def send(self, item: SessionMessage, /) -> None:
         """Send one message.
 
         Raises:
             BrokenResourceError: the stream has ended. The dispatcher expects this exception.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def receive(self) -> SessionMessage:
         """Return the next message.
 
         Raises:
             EndOfStream: the stream has ended.
         """
-        raise NotImplementedError
 
     def __aiter__(self) -> Self:
         return self
@@ -110,14 +111,14 @@ class MessageStream:
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: B027 - the same for every stream
         """Do nothing."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        pass
+        await self.aclose()
 
 
 def write_message(message: JSONRPCMessage) -> bytes:

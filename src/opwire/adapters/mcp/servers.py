@@ -22,6 +22,7 @@ from mcp_types.methods import validate_client_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from msgspec import Struct
 
+from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.operation import NormalizeMode
 
@@ -49,7 +50,6 @@ _INHERITED = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
 )
-_PLACEHOLDER = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
 class StdioServer(Struct, frozen=True):
@@ -215,7 +215,7 @@ def _expand(value: str | float, key: str) -> str:
             raise UsageError(f"{key}: the environment variable {name} is not set")
         return os.environ.get(name, default)
 
-    return _PLACEHOLDER.sub(replacement, str(value))
+    return ENV_PLACEHOLDER.sub(replacement, str(value))
 
 
 class _Question(Struct):

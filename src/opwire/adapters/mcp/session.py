@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from opwire.adapters.mcp.connection import MCPConnection, SessionLostError
+from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo
 from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
 from opwire.deadlines import back_off
@@ -257,7 +258,7 @@ class MCPSession:
         except CallError as error:
             self._failed(error, 2)
             if self.info is not None:
-                logger.warning("%s", "; ".join(filter(None, (error.message, self.last_output))))
+                logger.warning("%s", with_output(error.message, self.last_output))
             raise
         if self.info is not None:
             logger.info("the MCP server %s is connected again", self._server.name)

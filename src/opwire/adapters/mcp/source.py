@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo, as_text
 from opwire.adapters.mcp.servers import (
     HTTPServer,
@@ -500,12 +501,11 @@ class MCPSource(AdapterSource):
             try:
                 await server.open()
             except CallError as error:
-                if output := server.session.last_output:
-                    message = f"{error.message}; {output}"
-                    error = CallError(error.code, message, error.details, retryable=error.retryable)
+                message = with_output(error.message, server.session.last_output)
+                explained = CallError(error.code, message, error.details, retryable=error.retryable)
                 if self._required:
-                    raise error from None
-                self._failures[name] = error
+                    raise explained from error
+                self._failures[name] = explained
                 logger.warning("the MCP server %s is skipped: %s", name, error)
 
         try:

@@ -108,7 +108,7 @@ class ServeOptions(NamedTuple):
 
 
 @click.command(name="serve")
-@click.option("--mcp", "surface", type=click.Choice(["stdio", "http"]), help="As an MCP server.")
+@click.option("--mcp", "surface", type=click.Choice(["stdio", "http"]), help="As an MCP server.")  # see `install`
 @click.option("--http", is_flag=True, help="As an HTTP API with an OpenAPI document.")
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option(
