@@ -234,6 +234,7 @@ OPERATIONS: dict[str, str] = {
     "registry.listeners": "Listeners are told of every addition, replacement and removal; a failing one harms nobody.",
     "registry.duplicate-id": "A second operation of the same id is refused unless it is to replace the first.",
     "registry.no-handler": "A spec without a handler is known, but calling it is OPERATION_NOT_FOUND, and says why.",
+    "registry.rejected": "Calls without an operation to run, which no interceptor sees, are reported to listeners.",
     "registry.interceptors": "An interceptor wraps every call and each item of a subscription; the first is outermost.",
     "registry.dispatch": "One dispatcher finds an operation, checks access and calls it, for every surface.",
     "registry.not-found": "Calling an unknown id is OPERATION_NOT_FOUND, with the ids that look alike.",
@@ -1143,6 +1144,8 @@ CLIENT: dict[str, str] = {
     "client.closed": "A client that is not open refuses; closing ends what is under way on its own connection.",
     "client.http": "Over HTTP, envelopes and problems are read back whole; foreign answers are errors by status.",
     "client.sync": "SyncClient works in scripts, threads and beside a running loop, and leaves no thread.",
+    "calls.interceptors": "Interceptors of a PendingRequestMap are around every outgoing call and each item, with its "
+    "options; errors of received requests are reported to listeners.",
     "client.interceptors": "An interceptor of a client is around every call with its retries, and around each item.",
     "client.codegen": "`generate_client` writes a deterministic typed module that pyright strict accepts and that "
     "runs.",

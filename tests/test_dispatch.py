@@ -249,3 +249,28 @@ async def test_an_interceptor_keeps_its_state_from_call_to_call() -> None:
         spec = dispatcher.find("shop.price", READER)
         await dispatcher.execute(spec, {"article": article}, Context(identity=READER))
     assert asked == ["tea", "salt"]
+
+
+@requirement("registry.rejected")
+async def test_calls_without_an_operation_to_run_are_reported_to_listeners() -> None:
+    registry, seen = shop(), list[tuple[str, Context, ErrorCode]]()
+    remove = registry.on_rejected(lambda id, context, error: seen.append((id, context, error.code)))
+    context = Context(request_id="r1")
+    for operation_id in ("shop.nothing", "shop.planned", "shop.prices"):
+        with pytest.raises(CallError):
+            await registry.execute(operation_id, None, context)
+    with pytest.raises(CallError):
+        assert [item async for item in registry.subscribe("shop.price")]
+    assert [(id, code) for id, _, code in seen] == [
+        ("shop.nothing", ErrorCode.OPERATION_NOT_FOUND),
+        ("shop.planned", ErrorCode.OPERATION_NOT_FOUND),
+        ("shop.prices", ErrorCode.VALIDATION_ERROR),
+        ("shop.price", ErrorCode.VALIDATION_ERROR),
+    ]
+    assert [each for _, each, _ in seen][:3] == [context] * 3
+    await registry.execute("shop.price", {"article": "tea"})
+    remove()
+    remove()
+    with pytest.raises(CallError):
+        await registry.execute("shop.nothing")
+    assert len(seen) == 4

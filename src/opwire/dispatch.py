@@ -8,13 +8,13 @@
 here, and calls it here, so that lookup, access control and the interceptors of the surface exist once.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import Interceptors
+from opwire.invoke import InterceptedCall, Interceptors
 from opwire.operation import Context, Identity, Interceptor, OperationSpec, check_access, may_access
 from opwire.registry import OperationRegistry
 
@@ -83,16 +83,17 @@ class Dispatcher:
         check_access(spec, identity)
         return spec
 
-    async def execute(self, spec: OperationSpec, input: Any, context: Context) -> ResponseEnvelope[Any]:
+    def execute(self, spec: OperationSpec, input: Any, context: Context) -> Awaitable[ResponseEnvelope[Any]]:
         """Call a query or mutation that `find` returned.
 
         Raises:
             CallError: the call failed.
         """
         if self._own is not None and self._is_own(spec):
-            return await self._own.execute(spec.id, input, context)
-        call = self._interceptors.cached(spec, partial(self.registry.execute, spec.id))
-        return await (self.registry.execute(spec.id, input, context) if call is None else call.execute(input, context))
+            return self._own.execute(spec.id, input, context)
+        if self._interceptors.installed:
+            return self._call(spec, self.registry.execute).execute(input, context)
+        return self.registry.execute(spec.id, input, context)
 
     def subscribe(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Return the envelopes of a subscription that `find` returned, one per item.
@@ -102,5 +103,9 @@ class Dispatcher:
         """
         if self._own is not None and self._is_own(spec):
             return self._own.subscribe(spec.id, input, context)
-        call = self._interceptors.cached(spec, partial(self.registry.subscribe, spec.id))
-        return self.registry.subscribe(spec.id, input, context) if call is None else call.subscribe(input, context)
+        if self._interceptors.installed:
+            return self._call(spec, self.registry.subscribe).subscribe(input, context)
+        return self.registry.subscribe(spec.id, input, context)
+
+    def _call(self, spec: OperationSpec, method: Callable[..., Any]) -> InterceptedCall:
+        return self._interceptors.cached(spec, partial(method, spec.id))

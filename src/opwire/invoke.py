@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, SchemaError
-from opwire.operation import Context, Handler, Interceptor, OperationSpec, PreparedRequest
+from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, RegistrationError, SchemaError
+from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, PreparedRequest, split_id
 from opwire.pipeline import ResultPipeline
 from opwire.schema import Problem
 from opwire.typed.plain import MAX_DEPTH, SCALARS, survey, to_plain
@@ -277,33 +277,52 @@ class Interceptors:
     """The interceptors of a registry, a surface or a client; the first one installed is the outermost."""
 
     def __init__(self) -> None:
-        self._installed: list[Interceptor] = []
+        self.installed: list[Interceptor] = []
         self._calls: dict[str, tuple[OperationSpec, InterceptedCall]] = {}
 
     def use(self, interceptor: Interceptor) -> Callable[[], None]:
         """Install an interceptor, inside those already installed; the returned function removes it."""
-        self._installed.append(interceptor)
+        self.installed.append(interceptor)
         self._calls.clear()
 
         def remove() -> None:
-            if interceptor in self._installed:
-                self._installed.remove(interceptor)
+            if interceptor in self.installed:
+                self.installed.remove(interceptor)
                 self._calls.clear()
 
         return remove
 
-    def cached(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
-        """Return the cached result of `around` for a spec: an interceptor may keep state per operation."""
-        if not self._installed:
-            return None
+    def cached(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall":
+        """Return the intercepted call of a spec, built once: an interceptor may keep state per operation."""
         known = self._calls.get(spec.id)
         if known is None or known[0] is not spec:
-            known = self._calls[spec.id] = (spec, InterceptedCall(spec, handler, self._installed))
+            known = self._calls[spec.id] = (spec, InterceptedCall(spec, handler, self.installed))
         return known[1]
+
+    def remote(self, operation_id: str, type: OperationType, handler: Handler) -> "InterceptedCall | None":
+        """Wrap every interceptor around one call of an operation at a peer; return None without interceptors.
+
+        Raises:
+            CallError: OPERATION_NOT_FOUND, if the id is invalid.
+        """
+        return self.around(remote_spec(operation_id, type), handler) if self.installed else None
 
     def around(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
         """Wrap every interceptor around an operation's handler; return None without interceptors."""
-        return InterceptedCall(spec, handler, self._installed) if self._installed else None
+        return InterceptedCall(spec, handler, self.installed) if self.installed else None
+
+
+def remote_spec(operation_id: str, type: OperationType) -> OperationSpec:
+    """Return the spec of an operation at a peer, for interceptors: its id and type.
+
+    Raises:
+        CallError: OPERATION_NOT_FOUND, if the id is invalid.
+    """
+    try:
+        namespace, name = split_id(operation_id)
+        return OperationSpec(namespace=namespace, name=name, type=type)
+    except RegistrationError as error:
+        raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id[:200]}") from error
 
 
 class InterceptedCall:

@@ -123,6 +123,7 @@ class OperationRegistry:
         self._operations: dict[str, BoundOperation] = {}
         self._listeners: list[Callable[[Change], None]] = []
         self._interceptors = Interceptors()
+        self._rejected: list[Callable[[str, Context, CallError], None]] = []
         self._context = Context(bind_env=self.bind_env)  # the default
 
     # --- registration -----------------------------------------------------------------------------------------------
@@ -309,6 +310,14 @@ class OperationRegistry:
 
         return remove_and_rebind
 
+    def on_rejected(self, listener: Callable[[str, Context, CallError], None]) -> Callable[[], None]:
+        """Call the listener for each call without an operation to run, which interceptors do not see.
+
+        It gets the id, the context and the error; the returned function removes it.
+        """
+        self._rejected.append(listener)
+        return lambda: self._rejected.remove(listener) if listener in self._rejected else None
+
     def _intercept(self, *operations: BoundOperation) -> None:
         for bound in operations:
             if bound.handler is not None:
@@ -387,7 +396,7 @@ class OperationRegistry:
         """
         bound = self._operations.get(operation_id)
         if bound is None or bound.run is None:
-            raise self._uncallable(operation_id, bound, "execute")
+            raise self._uncallable(operation_id, bound, context, "execute")
         if bound.intercepted is None:
             envelope = await self._call(bound, input, context)
         else:
@@ -449,7 +458,7 @@ class OperationRegistry:
         """
         bound = self._operations.get(operation_id)
         if bound is None or bound.open is None:
-            raise self._uncallable(operation_id, bound, "subscribe")
+            raise self._uncallable(operation_id, bound, context, "subscribe")
         if bound.intercepted is None:
             envelopes = self._stream(bound, input, context)
         else:
@@ -508,15 +517,20 @@ class OperationRegistry:
         """Return the env of a call's context; the default of `Context.bind_env`."""
         return Env(self, None if context is self._context else context)
 
-    def _uncallable(self, operation_id: str, bound: BoundOperation | None, verb: str) -> CallError:
+    def _uncallable(
+        self, operation_id: str, bound: BoundOperation | None, context: Context | None, verb: str
+    ) -> CallError:
         if bound is None:
-            return self.not_found(operation_id)
-        if bound.handler is None:
-            return CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
-        other = "subscribe" if verb == "execute" else "execute"
-        return CallError(
-            ErrorCode.VALIDATION_ERROR, f"{operation_id} is a {bound.spec.type.value}: use {other}(), not {verb}()"
-        )
+            error = self.not_found(operation_id)
+        elif bound.handler is None:
+            error = CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
+        else:
+            other = "subscribe" if verb == "execute" else "execute"
+            wrong = f"{operation_id} is a {bound.spec.type.value}: use {other}(), not {verb}()"
+            error = CallError(ErrorCode.VALIDATION_ERROR, wrong)
+        for listener in tuple(self._rejected):
+            listener(operation_id, self._context if context is None else context, error)
+        return error
 
     def not_found(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> CallError:
         """Return the error for an unknown id; its message suggests similar ones."""

@@ -7,16 +7,19 @@ Names follow OpenTelemetry's conventions for RPC. Inputs, outputs and error mess
 recorded. A call that crosses a network stays one trace: the `traceparent` of W3C Trace Context is propagated over every
 transport, in the `_meta` of MCP and in the headers of HTTP, with or without this module.
 
-`instrument` replaces methods of an object, not of its class, so that other objects stay as fast as before.
+`instrument` installs an interceptor, inside those that are installed already. Objects without one stay as fast as
+before.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from inspect import iscoroutinefunction
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast
+from weakref import WeakSet
 
 from msgspec.structs import replace
 from opentelemetry.context import Context as Surroundings
@@ -37,7 +40,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode
-from opwire.operation import Context, OperationType, Trace, trace_of
+from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, Trace, trace_of
 from opwire.registry import OperationRegistry, build_env
 
 _w3c = TraceContextTextMapPropagator()
@@ -132,6 +135,31 @@ class Recorder:
         """Count a request over a transport that failed, whether it ran or not."""
         self._errors.add(1, {"rpc.system.name": "opwire", "error.type": error.code.value})
 
+    def around(self, spec: OperationSpec, handler: Handler) -> Handler:
+        """Record the calls of an operation; an `Interceptor`. A caller knows of the type only whether it streams."""
+        streams = spec.type is OperationType.SUBSCRIPTION
+        type = spec.type if streams or self.side == "server" else None
+
+        async def call(input: Any, context: Context) -> Any:
+            with self.call(spec.id, context, type=type) as recorded, recorded.current():
+                result: Any = await handler(input, recorded.context)
+                recorded.answered(result)
+                return result
+
+        async def stream(input: Any, context: Context) -> AsyncGenerator[Any]:
+            with self.call(spec.id, context, type=type) as recorded:
+                items: Any = handler(input, recorded.context)
+                try:
+                    # The span is current while the producer runs, not while the consumer does.
+                    while (item := await _next(items, recorded)) is not None:
+                        recorded.answered(item)
+                        yield item
+                finally:
+                    with recorded.current():
+                        await items.aclose()
+
+        return stream if streams else call
+
     @contextmanager
     def call(
         self, operation_id: str, context: Context, *, type: OperationType | None = None, known: bool = True
@@ -147,6 +175,11 @@ class Recorder:
             raise
         finally:
             recorded.end()
+
+
+async def _next(items: Any, recorded: "RecordedCall") -> Any:
+    with recorded.current():
+        return await anext(items, None)
 
 
 class RecordedCall:
@@ -187,10 +220,12 @@ class RecordedCall:
         finally:
             detach(token)
 
-    def answered(self, envelope: ResponseEnvelope[Any]) -> None:
-        """Record a result, or one more item of a stream."""
+    def answered(self, envelope: Any) -> None:
+        """Record a result, or one more item of a stream; an interceptor may return data without an envelope."""
         self._items += 1
-        meta = envelope.meta
+        if not isinstance(envelope, ResponseEnvelope):
+            return
+        meta = cast("ResponseEnvelope[Any]", envelope).meta
         self._measured["opwire.source"] = meta.source
         if isinstance(meta, HTTPResponseMeta):
             if 0 <= meta.status_code < 1000:  # decoded from any JSON number; a span takes 64 bits
@@ -255,7 +290,6 @@ def _error_id(error: BaseException) -> str | None:
     return id if isinstance(id, str) else None
 
 
-@runtime_checkable
 class BothSides(Protocol):
     """A `Hub` or a `Spoke`: serves a registry, and calls other servers."""
 
@@ -263,20 +297,17 @@ class BothSides(Protocol):
     handler: CallHandler
 
 
-@runtime_checkable
 class Calling(Protocol):
     """A `Client`."""
 
-    @property
-    def call_envelope(self) -> Callable[..., Any]: ...
-    @property
-    def subscribe_envelopes(self) -> Callable[..., Any]: ...
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every call."""
+        ...
 
 
 Instrumentable = OperationRegistry | PendingRequestMap | CallHandler | BothSides | Calling
 
-_Begin = Callable[[str, Context | None], AbstractContextManager[RecordedCall]]
-_NOBODY = Context()
+_instrumented: WeakSet[Any] = WeakSet()
 
 
 def instrument(
@@ -301,17 +332,24 @@ def instrument(
     server, client = Recorder("server", **options), Recorder("client", **options)
     undo: list[Callable[[], None]] = []
     for part in [part for target in targets for part in _parts(target)]:
+        if part in _instrumented:
+            continue
+        _instrumented.add(part)
+        undo.append(partial(_instrumented.discard, part))
         match part:
             case OperationRegistry():
-                undo.append(_instrument_registry(part, server))
+                undo += [
+                    part.use(_keeping_trust(part, server.around)),
+                    part.on_rejected(partial(_record_rejected, part, server)),
+                ]
             case PendingRequestMap():
-                undo.append(_instrument_calls(part, client, server))
+                undo += [part.use(client.around), part.on_failed(server.count_error)]
             case _:
-                undo.append(_instrument_client(part, client))
+                undo.append(part.use(client.around))
 
     def end() -> None:
-        for each in undo:
-            each()
+        while undo:
+            undo.pop()()
 
     return end
 
@@ -322,109 +360,36 @@ def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingReques
             yield target
         case CallHandler():
             yield target.registry
-        case BothSides():  # before clients: a Spoke is one as well
-            yield target.handler.registry
-            yield target.calls
-        case Calling() if iscoroutinefunction(target.call_envelope):  # that of a SyncClient is none
-            yield target
+        case _ if isinstance(handler := getattr(target, "handler", None), CallHandler):  # a Spoke is a Client as well
+            yield handler.registry
+            yield cast("BothSides", target).calls
+        case _ if iscoroutinefunction(getattr(target, "call_envelope", None)):  # that of a SyncClient is not one
+            yield cast("Calling", target)
         case _:
             what = "a registry, a PendingRequestMap, a CallHandler, a Client, a Hub or a Spoke"
             raise TypeError(f"{what} can be instrumented, not {type(target).__name__}")
 
 
-def _instrument_registry(registry: OperationRegistry, recorder: Recorder) -> Callable[[], None]:
-    # For calls without a context. Nested calls of their handlers have none either, and are trusted as well.
-    nobody = Context(bind_env=lambda _: build_env(registry))
+def _keeping_trust(registry: OperationRegistry, interceptor: Interceptor) -> Interceptor:
+    """Wrap an interceptor so that calls without a context stay trusted: their nested calls have no context either."""
+    default, trusted = Context(bind_env=registry.bind_env), Context(bind_env=lambda _: build_env(registry))
 
-    def begin(operation_id: str, context: Context | None) -> AbstractContextManager[RecordedCall]:
-        spec = registry.get_spec(operation_id)
-        type = None if spec is None else spec.type
-        return recorder.call(operation_id, context or nobody, type=type, known=spec is not None)
+    def around(spec: OperationSpec, handler: Handler) -> Handler:
+        wrapped = interceptor(spec, handler)
+        return lambda input, context: wrapped(input, trusted if context == default else context)
 
-    return _put(
-        registry,
-        execute=_recorded_call(registry.execute, begin),
-        subscribe=_recorded_stream(registry.subscribe, begin),
-    )
+    return around
 
 
-def _instrument_calls(calls: PendingRequestMap, client: Recorder, server: Recorder) -> Callable[[], None]:
-    fail = calls.fail
-
-    def recorded_fail(request_id: str, error: CallError, *, not_started: bool = False) -> bool:
-        server.count_error(error)
-        return fail(request_id, error, not_started=not_started)
-
-    call, subscribe = _caller(calls.call, calls.subscribe, client)
-    return _put(calls, call=call, subscribe=subscribe, fail=recorded_fail)
-
-
-def _instrument_client(caller: Calling, recorder: Recorder) -> Callable[[], None]:
-    call, subscribe = _caller(caller.call_envelope, caller.subscribe_envelopes, recorder)
-    return _put(caller, call_envelope=call, subscribe_envelopes=subscribe)
-
-
-def _caller(
-    call: Callable[..., Any], subscribe: Callable[..., Any], recorder: Recorder
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def begin(operation_id: str, context: Context | None) -> AbstractContextManager[RecordedCall]:
-        return recorder.call(operation_id, context or _NOBODY)
-
-    def begin_stream(operation_id: str, context: Context | None) -> AbstractContextManager[RecordedCall]:
-        return recorder.call(operation_id, context or _NOBODY, type=OperationType.SUBSCRIPTION)
-
-    return _recorded_call(call, begin), _recorded_stream(subscribe, begin_stream)
-
-
-def _put(target: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
-    """Override methods of an object; the returned function restores them."""
-    own = cast("dict[str, Any]", vars(target))
-    if not own.keys().isdisjoint(methods):  # already instrumented
-        return lambda: None
-    own.update(methods)
-
-    def restore() -> None:
-        for name in methods:
-            own.pop(name, None)
-
-    return restore
-
-
-def _recorded_call(call: Callable[..., Any], begin: _Begin) -> Callable[..., Any]:
-    async def recorded_call(
-        operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None, **options: Any
-    ) -> ResponseEnvelope[Any]:
-        with begin(operation_id, context) as recorded, recorded.current():
-            envelope = await call(operation_id, input, context=recorded.context, output_type=output_type, **options)
-            recorded.answered(envelope)
-            return envelope
-
-    return recorded_call
-
-
-def _recorded_stream(subscribe: Callable[..., Any], begin: _Begin) -> Callable[..., Any]:
-    async def recorded_stream(
-        operation_id: str, input: Any = None, context: Context | None = None, output_type: Any = None, **options: Any
-    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        if output_type is not None:  # `subscribe_envelopes` has no such parameter
-            options["output_type"] = output_type
-        with begin(operation_id, context) as recorded:
-            items = subscribe(operation_id, input, context=recorded.context, **options)
-            try:
-                # The span is current while the producer runs, not while the consumer does.
-                while (item := await _next(items, recorded)) is not None:
-                    recorded.answered(item)
-                    yield item
-            finally:
-                with recorded.current():
-                    await items.aclose()
-
-    return recorded_stream
-
-
-async def _next(items: AsyncGenerator[Any], recorded: RecordedCall) -> Any:
-    with recorded.current():
-        return await anext(items, None)
+def _record_rejected(
+    registry: OperationRegistry, recorder: Recorder, operation_id: str, context: Context, error: CallError
+) -> None:
+    """Record a call without an operation to run: no interceptor sees it."""
+    spec = registry.get_spec(operation_id)
+    known, type = spec is not None, None if spec is None else spec.type
+    recorded = RecordedCall(recorder, operation_id, context, type=type, known=known)
+    recorded.failed(error)
+    recorded.end()
 
 
 __all__ = ["Instrumentable", "instrument"]

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from opwire import CallError, Context, ConversionError, ErrorCode, Identity, OperationRegistry, local_envelope
+from opwire import (
+    CallError,
+    Context,
+    ConversionError,
+    ErrorCode,
+    Identity,
+    OperationRegistry,
+    OperationSpec,
+    local_envelope,
+)
 from opwire.call import (
     LOCAL_IDENTITY,
     CallAborted,
@@ -27,7 +36,7 @@ from opwire.call import (
     pending,
 )
 from opwire.errors import UsageError
-from opwire.operation import Inbound
+from opwire.operation import Handler, Inbound
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.call.harness import SHORT, Recorder, call_error, connected_ends, peer, settled, until, within
 from tests.requirements import requirement
@@ -1102,3 +1111,40 @@ async def test_the_items_of_a_remote_subscription_are_of_the_type_that_is_asked_
     data = (await within(consumer)).data
     assert type(data) is float
     await stream.aclose()
+
+
+@requirement("calls.interceptors")
+async def test_interceptors_are_around_every_call_and_keep_its_options(registry: OperationRegistry) -> None:
+    seen: list[str] = []
+
+    def note(spec: OperationSpec, handler: Handler) -> Handler:
+        async def call(input: Any, context: Context) -> Any:
+            seen.append(f"{spec.id} {input}")
+            envelope = await handler(input, context)
+            seen.append(f"{envelope.data}")
+            return envelope
+
+        return call
+
+    async with connected_ends(registry) as here:
+        remove = here.client.use(note)
+        (address,) = await here.client.transport.servers()
+        assert (await within(here.client.call("math.add", {"a": 1, "b": 2}, to=address, output_type=float))).data == 3.0
+        assert (await call_error(here.client.call("math.add", {}, to="nowhere"))).code is ErrorCode.UNAVAILABLE
+        assert (await call_error(here.client.call("nodot"))).code is ErrorCode.OPERATION_NOT_FOUND
+        remove()
+        assert await here.call("math.add", {"a": 1, "b": 2}) == 3
+    assert seen == ["math.add {'a': 1, 'b': 2}", "3", "math.add {}"]
+
+
+@requirement("calls.interceptors")
+async def test_the_errors_of_received_requests_are_reported(registry: OperationRegistry) -> None:
+    failed: list[ErrorCode] = []
+    async with connected_ends(registry) as here:
+        remove = here.server.on_failed(lambda error: failed.append(error.code))
+        await call_error(here.client.call("math.add", {}))
+        await call_error(here.client.call("no.such"))
+        remove()
+        remove()
+        await call_error(here.client.call("no.such"))
+    assert failed == [ErrorCode.VALIDATION_ERROR, ErrorCode.OPERATION_NOT_FOUND]

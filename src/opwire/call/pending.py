@@ -8,6 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
@@ -29,7 +30,8 @@ from opwire.call.transport import Address, Transport, random_ids
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zero, check_counts
-from opwire.operation import LOCAL_IDENTITY, Context, Identity, trace_of
+from opwire.invoke import Interceptors
+from opwire.operation import LOCAL_IDENTITY, Context, Identity, Interceptor, OperationType, trace_of
 from opwire.pipeline import typed_envelope
 
 logger = logging.getLogger("opwire.call")
@@ -51,13 +53,16 @@ _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
 
 
-class RemoteCallOptions(TypedDict, total=False):
+class _Route(TypedDict, total=False):
+    to: Address | None
+    sticky_key: str | None
+
+
+class RemoteCallOptions(_Route, total=False):
     """Keyword arguments of `PendingRequestMap.call`, except for `output_type`."""
 
     context: Context | None
     timeout: float | None
-    to: Address | None
-    sticky_key: str | None
 
 
 class RemoteStreamOptions(RemoteCallOptions, total=False):
@@ -109,6 +114,8 @@ class PendingRequestMap:
         self._deadlines = Deadlines()
         self._callers: dict[str, Address] = {}  # of received requests, by request id
         self._handler: RequestHandler | None = None
+        self._interceptors = Interceptors()
+        self._failure_listeners: list[Callable[[CallError], None]] = []
         self._observers: dict[object, Callable[[CallEvent], None]] = {}
         self._ids = random_ids(12)
         self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids taken from contexts
@@ -143,6 +150,19 @@ class PendingRequestMap:
         """Number of outgoing calls and received requests that have not ended."""
         return len(self._table) + len(self._callers)
 
+    def use(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Install an interceptor around every outgoing call, inside those already installed.
+
+        The returned function removes it. It runs for each call, whose options are its own; the spec has the id, and its
+        type says only whether it is a subscription.
+        """
+        return self._interceptors.use(interceptor)
+
+    def on_failed(self, listener: Callable[[CallError], None]) -> Callable[[], None]:
+        """Call the listener with the error of each request that fails here; the returned function removes it."""
+        self._failure_listeners.append(listener)
+        return lambda: self._failure_listeners.remove(listener) if listener in self._failure_listeners else None
+
     # --- calling ------------------------------------------------------------------------------------------------------
 
     @overload
@@ -161,8 +181,7 @@ class PendingRequestMap:
         context: Context | None = None,
         output_type: Any = None,
         timeout: float | None = None,
-        to: Address | None = None,
-        sticky_key: str | None = None,
+        **route: Unpack[_Route],
     ) -> ResponseEnvelope[Any]:
         """Call a query or mutation at a peer. With `output_type`, the data of the envelope has that type.
 
@@ -172,28 +191,31 @@ class PendingRequestMap:
         Raises:
             CallError: the call failed, there or in transit; TIMEOUT if no response arrived in time.
         """
+        context = _NO_CONTEXT if context is None else context
+        bare = partial(self._call, operation_id, timeout=timeout, **route)
+        through = self._interceptors.remote(operation_id, OperationType.QUERY, bare)
+        envelope = await (bare(input, context) if through is None else through.execute(input, context))
+        return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
+
+    async def _call(
+        self, operation_id: str, input: Any, context: Context, *, timeout: float | None, **route: Unpack[_Route]
+    ) -> ResponseEnvelope[Any]:
         began = time.monotonic()
         deadline = began + (self._timeout if timeout is None else timeout)
-        if context is None:
-            context = _NO_CONTEXT
-        elif context.deadline is not None and context.deadline < deadline:
+        if context.deadline is not None and context.deadline < deadline:
             deadline = context.deadline
         # `get_running_loop` is a system call on Python 3.11: 0.2 µs.
         loop = self._loop or asyncio.get_running_loop()
         response: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
-        remaining = deadline - began
-        request_id = self._request(
-            operation_id, input, context, response, remaining=remaining, to=to, sticky_key=sticky_key
-        )
+        request_id = self._request(operation_id, input, context, response, remaining=deadline - began, **route)
         tick = self._deadlines.add(request_id, deadline, self._time_out)
         try:
-            envelope = await response
+            return await response
         except asyncio.CancelledError:
             self.abort(request_id, "the caller gave up")
             raise
         finally:
             self._deadlines.discard(request_id, tick)
-        return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
     @overload
     def subscribe(
@@ -213,8 +235,7 @@ class PendingRequestMap:
         timeout: float | None = None,
         idle_timeout: float | None = None,
         overflow: Overflow = "block",
-        to: Address | None = None,
-        sticky_key: str | None = None,
+        **route: Unpack[_Route],
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the items of a subscription at a peer. Leaving the loop stops the generator there.
 
@@ -225,21 +246,39 @@ class PendingRequestMap:
             CallError: the stream failed; TIMEOUT at its deadline, or after `idle_timeout` seconds without an item.
         """
         context = (context or _NO_CONTEXT).within(timeout)
+        bare = partial(self._stream, operation_id, idle_timeout=idle_timeout, overflow=overflow, **route)
+        through = self._interceptors.remote(operation_id, OperationType.SUBSCRIPTION, bare)
+        items = bare(input, context) if through is None else through.subscribe(input, context)
+        try:
+            async for item in items:
+                yield item if output_type is None else typed_envelope(item, output_type, operation_id)
+        finally:
+            await items.aclose()
+
+    async def _stream(
+        self,
+        operation_id: str,
+        input: Any,
+        context: Context,
+        *,
+        idle_timeout: float | None,
+        overflow: Overflow,
+        **route: Unpack[_Route],
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         inbox, window = Inbox(self._window, overflow), Window(self._window, overflow)
-        remaining, credits = context.remaining, window.granted
         request_id = self._request(
-            operation_id, input, context, inbox, remaining=remaining, credits=credits, to=to, sticky_key=sticky_key
+            operation_id, input, context, inbox, remaining=context.remaining, credits=window.granted, **route
         )
         watch = _StallWatch(request_id, inbox, window)
         if self.transport.lossy:
             self._check_later(watch)
-        late = f"{operation_id} gave no item"
         try:
             while True:
-                item = await self._deadlines.limit(inbox.get, context.within(idle_timeout).deadline, late)
+                deadline = context.within(idle_timeout).deadline
+                item = await self._deadlines.limit(inbox.get, deadline, f"{operation_id} gave no item")
                 if item is None:
                     return
-                yield item if output_type is None else typed_envelope(item, output_type, operation_id)
+                yield item
                 if more := window.take():
                     self._grant(watch, more)
         finally:
@@ -397,6 +436,8 @@ class PendingRequestMap:
 
         `not_started`: no handler has run, and the caller may retry at another server.
         """
+        for listener in self._failure_listeners:
+            listener(error)
         event = CallFailed.of(request_id, error)
         if not_started:
             event = replace(event, not_started=True)

@@ -219,17 +219,19 @@ class Screen:
         """
         logger = logging.getLogger("opwire")
         handler, before = _LogHandler(self), logging.lastResort
-        levels = {name: logging.getLogger(name).level for name in ("opwire", MCP_SERVERS, *_INFORMATIVE)}
+        children = (logging.getLogger("opwire.access"), logging.getLogger("opwire.transports"))
+        servers = logging.getLogger("opwire.mcp")  # what MCP servers print on standard error, which is shown with `-v`
+        levels = [(each, each.level) for each in (logger, servers, *children)]
         logger.addHandler(handler)
-        logging.getLogger(MCP_SERVERS).setLevel(logging.INFO)
+        servers.setLevel(logging.INFO)
         logging.lastResort = handler
         try:
             yield
         finally:
             logger.removeHandler(handler)
             logging.lastResort = before
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
+            for each, level in levels:
+                each.setLevel(level)
 
     def start_log(self, log_format: LogFormat, *, access: bool) -> None:
         """Print the log of a server: tracebacks, connections, and one line per call if `access` is set.
@@ -239,16 +241,8 @@ class Screen:
         self.log_format = log_format
         if self.verbose:
             logging.getLogger("opwire").setLevel(logging.INFO)
-        for name in _INFORMATIVE:
-            logging.getLogger(name).setLevel(logging.INFO)
-        if not access:
-            logging.getLogger(ACCESS_LOG).setLevel(logging.WARNING)
-
-
-ACCESS_LOG = "opwire.access"
-MCP_SERVERS = "opwire.mcp"
-"""The logger of what MCP servers print on standard error, which is shown with `-v`."""
-_INFORMATIVE = (ACCESS_LOG, "opwire.transports")  # loggers that a server prints from level INFO
+        logging.getLogger("opwire.transports").setLevel(logging.INFO)
+        logging.getLogger("opwire.access").setLevel(logging.INFO if access else logging.WARNING)
 
 
 class _LogHandler(logging.Handler):
@@ -257,7 +251,7 @@ class _LogHandler(logging.Handler):
         self._screen = screen
 
     def handle(self, record: logging.LogRecord) -> bool:
-        wanted = self._screen.verbose if record.name == MCP_SERVERS else self._screen.log_format is not None
+        wanted = self._screen.verbose if record.name == "opwire.mcp" else self._screen.log_format is not None
         return super().handle(record) if wanted or record.levelno >= logging.WARNING else False
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -35,7 +35,6 @@ from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import (
     CallError,
     ErrorCode,
-    RegistrationError,
     SchemaError,
     UsageError,
     check_above_zero,
@@ -43,8 +42,8 @@ from opwire.errors import (
     check_not_below_zero,
     needs_extra,
 )
-from opwire.invoke import InterceptedCall
-from opwire.operation import Context, Identity, Interceptor, OperationSpec, OperationType, split_id
+from opwire.invoke import InterceptedCall, remote_spec
+from opwire.operation import Context, Identity, Interceptor, OperationSpec, OperationType
 from opwire.pipeline import typed_envelope
 from opwire.registry import OperationRegistry
 from opwire.transports.connect import connect
@@ -592,11 +591,7 @@ class Client:
         known = self._intercepted.get((operation_id, type))
         if known is not None and (spec is None or known[0] is spec):
             return known[1]
-        try:
-            namespace, name = split_id(operation_id)
-            spec = spec or OperationSpec(namespace=namespace, name=name, type=type)
-        except RegistrationError as error:
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {operation_id}") from error
+        spec = spec or remote_spec(operation_id, type)
         if len(self._intercepted) >= _MAX_INTERCEPTED:
             self._intercepted.clear()
         made = InterceptedCall(spec, partial(call, operation_id), self._interceptors)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
@@ -45,16 +46,16 @@ class ListenOptions(TypedDict, total=False):
     lifespan: Literal["auto", "on", "off"]
 
 
-class ListeningApp:
+class ListeningApp(ABC):
     """Base of ASGI apps that can listen without a server of the application."""
 
+    @abstractmethod
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drain(self) -> None:
         """Prepare for shutdown: end streams, and let calls in flight complete."""
-        raise NotImplementedError
 
     async def run(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[ListenOptions]) -> None:
         """Listen until SIGINT or SIGTERM, or until the task is cancelled, then drain; see `listening` for the options.
@@ -109,20 +110,14 @@ async def listening(
     check_counts(max_connections=max_connections)
     listener = _bind(host, port)
     connections = _Connections(header_timeout, write_timeout, max_connections)
-    config = uvicorn.Config(
-        cast("Any", _tracked(app)),
-        http=cast("Any", connections.create),
-        ws="none",
+    server = _Server(
+        app,
+        connections,
+        ssl,
         lifespan=lifespan,
-        ssl_context_factory=None if ssl is None else lambda config, default: ssl,
-        backlog=_ACCEPTED,
         timeout_keep_alive=cast("int", keep_alive),
         timeout_graceful_shutdown=ceil(drain_timeout),
-        access_log=False,
-        log_config=None,
-        server_header=False,
     )
-    server = _Server(config)
     running = asyncio.create_task(server.serve_limited(listener))
     ready = asyncio.create_task(server.listening.wait())
     try:
@@ -175,7 +170,18 @@ def _bind(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, which end the process, and with an event for its start."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, app: App, connections: "_Connections", ssl: SSLContext | None, **options: Any) -> None:
+        config = uvicorn.Config(
+            cast("Any", _tracked(app)),
+            http=cast("Any", connections.create),
+            ws="none",
+            ssl_context_factory=None if ssl is None else lambda config, default: ssl,
+            backlog=_ACCEPTED,
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            **options,
+        )
         super().__init__(config)
         self.listening = asyncio.Event()
 
