@@ -27,6 +27,16 @@ def test_an_entry_exists_only_while_the_log_is_enabled(caplog: pytest.LogCapture
     assert begin_access("http") is not None
 
 
+@requirement("serve.access-log")
+def test_a_monitor_that_polls_the_statistics_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "opwire.access")
+    polled, denied = AccessEntry("call", operation="opwire.statistics"), AccessEntry("call", operation="opwire.calls")
+    denied.failed(CallError("ACCESS_DENIED", "no"))
+    polled.write()
+    denied.write()
+    assert [vars(record)["access"]["operation"] for record in caplog.records] == ["opwire.calls"]
+
+
 @requirement("serve.access-log.bounded")
 @given(text=st.text(max_size=600))
 def test_text_of_callers_is_one_bounded_printable_line(text: str) -> None:

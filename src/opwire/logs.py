@@ -19,7 +19,7 @@ import msgspec
 
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, ConversionError
-from opwire.operation import Identity
+from opwire.operation import Identity, is_own
 from opwire.typed.plain import as_dict, harmless, harmless_json, write_json
 
 logger = logging.getLogger("opwire.access")
@@ -95,13 +95,14 @@ class AccessEntry:
         self.error_id = error_id if isinstance(error_id, str) else None
 
     def write(self) -> None:
-        """Log the call."""
+        """Log the call; a successful one of `opwire.*` at level DEBUG, since `opwire top` makes one per second."""
+        is_routine = self.outcome == OK and self.operation is not None and is_own(self.operation)
         fields = self.fields()
         target, identity = fields["operation"] or fields.get("path") or "-", fields["identity"] or "-"
         text = f"{self.surface} {target} {identity} {self.outcome} {fields['duration_ms']:.1f} ms {self.bytes:,} B"
         if self.error_id is not None:
             text += f" error id {fields['error_id']}"
-        logger.info("%s", text, extra={"access": fields})
+        logger.log(logging.DEBUG if is_routine else logging.INFO, "%s", text, extra={"access": fields})
 
     def fields(self) -> dict[str, Any]:
         """Return the call as data."""
