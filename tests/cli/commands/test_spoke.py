@@ -1,5 +1,6 @@
 """`opwire spoke`; over a hub, see the tests of `opwire hub`."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from opwire.cli.commands.serve import BrokerOptions, chosen_durable, chosen_hub,
 from opwire.cli.program import run
 from opwire.config import Config
 from opwire.config.settings import EnvText, Secret, SignedSettings, SpokeSettings
+from opwire.durable import DurableCalls
+from opwire.transports.redis import RedisJournal
 from tests.cli.process import SHOP, Running, opwire
 from tests.requirements import requirement
 from tests.servers.brokers import RedisServer
@@ -85,10 +88,16 @@ def test_options_secure_a_broker(redis_server: RedisServer, tmp_path: Path) -> N
 
 @requirement("cli.broker")
 def test_a_spoke_also_runs_durable_mutations(redis_server: RedisServer) -> None:
+    async def order() -> str:
+        async with asyncio.timeout(30), RedisJournal(redis_server.url, prefix="orders") as journal:
+            input = {"customer": "ada", "lines": []}
+            return (await DurableCalls(journal).call("shop.order", input, key="order-1")).data["customer"]
+
     journal = ("--prefix", "orders", "--durable", redis_server.url)
     with Running("spoke", redis_server.url, *SHOP, "--open", *journal) as spoke:
         spoke.says("durable mutations from Redis at ")
         spoke.says("serving 8 operations")
+        assert asyncio.run(order()) == "ada"
         assert spoke.stop() == 0
 
 
