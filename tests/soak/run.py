@@ -21,7 +21,7 @@ from tests.soak.serving import journal
 EngineName = Literal["hub", "redis", "nats"]
 ENGINES: tuple[EngineName, ...] = ("hub", "redis", "nats")
 
-_SPARE = 90.0  # seconds to start, to let the last calls end, and to let the journal run dry
+_SPARE = 180.0  # seconds to start, to let the last calls end, and to let the journal run dry
 _RESTART = 80.0  # seconds for a process to start: Redis reads its whole append-only file after a kill
 _PAGE = 50  # outcomes that are asked for at once
 

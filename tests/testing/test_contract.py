@@ -30,7 +30,7 @@ def broker() -> Connect:
 
 def broker_in_memory() -> Connect:
     market = MemoryBroker()
-    return lambda: BrokerTransport(MemoryBrokerConnection(market), heartbeat=0.05)
+    return lambda: BrokerTransport(MemoryBrokerConnection(market), heartbeat=1)
 
 
 # One line for each transport that is shipped: what makes a medium, and its limit.
