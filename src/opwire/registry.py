@@ -397,20 +397,24 @@ class OperationRegistry:
         bound = self._operations.get(operation_id)
         if bound is None or bound.run is None:
             raise self._uncallable(operation_id, bound, context, "execute")
-        if bound.intercepted is None:
-            envelope = await self._call(bound, input, context)
-        else:
-            envelope = await bound.intercepted.execute(input, self._context if context is None else context)
+        try:
+            if bound.intercepted is not None:
+                envelope = await bound.intercepted.execute(input, self._context if context is None else context)
+            elif bound.timeout is None and (context is None or context.watched):  # `_call` without the call: 0.1 µs
+                result = await bound.run(bound.arguments(input), self._context if context is None else context)
+                envelope = bound.pipeline.envelope(result)
+            else:
+                envelope = await self._call(bound, input, context)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, operation_id) from error
         return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
     async def _call(self, bound: BoundOperation, input: Any, context: Context | None) -> ResponseEnvelope[Any]:
         run = cast("Run", bound.run)
         try:
-            arguments = bound.arguments(input)
-            if bound.timeout is None and (context is None or context.watched):
-                result = await run(arguments, self._context if context is None else context)
-            else:
-                result = await self._run(run, arguments, self._inside(bound, context), bound.spec.id)
+            result = await self._run(run, bound.arguments(input), self._inside(bound, context), bound.spec.id)
             return bound.pipeline.envelope(result)
         except CallError:
             raise
