@@ -1155,6 +1155,7 @@ DOCS: dict[str, str] = {
     "docs.snippets": "Every snippet in the documentation is a file that runs and prints what the page says.",
     "docs.types": "Every snippet and example, and the code of the README, type-checks under pyright's strict mode.",
     "docs.messages": "Every error message that the page of problems quotes is one of opwire's.",
+    "docs.prose": "Pages name callers, peers, servers and workers, and do not speak of programs as persons.",
     "docs.links": "Every link within the documentation leads somewhere, and every page is in the navigation once.",
     "docs.made": "Tables and schemas in the documentation are made from the code, and every public name is in the "
     "reference.",

@@ -11,7 +11,7 @@ WHOLE = {"Accept": "application/vnd.opwire.envelope+json"}
 
 
 async def main() -> None:
-    app = serve_http(registry, title="Shop", anonymous=Identity(id="anybody"))
+    app = serve_http(registry, title="Shop", anonymous=Identity(id="guest"))
     async with app.listening() as address, aiohttp.ClientSession(address) as session:
         async with session.post("/shop/order", json=ORDER) as answer:
             print(answer.status, await answer.text())

@@ -5,9 +5,8 @@ from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, Spoke
 
-STOCK, SHOP, ALICE = (
-    secrets.token_urlsafe() for _ in range(3)
-)  # in a program of yours, from its environment
+# In a program of yours, the tokens come from its environment.
+STOCK, SHOP, ALICE = (secrets.token_urlsafe() for _ in range(3))
 
 stock, shop = OperationRegistry(), OperationRegistry()
 spokes: dict[str, Spoke] = {}
@@ -20,12 +19,10 @@ async def take(item: str, context: Context) -> str:
 
 @shop.mutation("shop.order")
 async def order(item: str, context: Context) -> list[str]:
-    own = await spokes["shop"].call(
-        "stock.take", {"item": item}, context=context.detached()
-    )  # as the shop itself
-    passed_on = await spokes["shop"].call(
-        "stock.take", {"item": item}, context=context
-    )  # as the caller of shop.order
+    spoke, asked = spokes["shop"], {"item": item}
+    # As the shop itself, then as the caller of shop.order.
+    own = await spoke.call("stock.take", asked, context=context.detached())
+    passed_on = await spoke.call("stock.take", asked, context=context)
     return [own, passed_on]
 
 

@@ -18,9 +18,8 @@ async def main() -> None:
     ):
         calls = DurableCalls(journal)
         print((await calls.call("shop.order", ORDER, key="order-17")).data)
-        print(
-            (await calls.call("shop.order", ORDER, key="order-17")).data
-        )  # the same outcome; nothing ran again
+        again = await calls.call("shop.order", ORDER, key="order-17")
+        print(again.data)  # the same outcome; nothing ran again
 
 
 asyncio.run(main())

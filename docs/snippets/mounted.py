@@ -6,10 +6,10 @@ from starlette.routing import Mount
 
 from shop import registry
 
-anybody = Identity(id="anybody")
+guest = Identity(id="guest")
 app = Starlette(
     routes=[
-        Mount("/api", serve_http(registry, title="Shop", anonymous=anybody)),
-        Mount("/", serve_mcp(registry, name="shop").asgi(anonymous=anybody)),  # at /mcp
+        Mount("/api", serve_http(registry, title="Shop", anonymous=guest)),
+        Mount("/", serve_mcp(registry, name="shop").asgi(anonymous=guest)),  # at /mcp
     ]
 )

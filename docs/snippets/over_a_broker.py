@@ -11,21 +11,17 @@ ORDER = {"lines": [{"article": "tea", "price": 4.5}]}
 
 
 async def main() -> None:
-    anybody = Identity(id="anybody")  # whoever reaches the broker
+    callers = Identity(id="callers")  # every client of the broker
     async with (
-        Spoke(registry, URL, name="shop", version="2.1.0", anonymous=anybody),
+        Spoke(registry, URL, name="shop", version="2.1.0", anonymous=callers),
         Spoke(None, URL) as caller,
     ):
         print(await caller.call("shop.order", ORDER, timeout=5))
         for found in await caller.discover():
             print(found.server.name, found.server.version, found.server.status)
             for operation in found.operations:
-                print(
-                    "  ",
-                    operation.id,
-                    operation.statistics.calls,
-                    operation.statistics.errors,
-                )
+                counted = operation.statistics
+                print("  ", operation.id, counted.calls, counted.errors)
 
 
 asyncio.run(main())

@@ -21,9 +21,8 @@ async def main() -> None:
         Spoke(None, hub.url, token=token) as caller,
     ):
         print(await caller.call("shop.order", ORDER, timeout=5))
-        print(
-            (await hub.registry.execute("shop.order", ORDER)).data
-        )  # the hub sees it too
+        envelope = await hub.registry.execute("shop.order", ORDER)  # the hub has it too
+        print(envelope.data)
 
 
 asyncio.run(main())

@@ -143,9 +143,8 @@ class PostBrokerConnection:
                 if what == "done":
                     self._settle(None)
                 else:
-                    getattr(listener, what)(
-                        *words
-                    )  # arrived, overheard, undelivered or unreachable
+                    # arrived, overheard, undelivered or unreachable
+                    getattr(listener, what)(*words)
         except GONE:
             self._writer = None
             listener.disconnected("the connection was lost")
@@ -169,7 +168,7 @@ class PostBrokerConnection:
     def _settle(self, error: CallError | None) -> None:
         done = self._waiting.popleft()
         if done.done():
-            return  # whoever waited has given up
+            return  # the waiting call has given up
         if error is None:
             done.set_result(None)
         else:

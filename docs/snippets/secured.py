@@ -26,10 +26,8 @@ async def refund(order: int) -> bool:
 
 
 async def main() -> None:
-    ada, bob = (
-        secrets.token_urlsafe(),
-        secrets.token_urlsafe(),
-    )  # in a program of yours, from its environment
+    # In a program of yours, the tokens come from its environment.
+    ada, bob = secrets.token_urlsafe(), secrets.token_urlsafe()
     tokens = StaticTokens(
         {ada: Identity(id="ada", scopes=("shop:write",)), bob: Identity(id="bob")}
     )
@@ -37,7 +35,7 @@ async def main() -> None:
         for name, token in (
             ("ada", ada),
             ("bob", bob),
-            ("nobody", None),
+            ("without a token", None),
             ("mallory", "made-up-and-long-enough"),
         ):
             print(name)

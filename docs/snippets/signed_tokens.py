@@ -20,9 +20,8 @@ async def main() -> None:
         "iss": "https://id.example",
     }
     token = jwt.encode({**claims, "exp": time.time() + 60}, SECRET, "HS256")
-    grant = await tokens.authenticate(
-        token
-    )  # what `serve_http(registry, authenticate=tokens)` does
+    # `serve_http(registry, authenticate=tokens)` does this for every request.
+    grant = await tokens.authenticate(token)
     print(grant.identity.id, grant.identity.scopes)
 
 

@@ -113,6 +113,13 @@ def test_nothing_is_fetched_from_elsewhere_when_the_site_is_read() -> None:
     assert "extra_javascript" not in settings()
 
 
+@requirement("docs.prose")
+@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
+def test_pages_do_not_speak_of_programs_as_persons(page: str) -> None:
+    persons = r"\b(whoever|nobody|somebody|anybody|everybody)\b"
+    assert re.findall(persons, text_of(page), re.IGNORECASE) == []
+
+
 @requirement("docs.numbers")
 def test_every_number_of_the_comparison_was_measured() -> None:
     numbers = text_of("comparison.md").partition("## Numbers")[2].partition("## FastMCP")[0]
