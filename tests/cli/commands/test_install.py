@@ -166,7 +166,7 @@ def test_variables_are_referred_to_and_their_values_are_never_written(
     assert "Claude Desktop does not pass on SHOP_KEY" in err
     assert run(["install", "claude-code", "--scope", "user", "--name", "x"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("claude mcp add --scope user --env 'SHOP_KEY=${SHOP_KEY}' x -- ")
+    assert out.startswith("claude mcp add x --env 'SHOP_KEY=${SHOP_KEY}' --scope user -- ")
     assert "s3cret" not in out
     assert not (project.parent / "home").exists()
 

@@ -117,7 +117,8 @@ def install_command(
     if client == "claude-code" and scope == "user":
         # Claude Code rewrites ~/.claude.json while it runs, and would lose an entry that another program adds.
         variables = [word for each in entry["env"].items() for word in ("--env", "=".join(each))]
-        words = ["claude", "mcp", "add", "--scope", "user", *variables, name, "--", entry["command"], *entry["args"]]
+        # `--env` takes every word that follows, up to the next option.
+        words = ["claude", "mcp", "add", name, *variables, "--scope", "user", "--", entry["command"], *entry["args"]]
         screen.note("Claude Code adds a server for you with this command:")
         screen.line(shlex.join(words))
         return
@@ -166,8 +167,8 @@ def server_entry(sources: Sources, program: ClientProgram) -> tuple[dict[str, An
     if sources.python:
         env["PYTHONPATH"] = str(Path.cwd())  # modules are found in the current folder
     arguments = ["-m", "opwire.cli", "serve", "--mcp", "stdio", *paths.words]
-    entry = {"type": "stdio", "command": sys.executable, "args": arguments, "env": env}
-    return entry, [] if program.variable else variables
+    kind = {"type": "stdio"} if program.key == "servers" else {}  # VS Code requires it, others infer it
+    return {**kind, "command": sys.executable, "args": arguments, "env": env}, [] if program.variable else variables
 
 
 def _variables(value: Any) -> Iterator[str]:
