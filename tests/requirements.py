@@ -1146,6 +1146,10 @@ CLIENT: dict[str, str] = {
     "client.sync": "SyncClient works in scripts, threads and beside a running loop, and leaves no thread.",
     "calls.interceptors": "Interceptors of a PendingRequestMap are around every outgoing call and each item, with its "
     "options; errors of received requests are reported to listeners.",
+    "client.sync_lazy": "SyncClient connects with the first call; it closes at exit, or when it is garbage-collected.",
+    "client.sync_config": "SyncClient takes a configuration file, and calls the operations of its sources.",
+    "client.sync_generated": "A generated class with methods that block works with SyncClient.",
+    "notebooks.html": "Notebooks show registries, specs and envelopes as tables in which no text becomes markup.",
     "client.interceptors": "An interceptor of a client is around every call with its retries, and around each item.",
     "client.codegen": "`generate_client` writes a deterministic typed module that pyright strict accepts and that "
     "runs.",

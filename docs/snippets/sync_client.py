@@ -1,4 +1,4 @@
-from opwire.client import SyncClient
+from opwire import SyncClient
 
 from shop import registry
 

@@ -67,10 +67,11 @@ from opwire.schema import UNKNOWN, Problem, Schema
 if TYPE_CHECKING:
     from opwire.adapters.mcp import from_mcp
     from opwire.adapters.openapi import from_openapi
-    from opwire.client import Client, SyncClient
+    from opwire.client import Client
     from opwire.hub import Hub, Spoke
     from opwire.serve.http import serve_http
     from opwire.serve.mcp import serve_mcp
+    from opwire.sync import SyncClient
 
 __version__ = "0.1.0"
 
@@ -140,7 +141,7 @@ _LAZY = {
     "Client": "opwire.client",
     "Hub": "opwire.hub",
     "Spoke": "opwire.hub",
-    "SyncClient": "opwire.client",
+    "SyncClient": "opwire.sync",
     "from_mcp": "opwire.adapters.mcp",
     "from_openapi": "opwire.adapters.openapi",
     "serve_http": "opwire.serve.http",

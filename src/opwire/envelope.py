@@ -32,7 +32,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from opwire.errors import ConversionError
 from opwire.typed import convert
-from opwire.typed.plain import find_nonfinite, read_json, replace_surrogates, write_json
+from opwire.typed.plain import find_nonfinite, html_table, indented_json, read_json, replace_surrogates, write_json
 
 
 class MCPAnnotations(TypedDict, total=False):
@@ -231,6 +231,13 @@ class ResponseEnvelope(Struct, Generic[T], frozen=True):
 
     data: T
     meta: ResponseMeta
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        data = f"{len(self.data):,} bytes" if isinstance(self.data, bytes) else indented_json(self.data)
+        fields = ((name, getattr(self.meta, name)) for name in self.meta.__struct_fields__)
+        shown = [(name, each if isinstance(each, str) else indented_json(each)) for name, each in fields]
+        return html_table("ResponseEnvelope", [("data", data), ("source", self.meta.source), *shown])
 
 
 def is_response_envelope(value: Any) -> TypeGuard[ResponseEnvelope[Any] | Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from msgspec.structs import force_setattr, replace
 
 from opwire.errors import CallError, ErrorCode, RegistrationError
 from opwire.schema import UNKNOWN, Schema
+from opwire.typed.plain import html_table, indented_json
 
 NormalizeMode = Literal["fit", "cast", "check", "off"]
 """How a result that does not match its schema is repaired; see the `pipeline` module."""
@@ -138,6 +139,13 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             seconds = getattr(self, field)
             if seconds is not None and not seconds > 0:
                 raise RegistrationError(f"{self.id}: {field} is a number of seconds above zero, not {seconds!r}")
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        texts = (("type", str(self.type)), ("title", self.title), ("description", self.description))
+        schemas = (("input", self.input_schema), ("output", self.output_schema))
+        rows = [*texts, *((name, "" if each.is_unknown else indented_json(each.json)) for name, each in schemas)]
+        return html_table(self.id, [(name, text) for name, text in (*rows, ("tags", ", ".join(self.tags))) if text])
 
 
 def _check_names(namespace: str, name: str) -> None:

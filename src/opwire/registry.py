@@ -49,7 +49,7 @@ from opwire.operation import (
 from opwire.pipeline import ResultPipeline, typed_envelope
 from opwire.schema import Schema
 from opwire.signature import Signature, read_signature
-from opwire.typed.plain import to_plain
+from opwire.typed.plain import html_table, to_plain
 from opwire.workers import WorkerPool
 
 logger = logging.getLogger("opwire.registry")
@@ -62,6 +62,8 @@ _MAX_SHOWN = 200
 _MAX_PIECES = 12
 _MAX_SEARCHED = 4_000
 _MAX_COMPARED = 12
+
+_MAX_ROWS = 200  # in a notebook
 
 
 class Change(NamedTuple):
@@ -344,6 +346,13 @@ class OperationRegistry:
 
     def __repr__(self) -> str:
         return f"<OperationRegistry of {len(self)} operations>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        shown = [bound.spec for bound in islice(self._operations.values(), _MAX_ROWS)]
+        more = f", of which {len(shown)} are shown" if len(shown) < len(self) else ""
+        rows = ((spec.id, spec.type, (spec.title or spec.description).partition("\n")[0]) for spec in shown)
+        return html_table(f"OperationRegistry: {len(self):,} operations{more}", rows)
 
     def list(
         self, *, namespace: str | None = None, type: OperationType | str | None = None, tag: str | None = None

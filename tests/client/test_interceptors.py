@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from opwire import CallError, Context, ErrorCode, Handler, OperationRegistry, OperationSpec, OperationType
-from opwire.client import Client, Retries, SyncClient
+from opwire import (
+    CallError,
+    Context,
+    ErrorCode,
+    Handler,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    SyncClient,
+)
+from opwire.client import Client, Retries
 from opwire.envelope import ResponseEnvelope, local_envelope
 from tests.client.samples import Samples, Way
 from tests.requirements import requirement

@@ -19,7 +19,7 @@ import pytest
 from opwire import CallError, OperationRegistry
 from opwire.adapters.mcp import MCPServer, StdioServer, from_mcp, read_servers
 from opwire.auth import StaticTokens
-from opwire.client import Client
+from opwire.client import Client, generate_client
 from opwire.operation import Identity
 from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
@@ -94,6 +94,14 @@ def test_every_snippet_is_run_by_one_of_these_tests() -> None:
         "as_http",
         "test_shop",
     }  # others start it; the rest is below
+
+
+@requirement("docs.snippets")
+@pytest.mark.parametrize("sync", [False, True])
+def test_the_generated_modules_are_those_of_today(sync: bool) -> None:
+    specs = runpy.run_path("shop.py")["registry"].list()
+    shown = (SNIPPETS / f"shop_{'sync' if sync else 'async'}.py").read_text(encoding="utf-8")
+    assert generate_client(specs, class_name="Shop", sync=sync) == shown
 
 
 @requirement("docs.snippets")

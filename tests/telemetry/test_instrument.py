@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from opentelemetry.trace import get_current_span
 
-from opwire import CallError, Context, OperationRegistry, build_env
+from opwire import CallError, Context, OperationRegistry, SyncClient, build_env
 from opwire.auth import Grant, allow_anonymous
 from opwire.call import CallHandler, PendingRequestMap
-from opwire.client import Client, SyncClient
+from opwire.client import Client
 from opwire.hub import Hub, Spoke
 from opwire.serve.http import serve_http
 from opwire.telemetry import instrument

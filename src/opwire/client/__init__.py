@@ -1,4 +1,4 @@
-"""Clients: data instead of envelopes, retries, pagination, interceptors, and a blocking variant.
+"""Clients: data instead of envelopes, retries, pagination, interceptors, and generated classes.
 
 async with Client("ws://hub.example:8700", token=os.environ["TOKEN"]) as client:
     repository = await client.call("github.repos/get", {"owner": "a", "repo": "b"}, timeout=5)
@@ -8,6 +8,5 @@ async with Client("ws://hub.example:8700", token=os.environ["TOKEN"]) as client:
 
 from opwire.client.client import Client, Retries, ToolErrorPolicy
 from opwire.client.codegen import generate_client
-from opwire.client.sync import SyncClient
 
-__all__ = ["Client", "Retries", "SyncClient", "ToolErrorPolicy", "generate_client"]
+__all__ = ["Client", "Retries", "ToolErrorPolicy", "generate_client"]

@@ -6,6 +6,8 @@ The generated class works with any client, and type checkers and editors underst
 
     shop = Shop(client)
     order = await shop.orders.place(lines=[{"article": "tea"}])
+
+With `sync=True` it takes a `SyncClient`, and its methods block.
 """
 
 import keyword
@@ -35,7 +37,9 @@ from opwire.operation import OperationSpec, OperationType
 from opwire.schema import Schema
 
 _WIDTH = 112
-_IMPORTED = "Any AsyncGenerator Client Literal NotRequired TypeAlias TypedDict UNSET UnsetType".split()
+_IMPORTED = (
+    "Any AsyncGenerator Client Generator Literal NotRequired SyncClient TypeAlias TypedDict UNSET UnsetType".split()
+)
 _TAKEN = ("self", "timeout")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _WORD = re.compile(r"\w+")
@@ -69,6 +73,21 @@ class _Method(NamedTuple):
         return [self.output, self.whole or "None", *(each.hint for each in self.parameters), FLOAT]
 
 
+class _Style(NamedTuple):
+    """What differs between methods that are awaited and methods that block."""
+
+    client: str
+    module: str
+    define: str
+    wait: str
+    generator: str
+    rest: str  # of its type parameters
+
+
+_ASYNC = _Style("Client", "opwire.client", "async def", "await ", "AsyncGenerator", "None")
+_SYNC = _Style("SyncClient", "opwire", "def", "", "Generator", "None, None")
+
+
 class _Space(NamedTuple):
     namespace: str
     attribute: str
@@ -77,8 +96,10 @@ class _Space(NamedTuple):
     hidden: frozenset[str]  # built-in types that methods of the class shadow
 
 
-def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operations") -> str:
+def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operations", sync: bool = False) -> str:
     """Return the source of a module: a class with an attribute per namespace, and a method per operation.
+
+    The class takes a `Client`, or with `sync` a `SyncClient`.
 
     Objects are TypedDicts: data stays plain, as `Client.call` returns it. The output is deterministic.
 
@@ -100,8 +121,9 @@ def generate_client(specs: Iterable[OperationSpec], *, class_name: str = "Operat
         for spec in group:
             methods.append(_method(spec, taken.take(snake(spec.name, "operation")), types))
         spaces.append(_Space(namespace, attribute, of_class, methods, shadowing(each.name for each in methods)))
-    parts = [*types.definitions.values(), *map(_namespace_class, spaces), _whole_class(class_name, spaces)]
-    return "\n\n".join([_header(spaces, types), *parts])
+    style = _SYNC if sync else _ASYNC
+    classes = [*(_namespace_class(space, style) for space in spaces), _whole_class(class_name, spaces, style)]
+    return "\n\n".join([_header(spaces, types, style), *types.definitions.values(), *classes])
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -141,17 +163,17 @@ def _input(reader: TypeReader, wish: str, schema: Schema) -> tuple[list[_Paramet
     return sorted(parameters, key=lambda each: not each.required), None, False
 
 
-def _written_method(method: _Method, hidden: frozenset[str]) -> Iterator[str]:
+def _written_method(method: _Method, hidden: frozenset[str], style: _Style) -> Iterator[str]:
     streams = method.spec.type is OperationType.SUBSCRIPTION
     output = written(method.output, hidden)
-    yield from _signature(method, f"AsyncGenerator[{output}, None]" if streams else output, hidden)
+    prefix = "def" if streams else style.define
+    yield from _signature(method, prefix, f"{style.generator}[{output}, {style.rest}]" if streams else output, hidden)
     yield from _docstring(method.spec)
-    verb = "self._client.subscribe" if streams else "await self._client.call"
+    verb = "self._client.subscribe" if streams else f"{style.wait}self._client.call"
     yield from _call(f"        return {verb}({quoted(method.spec.id)}", _input_expression(method))
 
 
-def _signature(method: _Method, output: str, hidden: frozenset[str]) -> Iterator[str]:
-    prefix = "def" if method.spec.type is OperationType.SUBSCRIPTION else "async def"
+def _signature(method: _Method, prefix: str, output: str, hidden: frozenset[str]) -> Iterator[str]:
     parts = ["self"]
     if method.whole is not None:
         hint = written(method.whole, hidden)
@@ -204,7 +226,7 @@ def _call(start: str, input: list[str] | None) -> Iterator[str]:
 # --- the module -------------------------------------------------------------------------------------------------------
 
 
-def _header(spaces: list[_Space], types: Types) -> str:
+def _header(spaces: list[_Space], types: Types, style: _Style) -> str:
     """Return the docstring and the imports that the rest needs."""
     methods = [method for space in spaces for method in space.methods]
     hints = [*types.hints, *(hint for method in methods for hint in method.hints)]
@@ -221,33 +243,33 @@ def _header(spaces: list[_Space], types: Types) -> str:
     if any(space.hidden & shadowed_in(hint) for space in spaces for method in space.methods for hint in method.hints):
         lines.append("import builtins")
     if streams:
-        lines.append("from collections.abc import AsyncGenerator")
+        lines.append(f"from collections.abc import {style.generator}")
     if typing or optional:
         lines.append(f"from typing import {', '.join(sorted(typing | ({'Any'} if optional else set())))}")
     lines += ["", *(["from msgspec import UNSET, UnsetType", ""] if optional else [])]
-    lines += ["from opwire.client import Client", *(_GIVEN if optional else [])]
+    lines += [f"from {style.module} import {style.client}", *(_GIVEN if optional else [])]
     return "\n".join(lines).replace("\n\n\nfrom", "\n\nfrom") + "\n"
 
 
-def _namespace_class(space: _Space) -> str:
+def _namespace_class(space: _Space, style: _Style) -> str:
     lines = [
         f"class {space.class_name}:",
         f'    """The operations of {_in_docstring(_printable(space.namespace))}."""',
         "",
-        "    def __init__(self, client: Client) -> None:",
+        f"    def __init__(self, client: {style.client}) -> None:",
         "        self._client = client",
     ]
     for method in space.methods:
-        lines += ["", *_written_method(method, space.hidden)]
+        lines += ["", *_written_method(method, space.hidden, style)]
     return "\n".join(lines) + "\n"
 
 
-def _whole_class(name: str, spaces: list[_Space]) -> str:
+def _whole_class(name: str, spaces: list[_Space], style: _Style) -> str:
     lines = [
         f"class {name}:",
         f'    """{sum(len(space.methods) for space in spaces)} operations, by namespace."""',
         "",
-        "    def __init__(self, client: Client) -> None:",
+        f"    def __init__(self, client: {style.client}) -> None:",
         *(f"        self.{space.attribute} = {space.class_name}(client)" for space in spaces),
         *([] if spaces else ["        self._client = client"]),
     ]

@@ -207,6 +207,8 @@ def _has_cycle(value: Any) -> bool:
 
 T = TypeVar("T")
 
+_DISPLAYED = msgspec.json.Encoder(enc_hook=json_form)
+
 # Control characters (C0 without tab and line feed, DEL, C1), line and paragraph separators, characters that change the
 # direction of text, and halves of surrogate pairs, which cannot be encoded at all.
 _STEERING = re.compile(
@@ -222,6 +224,31 @@ def harmless(text: str) -> str:
 def harmless_json(text: str) -> str:
     """Return the same JSON with control characters escaped; it decodes to the same value."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+_CELL = "text-align: left; vertical-align: top; white-space: pre-wrap"
+_MAX_CELL = 5_000  # characters
+
+
+def html_table(caption: str, rows: Iterable[Iterable[str]]) -> str:
+    """Return an HTML table for a notebook. Text from peers is truncated and escaped: it never becomes markup."""
+
+    def cell(text: str) -> str:
+        cut = text if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}…"
+        return harmless(cut).translate(_MARKUP)
+
+    lines = ("".join(f'<td style="{_CELL}">{cell(text)}</td>' for text in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{cell(caption)}</caption><tbody>{body}</tbody></table>"
+
+
+def indented_json(value: Any) -> str:
+    """Return a value as indented JSON for display, or its `repr` if it has no JSON form."""
+    try:
+        return msgspec.json.format(write_json(_DISPLAYED, value), indent=2).decode()
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
 
 
 def write_json(encoder: msgspec.json.Encoder, value: Any) -> bytes:

@@ -134,16 +134,19 @@ def gen_command() -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The module to write.")
 @click.option("-n", "--namespace", multiple=True, help="Only operations of this namespace; may be repeated.")
 @click.option("--class-name", default="Operations", show_default=True, help="The class of the client.")
+@click.option("--sync", is_flag=True, help="Methods that block, for scripts and notebooks, instead of awaited ones.")
 @source_options
 @shared_options
 @click.pass_obj
-def client(screen: Screen, output: Path | None, namespace: tuple[str, ...], class_name: str, sources: Sources) -> None:
+def client(
+    screen: Screen, output: Path | None, namespace: tuple[str, ...], class_name: str, *, sync: bool, sources: Sources
+) -> None:
     """Write a typed Python module: a method for each operation, a type for each schema."""
     from opwire.client import generate_client
 
     found = sources.load(screen).specs.values()
     specs = [spec for spec in found if not namespace or spec.namespace in namespace]
-    code = generate_client(specs, class_name=class_name)
+    code = generate_client(specs, class_name=class_name, sync=sync)
     if output is None:
         click.echo(code, nl=False)
         return
