@@ -1,9 +1,11 @@
 """Shared fixtures."""
 
+import ast
 import gc
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +34,26 @@ def pytest_collection_finish() -> None:
     """Hide what is collected from the garbage collector: of a million objects, a collection takes 0.8 s of CPU time."""
     gc.collect()
     gc.freeze()
+
+
+if sys.version_info < (3, 11, 8) or (3, 12) <= sys.version_info < (3, 12, 2):
+    _parse = ast.parse
+
+    def _parse_without_gc(*args: Any, **options: Any) -> ast.AST:
+        """Parse while no garbage is collected.
+
+        If a finalizer logs a traceback, which parses lines as well, the parser raises "AST constructor recursion depth
+        mismatch" (gh-106905). Hypothesis parses the file of every state machine, among the garbage of earlier tests.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return _parse(*args, **options)
+        finally:
+            if collects:
+                gc.enable()
+
+    ast.parse = _parse_without_gc  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from typing import Any
 
 from opwire import AccessControl, CallError, Context, OperationRegistry
 from opwire.call import CallRequested, CallResponded, encode_event
-from opwire.durable import Claim, Outcome, Task
+from opwire.durable import Claim, Journal, Outcome, Task
 from opwire.envelope import LocalResponseMeta, ResponseEnvelope
 
 PUBLIC = AccessControl(public=True)
@@ -31,6 +31,25 @@ def outcome(of: Claim, data: Any = "done", *, buried: bool = False, recorded: in
         recorded=recorded,
         buried=buried,
     )
+
+
+async def lists_buried_tasks_by_pages(journal: Journal, page: int) -> None:
+    """Check a list of more than two pages, from which one task is purged while it is read."""
+    count = 2 * page + 2
+    assert [each async for each in journal.buried()] == []
+    for number in range(count):
+        await journal.submit(task(f"{number}"))
+        async with asyncio.timeout(10):
+            while not (claims := await journal.claim(["shop.order"], lease=60, wait=0.2)):
+                pass
+        await journal.record(claims[0], outcome(claims[0], buried=True, recorded=number))
+    assert [each.key async for each in journal.buried()] == [f"{number}" for number in range(count)]
+    listed = 0
+    async for each in journal.buried():
+        listed += 1
+        if each.key == "2":
+            await journal.purge("5")
+    assert listed == count - 1
 
 
 class Shop:

@@ -1,18 +1,43 @@
-"""What the tests of all mediums are made with."""
+"""Listeners that record their callbacks, for the tests of every broker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from opwire.call import Address
 from opwire.testing.harness import soon
 from opwire.transports.broker_connection import BrokerConnection
 
+T = TypeVar("T")
 
-class Log:
-    """A listener that keeps what it is told."""
+
+class Recorder:
+    """Records callbacks, and waits for them."""
 
     def __init__(self) -> None:
+        self._news = asyncio.Event()
+
+    def record(self, to: list[T], callback: T) -> None:
+        to.append(callback)
+        self._news.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition on the records holds."""
+
+        async def wait() -> None:
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+        await soon("the callbacks arrive", wait())
+
+
+class Log(Recorder):
+    """A `BrokerListener` that records."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.arrivals: list[tuple[Address, str, bytes]] = []
         self.rumours: list[tuple[Address, str, bytes]] = []
         self.routes: list[tuple[str, Address]] = []
@@ -20,54 +45,36 @@ class Log:
         self.refusals: list[tuple[str, str]] = []
         self.gone: list[Address] = []
         self.ends: list[str] = []
-        self._news = asyncio.Event()
 
     @property
     def messages(self) -> list[bytes]:
         return [message for _, _, message in self.arrivals]
 
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
-        self.arrivals.append((sender, token, message))
-        self._news.set()
+        self.record(self.arrivals, (sender, token, message))
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
-        self.rumours.append((sender, token, message))
-        self._news.set()
+        self.record(self.rumours, (sender, token, message))
 
     def routed(self, token: str, peer: Address) -> None:
-        self.routes.append((token, peer))
-        self._news.set()
+        self.record(self.routes, (token, peer))
 
     def undelivered(self, token: str, reason: str) -> None:
-        self.failures.append((token, reason))
-        self._news.set()
+        self.record(self.failures, (token, reason))
 
     def refused(self, operation_id: str, reason: str) -> None:
-        self.refusals.append((operation_id, reason))
-        self._news.set()
+        self.record(self.refusals, (operation_id, reason))
 
     def unreachable(self, peer: Address) -> None:
-        self.gone.append(peer)
-        self._news.set()
+        self.record(self.gone, peer)
 
     def disconnected(self, reason: str) -> None:
-        self.ends.append(reason)
-        self._news.set()
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something is true of what was told."""
-
-        async def wait() -> None:
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-        await soon("something is told", wait())
+        self.record(self.ends, reason)
 
 
 @asynccontextmanager
 async def connected(connection: BrokerConnection, address: Address, log: Log, *operations: str) -> AsyncIterator[None]:
-    """Serve these operations at this address. Nobody beats for it."""
+    """Serve these operations at this address, without heartbeats."""
     await connection.connect(address, log)
     try:
         if operations:

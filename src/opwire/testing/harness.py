@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from inspect import isasyncgenfunction
 from secrets import token_hex
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from opwire.call import (
     LOCAL_IDENTITY,
@@ -104,10 +104,10 @@ async def _end(task: asyncio.Task[Any]) -> None:
         task.exception()  # retrieved, so that asyncio does not log it
 
 
-class TransportHarness:
+class Harness(Generic[T]):
     """Connects the ends of one check, and closes them afterwards."""
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Callable[[], T]) -> None:
         self._connect = connect
         self._stack = AsyncExitStack()
         self._namespace = f"contract{token_hex(4)}"  # unique, so that runs on the same broker are isolated
@@ -118,9 +118,13 @@ class TransportHarness:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def id(self, name: str) -> str:
+    def id(self, name: str = "do") -> str:
         """Return the id of an operation of this check."""
         return f"{self._namespace}.{name}"
+
+
+class TransportHarness(Harness[Transport]):
+    """Connects the ends of a transport."""
 
     def begin(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a call in a task, which is cancelled at the end of the check."""

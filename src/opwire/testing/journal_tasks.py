@@ -7,13 +7,10 @@ are claimed one at a time.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from secrets import token_hex
-from typing import Self
 
 from opwire.durable.journal import Claim, Journal, Outcome, Task
 from opwire.errors import CallError, ErrorCode
-from opwire.testing.harness import PATIENCE, expect, soon
+from opwire.testing.harness import PATIENCE, Harness, expect, soon
 
 Connect = Callable[[], Journal]
 """Returns a fresh end of the same journal, not started."""
@@ -38,19 +35,8 @@ async def refused(what: str, awaitable: Awaitable[object], code: ErrorCode) -> N
         raise AssertionError(f"{what} was not refused")
 
 
-class JournalHarness:
-    """Connects the ends of one check, and closes them afterwards."""
-
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
-        self._stack = AsyncExitStack()
-        self._name = f"contract{token_hex(4)}"  # unique, so that runs on the same engine are isolated
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+class JournalHarness(Harness[Journal]):
+    """Connects the ends of a journal."""
 
     async def end(self) -> Journal:
         """Connect an end of the journal."""
@@ -59,16 +45,12 @@ class JournalHarness:
         await journal.start()
         return journal
 
-    def id(self, name: str = "do") -> str:
-        """Return the id of an operation of this check."""
-        return f"{self._name}.{name}"
-
     def task(
         self, key: str, operation: str = "do", *, request: bytes = b'{"no": "matter"}', fingerprint: str = "f1"
     ) -> Task:
         """Return a task of this check."""
         return Task(
-            key=f"{self._name} {key}",
+            key=f"{self._namespace} {key}",
             operation_id=self.id(operation),
             request=request,
             fingerprint=fingerprint,

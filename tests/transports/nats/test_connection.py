@@ -25,43 +25,32 @@ from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy
 from tests.transports.nats.ends import ANYONE
 from tests.transports.nats.keys import USER, Certificate, Nkey, Realm
+from tests.transports.recording import Recorder
 
 StartNats = Callable[..., NatsServer]
 
 
-class Log:
-    """An owner that keeps what it is told."""
+class Log(Recorder):
+    """An owner of a connection that records its callbacks."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.messages: list[Message] = []
         self.infos: list[Info] = []
         self.complaints: list[str] = []
         self.reasons: list[str] = []
-        self._news = asyncio.Event()
 
     def on_message(self, message: Message) -> None:
-        self.messages.append(message)
-        self._news.set()
+        self.record(self.messages, message)
 
     def on_info(self, info: Info) -> None:
-        self.infos.append(info)
-        self._news.set()
+        self.record(self.infos, info)
 
     def on_error(self, text: str) -> None:
-        self.complaints.append(text)
-        self._news.set()
+        self.record(self.complaints, text)
 
     def on_lost(self, reason: str) -> None:
-        self.reasons.append(reason)
-        self._news.set()
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async def wait() -> None:
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-        await soon("something is told", wait())
+        self.record(self.reasons, reason)
 
 
 @asynccontextmanager

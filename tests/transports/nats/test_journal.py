@@ -16,7 +16,7 @@ from opwire.transports.nats import journal as nats_journal
 from opwire.transports.nats.jetstream_api import TaskLog
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.nats.journal_claims import JetStreamClaims
-from tests.durable.samples import Shop, outcome, task
+from tests.durable.samples import Shop, lists_buried_tasks_by_pages, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, NatsServer
 from tests.transports.nats.ends import flushed, plain_client
@@ -138,18 +138,7 @@ async def test_many_buried_tasks_are_listed_page_by_page(
 ) -> None:
     monkeypatch.setattr(nats_journal, "_PAGE", 3)
     async with journal(jetstream_server) as made:
-        assert [each async for each in made.buried()] == []
-        for number in range(8):
-            claim = await begun(made, task(f"{number}"))
-            await made.record(claim, outcome(claim, buried=True, recorded=number))
-        keys = [each.key async for each in made.buried()]
-        assert keys == [f"{number}" for number in range(8)]
-        listed = 0
-        async for each in made.buried():  # those that are purged meanwhile are left out
-            listed += 1
-            if each.key == "2":
-                await made.purge("5")
-        assert listed == 7
+        await lists_buried_tasks_by_pages(made, 3)
 
 
 async def test_of_those_who_replay_or_purge_at_the_same_time_one_does_it(jetstream_server: NatsServer) -> None:

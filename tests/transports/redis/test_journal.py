@@ -15,7 +15,7 @@ from opwire.testing.harness import soon
 from opwire.transports import broker_journal
 from opwire.transports.redis import journal as redis_journal
 from opwire.transports.redis.journal import RedisJournal
-from tests.durable.samples import PUBLIC, outcome, task
+from tests.durable.samples import PUBLIC, lists_buried_tasks_by_pages, outcome, task
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
@@ -229,19 +229,7 @@ async def test_many_buried_tasks_are_listed_page_by_page(
 ) -> None:
     monkeypatch.setattr(redis_journal, "_PAGE", 3)
     async with journal(redis_server.url) as made:
-        assert [each async for each in made.buried()] == []
-        for number in range(8):
-            await made.submit(task(f"{number}"))
-            claim = await claimed(made)
-            await made.record(claim, outcome(claim, buried=True, recorded=number))
-        keys = [each.key async for each in made.buried()]
-        assert keys == [f"{number}" for number in range(8)]
-        listed = 0
-        async for each in made.buried():  # those that are purged meanwhile are left out
-            listed += 1
-            if each.key == "2":
-                await made.purge("5")
-        assert listed == 7
+        await lists_buried_tasks_by_pages(made, 3)
 
 
 # --- making one -------------------------------------------------------------------------------------------------------

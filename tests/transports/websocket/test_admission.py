@@ -67,6 +67,17 @@ async def guarded(ends: Ends, policy: Watched) -> WebSocketServer:
     return server
 
 
+async def undecided(ends: Ends, operation_id: str) -> tuple[Watched, WebSocketServer, Plain]:
+    """A client whose announcement of an operation is being decided."""
+    policy = Watched()
+    server = await guarded(ends, policy)
+    plain = await ends.plain(server.url)
+    policy.go.clear()
+    await plain.say("session.announce", id=1, operations=[operation_id])
+    await soon("the policy is asked", policy.deciding.wait())
+    return policy, server, plain
+
+
 async def answers(plain: Plain, count: int) -> dict[int, str]:
     """What was said to so many questions, by their numbers."""
     heard = [await plain.hear() for _ in range(count)]
@@ -76,12 +87,7 @@ async def answers(plain: Plain, count: int) -> dict[int, str]:
 
 @requirement("transport.websocket.gate")
 async def test_announcements_and_withdrawals_are_decided_in_order(ends: Ends) -> None:
-    policy = Watched()
-    server = await guarded(ends, policy)
-    plain = await ends.plain(server.url)
-    policy.go.clear()
-    await plain.say("session.announce", id=1, operations=["a.1"])
-    await soon("it is decided", policy.deciding.wait())
+    policy, _, plain = await undecided(ends, "a.1")
     await plain.say("session.announce", id=2, operations=["a.2"])
     await plain.say("session.announce", id=3, operations=["a.3"])
     await plain.say("session.withdraw", id=4, operations=["a.2"])
@@ -302,12 +308,7 @@ async def test_one_that_leaves_before_it_is_welcome_was_never_there(ends: Ends) 
 
 @requirement("transport.websocket.gate")
 async def test_one_that_leaves_while_its_announcement_is_decided_serves_nothing(ends: Ends) -> None:
-    policy = Watched()
-    server = await guarded(ends, policy)
-    plain = await ends.plain(server.url)
-    policy.go.clear()
-    await plain.say("session.announce", id=1, operations=["a.b"])
-    await soon("it is decided", policy.deciding.wait())
+    policy, server, plain = await undecided(ends, "a.b")
     plain.connection.transport.abort()
     await until("the loss is noticed", lambda: not server.peers)
     policy.go.set()
@@ -329,12 +330,7 @@ async def test_one_that_is_about_to_leave_withdraws_everything(ends: Ends) -> No
 
 @requirement("transport.websocket.gate")
 async def test_a_server_closes_while_its_gate_decides(ends: Ends) -> None:
-    policy = Watched()
-    server = await guarded(ends, policy)
-    plain = await ends.plain(server.url)
-    policy.go.clear()
-    await plain.say("session.announce", id=1, operations=["a.b"])
-    await soon("it is decided", policy.deciding.wait())
+    _, server, _ = await undecided(ends, "a.b")
     await soon("it closes", server.close())
 
 
