@@ -10,7 +10,7 @@ Events are flat JSON objects, dispatched on `type`. A call:
       call.credit {requestId, n, total?, received?}      ->         n more items may follow, `total` since the start
       call.aborted {requestId, reason?}                 <->         caller: stop; server: the call was stopped
 
-Every call ends with exactly one event; `is_final` is the rule.
+Every call ends with exactly one event; `ends_call` is the rule.
 
 A session over a connection (WebSocket):
 
@@ -203,14 +203,20 @@ class CallCredit(CallMessage, frozen=True, kw_only=True, tag="call.credit"):
 
 CallEvent = CallRequested | CallResponded | CallCompleted | CallFailed | CallAborted | CallCredit
 
-_FINAL = (CallCompleted, CallFailed, CallAborted)  # a tuple: `isinstance` with a union is slower
+_FINAL = frozenset({CallCompleted, CallFailed, CallAborted})
+
+
+def ends_call(kind: type[CallMessage], seq: object, *, streams: bool) -> bool:
+    """Return whether an event of this kind ends its call; for a relay, which decodes no more than `seq`.
+
+    `streams`: the call is a subscription; its items may lack a `seq`.
+    """
+    return seq is None and not streams if kind is CallResponded else kind in _FINAL
 
 
 def is_final(event: CallEvent, *, streams: bool = False) -> bool:
-    """Return whether an event ends its call. `streams`: the call is a subscription; its items may lack a `seq`."""
-    if isinstance(event, CallResponded):
-        return event.seq is None and not streams
-    return isinstance(event, _FINAL)
+    """Return whether an event ends its call."""
+    return ends_call(type(event), event.seq if isinstance(event, CallResponded) else None, streams=streams)
 
 
 def _schema(type: str, required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from opwire.call.events import (
     CallFailed,
     CallRequested,
     CallResponded,
-    is_final,
 )
 from opwire.call.transport import Address, Transport, random_ids
 from opwire.deadlines import Deadlines
@@ -425,7 +424,7 @@ class PendingRequestMap:
                 raise ConversionError(f"respond() takes an envelope, not {type(output).__name__}")
             output = read_envelope(cast("Mapping[str, Any]", output))
         event = CallResponded(request_id=request_id, output=cast("ResponseEnvelope[Any]", output), seq=seq)
-        return self._reply(event)
+        return self._reply(event, final=seq is None)
 
     def complete(self, request_id: str, seq: int | None = None) -> bool:
         """End a subscription; `seq` is the number of its last item."""
@@ -455,17 +454,17 @@ class PendingRequestMap:
         """End a request with the first of these events that can be sent."""
         for event in choices:
             try:
-                return self._reply(event)
+                return self._reply(event, final=True)
             except CallError as error:
                 logger.warning("%s could not be sent: %s", type(event).__name__, error)
         self.forget(choices[0].request_id)
         return False
 
-    def _reply(self, event: CallEvent) -> bool:
+    def _reply(self, event: CallEvent, *, final: bool) -> bool:
         caller = self._callers.get(event.request_id)
         if caller is None:
             return False
-        if is_final(event):  # before it is sent: the caller's reaction may arrive at once
+        if final:  # before it is sent: the caller's reaction may arrive at once
             del self._callers[event.request_id]
         try:
             self._send(event, caller)

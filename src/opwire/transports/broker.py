@@ -250,6 +250,7 @@ class BrokerTransport:
         message = encode_event(event, limit=self._message_limit())
         streams, now = event.credits is not None, time.monotonic()
         token = self._leases.ask(event.request_id, event.operation_id, now, streams=streams, server=to)
+        self._probes.soon(now)
         try:
             if to is None:
                 self._connection.request(event.operation_id, token, message, event.sticky_key)
@@ -258,7 +259,6 @@ class BrokerTransport:
         except BaseException:
             self._leases.end(token)
             raise
-        self._probes.soon(now)
 
     def _send_without_lease(self, event: CallEvent, to: Address | None) -> None:
         """Steer an outgoing call, or reply to a plain client of the broker.

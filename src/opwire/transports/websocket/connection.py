@@ -241,6 +241,7 @@ class WebSocketConnection:
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
         self.link = Link(self._received, self._broken, max_backlog=max_backlog)
+        self._core = core
         self._frames = FrameCodec(core)
         self._greeted = greeted
         self._arrived = arrived
@@ -363,7 +364,8 @@ class WebSocketConnection:
             self._arrived(message)
             if self.over:
                 return
-        self.reply()
+        if self._core.writes or self._core.state is not State.OPEN:  # rarely: a message has no reply here
+            self.reply()
 
     def _broken(self, reason: str) -> None:
         if not self.over:

@@ -26,8 +26,9 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from opwire.auth.tokens import not_delegated
-from opwire.call import Address
+from opwire.call import Address, CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.call.discovery import OPERATIONS
+from opwire.call.events import CallMessage, ends_call
 from opwire.errors import CallError, ErrorCode
 from opwire.monitor import CALLS
 from opwire.operation import Identity, is_own
@@ -48,20 +49,19 @@ _UNMATCHED = b',"unmatched":true'
 class EventHead(Struct, rename="camel", tag_field="type"):
     """The fields of an event that a relay decodes; everything else is skipped."""
 
+    kind: ClassVar[type[CallMessage]]
     responds: ClassVar[bool] = True  # may come from the server of the call
     steers: ClassVar[bool] = False  # may come from its caller
     request_id: Annotated[str, Meta(max_length=MAX_ID)]
     peer: str | None = None
     unmatched: bool = False
-
-    def ends(self, *, streams: bool) -> bool:
-        """Return whether this event ends the call; `streams`: it is a subscription."""
-        return True
+    seq: Any = None
 
 
 class RequestedHead(EventHead, tag="call.requested", kw_only=True):
     """`credits` are those of a subscription; requests with the same `sticky_key` go to the same server."""
 
+    kind = CallRequested
     operation_id: str
     parent_request_id: str | None = None
     credits: Any = None
@@ -69,40 +69,37 @@ class RequestedHead(EventHead, tag="call.requested", kw_only=True):
 
 
 class RespondedHead(EventHead, tag="call.responded"):
-    """`seq` numbers the items of a subscription."""
+    """A response, or an item of a subscription with its number `seq`."""
 
-    seq: Any = None
-
-    def ends(self, *, streams: bool) -> bool:
-        """Return whether this is the response, and not an item."""
-        return self.seq is None and not streams
+    kind = CallResponded
 
 
 class CompletedHead(EventHead, tag="call.completed"):
     """The end of a subscription."""
 
+    kind = CallCompleted
+
 
 class FailedHead(EventHead, tag="call.error"):
     """The end of a call by an error."""
 
+    kind = CallFailed
     code: str = ""
 
 
 class AbortedHead(EventHead, tag="call.aborted"):
     """The end of a call by either side."""
 
-    steers: ClassVar[bool] = True
+    kind = CallAborted
+    steers = True
 
 
 class CreditHead(EventHead, tag="call.credit"):
     """Credit for more items."""
 
-    responds: ClassVar[bool] = False
-    steers: ClassVar[bool] = True
-
-    def ends(self, *, streams: bool) -> bool:
-        """Return False."""
-        return False
+    kind = CallCredit
+    responds = False
+    steers = True
 
 
 _decoder = msgspec.json.Decoder(RequestedHead | RespondedHead | CompletedHead | FailedHead | AbortedHead | CreditHead)
@@ -393,8 +390,7 @@ class Routes:
             raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
         # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
-        delegable = not is_own(head.operation_id)
-        call = RoutedCall(head.request_id, caller, server, streams, identity, delegable, operation_id=head.operation_id)
+        call = RoutedCall(head.request_id, caller, server, streams, identity, operation_id=head.operation_id)
         self.open(call)
         return EventRoute(server, call, identity)
 
@@ -425,7 +421,7 @@ class Routes:
         held = peer.held.get(head.parent_request_id or "", ())
         if len(held) != 1:  # two callers may have chosen the same id
             raise not_delegated(head.operation_id, "parentRequestId names no request that this peer is serving")
-        if not held[0].delegable or is_own(head.operation_id):
+        if not held[0].delegable or is_own(held[0].operation_id) or is_own(head.operation_id):
             raise not_delegated(head.operation_id, "the authority of that request cannot be passed on")
         if not peer.delegates:
             raise not_delegated(head.operation_id, "the grant of this peer does not delegate")
@@ -441,7 +437,7 @@ class Routes:
             if self.waits_for(to, head.request_id) is not None:
                 return self._drop("foreign")
             return EventRoute(to, None)
-        if head.ends(streams=call.streams):
+        if ends_call(head.kind, head.seq, streams=call.streams):
             self.end(call)
         elif not head.steers:
             call.grants += 1  # an item, after which its caller may send another credit event

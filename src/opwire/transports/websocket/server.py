@@ -21,7 +21,6 @@ from opwire.call import (
     Address,
     CallAborted,
     CallCompleted,
-    CallCredit,
     CallEvent,
     CallFailed,
     CallRequested,
@@ -30,9 +29,9 @@ from opwire.call import (
     decode_event,
     encode_event,
 )
-from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Welcome, Who, Withdraw, decode_message
+from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Welcome, Who, Withdraw, decode_message, is_final
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
-from opwire.operation import Identity, is_own
+from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
 from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy, Peer
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
@@ -270,8 +269,7 @@ class WebSocketServer:
         if isinstance(event, CallAborted):
             self._routes.give_up(SERVER, event.request_id, peer.address)
         peer.send(message, control=not isinstance(event, _BULKY))
-        is_last = event.seq is None if isinstance(event, CallResponded) else not isinstance(event, CallCredit)
-        if waits_for == SERVER and is_last:
+        if waits_for == SERVER and is_final(event):
             self._routes.give_up(peer.address, event.request_id)
 
     def _send_request(self, peer: Peer, event: CallRequested, message: bytes) -> None:
@@ -281,14 +279,13 @@ class WebSocketServer:
         """
         is_program = self.own is not None and event.identity == self.own
         identity = ANONYMOUS if is_program else identity_json(event.identity)
-        delegable = not is_own(event.operation_id) and not is_program
         call = RoutedCall(
             event.request_id,
             SERVER,
             peer.address,
             event.credits is not None,
             identity,
-            delegable,
+            delegable=not is_program,
             operation_id=event.operation_id,
             began=time.monotonic(),
             request_bytes=len(message),
