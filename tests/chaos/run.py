@@ -1,10 +1,10 @@
-"""`run_chaos`: thousands of calls through a storm, and what has to hold all the same.
+"""`run_chaos`: thousands of calls over transports with injected faults, and the invariants that must hold.
 
-- Each call has exactly one outcome: its answer, a `CallError`, or its own cancellation.
-- None waits beyond its deadline.
-- A handler runs at most once for a request, and each answer belongs to its question.
-- The items of a subscription come in order, and all of them, unless it ends with an error.
-- When the last deadline has passed, nothing is left: no open call, no task, no memory.
+- Each call has exactly one outcome: its response, a `CallError`, or its own cancellation.
+- No call waits beyond its deadline.
+- A handler runs at most once per request, and each response belongs to its request.
+- The items of a subscription arrive complete and in order, unless it ends with an error.
+- After the last deadline nothing is left: no open call, no task, no memory.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.transport import FAULTS, Chaos, ChaosTransport, Fault
 
 LONGEST = 1.0
-"""Seconds: the longest deadline of a call in a run."""
+"""The longest timeout of a call in a run, in seconds."""
 
 _WARM_UP = 500  # calls after which every cache is filled, so that memory can be compared
-_BLOCKS = 500  # of memory, by which the run may differ from the warm-up, however many calls it makes; 2 to 30 are usual
+_BLOCKS = 500  # of memory, by which a run of any length may differ from the warm-up; 2 to 30 are usual
 _TICK = 0.01
 _WINDOW = 16
 _CLEANUP = 0.2  # seconds that a handler takes to end, at most
@@ -40,10 +40,10 @@ ANSWERED, LEFT, CANCELLED = "answered", "left early", "cancelled"
 
 
 class ChaosReport(NamedTuple):
-    """What a run did, and what was done to it."""
+    """The calls of a run by outcome, and its injected faults."""
 
     calls: int
-    outcomes: Counter[str]  # answered, left early, cancelled, or the code of the error
+    outcomes: Counter[str]  # answered, left early, cancelled, or an error code
     faults: Counter[Fault]
     reconnections: int
     blocks: int  # of memory, more than before
@@ -67,9 +67,10 @@ async def run_chaos(
     at_once: int = 64,
     slack: float = 5.0,
 ) -> ChaosReport:
-    """Make so many calls between so many ends of a medium (a `MemoryBus` of its own, unless `connect` gives others).
+    """Make calls between several ends of a bus: a new `MemoryBus`, unless `connect` returns other ends.
 
-    `slack` is how many seconds later than its deadline a call may end: little in virtual time, more on a busy machine.
+    `slack` is the number of seconds after its deadline within which a call has to end: few in virtual time, more on a
+    busy machine.
 
     Raises:
         AssertionError: an invariant does not hold, or a fault was never injected.
@@ -98,7 +99,7 @@ async def run_chaos(
 
 
 class _End:
-    """One end of the medium, which serves and calls."""
+    """One end of the bus, which serves and calls."""
 
     def __init__(self, transport: ChaosTransport) -> None:
         self.transport = transport
@@ -148,7 +149,7 @@ class _World:
         expect(not self._twice, f"handlers ran twice for the calls {self._twice[:10]}")
 
     async def _quiet(self) -> None:
-        """Wait for the last deadline, unless all is done before: what was lost on its way lasts until then."""
+        """Wait until all calls have ended, at most until the last deadline, which ends the calls with lost events."""
         for _ in range(round((LONGEST + _CLEANUP + self._slack) / _TICK)):
             if not any(end.calls.open_calls or len(end.handler) for end in self._ends):
                 return
@@ -172,7 +173,7 @@ class _World:
         return end
 
     async def _some_end(self) -> _End:
-        """Any end; one that has fallen is put up again first."""
+        """Return a random end; reconnect it first if it was closed by a fault."""
         place = self._random.randrange(len(self._ends))
         end = self._ends[place]
         if end.transport.fallen:
@@ -284,7 +285,7 @@ class _World:
     async def _call_and_cancel(self, end: _End, number: int, deadline: float) -> str:
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._call("slow", end, number, deadline))
-        # Often early, when events of the call are still on their way.
+        # Often early, when events of the call are still in flight.
         timer = loop.call_later(deadline * self._random.random() ** 3, task.cancel)
         await asyncio.wait([task])
         timer.cancel()
@@ -310,7 +311,7 @@ class _World:
         raise AssertionError(f"call {number} ended before item {patience} of 1,000")
 
     async def _follow_the_latest(self, end: _End, number: int, deadline: float) -> str:
-        """A consumer that is too slow for its stream, and does not slow it down."""
+        """Consume a stream too slowly, with a policy that does not slow its producer down."""
         policies: tuple[Overflow, ...] = ("error", "drop_oldest", "drop_newest", "latest")
         policy = self._random.choice(policies)
         question = {"number": number, "items": 2 * _WINDOW}

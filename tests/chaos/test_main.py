@@ -19,7 +19,7 @@ def test_the_command_prints_what_it_injected(capsys: pytest.CaptureFixture[str])
 
 @requirement("chaos.counts")
 def test_the_command_fails_where_the_run_fails() -> None:
-    # So few calls meet no fault of some kind.
+    # With so few calls, some kinds of faults are never injected.
     command = [sys.executable, "-m", "tests.chaos", "--calls", "4"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode != 0

@@ -1,4 +1,4 @@
-"""Calls through a storm keep their promises; where the protocol is damaged, the run notices."""
+"""Calls keep their guarantees under injected faults; a damaged protocol fails the run."""
 
 import asyncio
 import sys
@@ -26,7 +26,7 @@ def test_thousands_of_calls_through_a_storm_keep_every_promise() -> None:
     sys.stdout.write(f"{report}\n")
     assert report.outcomes.total() == report.calls == 3_000
     assert all(report.faults[fault] > 0 for fault in FAULTS)
-    # A run in which hardly anything works would prove little.
+    # A run in which most calls fail would prove little.
     assert report.outcomes["answered"] > 800
     assert {"TIMEOUT", "UNAVAILABLE", "ABORTED", "EXECUTION_ERROR", "cancelled", "left early"} <= set(report.outcomes)
     assert report.reconnections > 0
@@ -65,7 +65,7 @@ def test_a_report_says_how_many_faults_there_were_and_how_the_calls_ended() -> N
     assert f"answered {report.outcomes['answered']:,}" in text
 
 
-# --- the run notices what goes wrong ----------------------------------------------------------------------------------
+# --- a damaged protocol fails the run ---------------------------------------------------------------------------------
 
 
 def complaint() -> str:

@@ -1,4 +1,4 @@
-"""Faults that strike as often as they are told to, and nothing else that changes."""
+"""`ChaosTransport` injects each fault at its rate, and changes nothing else."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ from tests.requirements import requirement
 
 
 class Log:
-    """A receiver that keeps what it is told."""
+    """A receiver that records its events."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -31,7 +31,7 @@ class Log:
 
 
 class Pair:
-    """A quiet sender, and a receiver that chaos strikes."""
+    """A sender without faults, and a receiver with them."""
 
     def __init__(self, chaos: Chaos) -> None:
         self.bus = MemoryBus()
@@ -50,7 +50,7 @@ class Pair:
 
 
 def arrivals(chaos: Chaos, number: int) -> list[int]:
-    """How the numbers from 0 arrive that are sent one after the other."""
+    """Send numbers from 0 in order, and return them in the order of arrival."""
 
     async def run() -> list[int]:
         pair = await Pair(chaos).open()

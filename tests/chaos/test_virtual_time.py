@@ -1,4 +1,4 @@
-"""Waiting costs nothing, and what can never happen is told."""
+"""Virtual time: waiting takes no real time, and a run that is stuck raises."""
 
 import asyncio
 import time

@@ -1,7 +1,7 @@
-"""Faults, injected on purpose: a transport whose events get lost, doubled, late and out of order, and that falls over.
+"""Fault injection: a transport that loses, duplicates, delays and reorders events, and closes at random.
 
-Faults strike where events arrive, so every kind of event meets them, and a doubled request reaches the same peer
-twice, as on a network. They are drawn from a seeded generator.
+Faults are injected where events arrive, so that they affect every kind of event, and a duplicated request reaches the
+same peer twice, as on a network. They are drawn from a seeded generator.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 class Chaos:
-    """How often each fault strikes an event (0 to 1), the generator that decides, and how often each has struck.
+    """The rate of each fault (0 to 1 per event), a seeded generator, and the number of injected faults.
 
-    An event is late by at most `longest` seconds.
+    An event is delayed by at most `longest` seconds.
     """
 
     def __init__(
@@ -47,23 +47,23 @@ class Chaos:
 
     @classmethod
     def storm(cls, seed: int) -> Self:
-        """Enough of everything to meet every kind of call, and not so much that none is answered."""
+        """Return rates at which every kind of call meets every fault, and most calls succeed."""
         return cls(seed, drop=0.003, duplicate=0.05, delay=0.05, reorder=0.003, close=0.0005)
 
     def strikes(self, fault: Fault) -> bool:
-        """Whether this fault strikes now; if so, it is counted."""
+        """Return whether to inject this fault now, and count it."""
         struck = self.random.random() < self._chances[fault]
         if struck:
             self.counts[fault] += 1
         return struck
 
     def pause(self) -> float:
-        """By how many seconds an event is late."""
+        """Return the delay of an event, in seconds."""
         return self.random.uniform(0, self._longest)
 
 
 class ChaosTransport:
-    """Any transport, with faults.
+    """Wraps any transport, and injects faults.
 
     chaos = Chaos(seed=1, drop=0.01, duplicate=0.01, delay=0.1)
     calls = PendingRequestMap(ChaosTransport(MemoryTransport(bus), chaos))
@@ -74,32 +74,32 @@ class ChaosTransport:
         self._chaos = chaos
         self._receiver: Receiver | None = None
         self._fall: asyncio.Task[None] | None = None
-        self._held: dict[Address, list[CallEvent]] = {}  # what waits behind a delayed event of the same sender
+        self._held: dict[Address, list[CallEvent]] = {}  # events queued behind a delayed one of the same sender
         self._timers: dict[Address, set[asyncio.TimerHandle]] = {}
 
     @property
     def local(self) -> bool:
-        """As the transport inside."""
+        """The property of the wrapped transport."""
         return self._inner.local
 
     @property
     def trusted(self) -> bool:
-        """As the transport inside."""
+        """The property of the wrapped transport."""
         return self._inner.trusted
 
     @property
     def vouches(self) -> bool:
-        """As the transport inside."""
+        """The property of the wrapped transport."""
         return self._inner.vouches
 
     @property
     def lossy(self) -> bool:
-        """Faults include losses."""
+        """True, since events are dropped."""
         return True
 
     @property
     def fallen(self) -> bool:
-        """Whether chaos has closed this end."""
+        """Whether a fault has closed this end."""
         return self._fall is not None
 
     async def start(self, receiver: Receiver) -> None:
@@ -121,11 +121,11 @@ class ChaosTransport:
         await self._inner.announce(operation_ids)
 
     async def withdraw(self, operation_ids: Iterable[str]) -> None:
-        """Serve these operations no longer."""
+        """Stop serving these operations."""
         await self._inner.withdraw(operation_ids)
 
     async def servers(self, wait: float = 0.5) -> list[Address]:
-        """Who serves anything."""
+        """Return the addresses of all servers."""
         return await self._inner.servers(wait)
 
     def request(self, event: CallRequested) -> Address | None:
@@ -147,7 +147,7 @@ class ChaosTransport:
         self._inner.send(event, to)
 
     async def close(self) -> None:
-        """Leave; also to be called after a fall, which it waits for."""
+        """Disconnect; after a fault that closes this end, wait until it is closed."""
         self._forget_all()
         self._receiver = None
         if self._fall is not None:
@@ -158,10 +158,10 @@ class ChaosTransport:
         if self.fallen:
             raise CallError(ErrorCode.UNAVAILABLE, "chaos has closed this end")
 
-    # --- what arrives from inside -------------------------------------------------------------------------------------
+    # --- events of the wrapped transport ------------------------------------------------------------------------------
 
     def received(self, event: CallEvent, sender: Address) -> None:
-        """An event arrived: pass it on, unless a fault strikes."""
+        """Deliver an event, unless a fault is injected."""
         if self.fallen or self._chaos.strikes("drop"):
             return
         if self._chaos.strikes("close"):
@@ -172,7 +172,7 @@ class ChaosTransport:
             self._again(event, sender)
 
     def lost(self, peer: Address | None, reason: str) -> None:
-        """A peer is gone, and with it what it sent and has not arrived yet."""
+        """Handle the loss of a peer, and drop its delayed events."""
         if peer is None:
             self._forget_all()
         else:
@@ -182,7 +182,7 @@ class ChaosTransport:
 
     def _pass_on(self, event: CallEvent, sender: Address) -> None:
         if self._chaos.strikes("reorder"):
-            self._later(sender, lambda: self._deliver(event, sender))  # what comes next overtakes it
+            self._later(sender, lambda: self._deliver(event, sender))  # later events overtake it
         elif sender in self._held:
             self._held[sender].append(event)
         elif self._chaos.strikes("delay"):
@@ -192,7 +192,7 @@ class ChaosTransport:
             self._deliver(event, sender)
 
     def _again(self, event: CallEvent, sender: Address) -> None:
-        """The same event once more: right behind the first, or when that is long dealt with."""
+        """Deliver an event again: right after the first time, or when that was handled long ago."""
         if self._chaos.random.random() < 0.5:
             self._pass_on(event, sender)
         else:
@@ -226,7 +226,7 @@ class ChaosTransport:
             self._forget(sender)
 
     def _fall_over(self) -> None:
-        """Close as a broken connection does: nobody asked for it."""
+        """Close this end like a broken connection."""
         self._fall = asyncio.get_running_loop().create_task(self._inner.close())
         self._forget_all()
         if self._receiver is not None:

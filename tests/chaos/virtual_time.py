@@ -1,4 +1,4 @@
-"""An event loop on which waiting costs nothing: whenever everything waits, the clock jumps to the next timer.
+"""An event loop in virtual time: while every task waits, the clock jumps to the next timer.
 
 A run takes the same steps at the same virtual times each time, and a deadline of a minute passes at once. For code
 that does no real I/O and starts no threads.
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class _Selector(selectors.DefaultSelector):
-    """Moves the clock where another selector would wait."""
+    """Advances the clock where another selector would wait."""
 
-    now = 1000.0  # seconds; not zero, so that a time and a duration are not mistaken for each other
+    now = 1000.0  # seconds; not zero, so that code that mistakes a time for a duration fails
 
     def time(self) -> float:
         return self.now
@@ -32,7 +32,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in virtual time. `time.monotonic` tells that time meanwhile, to the whole process.
+    """Run a coroutine in virtual time, which `time.monotonic` returns meanwhile in the whole process.
 
     Raises:
         RuntimeError: every task waits, and there is no timer that could wake one.

@@ -1,7 +1,8 @@
-"""The soak: calls for minutes over each engine, while processes are killed at random, and a history of what came of
+"""The soak: calls for minutes over each engine, while processes are killed at random, and a history with the outcome of
 each call, which is checked afterwards.
 
     python -m tests.soak --minutes 10 [--engine hub|redis|nats] [--seed N] [--folder DIR]
 
-`run` starts, torments and ends the processes, `serving`, `calling` and `poison` are what they do, `history` judges.
+`run` starts, kills and ends the processes, `serving`, `calling` and `poison` are their programs, `history` checks the
+result.
 """

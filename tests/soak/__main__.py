@@ -1,4 +1,4 @@
-"""`python -m tests.soak`: prints a table for each engine, and exits with 1 if a promise was broken."""
+"""`python -m tests.soak`: prints a table for each engine, and exits with 1 if a guarantee was violated."""
 
 import argparse
 import asyncio

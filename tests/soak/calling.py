@@ -1,4 +1,4 @@
-"""A process that calls: `python -m tests.soak.calling URL FOLDER NAME`. It leaves when its stdin is closed, after
+"""A process that calls: `python -m tests.soak.calling URL FOLDER NAME`. It ends when its stdin is closed, after
 its last calls have ended."""
 
 import asyncio
@@ -22,18 +22,18 @@ from tests.soak.serving import BULK, connected, opened
 CALLERS = 16
 DURABLE_CALLERS = 3
 
-_NEVER = 30.0  # the deadline of most calls: one that ends by it was forgotten by everybody
+_NEVER = 30.0  # the timeout of most calls: one that reaches it was lost by both sides
 _PAUSE = 0.1  # seconds between two calls of a caller, at most
 _BREATH = 0.1  # seconds after a failure
 _RECOVERY = 15.0  # seconds after the last fault in which a call is answered again
 _ITEMS = 40
 _MANY_ITEMS = 300  # several windows
 _LOST = 0.1  # share of the credits that are lost
-_OUTAGE = "UNAVAILABLE"  # how any call may end while something is down
+_OUTAGE = "UNAVAILABLE"  # the error of any call during an outage
 
 
 async def told(outcome: Awaitable[Any]) -> str | None:
-    """What came of a durable mutation, as its run has noted it; None if it is not known."""
+    """Return the recorded result of a durable mutation, or None."""
     try:
         envelope = await outcome
     except CallError as error:
@@ -44,7 +44,7 @@ async def told(outcome: Awaitable[Any]) -> str | None:
 
 
 class Caller:
-    """Makes calls of all kinds, and notes how each has ended."""
+    """Makes calls of all kinds, and records their outcomes."""
 
     def __init__(self, spoke: Spoke, diary: Diary, name: str) -> None:
         self._spoke = spoke
@@ -100,7 +100,7 @@ class Caller:
         await self._follow("left", _ITEMS, wanted=random.randrange(_ITEMS))
 
     async def _lose(self) -> None:
-        """Follow a long stream without a deadline, over a transport that loses credits: they have to be repeated."""
+        """Consume a long stream without a deadline, over a transport that loses credits, which have to be repeated."""
         await self._follow("ok", _MANY_ITEMS, timeout=None)
 
     async def _follow(self, end: str, items: int, wanted: int | None = None, timeout: float | None = _NEVER) -> None:
@@ -135,7 +135,7 @@ class Caller:
         finally:
             self._diary.note("end", id, code=code, items=None if whole is None else items)
         if code == _OUTAGE:
-            await asyncio.sleep(_BREATH)  # so that an outage is no busy loop
+            await asyncio.sleep(_BREATH)  # so that an outage does not become a busy loop
         return code
 
 
@@ -156,7 +156,7 @@ class LosesCredits:
 
 
 class DurableCaller:
-    """Has mutations done that must not be lost: each until it is accepted, some of them twice."""
+    """Submits durable mutations: each until it is accepted, some of them twice."""
 
     def __init__(self, durable: DurableCalls, diary: Diary, name: str) -> None:
         self._durable = durable

@@ -1,4 +1,4 @@
-"""What the processes of a soak write down, and what must be true of it."""
+"""The records of the processes of a soak, and the checks of them."""
 
 import os
 import time
@@ -12,13 +12,13 @@ import msgspec
 from msgspec import Struct, field
 
 GRACE = 2.0
-"""Seconds after its deadline by which a call has ended: a few beats, on a busy machine."""
+"""Seconds after its deadline within which a call has to end: a few heartbeats, on a busy machine."""
 
 LATE = 1.0
-"""Seconds after the deadline of a call within which its handler may still be started: what a busy machine takes."""
+"""Seconds after the deadline of a call within which its handler may still start, on a busy machine."""
 
 GIVEN_UP = "was given up"
-"""What the outcome of a durable mutation says that has killed its workers."""
+"""Part of the error message of a durable mutation that has killed its workers."""
 
 What = Literal["begin", "end", "run", "accepted", "ran", "seen", "recorded", "memory", "act", "killed", "broken"]
 
@@ -27,13 +27,13 @@ class Note(Struct, omit_defaults=True, kw_only=True):
     """One line of a history.
 
     begin, end            a call or subscription of a caller, and how it ended
-    run                   a handler has begun to serve the call with this id
-    accepted              the journal has taken the durable mutation with this id; it kills its worker if it `may` end
-                          by being given up
-    ran                   its handler has begun; the result is going to be `code`
-    seen, recorded        an outcome that a caller was given, and the one in the journal at the end
+    run                   a handler has started for the call with this id
+    accepted              the journal has stored the durable mutation with this id; it kills its worker if it `may` end
+                          by being buried
+    ran                   its handler has started; the result will be `code`
+    seen, recorded        an outcome that a caller received, and the one in the journal at the end
     memory                of the process `id`: `size` kilobytes
-    act                   what was done to whom
+    act                   a fault, and its target
     killed, broken        the process `id` could not write its last words; it has not done what it had to: `code`
     """
 
@@ -49,7 +49,7 @@ class Note(Struct, omit_defaults=True, kw_only=True):
 
 
 class Diary:
-    """Where a process writes its notes. What was written is there, even if the process is killed a moment later."""
+    """The file to which a process writes its notes; they persist even if the process is killed at once."""
 
     def __init__(self, folder: Path, who: str) -> None:
         self._file = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -64,7 +64,7 @@ class Diary:
 
 
 def read_history(folder: Path) -> Iterator[Note]:
-    """Every note of every process, in the order of each."""
+    """Yield the notes of all processes, in the order of each."""
     decode = msgspec.json.Decoder(Note).decode
     for path in sorted(folder.glob("*.jsonl")):
         with path.open("rb") as lines:
@@ -72,7 +72,7 @@ def read_history(folder: Path) -> Iterator[Note]:
 
 
 class Report(Struct):
-    """What a history amounts to. It is good if there are no violations."""
+    """The summary of a history, which is good without violations."""
 
     calls: int = 0
     lost: int = 0  # calls whose caller was killed
@@ -99,7 +99,7 @@ class Report(Struct):
 
 
 def check_history(notes: Iterable[Note]) -> Report:
-    """Judge a history, in whatever order it comes."""
+    """Check a history, in any order of its notes."""
     by_what: dict[What, dict[str, list[Note]]] = defaultdict(lambda: defaultdict(list))
     for note in notes:
         by_what[note.what][note.id].append(note)

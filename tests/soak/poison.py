@@ -1,4 +1,4 @@
-"""The part of a soak that kills from inside: durable mutations of which their worker dies, beside others.
+"""Durable mutations that kill their worker, beside others.
 
 `python -m tests.soak.poison URL FOLDER NAME` is a worker that kills itself when a mutation says so. `Poisoning` is run
 by the soak: it keeps such workers alive, and has mutations done by them. Only those that kill may be given up.
@@ -24,13 +24,13 @@ from tests.soak.serving import opened
 
 _WORKERS = 2
 _LEASE = 1.0
-_ATTEMPTS = 3  # few, so that each poison is buried soon, and so would be those who die with it
+_ATTEMPTS = 3  # few, so that poison is buried soon, and so would be its companions
 _COMPANIONS = 12  # that are submitted with each poison
 _BREATH = 0.1  # seconds after a failure
 
 
 class Poisoning:
-    """Workers that die, and what they die of. A hub keeps no mutations, and has none of this."""
+    """Workers, and the poison that kills them. A hub has no journal, and skips this."""
 
     def __init__(self, url: str, folder: Path, diary: Diary) -> None:
         self._url = url
@@ -39,7 +39,7 @@ class Poisoning:
         self._workers: list[asyncio.Task[None]] = []
 
     async def go_on(self, end: float) -> None:
-        """Submit poison beside others, each time when the last poison is given up, until `end`."""
+        """Submit poison beside other mutations, each time the last poison was buried, until `end`."""
         async with AsyncExitStack() as stack:
             found = await opened(self._url, stack)
             if found is None:
@@ -88,7 +88,7 @@ class Poisoning:
                 finally:
                     self._diary.note("killed", name)
                     self._diary.note("act", role, code="worker died")
-                    worker.kill()  # it has ended; this says that it was not asked to
+                    worker.kill()  # it has ended; this records that it crashed
                     (self._folder / f"{name}.log").write_text("\n".join(worker.lines))
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class Poisoning:
 
 
 def mutations(diary: Diary) -> OperationRegistry:
-    """What is served."""
+    """Return the registry of a worker."""
     registry = OperationRegistry()
 
     @registry.mutation("soak.fatal", access=PUBLIC)

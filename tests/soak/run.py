@@ -1,4 +1,4 @@
-"""One soak over one engine: starts the processes, makes trouble, ends them, and has the history checked."""
+"""One soak over one engine: start the processes, inject faults, end them, and check the history."""
 
 import asyncio
 import random
@@ -21,13 +21,13 @@ from tests.soak.serving import journal
 EngineName = Literal["hub", "redis", "nats"]
 ENGINES: tuple[EngineName, ...] = ("hub", "redis", "nats")
 
-_SPARE = 180.0  # seconds to start, to let the last calls end, and to let the journal run dry
+_SPARE = 180.0  # seconds to start, to end the last calls, and to empty the journal
 _RESTART = 80.0  # seconds for a process to start: Redis reads its whole append-only file after a kill
-_PAGE = 50  # outcomes that are asked for at once
+_PAGE = 50  # outcomes that are read at once
 
 
 class Actor:
-    """A process that is started again whenever it was ended. Each of its lives has a name of its own."""
+    """A process that is restarted whenever it ends, each time with another name."""
 
     def __init__(self, role: str, module: str, arguments: Callable[[str], list[str]], folder: Path, diary: Diary):
         self._role = role
@@ -45,7 +45,7 @@ class Actor:
         self.name, self._worker = name, worker
 
     async def kill(self) -> None:
-        """As a crash would; the next one starts at once."""
+        """Kill the process, like a crash; the next one starts at once."""
         self._diary.note("killed", self.name)
         self._worker.kill()
         await self._worker.__aexit__(None)
@@ -69,13 +69,13 @@ class Actor:
         self._keep_output()
 
     async def close(self) -> None:
-        """Whatever happened before."""
+        """End the process in any state."""
         self._worker.kill()
         await self._worker.__aexit__(None)
         self._keep_output()
 
     def memory(self) -> int:
-        """Kilobytes."""
+        """Return the resident memory, in kilobytes."""
         return int(Path(f"/proc/{self._worker.pid}/statm").read_text().split()[1]) * 4
 
     def _keep_output(self) -> None:
@@ -83,7 +83,7 @@ class Actor:
 
 
 class Soak:
-    """Three processes that serve, two that call, one engine, and somebody who makes trouble."""
+    """Three processes that serve, two that call, one engine, and the faults."""
 
     def __init__(self, engine: EngineName, seconds: float, folder: Path) -> None:
         self._engine = engine
@@ -126,7 +126,7 @@ class Soak:
                 group.create_task(self._torment("serving", end, 8, each.kill, each.freeze, each.drain))
             group.create_task(self._torment("calling", end, 30, callers[1].kill))
             group.create_task(self._torment("connections", end, 10, cut))
-            # A hub that is killed late would have no time to show what becomes of its memory.
+            # A hub that is killed late would have too little time for a measurement of its memory.
             kills_end = end - self._seconds / 2 if self._engine == "hub" else end
             group.create_task(self._torment(self._engine, kills_end, 40, kill))
             group.create_task(poisoning.go_on(end))
@@ -140,7 +140,7 @@ class Soak:
             await each.stop()
 
     async def _start_engine(self, stack: AsyncExitStack) -> tuple[int, Callable[[], Awaitable[None]]]:
-        """Its port, and what kills it and starts it again."""
+        """Start the engine; return its port and the function that kills and restarts it."""
         if self._engine == "hub":
             port = secrets.choice(PORTS)
             hub = Actor("hub", "tests.hub.process", lambda _: [str(port)], self._folder, self._diary)
@@ -167,7 +167,7 @@ class Soak:
         return actor
 
     async def _torment(self, whom: str, end: float, every: float, *acts: Callable[[], Awaitable[None]]) -> None:
-        """Do one of the acts now and then, about every so many seconds, and a few times in a short soak."""
+        """Inject a fault at random times, about every so many seconds, and a few times in a short soak."""
         every = min(every, self._seconds / 4)
         while time.monotonic() + (pause := every * random.uniform(0.5, 1.5)) < end:
             await asyncio.sleep(pause)
@@ -185,7 +185,7 @@ class Soak:
             await asyncio.sleep(1)
 
     async def _settle(self, url: str) -> None:
-        """Ask the journal for the outcome of everything that it has accepted."""
+        """Read the outcome of every accepted mutation from the journal."""
         opening = journal(url)
         if opening is None:
             return

@@ -18,18 +18,18 @@ from tests.servers.worker import PUBLIC, say, wait_for_the_end
 from tests.soak.history import Diary
 
 BEAT = 0.5
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 
 BULK = 1_000
-"""Operations beside those of the soak, so that what is announced after a restart is large."""
+"""Operations beside those of the soak, so that announcements after a restart are large."""
 
-_PATIENCE = 10.0  # seconds for what is in hand to finish
+_PATIENCE = 10.0  # seconds for the calls in flight to end
 _LEASE = 2.0
-_ATTEMPTS = 100  # nothing is to be given up: each kill is an attempt
+_ATTEMPTS = 100  # no mutation is to be buried: each kill is an attempt
 
 
 def journal(url: str) -> RedisJournal | NatsJournal | None:
-    """The journal of an engine; a hub has none."""
+    """Return the journal of an engine, or None for a hub."""
     match url.partition("://")[0]:
         case "redis":
             return RedisJournal(url)
@@ -41,7 +41,7 @@ def journal(url: str) -> RedisJournal | NatsJournal | None:
 async def connected(
     url: str, registry: OperationRegistry | None = None, wrap: Callable[[Transport], Any] = lambda transport: transport
 ) -> Spoke:
-    """A spoke that has started, as soon as the engine is there."""
+    """Start a spoke as soon as the engine can be reached."""
     while True:
         try:
             return await Spoke(registry, wrap(connect(url, heartbeat=BEAT))).start()
@@ -53,7 +53,7 @@ async def connected(
 
 
 async def opened(url: str, stack: AsyncExitStack) -> Journal | None:
-    """A journal that has started, as soon as the engine is there."""
+    """Start a journal as soon as the engine can be reached."""
     while (opening := journal(url)) is not None:
         try:
             return await stack.enter_async_context(opening)
@@ -67,7 +67,7 @@ async def opened(url: str, stack: AsyncExitStack) -> Journal | None:
 
 
 def operations(diary: Diary) -> OperationRegistry:
-    """What is served to calls."""
+    """Return the registry for calls."""
     registry = OperationRegistry()
 
     @registry.query("soak.run", access=PUBLIC)
@@ -95,7 +95,7 @@ def operations(diary: Diary) -> OperationRegistry:
 
 
 def mutations(diary: Diary) -> OperationRegistry:
-    """What is served to durable calls. Each run has another result, so that two outcomes are told apart."""
+    """Return the registry for durable calls. Each run has another result, so that outcomes can be distinguished."""
     registry = OperationRegistry()
 
     @registry.mutation("soak.job", access=PUBLIC)

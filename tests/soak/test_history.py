@@ -1,4 +1,4 @@
-"""What the history of a soak tells, here with histories that are made up: good ones, and each way to be broken."""
+"""The checks of a history, with synthetic histories: good ones, and one per violation."""
 
 from pathlib import Path
 from typing import Any

@@ -24,11 +24,11 @@ def answer(id: str, seq: int | None = None) -> CallResponded:
 def test_only_who_shows_the_token_is_believed() -> None:
     leases = Leases(PATIENCE)
     token = leases.ask("r", "math.add", 0.0, streams=False)
-    assert not leases.accepts(answer("r"), "stranger", "", 1.0)
-    assert not leases.accepts(answer("r"), "stranger", "guess", 1.0)
-    assert leases.accepts(answer("r"), "server", token, 1.0)
+    assert not leases.authenticates(answer("r"), "stranger", "", 1.0)
+    assert not leases.authenticates(answer("r"), "stranger", "guess", 1.0)
+    assert leases.authenticates(answer("r"), "server", token, 1.0)
     assert len(leases) == 0
-    assert leases.accepts(answer("r"), "anybody", "", 1.0)  # an answer to nothing: whoever gets it drops it
+    assert leases.authenticates(answer("r"), "anybody", "", 1.0)  # an answer to nothing: whoever gets it drops it
 
 
 def test_tokens_are_all_different() -> None:
@@ -175,13 +175,13 @@ def test_a_server_that_was_just_heard_of_is_not_probed() -> None:
     token = leases.ask("r", "math.count", 0.0, streams=True)
     leases.confirm("server", [token], 0.0)
     for tick in range(1, 20):
-        assert leases.accepts(answer("r", tick), "server", token, tick * MOMENT)
+        assert leases.authenticates(answer("r", tick), "server", token, tick * MOMENT)
         assert leases.watch(tick * MOMENT + MOMENT / 4) == []
     hanging = leases.ask("hanging", "math.add", 1.0, streams=False)
     leases.routed(hanging, "server")
     for tick in range(1, 20):  # what it answers others is a sign of life, too
         quick = leases.ask("quick", "math.add", 1.0 + tick * MOMENT, streams=False)
-        assert leases.accepts(answer("quick"), "server", quick, 1.0 + tick * MOMENT)
+        assert leases.authenticates(answer("quick"), "server", quick, 1.0 + tick * MOMENT)
         assert leases.watch(1.0 + tick * MOMENT + MOMENT / 4) == []
 
 
@@ -203,7 +203,7 @@ def test_a_call_that_no_server_has_named_is_probed_by_its_operation_if_an_end_li
     leases = Leases(PATIENCE)
     for id, sender in (("plain.add", ""), ("math.add", "server")):
         token = leases.ask("before", id, 0.0, streams=False)
-        assert leases.accepts(answer("before"), sender, token, 0.0)
+        assert leases.authenticates(answer("before"), sender, token, 0.0)
         leases.ask(f"{id} 1", id, 1.0, streams=False)
         leases.ask(f"{id} 2", id, 1.0, streams=False)
     assert probed(leases, 1.0 + 1.1 * MOMENT) == [(None, "math.add 2")]
@@ -212,7 +212,7 @@ def test_a_call_that_no_server_has_named_is_probed_by_its_operation_if_an_end_li
 @requirement("transport.leases.probes")
 def test_a_probe_that_no_server_got_ends_what_was_asked_before_it_and_named_by_no_server() -> None:
     leases = Leases(PATIENCE)
-    leases.accepts(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False), 0.0)
+    leases.authenticates(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False), 0.0)
     named, lost = (leases.ask(id, "math.add", 0.0, streams=False) for id in ("named", "lost"))
     last = leases.ask("last", "math.add", 0.0, streams=False)
     leases.ask("other", "math.mul", 0.0, streams=False)
@@ -227,7 +227,7 @@ def test_a_probe_that_no_server_got_ends_what_was_asked_before_it_and_named_by_n
 @requirement("transport.leases.probes")
 def test_a_probe_that_no_server_got_does_not_end_a_call_that_was_named_meanwhile() -> None:
     leases = Leases(PATIENCE)
-    leases.accepts(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False), 0.0)
+    leases.authenticates(answer("before"), "server", leases.ask("before", "math.add", 0.0, streams=False), 0.0)
     token = leases.ask("r", "math.add", 0.0, streams=False)
     assert len(leases.watch(0.1)) == 1
     leases.confirm("draining", [token], 0.1)
@@ -316,7 +316,7 @@ class Books(RuleBasedStateMachine):
         id, was_open = self.open.get(token), token in self.open
         asked = self.leases.asked(id or "?")
         event = answer(id or "?", seq)
-        believed = self.leases.accepts(event, "server", token if honest else "guess", self.now)
+        believed = self.leases.authenticates(event, "server", token if honest else "guess", self.now)
         assert believed is (honest or not was_open)
         if asked is not None and believed and is_final(event, streams=asked.streams):
             self.over(asked)

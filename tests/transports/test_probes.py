@@ -103,7 +103,7 @@ def test_a_server_is_probed_every_25_ms_for_a_minute_whether_or_not_it_sends_som
             await asyncio.sleep(0.15)
             if streams:
                 item = CallResponded(request_id="r", output=local_envelope(1, "math.add"), seq=1)
-                assert end.leases.accepts(item, "server", token, now())
+                assert end.leases.authenticates(item, "server", token, now())
                 times.append(now())
         end.probes.stop()
         return times

@@ -7,8 +7,9 @@ registries.
   bounded queue is full.
 - Events are delivered to the receiver one at a time, in the order in which a peer sent them.
 - Nothing is retransmitted: an event arrives once or not at all.
-- A transport authenticates senders; `CallTable` decides which sender may reply to a call. Where `request` cannot return
-  the server's address, the transport delivers replies only from the peer that received the request.
+- A transport authenticates senders, and only `CallTable` decides which of them may reply to a call: the one that
+  `request` returned, or else the sender of the first event. A transport whose `request` returns None therefore proves
+  that the first event comes from the peer that received the request: brokers by a token, a hub by its routes.
 
 `opwire.testing.check_transport` is the contract suite for implementations.
 """

@@ -192,11 +192,12 @@ class BrokerTransport:
             self._send_request(event, to)
             return
         self._here()
+        limit = self._message_limit()
         token = None if to is None else self._leases.held(to, event.request_id)
         if to is None or token is None:
             self._send_without_lease(event, to)
             return
-        message, control = encode_event(event, limit=self._message_limit()), not isinstance(event, CallResponded)
+        message, control = encode_event(event, limit=limit), not isinstance(event, CallResponded)
         try:
             self._connection.send(to, token, message, control=control)
         except CallError:
@@ -317,13 +318,13 @@ class BrokerTransport:
         if isinstance(event, SessionMessage):
             self._session(event, sender, token)
         elif isinstance(event, CallRequested):
-            self._requested(event, sender, token)
-        elif self._leases.accepts(event, sender, token, time.monotonic()):
+            self._requested(event, sender, token, self._receiver)
+        elif self._leases.authenticates(event, sender, token, time.monotonic()):
             self._receiver.received(event, sender)
         else:
             self.foreign += 1
 
-    def _requested(self, event: CallRequested, sender: Address, token: str) -> None:
+    def _requested(self, event: CallRequested, sender: Address, token: str, receiver: Receiver) -> None:
         if not sender:  # no reply is possible, so it is not run
             self.malformed += 1
             return
@@ -339,7 +340,7 @@ class BrokerTransport:
             self.foreign += 1
             return
         self._probes.soon(now)
-        self._deliver(event, sender)
+        receiver.received(event, sender)
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
         """Handle a broadcast: a query for servers, or the end of calls that may be held here."""
@@ -369,7 +370,7 @@ class BrokerTransport:
         failed = CallFailed.of(request_id, CallError(ErrorCode.PROTOCOL_ERROR, error.message))
         if self._leases.asked(request_id) is None:
             self._notify(sender, failed, token)
-        elif self._leases.accepts(failed, sender, token, time.monotonic()):
+        elif self._leases.authenticates(failed, sender, token, time.monotonic()):
             self._deliver(failed, sender)
 
     def _session(self, event: SessionEvent, sender: Address, shown: str) -> None:

@@ -245,10 +245,11 @@ class Leases:
         for caller, held in self._held.items():
             yield caller, list(held.values())
 
-    def accepts(self, event: CallEvent, sender: Address, token: str, now: float) -> bool:
-        """Check that an event comes from the other end of its call, and update the lease.
+    def authenticates(self, event: CallEvent, sender: Address, token: str, now: float) -> bool:
+        """Check by its token that an event comes from the other end of its call, and update the lease.
 
-        Events of unknown requests pass: the caller's `CallTable` drops them.
+        An address proves nothing over a broker. Events of unknown requests pass: the `CallTable`, which decides which
+        sender may reply, drops them.
         """
         if isinstance(event, CallAborted | CallCredit) and (held := self.held(sender, event.request_id)) is not None:
             if held == token and isinstance(event, CallAborted):
