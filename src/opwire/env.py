@@ -6,6 +6,7 @@ methods, because operations often have these names.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
@@ -104,15 +105,12 @@ class Env(_Names["Namespace"]):
         context = None if self._context is None else self._context.child()
         spec = self._caller.get_spec(operation_id)
         if self._checked and spec is not None:
-            context = replace(context or Context(), bind_env=self._checked_too)
+            # A handler that is called through a checked env gets a checked one as well.
+            context = replace(context or Context(), bind_env=partial(Env, self._caller, checked=True))
             check_access(spec, context.identity)
         if spec is not None and spec.type is OperationType.SUBSCRIPTION:
             return self._caller.subscribe(operation_id, input, context)
         return self._caller.execute(operation_id, input, context)
-
-    def _checked_too(self, context: Context) -> "Env":
-        """Return the env for a handler called through a checked env: checked as well."""
-        return Env(self._caller, context, checked=True)
 
 
 class Namespace(_Names["EnvCall"]):

@@ -74,7 +74,12 @@ class WorkerPool:
             CallError: UNAVAILABLE, if `max_workers` threads are stuck.
         """
         job = _Job(call, label)
-        self._submit(job)
+        with self._lock:
+            if self._stuck >= self.max_workers:
+                raise self._exhausted()
+            self._jobs.put(job)
+            self._waiting -= 1
+            self._grow()
         try:
             result, error = await job.future
         except asyncio.CancelledError:
@@ -83,14 +88,6 @@ class WorkerPool:
         if error is not None:
             raise error
         return result
-
-    def _submit(self, job: _Job) -> None:
-        with self._lock:
-            if self._stuck >= self.max_workers:
-                raise self._exhausted()
-            self._jobs.put(job)
-            self._waiting -= 1
-            self._grow()
 
     def _abandon(self, job: _Job) -> None:
         with self._lock:

@@ -10,14 +10,12 @@ that make calls.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.errors import CallError, ErrorCode
 from opwire.testing import contract_calls as calls
-from opwire.testing.harness import Connect, Probe, TransportHarness, expect, item
+from opwire.testing.harness import Connect, Probe, TransportHarness, expect, item, named_checks
 from opwire.typed.plain import MAX_DEPTH
 
 _MANY = 300
@@ -211,20 +209,8 @@ Check = Callable[[Connect], Awaitable[None]]
 LimitCheck = Callable[[Connect, int], Awaitable[None]]
 
 
-async def _keep(promise: str, check: Callable[..., Awaitable[None]], connect: Connect, *limit: int) -> None:
-    """Run one check; any exception that it raises is a broken promise."""
-    try:
-        async with TransportHarness(connect) as harness:
-            await check(harness, *limit)
-    except Exception as error:
-        raise AssertionError(f"broken promise: {promise}: {error!r}") from error
-
-
-def _named(checks: Mapping[str, Callable[..., Awaitable[None]]]) -> Mapping[str, Callable[..., Awaitable[None]]]:
-    return MappingProxyType({promise: partial(_keep, promise, check) for promise, check in checks.items()})
-
-
-TRANSPORT_CONTRACT: Mapping[str, Check] = _named(
+TRANSPORT_CONTRACT: Mapping[str, Check] = named_checks(
+    TransportHarness,
     {
         "events arrive once, in the order in which they were sent": events_arrive_once_and_in_order,
         "two callers with the same request id see only their own answers": same_request_ids_do_not_meet,
@@ -251,15 +237,16 @@ TRANSPORT_CONTRACT: Mapping[str, Check] = _named(
         "events of unknown requests are ignored": calls.unknown_request_ids_are_ignored,
         "only the server that a call was routed to can answer it": calls.a_stranger_cannot_answer,
         "no task is left behind": calls.no_task_is_left_behind,
-    }
+    },
 )
 """The promises of every transport, each with a check that raises AssertionError if it is broken."""
 
-LIMIT_CONTRACT: Mapping[str, LimitCheck] = _named(
+LIMIT_CONTRACT: Mapping[str, LimitCheck] = named_checks(
+    TransportHarness,
     {
         "a message above the limit fails its own call alone": calls.too_large_messages_fail_alone,
         "a message just below the limit passes": calls.large_messages_below_the_limit_pass,
-    }
+    },
 )
 """The promises of a transport that limits the size of a message, in bytes."""
 

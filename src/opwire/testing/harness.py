@@ -1,10 +1,12 @@
 """The harness of the transport contract: ends of one transport, and bounded waiting."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from inspect import isasyncgenfunction
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from opwire.call import (
@@ -121,6 +123,21 @@ class Harness(Generic[T]):
     def id(self, name: str = "do") -> str:
         """Return the id of an operation of this check."""
         return f"{self._namespace}.{name}"
+
+
+def named_checks(
+    harness: Callable[[Any], Harness[Any]], checks: Mapping[str, Callable[..., Awaitable[None]]]
+) -> Mapping[str, Callable[..., Awaitable[None]]]:
+    """Return checks that take the function that connects an end. Any exception is raised as a broken promise."""
+
+    async def keep(promise: str, connect: Any, *limit: int) -> None:
+        try:
+            async with harness(connect) as connected:
+                await checks[promise](connected, *limit)
+        except Exception as error:
+            raise AssertionError(f"broken promise: {promise}: {error!r}") from error
+
+    return MappingProxyType({promise: partial(keep, promise) for promise in checks})
 
 
 class TransportHarness(Harness[Transport]):

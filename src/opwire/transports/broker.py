@@ -230,16 +230,14 @@ class BrokerTransport:
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def _here(self) -> Address:
-        if self._address is None:
-            raise CallError(ErrorCode.UNAVAILABLE, "this end is closed" if self._closed else self._absence())
-        return self._address
-
-    def _absence(self) -> str:
-        """Return why it is disconnected: a server that rejects the connection says what to do about it."""
-        name = self._connection.name
-        if self._away.startswith(name):
-            return self._away
-        return f"{name} is not reachable at the moment" + (f": {self._away}" if self._away else "")
+        if self._address is not None:
+            return self._address
+        name, absence = self._connection.name, self._away
+        if self._closed:
+            absence = "this end is closed"
+        elif not absence.startswith(name):  # otherwise the broker rejects the connection, and says what to do about it
+            absence = f"{name} is not reachable at the moment" + (f": {absence}" if absence else "")
+        raise CallError(ErrorCode.UNAVAILABLE, absence)
 
     def _message_limit(self) -> int:
         return min(self._max_message, self._connection.max_message)
@@ -441,22 +439,19 @@ class BrokerTransport:
             except Exception:  # the next one has to follow
                 logger.exception("a heartbeat failed")
             late = time.monotonic() - due
-            if late < self._heartbeat:
-                self._expire()
-            else:  # this process was blocked, and may not have read the latest messages
+            if late >= self._heartbeat:  # this process was blocked, and may not have read the latest messages
                 due += late
+                continue
+            expired = self._leases.expire(time.monotonic())
+            silence = f"no message from it for {3 * self._heartbeat:g} s"
+            for asked in expired.calls:
+                self._fail(asked, f"the server of {asked.operation_id} is gone: {silence}")
+            self._lose(expired.callers, [], silence)
 
     def _report(self, in_flight: Mapping[Address, list[str]]) -> None:
         for caller, tokens in in_flight.items():
             for portion in self._portions(tokens):
                 self._notify(caller, Serving(tokens=portion))
-
-    def _expire(self) -> None:
-        expired = self._leases.expire(time.monotonic())
-        silence = f"no message from it for {3 * self._heartbeat:g} s"
-        for asked in expired.calls:
-            self._fail(asked, f"the server of {asked.operation_id} is gone: {silence}")
-        self._lose(expired.callers, [], silence)
 
     def disconnected(self, reason: str) -> None:
         """Handle the loss of the connection: every call over it fails at once."""

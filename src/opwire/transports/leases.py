@@ -353,20 +353,14 @@ class Probes:
         try:
             self._report(self._leases.news())
             for asked in self._leases.watch(time.monotonic()):
-                self._probe(asked)
+                # If it cannot be delivered, the broker calls `BrokerListener.unreachable` or `undelivered`.
+                try:
+                    if asked.server:
+                        self._connection.send(asked.server, asked.token, _PROBE, control=True)
+                    else:
+                        self._connection.request(asked.operation_id, asked.token, _PROBE)
+                except CallError as error:
+                    logger.debug("%s was not probed: %s", asked.operation_id, error)
         except Exception:  # the timer has to go on
             logger.exception("calls in flight could not be probed")
         self._later(self._leases.pause(time.monotonic()))
-
-    def _probe(self, asked: Asked) -> None:
-        """Send a message to the server of a call, or to any server of its operation.
-
-        If it cannot be delivered, the broker calls `BrokerListener.unreachable` or `undelivered`.
-        """
-        try:
-            if asked.server:
-                self._connection.send(asked.server, asked.token, _PROBE, control=True)
-            else:
-                self._connection.request(asked.operation_id, asked.token, _PROBE)
-        except CallError as error:
-            logger.debug("%s was not probed: %s", asked.operation_id, error)

@@ -158,16 +158,17 @@ async def test_an_announcement_of_nothing_is_invalid(ends: Ends) -> None:
 async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "PATIENCE", 0.15)
-    monkeypatch.setattr(admission, "_PENDING_INTERVAL", 0.02)
+    monkeypatch.setattr(admission, "_PENDING_INTERVAL", 0.01)
     policy = Watched()
     server = await guarded(ends, policy)
     client = await ends.client(server.url)
     policy.go.clear()
     announcing = asyncio.create_task(client.transport.announce(["a.1"]))
     await soon("it is decided", policy.deciding.wait())
-    for _ in range(4):
-        await asyncio.sleep(0.1)
+    (timeout,) = client.transport._session._timeouts.values()
+    first = timeout.when()
+    for extended in (0, 0.02, 0.05):
+        await until("its timeout is extended again", lambda until=first + extended: timeout.when() > until)
     assert not announcing.done()
     policy.go.set()
     await soon("it is served", announcing)

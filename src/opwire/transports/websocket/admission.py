@@ -229,7 +229,18 @@ class Admission:
 
     async def _admit(self, peer: Peer, hello: events.Hello, policy: AdmissionPolicy) -> None:
         try:
-            grant = await self._check(peer, hello.token, policy)
+            # Tokens that were valid before do not wait for unknown ones.
+            token = (hello.token or "").encode(errors="surrogatepass")
+            digest = blake2b(token, key=self._secret, digest_size=16).digest()
+            known = digest in self._valid
+            checks, key = (self._known, digest.hex()) if known else (self._unknown, peer.host)
+            async with checks.turn(peer, key):
+                grant = await policy.admit(hello.token)
+            if hello.token:
+                self._valid[digest] = None
+                self._valid.move_to_end(digest)
+                if len(self._valid) > _MAX_KNOWN:
+                    self._valid.popitem(last=False)
             if peer.connection.over:
                 return
             identity = identity_json(grant and grant.identity)
@@ -252,20 +263,6 @@ class Admission:
 
             left = max(0.0, grant.expires - time.time())
             peer.expiry = asyncio.get_running_loop().call_later(left, expire)
-
-    async def _check(self, peer: Peer, token: str | None, policy: AdmissionPolicy) -> Grant | None:
-        """Return the grant of a token. Tokens that were valid before do not wait for unknown ones."""
-        digest = blake2b((token or "").encode(errors="surrogatepass"), key=self._secret, digest_size=16).digest()
-        known = digest in self._valid
-        checks, key = (self._known, digest.hex()) if known else (self._unknown, peer.host)
-        async with checks.turn(peer, key):
-            grant = await policy.admit(token)
-        if token:
-            self._valid[digest] = None
-            self._valid.move_to_end(digest)
-            if len(self._valid) > _MAX_KNOWN:
-                self._valid.popitem(last=False)
-        return grant
 
     def _reject(self, peer: Peer, error: CallError) -> None:
         peer.refuse(error)
