@@ -58,7 +58,7 @@ class Dispatcher:
         return [spec for spec in self.registry.list() if self.is_served(spec)]
 
     def _is_own(self, spec: OperationSpec) -> bool:
-        return self._own is not None and self._own.get_spec(spec.id) is spec
+        return self._own is not None and spec.namespace == "opwire" and self._own.get_spec(spec.id) is spec
 
     def is_visible(self, spec: OperationSpec, identity: Identity | None) -> bool:
         """Return whether a caller may know of an operation."""

@@ -267,7 +267,7 @@ class Leases:
                 self._answered.clear()
             self._answered[asked.operation_id] = None
         if is_final(event, streams=asked.streams):
-            self._forget(asked)
+            del self._asked[event.request_id], self._by_token[token]
         return True
 
     # --- expiry -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import pytest
 
@@ -165,7 +166,8 @@ async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
     policy.go.clear()
     announcing = asyncio.create_task(client.transport.announce(["a.1"]))
     await soon("it is decided", policy.deciding.wait())
-    (timeout,) = client.transport._session._timeouts.values()
+    transport: Any = client.transport
+    (timeout,) = transport._session._timeouts.values()
     first = timeout.when()
     for extended in (0, 0.02, 0.05):
         await until("its timeout is extended again", lambda until=first + extended: timeout.when() > until)
