@@ -1172,7 +1172,7 @@ CLI: dict[str, str] = {
     "cli.callers": "Without configured callers, serving requires a token, generated for the run if none is set; "
     "--open must be explicit.",
     "cli.completion-is-text": "A completed operation id is inserted as text, even if it looks like shell code.",
-    "cli.completion": "Shells complete commands and operation ids; no server is started for it.",
+    "cli.completion": "Shells complete commands, operation ids, namespaces, fields and values; no server is started.",
     "cli.broker": "Options of `hub` and `spoke` secure a broker: prefix, keys, authorities, announcements, a journal.",
     "cli.ps": "`ps` lists the servers behind a URL with their figures: a hub with its spokes, a broker, an HTTP API.",
     "cli.top": "`top` shows servers and busiest operations live, and restores the terminal.",
@@ -1182,6 +1182,7 @@ CLI: dict[str, str] = {
     "cli.dry-run": "A dry run prints the request with redacted credentials, or a curl command that sends it.",
     "cli.errors": "An error is one line on standard error; details and tracebacks are optional.",
     "cli.exit-codes": "Each class of errors has its exit code.",
+    "cli.files": "Python files are sources, as modules and as MCP servers; a URL needs no scheme on this machine.",
     "cli.forms": "A result is readable, JSON, the envelope or raw; binary data is described, saved or piped.",
     "cli.gen": "A typed client of the operations is written as a module that compiles.",
     "cli.harmless": "Foreign text cannot send control sequences to the terminal.",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.cli.inputs import SchemaField, from_text, read_input
+from opwire.cli.inputs import SchemaField, completed_fields, from_text, read_input
 from tests.requirements import requirement
 
 SCHEMA: dict[str, Any] = {
@@ -135,3 +135,76 @@ def test_any_text_becomes_a_value_of_the_type_or_stays_as_it_is(text: str, kind:
         "string": str,
     }
     assert value == text or isinstance(value, expected[kind])
+
+
+ORDER: dict[str, Any] = {
+    "properties": {
+        "lines": {
+            "type": "array",
+            "items": {"properties": {"article": {"type": "string"}, "pieces": {"type": "integer"}}},
+        },
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "grid": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        "by_number": {"type": "object", "additionalProperties": {"type": "integer"}},
+    }
+}
+
+
+@requirement("cli.typed-input")
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["lines.0.article=tea"], {"lines": [{"article": "tea"}]}),
+        (
+            ["lines.0.article=tea", "lines.0.pieces=2", "lines.1.article=5"],
+            {"lines": [{"article": "tea", "pieces": 2}, {"article": "5"}]},
+        ),
+        (["tags[]=a", "tags[]=b"], {"tags": ["a", "b"]}),
+        (["tags=a", "tags[]=b", "tags.2=c"], {"tags": ["a", "b", "c"]}),
+        (["tags[]:=1"], {"tags": [1]}),
+        (["grid.0.0=1", "grid.0.1=2", "grid.1[]=3"], {"grid": [[1, 2], [3]]}),
+        (["by_number.0=7"], {"by_number": {"0": 7}}),
+        (["unknown.0.x=a", "unknown.1.x=b"], {"unknown": [{"x": "a"}, {"x": "b"}]}),
+        (["new[]=a", "new[]=b"], {"new": ["a", "b"]}),
+    ],
+)
+def test_items_of_lists_are_given_by_number_or_appended(words: list[str], value: Any) -> None:
+    assert read(*words, schema=ORDER) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lines.1.article=tea"], "item 0 of the list is missing"),
+        (["lines.99999999999.article=tea"], "item 0 of the list is missing"),
+        (["lines.0.article=tea", "lines.x.article=tea"], "'lines' is not an object"),
+        (["tags.0=a", "tags.0=b"], "is given twice"),
+        (["unknown.0=a", "unknown.x=b"], "conflicts|is missing"),
+        (["unknown.x.y=a", "unknown.x.0.z=b"], "conflicts with another argument"),
+    ],
+)
+def test_items_that_do_not_fit_are_explained(words: list[str], message: str) -> None:
+    with pytest.raises(click.UsageError, match=message):
+        read(*words, schema=ORDER)
+
+
+def test_fields_and_values_are_completed_from_a_schema() -> None:
+    schema = {
+        "properties": {
+            "size": {"enum": ["s", 2, "x" * 999]},
+            "lines": ORDER["properties"]["lines"],
+            "where": {"properties": {"city": {"type": "string"}}},
+            "urgent": {"type": "boolean"},
+            "a=b": {},
+        },
+        "required": ["urgent"],
+    }
+    assert completed_fields(SchemaField(schema)) == {
+        "urgent": ["true", "false"],
+        "size": ["s", "2"],
+        "lines.0.article": [],
+        "lines.0.pieces": [],
+        "where.city": [],
+    }
+    many = {"properties": {f"field{number}": {} for number in range(1000)}}
+    assert len(completed_fields(SchemaField(many))) == 200

@@ -106,10 +106,13 @@ def test_raw_is_the_bytes_as_they_are_but_not_into_a_terminal(
 def test_a_result_is_saved_and_each_part_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(local_envelope(b"\xff\x00", "x.y"), tmp_path / "one.bin", Screen())
     assert (tmp_path / "one.bin").read_bytes() == b"\xff\x00"
-    save(tool(TEXT, IMAGE), tmp_path / "answer", Screen())
+    save(tool(TEXT, IMAGE, IMAGE), tmp_path / "answer", Screen())
     assert (tmp_path / "answer-1.txt").read_text() == "hello\x1b"
-    assert (tmp_path / "answer-2.png").read_bytes() == b"\x89PNG"
+    assert (tmp_path / "answer-3.png").read_bytes() == b"\x89PNG"
     assert "[image/png, 4 bytes] saved to" in capsys.readouterr().err
+    save(tool(TEXT, IMAGE), tmp_path / "out.png", Screen())
+    assert (tmp_path / "out.png").read_bytes() == b"\x89PNG"
+    assert capsys.readouterr().out == "hello\\x1b\n"
     with pytest.raises(click.UsageError, match="cannot write the file"):
         save(local_envelope("x", "x.y"), tmp_path / "nowhere" / "x", Screen())
 

@@ -9,8 +9,19 @@ import pytest
 from opwire import CallError, ConfigError
 from opwire.cli.program import run
 from opwire.cli.screen import Screen
-from opwire.cli.sources import Sources
-from opwire.config.settings import OpenAPISettings, ProgramSource, PythonSource, ServersFileSource, ServerSource
+from opwire.cli.sources import Sources, check_variables, complete_url
+from opwire.config import Config
+from opwire.config.settings import (
+    EnvText,
+    HubSettings,
+    IdentitySettings,
+    OpenAPISettings,
+    ProgramSource,
+    PythonSource,
+    Secret,
+    ServersFileSource,
+    ServerSource,
+)
 from tests.cli.process import SHOP
 from tests.requirements import requirement
 
@@ -136,9 +147,74 @@ def test_the_options_can_be_said_again() -> None:
     given = Sources(None, ("shop:registry",), ("time=uvx mcp-server-time",), ("pets.yaml",), token_env="SHOP_TOKEN")
     assert given.words == [
         *("--python", "shop:registry"),
-        *("--from-mcp", "time=uvx mcp-server-time"),
+        *("--mcp", "time=uvx mcp-server-time"),
         *("--openapi", "pets.yaml"),
         *("--token-env", "SHOP_TOKEN"),
     ]
     assert Sources("my.toml", url="ws://hub").words == ["--config", "my.toml", "--url", "ws://hub"]
     assert Sources().words == []
+
+
+CODE = """
+from opwire import OperationRegistry
+mine = OperationRegistry()
+
+@mine.query("my.answer")
+async def answer() -> int:
+    return 42
+"""
+
+
+@requirement("cli.files")
+@pytest.mark.parametrize("target", ["shop.py", "shop.py:mine", "./shop.py", "deep/inner.py"])
+def test_a_python_file_is_a_source(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deep").mkdir()
+    for file in ("shop.py", "deep/inner.py"):
+        (tmp_path / file).write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    assert run(["call", "--python", target, "my.answer"]) == 0
+    assert capsys.readouterr().out == "42\n"
+
+
+@requirement("cli.files")
+def test_a_python_file_is_an_mcp_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = tmp_path / "my server.py"
+    lines = ["from mcp.server.mcpserver import MCPServer", "server = MCPServer('x')", "@server.tool()"]
+    lines += ["def double(n: int) -> int:", "    return 2 * n", "server.run()"]
+    server.write_text("\n".join(lines))
+    assert run(["call", "--mcp", f"mine={server}", "--json", "mine.double", "n=4"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"result": 8}
+    assert run(["ls", "--mcp", "away.py"]) == 2
+    assert "--mcp away.py: no such file" in capsys.readouterr().err
+
+
+@requirement("cli.files")
+@pytest.mark.parametrize("command", ["ls", "serve"])
+def test_a_surface_in_the_place_of_a_source_is_explained(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--mcp", "stdio"]) == 2
+    assert "--mcp names a source" in (said := capsys.readouterr().err)
+    assert "opwire serve --as mcp-stdio" in said
+
+
+@requirement("cli.files")
+def test_a_url_without_a_scheme_is_http_on_this_machine_and_https_elsewhere() -> None:
+    assert complete_url("localhost:8080") == "http://localhost:8080"
+    assert complete_url("127.0.0.1:8080/v1") == "http://127.0.0.1:8080/v1"
+    assert complete_url("[::1]:8080") == "http://[::1]:8080"
+    assert complete_url("api.example") == "https://api.example"
+    assert complete_url("ws://hub") == "ws://hub"
+
+
+def test_every_missing_variable_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOKEN_A", "TOKEN_B", "HUB_URL", "OPTIONAL"):
+        monkeypatch.delenv(name, raising=False)
+    identities = {name: IdentitySettings(token=Secret(f"${{TOKEN_{name}}}")) for name in "AB"}
+    optional = OpenAPISettings(openapi=EnvText("${OPTIONAL}"))
+    config = Config(identities=identities, hub=HubSettings(url=EnvText("${HUB_URL}")), sources={"x": optional})
+    with pytest.raises(ConfigError, match="not set: TOKEN_A, TOKEN_B, HUB_URL; run: export TOKEN_A=… TOKEN_B=…"):
+        check_variables(config)
+    for name in ("TOKEN_A", "TOKEN_B", "HUB_URL"):
+        monkeypatch.setenv(name, "x")
+    check_variables(config)

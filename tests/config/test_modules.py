@@ -82,8 +82,8 @@ async def test_what_the_process_has_loaded_for_itself_is_never_forgotten(tmp_pat
         ("shop:xyz", "the module shop has no xyz; it has registry"),
         ("plain:xyz", "the module plain has no xyz"),
         ("plain:number", "number of plain is not an OperationRegistry, but of type int"),
-        ("shop:", 'sources.x.python: write "module:registry" or "module"'),
-        (":registry", 'sources.x.python: write "module:registry" or "module"'),
+        ("shop:", 'sources.x.python: write "module:registry", "module" or "file.py"'),
+        (":registry", 'sources.x.python: write "module:registry", "module" or "file.py"'),
     ],
 )
 async def test_what_cannot_be_used_is_told_with_the_place(tmp_path: Path, target: str, message: str) -> None:
@@ -100,3 +100,28 @@ async def test_what_cannot_be_used_is_told_with_the_place(tmp_path: Path, target
     assert message in await failure(modules, target)
     name = target.partition(":")[0]
     assert not name or (name == "shop" and target == "shop:") or tmp_path / f"{name}.py" in modules.files
+
+
+async def test_a_file_is_imported_from_its_folder_and_a_part_of_a_package_as_such(tmp_path: Path) -> None:
+    write(tmp_path, shop_py=shop(3))
+    inner = tmp_path / "far" / "pack"
+    inner.mkdir(parents=True)
+    (inner / "__init__.py").touch()
+    (inner / "prices.py").write_text("PRICE = 5\n")
+    (inner / "store.py").write_text(f"from .prices import PRICE\n{shop(5)}\n")
+    before, modules = list(sys.path), ProjectModules(tmp_path)
+    assert await price(modules, "shop.py") == 3
+    assert await price(modules, "./far/pack/store.py:registry") == 5
+    assert sys.path == before
+    assert {tmp_path / "shop.py", inner / "store.py", inner / "prices.py"} <= modules.files
+    modules.forget()
+    assert "pack.store" not in sys.modules
+
+
+async def test_a_file_that_cannot_be_imported_is_explained(tmp_path: Path) -> None:
+    write(tmp_path, shop_py="number = 3", json_py="")
+    modules = ProjectModules(tmp_path)
+    assert "sources.x.python: away.py: no such file" in await failure(modules, "away.py")
+    assert "rename the file" in await failure(modules, "json.py")
+    assert "has no OperationRegistry" in await failure(modules, "shop.py")
+    assert 'write "module:registry", "module" or "file.py"' in await failure(modules, "shop.py:")

@@ -12,5 +12,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with needs_extra("cli"):
             from opwire.cli.program import run
     except MissingExtraError as error:
-        sys.exit(f"opwire: {error}")
+        sys.exit(f"opwire: {error}, or without installing it: uvx --from 'opwire[cli]' opwire")
     sys.exit(run(arguments))

@@ -1,8 +1,8 @@
 """The input of an operation on the command line: parsed, summarised, and completed by prompts.
 
 count=5         typed by the schema: a number if the schema accepts numbers, otherwise the string "5"
-a.b=1           a nested field
-tags=x tags=y   a list
+a.b=1           a nested field; lines.0.article=tea the field of an item
+tags=x tags=y   a list, also tags[]=x tags[]=y
 count:=5        JSON, ignoring the schema
 photo=@cat.png  the content of a file, encoded as base64 if the schema asks for it
 '{"a": 1}'      the whole input as JSON; @input.json from a file, - from standard input
@@ -19,6 +19,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, cast
@@ -37,6 +38,7 @@ from opwire.typed.plain import as_dict, as_list, read_json
 _MAX_NODES = 200  # of one field; the rest of a larger union is ignored
 _MAX_DEPTH = 4  # of summaries, examples and prompts; `describe --json` prints the whole schema
 _MAX_CHOICES = 12
+_MAX_DIGITS = 6  # of the index of an item
 _MAX_DEFAULT = 200  # characters of a default value in a prompt
 _MISSING = object()
 _PAIR = re.compile(r"(?!:=)([^=]+?)(:?=)(.*)", re.DOTALL)
@@ -196,25 +198,61 @@ def _read_whole(word: str, stdin: Callable[[], bytes]) -> Any:
 
 
 def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text: str) -> None:
-    """Set `key` to the parsed text. Dots separate nested fields unless the schema declares the key with its dots."""
-    parent, steps = given, [key] if key in field.fields else key.split(".")
-    for step in steps[:-1]:
-        field = field.field(step)
-        inner = parent.setdefault(step, {})
-        if not isinstance(inner, dict):
-            raise click.UsageError(f"{key!r} conflicts with another argument: {step!r} is not an object")
-        parent = cast("dict[str, Any]", inner)
-    last = steps[-1]
-    field = field.field(last)
-    value = _parse_json(text.encode(), key) if sign == ":=" else _read_value(text, field)
-    if last not in parent:
-        parent[last] = value  # the first of several items is a list already if the schema says so
-    elif isinstance(parent[last], list) and isinstance(value, list):
-        parent[last] += value
-    elif not field.kinds:
-        parent[last] = [*(parent[last] if isinstance(parent[last], list) else [parent[last]]), value]
+    """Set `key` to the parsed text. Dots separate nested fields unless the schema declares the key with its dots.
+
+    A number is the index of an item where the schema has a list, or nothing; `[]` at the end appends to a list.
+    """
+    steps = [key] if key in field.fields else key.split(".")
+    appends = steps[-1].endswith("[]") and steps[-1] not in field.fields
+    steps[-1] = steps[-1].removesuffix("[]") if appends else steps[-1]
+    parent: Any = given
+    for step, following in pairwise(steps):
+        is_list = isinstance(parent, list)
+        field = field.items if is_list else field.field(step)
+        empty: Any = [] if _is_index(following, field) else {}
+        inner = _entry(parent, step, key)
+        if inner is _MISSING:
+            inner = empty
+            _set_entry(parent, step, inner)
+        if type(inner) is not type(empty):
+            expected = "a list" if isinstance(empty, list) else "an object"
+            raise click.UsageError(f"{key!r} conflicts with another argument: {step!r} is not {expected}")
+        parent = inner
+    field = field.items if isinstance(parent, list) else field.field(steps[-1])
+    target = field.items if appends else field
+    value = _parse_json(text.encode(), key) if sign == ":=" else _read_value(text, target)
+    value = [value] if appends else value
+    before = _entry(parent, steps[-1], key)
+    if before is _MISSING:
+        _set_entry(parent, steps[-1], value)  # the first of several items is a list already if the schema says so
+    elif isinstance(before, list) and isinstance(value, list):
+        cast("list[Any]", before).extend(cast("list[Any]", value))
+    elif not field.kinds and not appends and isinstance(parent, dict):
+        parent[steps[-1]] = [*(before if isinstance(before, list) else [before]), value]
     else:
         raise click.UsageError(f"{key!r} is given twice and is not a list")
+
+
+def _is_index(step: str, field: SchemaField) -> bool:
+    return step.isdecimal() and step.isascii() and step not in field.fields and field.kinds in ([], ["array"])
+
+
+def _entry(container: Any, step: str, key: str) -> Any:
+    """Return the value in a list or an object, or _MISSING."""
+    if isinstance(container, dict):
+        return cast("dict[str, Any]", container).get(step, _MISSING)
+    items = cast("list[Any]", container)
+    index = int(step) if len(step) < _MAX_DIGITS and step.isdecimal() else len(items) + 1
+    if index > len(items):
+        raise click.UsageError(f"{key!r}: item {len(items)} of the list is missing; items are given in order from 0")
+    return items[index] if index < len(items) else _MISSING
+
+
+def _set_entry(container: Any, step: str, value: Any) -> None:
+    if isinstance(container, dict):
+        container[step] = value
+    else:
+        container.append(value)
 
 
 def _read_value(text: str, field: SchemaField) -> Any:
@@ -348,6 +386,29 @@ def example_command(spec: OperationSpec, verb: str, options: Iterable[str] = ())
     elif input is not None:
         words.append(msgspec.json.encode(input).decode())
     return shlex.join(["opwire", verb, *options, spec.id, *words])
+
+
+# --- complete ---------------------------------------------------------------------------------------------------------
+
+_MAX_COMPLETED = 200  # fields of one operation, and values of one field
+_MAX_WORD = 200  # characters
+
+
+def completed_fields(field: SchemaField, prefix: str = "", depth: int = 0) -> dict[str, list[str]]:
+    """Return the keys of an input with their known values, required ones first: `{"size": ["s", "m"], "a.0.b": []}`."""
+    found: dict[str, list[str]] = {}
+    for name, each in sorted(field.fields.items(), key=lambda item: item[0] not in field.required):
+        items = each.items if "array" in each.kinds and not each.fields else None
+        inner = each if items is None else items
+        if inner.fields and depth < _MAX_DEPTH:
+            found |= completed_fields(inner, f"{prefix}{name}.{'' if items is None else '0.'}", depth + 1)
+        elif len(prefix + name) <= _MAX_WORD and name.isprintable() and "=" not in name:
+            choices = inner.choices or ([True, False] if each.kinds == ["boolean"] else [])
+            words = [word for choice in choices if len(word := value_text(choice)) <= _MAX_WORD and word.isprintable()]
+            found[prefix + name] = words[:_MAX_COMPLETED]
+        if len(found) >= _MAX_COMPLETED:
+            break
+    return dict(list(found.items())[:_MAX_COMPLETED])
 
 
 # --- prompt -----------------------------------------------------------------------------------------------------------

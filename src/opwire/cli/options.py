@@ -10,28 +10,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from opwire.cli.screen import LogFormat, OutputFormat, Screen
-from opwire.cli.sources import Sources, cached_ids
+from opwire.cli.sources import KnownOperation, Sources, cached_ids, known_operations
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MCP: dict[str, Any] = {"multiple": True, "metavar": "[NAME=]PROGRAM|URL|FILE"}
 _SOURCES = {
     "config": click.option(
         "-c", "--config", metavar="FILE", help="The configuration file.  [default: the nearest opwire.toml]"
     ),
-    "python": click.option("--python", multiple=True, metavar="MODULE:REGISTRY", help="A registry of a Python module."),
+    "python": click.option(
+        "--python", multiple=True, metavar="FILE|MODULE[:REGISTRY]", help="A registry of a Python file or module."
+    ),
     "mcp": click.option(
-        "--mcp", "--from-mcp", "mcp", **_MCP, help="An MCP server: a command line, a URL, or an mcpServers file."
+        "--mcp",
+        multiple=True,
+        metavar="[NAME=]PROGRAM|URL|FILE",
+        help="An MCP server: a command line, a URL, a Python file, or an mcpServers file.",
     ),
     "openapi": click.option(
         "--openapi", multiple=True, metavar="[NAME=]FILE|URL", help="An HTTP API, by its OpenAPI document."
     ),
 }
 _REMOTE = {
-    "url": click.option("--url", help="A served registry: ws://, redis://, nats:// or http(s)://."),
+    "url": click.option("--url", help="A served registry: ws://, redis://, nats://, http(s):// or localhost:8080."),
     "token_env": click.option(
         "--token-env",
         default="OPWIRE_TOKEN",
@@ -40,8 +44,6 @@ _REMOTE = {
         help="The environment variable with the token for --url.",
     ),
 }
-# `serve --mcp` selects a surface, so an MCP server as a source has only its longer name there.
-_FROM_MCP = click.option("--from-mcp", "mcp", **_MCP, help="An MCP server.")
 
 
 def _flag(*names: str, sets: str, help: str) -> Callable[[F], F]:
@@ -110,7 +112,7 @@ def source_options(function: F) -> F:
 
 def served_source_options(function: F) -> F:
     """Add the options that name sources to serve; the command receives `sources`."""
-    return _with_sources(function, {**_SOURCES, "mcp": _FROM_MCP})
+    return _with_sources(function, _SOURCES)
 
 
 def _with_sources(function: Any, options: dict[str, Callable[[Any], Any]]) -> Any:
@@ -131,24 +133,59 @@ def operation_argument(*, subscriptions: bool | None = None) -> Callable[[F], F]
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
         from click.shell_completion import CompletionItem
 
-        known = _known_ids(Sources(**{name: ctx.params[name] for name in Sources._fields if ctx.params.get(name)}))
         return [
-            CompletionItem(id, help=type)
-            for id, type in known.items()
+            CompletionItem(id, help=known.type)
+            for id, known in _known_operations(ctx).items()
             if id.startswith(incomplete)
             and not id.startswith("-")  # the namespace of a server may look like an option
-            and (subscriptions is None or subscriptions == (type == "subscription"))
+            and (subscriptions is None or subscriptions == (known.type == "subscription"))
         ]
 
     return click.argument("operation_id", metavar="ID", shell_complete=complete)
 
 
-def _known_ids(sources: Sources) -> dict[str, str]:
-    """Return the cached ids and types; without a cache, load those of Python modules, which starts no server."""
+def input_argument(function: F) -> F:
+    """Add the argument `INPUT`; shells complete the names of fields, and the values that a schema lists."""
 
-    async def load() -> dict[str, str]:
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        known = _known_operations(ctx).get(ctx.params.get("operation_id") or "")
+        fields = (known.fields if known else None) or {}
+        name, equals, _ = incomplete.partition("=")
+        if equals:
+            return [
+                CompletionItem(word)
+                for value in fields.get(name, ())
+                if (word := f"{name}={value}").startswith(incomplete)
+            ]
+        given = {word.partition("=")[0] for word in ctx.params.get("words") or ()}
+        return [
+            CompletionItem(f"{each}=", type="field")
+            for each in fields
+            if each.startswith(incomplete) and each not in given and not each.startswith("-")
+        ]
+
+    return click.argument("words", nargs=-1, metavar="[INPUT]...", shell_complete=complete)(function)
+
+
+def namespace_option(**options: Any) -> Callable[[F], F]:
+    """Add `--namespace`, which shells complete."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        found = dict.fromkeys(id.partition(".")[0] for id in _known_operations(ctx))
+        return [each for each in found if each.startswith(incomplete) and not each.startswith("-")]
+
+    return click.option("-n", "--namespace", shell_complete=complete, **options)
+
+
+def _known_operations(ctx: click.Context) -> dict[str, KnownOperation]:
+    """Return the cached operations; without a cache, load those of Python modules, which starts no server."""
+    sources = Sources(**{name: ctx.params[name] for name in Sources._fields if ctx.params.get(name)})
+
+    async def load() -> dict[str, KnownOperation]:
         async with sources.open_local(Screen()) as loaded:
-            return {spec.id: spec.type.value for spec in loaded.specs.values()}
+            return known_operations(loaded.specs.values())
 
     try:
         known = cached_ids(sources.key)

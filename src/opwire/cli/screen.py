@@ -435,12 +435,18 @@ def _block_part(block: MCPContentBlock) -> ResultPart:
 
 
 def save(envelope: ResponseEnvelope[Any], path: Path, screen: Screen) -> None:
-    """Write a result to a file; several parts go to numbered files.
+    """Write a result to a file. Texts around a single binary part are printed; otherwise several parts are numbered.
 
     Raises:
         click.UsageError: a file cannot be written.
     """
     found = parts(envelope)
+    binary = [part for part in found if part.text is None]
+    if len(binary) == 1:
+        for part in found:
+            if part.text is not None and part.media_type != "application/json":
+                screen.line(part.text)
+        found = binary
     for number, part in enumerate(found, 1):
         suffix = mimetypes.guess_extension(part.media_type) or path.suffix
         target = path if len(found) == 1 else path.with_name(f"{path.stem}-{number}{suffix}")

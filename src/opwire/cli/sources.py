@@ -1,6 +1,6 @@
 """The operations of a command: loaded from a configuration file, from sources named by options, or from a URL.
 
-Commands that load every source cache the operation ids, from which shells complete: pressing TAB starts no server.
+Commands that load every source cache the operations, from which shells complete: pressing TAB starts no server.
 """
 
 import asyncio
@@ -8,11 +8,13 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable
+import sys
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 import click
@@ -33,19 +35,72 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NO_SOURCE = (
-    "no opwire.toml in this folder or above: write one with `opwire init`, or name a source: --python module:registry, "
+    "no opwire.toml in this folder or above: write one with `opwire init`, or name a source: --python shop.py, "
     "--mcp 'program arguments', --openapi file-or-URL, --url ws://hub"
 )
 # Words of a command line that start a server without naming it.
 _LAUNCHERS = re.compile(r"(npx|bunx|uvx|uv|pipx|node|deno|docker|run|tool|python[\d.]*)(\.exe)?")
 
 
-# --- cached ids -------------------------------------------------------------------------------------------------------
+# --- cache of completions ---------------------------------------------------------------------------------------------
+
+
+class KnownOperation(NamedTuple):
+    """What shells complete of an operation: its type, and the keys of its input with their values, if it is known."""
+
+    type: str
+    fields: dict[str, list[str]] | None = None
 
 
 def cache_ids(key: str, specs: Iterable[OperationSpec]) -> None:
-    """Cache the ids and types of operations; a cache that cannot be written is ignored."""
-    content = msgspec.json.encode({spec.id: spec.type.value for spec in specs})
+    """Cache the ids and types of operations; a cache that cannot be written is ignored.
+
+    The fields of a document's operation are parsed lazily, so they are cached once the operation was used.
+    """
+    _write_cache(key, known_operations(specs, cached_ids(key) or {}))
+
+
+def known_operations(
+    specs: Iterable[OperationSpec], before: Mapping[str, KnownOperation] = MappingProxyType({})
+) -> dict[str, KnownOperation]:
+    """Return what is completed of operations; `before` has the fields of those that are not parsed yet."""
+    return {
+        spec.id: KnownOperation(
+            spec.type.value,
+            before.get(spec.id, _UNKNOWN).fields if spec.input_schema.is_deferred else _fields(spec),
+        )
+        for spec in specs
+    }
+
+
+def cache_fields(key: str, spec: OperationSpec) -> None:
+    """Cache the fields of one operation."""
+    known = cached_ids(key) or {}
+    _write_cache(key, {**known, spec.id: KnownOperation(spec.type.value, _fields(spec))})
+
+
+def cached_ids(key: str) -> dict[str, KnownOperation] | None:
+    """Return the cached operations by id; None if the cache is missing or invalid."""
+    try:
+        return msgspec.json.decode(_cache_file(key).read_bytes(), type=dict[str, KnownOperation])
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+_UNKNOWN = KnownOperation("")
+
+
+def _fields(spec: OperationSpec) -> dict[str, list[str]]:
+    from opwire.cli.inputs import SchemaField, completed_fields
+
+    try:
+        return completed_fields(SchemaField(spec.input_schema.json))
+    except OpwireError:  # an invalid schema, which the call explains
+        return {}
+
+
+def _write_cache(key: str, known: dict[str, KnownOperation]) -> None:
+    content = msgspec.json.encode(known)
     file = _cache_file(key)
     with contextlib.suppress(OSError):
         if file.is_file() and file.read_bytes() == content:
@@ -56,18 +111,10 @@ def cache_ids(key: str, specs: Iterable[OperationSpec]) -> None:
         new.replace(file)  # atomic: another shell may be reading
 
 
-def cached_ids(key: str) -> dict[str, str] | None:
-    """Return the cached types by operation id; None if the cache is missing or invalid."""
-    try:
-        return msgspec.json.decode(_cache_file(key).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
 def _cache_file(key: str) -> Path:
     folder = os.environ.get("XDG_CACHE_HOME")
     caches = Path(folder) if folder else Path.home() / ".cache"
-    return caches / "opwire" / f"ids-{sha256(key.encode()).hexdigest()[:24]}.json"
+    return caches / "opwire" / f"operations-{sha256(key.encode()).hexdigest()[:24]}.json"
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -143,7 +190,7 @@ class Sources(NamedTuple):
     def words(self) -> list[str]:
         """The options as words, for a command that uses the same sources."""
         named = [("--config", self.config), *(("--python", each) for each in self.python)]
-        named += [("--from-mcp", each) for each in self.mcp]
+        named += [("--mcp", each) for each in self.mcp]
         named += [("--openapi", each) for each in self.openapi]
         named += [("--url", self.url)]
         if self.token_env != Sources._field_defaults["token_env"]:
@@ -249,6 +296,7 @@ class Sources(NamedTuple):
 
         if source or self.config or self.python or self.mcp or self.openapi:
             raise click.UsageError("--url cannot be combined with other sources: its operations are loaded remotely")
+        url = complete_url(url)
         # From the environment: other users of the machine can read a command line. Brokers do not take a token.
         token = os.environ.get(self.token_env) if url.startswith(("ws", "http")) else None
         async with Client(url, token=token) as client:
@@ -312,14 +360,59 @@ def _default_name(target: str) -> str:
     return re.sub(r"[^\w-]+", "_", (telling or words or [Path("source")])[0].stem)
 
 
+def complete_url(url: str) -> str:
+    """Return the URL with a scheme: for `localhost:8080` http, for other hosts https, since a token may be sent."""
+    if "://" in url:
+        return url
+    host = urlsplit(f"//{url}").hostname or ""
+    return f"{'http' if host == 'localhost' or host.startswith('127.') or host == '::1' else 'https'}://{url}"
+
+
+def missing_variables(value: Any) -> Iterator[str]:
+    """Yield the environment variables that settings use and that are not set."""
+    from opwire.config.settings import EnvText
+
+    if isinstance(value, EnvText):
+        yield from value.missing
+    elif isinstance(value, msgspec.Struct):
+        yield from missing_variables(msgspec.structs.asdict(value))
+    elif isinstance(value, dict | tuple):
+        items = cast("dict[str, Any] | tuple[Any, ...]", value)
+        for each in items.values() if isinstance(items, dict) else items:
+            yield from missing_variables(each)
+
+
+def check_variables(config: "Config") -> None:
+    """Check the environment variables that a server needs, all at once; an optional source may lack its own.
+
+    Raises:
+        ConfigError: variables are not set; the message names all of them.
+    """
+    required = tuple(each for each in config.sources.values() if each.required and each.enabled)
+    needed = (config.identities, config.auth, config.serve, config.hub, config.spoke, config.durable, required)
+    if missing := tuple(dict.fromkeys(missing_variables(needed))):
+        noun = "variable is" if len(missing) == 1 else "variables are"
+        exports = " ".join(f"{name}=…" for name in missing)
+        raise ConfigError(f"environment {noun} not set: {', '.join(missing)}; run: export {exports}")
+
+
 def _mcp_source(target: str) -> Any:
     from opwire.config.settings import EnvText, ProgramSource, ServersFileSource, ServerSource
 
+    if target in ("stdio", "http"):
+        message = (
+            f"--mcp names a source, an MCP server; to serve as MCP over {target} use: opwire serve --as mcp-{target}"
+        )
+        raise click.UsageError(message)
     if "://" in target and " " not in target:
         return ServerSource(url=EnvText(target), required=True)
     if target.endswith(".json") and Path(target).is_file():
         return ServersFileSource(mcp_servers=EnvText(str(Path(target).absolute())), required=True)
-    command, *args = _split(target)
+    command, *args = [target] if Path(target).is_file() else _split(target)
+    if command.endswith(".py"):
+        if not Path(command).is_file():
+            raise click.UsageError(f"--mcp {command}: no such file")
+        command, args = sys.executable, [str(Path(command).absolute()), *args]
     return ProgramSource(command=EnvText(command), args=tuple(map(EnvText, args)), required=True)
 
 

@@ -11,10 +11,12 @@ normalization. `ProjectModules` imports the Python modules of the project around
 import asyncio
 import importlib
 import logging
+import re
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from opwire.adapters.mcp import MCPKeywords, MCPServer
 
 
+_PYTHON_FILE = re.compile(r"(.+\.py)(:(.*))?")
 _THREADS = 16  # concurrent imports, not counting those that hang
 
 
@@ -234,20 +237,26 @@ class ProjectModules:
         self._before = frozenset(sys.modules)  # modules of the process itself are never removed
         self._threads = WorkerPool(_THREADS)
         self._lock = threading.Lock()
-        self._running = 0
+        self._running: Counter[Path] = Counter()  # imports, by their folder
+        self._folders = {folder}
         self.files: set[Path] = set()
         """The files of the modules, including those that could not be imported."""
 
     async def registries(self, target: str, at: str) -> list[OperationRegistry]:
-        """Return the registries of "module:attribute" or "module"; `at` is the key with this value.
+        """Return the registries of "module:attribute", "module", or a file "shop.py"; `at` is the key with this value.
 
         Raises:
             ConfigError: the target does not exist, or the import failed.
         """
-        name, colon, attribute = target.partition(":")
+        folder = self._folder
+        if found := _PYTHON_FILE.fullmatch(target):
+            colon, attribute = found[2] or "", found[3] or ""
+            folder, name = self._module_of(found[1], at)
+        else:
+            name, colon, attribute = target.partition(":")
         if not name or (colon and not attribute):
-            raise ConfigError(f'{at}: write "module:registry" or "module"')
-        module: ModuleType = await self._threads.run(partial(self._import, name, at), f"the import of {name}")
+            raise ConfigError(f'{at}: write "module:registry", "module" or "file.py"')
+        module: ModuleType = await self._threads.run(partial(self._import, name, at, folder), f"the import of {name}")
         found = {name: each for name, each in vars(module).items() if isinstance(each, OperationRegistry)}
         if not attribute:
             if not found:
@@ -264,14 +273,29 @@ class ProjectModules:
             raise ConfigError(f"{at}: {attribute} of {name} is not an OperationRegistry, but of type {kind}")
         return [registry]
 
+    def _module_of(self, given: str, at: str) -> tuple[Path, str]:
+        """Return the folder to import a file from, and its module; a file of a package is imported as its part."""
+        file = (self._folder / Path(given).expanduser()).resolve()
+        if not file.is_file():
+            raise ConfigError(f"{at}: {given}: no such file")
+        folder, names = file.parent, [file.stem]
+        while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+            folder, names = folder.parent, [folder.name, *names]
+        name = ".".join(names)
+        known = sys.modules.get(name)
+        taken = known is not None and Path(getattr(known, "__file__", None) or "").resolve() != file
+        if taken or not file.stem.isidentifier():
+            raise ConfigError(f"{at}: {given} cannot be imported as {name}, which is another module: rename the file")
+        return folder, name
+
     def forget(self) -> None:
         """Remove the project's modules from `sys.modules`, so that the next import loads them again."""
         for name in self._modules():
             sys.modules.pop(name, None)
 
-    def _import(self, name: str, at: str) -> ModuleType:
+    def _import(self, name: str, at: str, folder: Path) -> ModuleType:
         try:
-            with self._on_path():
+            with self._on_path(folder):
                 return importlib.import_module(name)
         except (Exception, SystemExit) as error:
             files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
@@ -284,18 +308,19 @@ class ProjectModules:
             self.files |= {Path(module.__file__) for module in self._modules().values() if module.__file__}
 
     @contextmanager
-    def _on_path(self) -> Generator[None]:
+    def _on_path(self, folder: Path) -> Generator[None]:
         with self._lock:
-            self._running += 1
-            if self._running == 1:
-                sys.path.insert(0, str(self._folder))
+            self._running[folder] += 1
+            if self._running[folder] == 1:
+                sys.path.insert(0, str(folder))
+                self._folders.add(folder)
         try:
             yield
         finally:
             with self._lock:
-                self._running -= 1
-                if self._running == 0 and str(self._folder) in sys.path:
-                    sys.path.remove(str(self._folder))
+                self._running[folder] -= 1
+                if self._running[folder] == 0 and str(folder) in sys.path:
+                    sys.path.remove(str(folder))
 
     def _modules(self) -> dict[str, ModuleType]:
         """Return the modules that were imported from the folder since the start."""
@@ -306,7 +331,8 @@ class ProjectModules:
         }
 
     def _is_ours(self, file: str | None) -> bool:
-        return file is not None and Path(file).is_relative_to(self._folder) and "site-packages" not in Path(file).parts
+        ours = file is not None and any(Path(file).is_relative_to(each) for each in tuple(self._folders))
+        return ours and "site-packages" not in Path(file or "").parts
 
     def _reason(self, name: str, error: BaseException) -> str:
         if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
@@ -315,7 +341,9 @@ class ProjectModules:
         frames = [each for each in traceback.extract_tb(error.__traceback__) if self._is_ours(each.filename)]
         if not frames or isinstance(error, SyntaxError):  # its message has the position
             return reason
-        return f"{reason} ({Path(frames[-1].filename).relative_to(self._folder)}, line {frames[-1].lineno})"
+        file = Path(frames[-1].filename)
+        shown = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file
+        return f"{reason} ({shown}, line {frames[-1].lineno})"
 
 
 logger = logging.getLogger("opwire.config")

@@ -96,7 +96,7 @@ class SourceSettings(Settings, frozen=True, kw_only=True):
 
 
 class PythonSource(SourceSettings, frozen=True, kw_only=True):
-    """The registry of a Python module, "shop.operations:registry", or all registries of "shop.operations".
+    """The registry of a Python module, "shop.operations:registry", or all registries of "shop.operations" or "shop.py".
 
     Modules are imported from the folder of the file first. The operations keep the ids of the code.
     """

@@ -269,3 +269,13 @@ def test_junk_anywhere_in_a_document_costs_no_more_than_an_operation(junk: Any) 
             assert one.plan.operation_id == one.spec.id
             one.input_schema.compile()
             one.output_schema.compile()
+
+
+def test_a_pattern_that_matches_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    root = document({"/pets": {"get": {"operationId": "listPets", "tags": ["pets"]}}})
+    report = read(root, include=("lisPets", "pets"), exclude=("*zzz",)).report
+    assert report.warnings == [
+        "include 'lisPets' matches no operationId, tag, path or 'GET /path'; did you mean 'listPets'?",
+        "exclude '*zzz' matches no operationId, tag, path or 'GET /path'",
+    ]
+    assert [record.getMessage() for record in caplog.records] == report.warnings

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import subprocess
@@ -10,7 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
+from click.shell_completion import CompletionItem
 
 from opwire.cli import sources
 from opwire.cli.commands.setup import SHELLS
@@ -27,7 +30,7 @@ def test_the_script_of_a_shell_is_printed(
 ) -> None:
     assert run(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert f"_OPWIRE_COMPLETE={shell}_complete" in script
+    assert re.search(rf"_OPWIRE_COMPLETE ?= ?'?{shell}_complete", script)
     monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
     assert run(["completion"]) == 0
     assert capsys.readouterr().out == script
@@ -168,3 +171,77 @@ def test_an_id_that_looks_like_an_option_is_not_offered(folder: Path) -> None:
         ["opwire"], env={**os.environ, **asked}, capture_output=True, text=True, check=True, timeout=60
     )
     assert "--mcp=sh" not in answer.stdout
+
+
+def ordering(folder: Path, capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    """Write a module whose operation has fields with values, some of them hostile, and the script of the shell."""
+    code = "from opwire import OperationRegistry, OperationSpec\nregistry = OperationRegistry()\n"
+    sizes = ["small", "m$(touch PWNED)", "n;touch PWNED"]
+    schema = {"properties": {"size": {"enum": sizes}, "lines": {"items": {"properties": {"article": {}}}}}}
+    code += f"registry.register(OperationSpec(namespace='my', name='order', input_schema={schema!r}))\n"
+    (folder / "orders.py").write_text(code)
+    capsys.readouterr()
+    assert run(["completion", shell]) == 0
+    (folder / "script").write_text(capsys.readouterr().out)
+
+
+@requirement("cli.completion", "cli.completion-is-text")
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_fields_and_their_values_are_completed_as_text(
+    shell: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    ordering(folder, capsys, shell)
+    call = "opwire call --python orders.py my.order"
+    lines = [
+        f"{call} size=s\t",
+        f"{call} size=m\t",
+        f"{call} size=n\t",
+        f"{call} li\ttea",
+        "opwire ls --python orders.py -n m\t",
+    ]
+    found = typed(shell, folder, lines, len(lines))
+    assert not (folder / "PWNED").exists()
+    assert [each[-1] for each in found] == [
+        "size=small",
+        "size=m$(touch PWNED)",
+        "size=n;touch PWNED",
+        "lines.0.article=tea",
+        "my",
+    ]
+
+
+@requirement("cli.completion", "cli.completion-is-text")
+@pytest.mark.parametrize(
+    ("typed_words", "offered"),
+    [
+        (["my.order", "si"], ["field\tsize=\tsize="]),
+        (["my.order", "'size=m"], ["plain\t'size=m$(touch PWNED)'\tsize=m$(touch PWNED)"]),
+        (["my.order", "size=s"], ["plain\tsize=small\tsize=small"]),
+        (["my."], ["plain\tmy.order\tquery"]),
+    ],
+)
+def test_powershell_gets_words_in_single_quotes(
+    typed_words: list[str], offered: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ordering(folder, capsys, "powershell")
+    words = "\n".join(["opwire", "call", "--python", "orders.py", *typed_words])
+    answer = subprocess.run(
+        ["opwire"],
+        env={**os.environ, "COMP_WORDS": words, "_OPWIRE_COMPLETE": "powershell_complete"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert answer.stdout.splitlines() == offered
+
+
+@requirement("cli.completion-is-text")
+def test_powershell_quotes_are_doubled_even_typographic_ones() -> None:
+    item = CompletionItem("a\u2019; b'c")
+    assert (
+        SHELLS["powershell"](click.Command("x"), {}, "x", "X").format_completion(item).split("\t")[1]
+        == "'a\u2019\u2019; b''c'"
+    )

@@ -66,14 +66,14 @@ def test_both_surfaces_are_called_back_with_the_token_that_was_shown() -> None:
 
 @requirement("cli.serve")
 def test_over_standard_input_and_output_it_is_a_source_again(capsys: pytest.CaptureFixture[str]) -> None:
-    program = " ".join([*COMMAND, "serve", *SHOP, "--mcp", "stdio"])
+    program = " ".join([*COMMAND, "serve", *SHOP, "--as", "mcp-stdio"])
     assert run(["call", "--mcp", f"mine={program}", "--json", "mine.math_add", "a=1", "b=2"]) == 0
     assert capsys.readouterr().out == "3\n"
 
 
 def test_reload_is_rejected_for_an_mcp_session_over_stdio(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", *SHOP, "--mcp", "stdio", "--reload"]) == 2
-    assert "use --mcp http" in capsys.readouterr().err
+    assert run(["serve", *SHOP, "--as", "mcp-stdio", "--reload"]) == 2
+    assert "use --as mcp-http" in capsys.readouterr().err
 
 
 @requirement("cli.serve", "config.hot-reload", "config.broken-reload")

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from opwire.cli.commands.serve import until_stopped, with_callers
+from opwire.cli.commands.serve import until_stopped, warn_if_exposed, with_callers
 from opwire.cli.screen import Screen
 from opwire.config import Config, build_authenticator
 from opwire.config.settings import IdentitySettings, Secret
@@ -73,3 +73,15 @@ async def test_what_ends_by_itself_stops_too_and_its_failure_is_raised() -> None
         await until_stopped(end())
         with pytest.raises(ZeroDivisionError):
             await until_stopped(fail())
+
+
+@requirement("cli.callers")
+@pytest.mark.parametrize(
+    ("hosts", "is_open", "shown"),
+    [(["0.0.0.0"], True, True), (["0.0.0.0"], False, False), (["127.0.0.1", "localhost", "::1"], True, False)],
+)
+def test_an_open_server_for_other_machines_is_warned_of(
+    hosts: list[str], is_open: bool, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_if_exposed(Screen(), hosts, is_open=is_open)
+    assert ("warning: ANYONE who can reach this machine" in capsys.readouterr().err) is shown

@@ -8,6 +8,7 @@ The schema for all is that of the successful response, in JSON if there is a cho
 result of a call is validated against the schema of its actual status and content type.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -46,7 +47,9 @@ from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import escaped
-from opwire.typed.plain import as_dict, as_list
+from opwire.typed.plain import as_dict, as_list, harmless
+
+logger = logging.getLogger("opwire.adapters")
 
 _EVENT_FIELDS = frozenset({"event", "data", "id", "retry"})
 _DEPTH = 3  # of unions that are searched for an event
@@ -290,7 +293,9 @@ class LazyOperation:
 def read_operations(documents: DocumentSet, report: Report, options: ReadOptions) -> list[LazyOperation]:
     """Return the operations of a document that pass `include` and `exclude`, in its order."""
     api = APIDescription(documents, SchemaRewriter(documents, report), report, options)
-    wanted = [each for each in _without_duplicates(api) if _is_included(each, options)]
+    found = _without_duplicates(api)
+    wanted = [each for each in found if _is_included(each, options)]
+    _warn_of_typos(found, options, report)
     names = unique_names(_candidate(each, api.origin_of(each)) for each in wanted)
     taken = UniqueNames(names.values())
     default = options.namespace or namespace_from(as_dict(documents.main.root.get("info")).get("title"))
@@ -340,14 +345,40 @@ def _without_duplicates(api: APIDescription) -> list[HTTPEndpoint]:
     return list(kept.values())
 
 
-def _is_included(endpoint: HTTPEndpoint, options: ReadOptions) -> bool:
+def _names_of(endpoint: HTTPEndpoint) -> list[str]:
+    """Return what `include` and `exclude` match: path, "GET /path", operationId and tags."""
     own = endpoint.operation.value
-    names = [endpoint.path, str(endpoint), as_text(own.get("operationId")), *as_texts(own.get("tags"))]
+    return [endpoint.path, str(endpoint), as_text(own.get("operationId")), *as_texts(own.get("tags"))]
+
+
+def _is_included(endpoint: HTTPEndpoint, options: ReadOptions) -> bool:
+    if not options.include and not options.exclude:
+        return True
+    names = _names_of(endpoint)
 
     def matches(patterns: Iterable[str]) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
     return (not options.include or matches(options.include)) and not matches(options.exclude)
+
+
+def _warn_of_typos(found: list[HTTPEndpoint], options: ReadOptions, report: Report) -> None:
+    """Warn of patterns of `include` and `exclude` that match nothing."""
+    patterns = dict.fromkeys(
+        [("include", each) for each in options.include] + [("exclude", each) for each in options.exclude]
+    )
+    if not patterns:
+        return
+    names = {name for endpoint in found for name in _names_of(endpoint) if name}
+    for option, pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            import difflib
+
+            close = difflib.get_close_matches(pattern, [each for each in sorted(names) if len(each) < 200][:5_000], n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            message = f"{option} {pattern!r} matches no operationId, tag, path or 'GET /path'{hint}"
+            report.warn(message)
+            logger.warning("%s", harmless(message))
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from msgspec import structs
 
 from opwire.cli import exit_codes
 from opwire.cli.inputs import SchemaField, complete_input, read_input
-from opwire.cli.options import operation_argument, result_options, shared_options, source_options
+from opwire.cli.options import input_argument, operation_argument, result_options, shared_options, source_options
 from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, json_text, save, show
-from opwire.cli.sources import Sources, run
+from opwire.cli.sources import Sources, cache_fields, run
 from opwire.operation import Context, OperationSpec, OperationType, PreparedRequest, Progress
 from opwire.registry import OperationRegistry
 from opwire.typed.plain import harmless
@@ -23,7 +23,7 @@ from opwire.typed.plain import harmless
 
 @click.command(name="call")
 @operation_argument(subscriptions=False)
-@click.argument("words", nargs=-1, metavar="[INPUT]...")
+@input_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Save the result to a file.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds to wait for the result.")
 @click.option("--no-input", is_flag=True, help="Do not prompt for missing fields.")
@@ -49,8 +49,8 @@ def call_command(
     \b
     INPUT consists of
       count=5          typed by the schema: a number only if the schema accepts numbers
-      filter.name=x    a nested field
-      tags=a tags=b    a list
+      filter.name=x    a nested field; lines.0.article=tea the field of an item
+      tags=a tags=b    a list, also tags[]=a
       count:=5         JSON, ignoring the schema
       photo=@cat.png   the content of a file
       '{"count": 5}'   the whole input as JSON; @input.json, or - for standard input
@@ -86,6 +86,7 @@ async def _call(
         spec = loaded.spec(operation_id)
         if spec.type is OperationType.SUBSCRIPTION:
             raise click.UsageError(f"{operation_id} is a subscription: use `opwire watch {operation_id}`")
+        cache_fields(sources.key, spec)
         input = _input(spec, words, screen, no_input=no_input)
         if preview:
             if not isinstance(loaded.target, OperationRegistry):
@@ -160,7 +161,7 @@ def _input(spec: OperationSpec, words: tuple[str, ...], screen: Screen, *, no_in
 
 @click.command(name="watch")
 @operation_argument(subscriptions=True)
-@click.argument("words", nargs=-1, metavar="[INPUT]...")
+@input_argument
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this number of items.")
 @click.option("--no-input", is_flag=True, help="Do not prompt for missing fields.")
 @result_options
@@ -189,6 +190,7 @@ async def _watch(
         spec = loaded.spec(operation_id)
         if spec.type is not OperationType.SUBSCRIPTION:
             raise click.UsageError(f"{operation_id} is a {spec.type.value}: use `opwire call {operation_id}`")
+        cache_fields(sources.key, spec)
         input = _input(spec, words, screen, no_input=no_input)
         async with loaded.client() as client, aclosing(client.subscribe_envelopes(operation_id, input)) as items:
             async for item in items:

@@ -6,17 +6,16 @@ import importlib.util
 import os
 import platform
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
-import msgspec
 from msgspec.structs import replace
 
 from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import json_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
-from opwire.cli.sources import Sources, opened
+from opwire.cli.sources import Sources, missing_variables, opened
 from opwire.errors import OpwireError
 
 if TYPE_CHECKING:
@@ -90,27 +89,13 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
         CheckResult("configuration", "ok", f"{place}, {counted(len(config.sources), 'source')}"),
         *(
             CheckResult("environment", "wrong", f"the configuration uses {name}, which is not set: export {name}=…")
-            for name in dict.fromkeys(_missing_variables(config))
+            for name in dict.fromkeys(missing_variables(config))
         ),
         *_withheld_variables(config, screen),
         *_check_callers(config),
         *await _check_sources(config, screen),
         *await _check_spoke(config),
     ]
-
-
-def _missing_variables(value: Any) -> Iterator[str]:
-    """Yield the environment variables that a configuration uses and that are not set."""
-    from opwire.config.settings import EnvText
-
-    if isinstance(value, EnvText):
-        yield from value.missing
-    elif isinstance(value, msgspec.Struct):
-        yield from _missing_variables(msgspec.structs.asdict(value))
-    elif isinstance(value, dict | tuple):
-        items = cast("dict[str, Any] | tuple[Any, ...]", value)
-        for each in items.values() if isinstance(items, dict) else items:
-            yield from _missing_variables(each)
 
 
 def _withheld_variables(config: "Config", screen: Screen) -> Iterator[CheckResult]:
@@ -132,6 +117,8 @@ def _withheld_variables(config: "Config", screen: Screen) -> Iterator[CheckResul
 def _check_callers(config: "Config") -> Iterator[CheckResult]:
     from opwire.config import build_authenticator
 
+    if any(missing_variables((config.identities, config.auth))):
+        return  # reported by name already
     try:
         authenticator = build_authenticator(config)
     except OpwireError as error:

@@ -166,7 +166,7 @@ def server_entry(sources: Sources, program: ClientProgram) -> tuple[dict[str, An
     env = {name: program.variable % name for name in variables if program.variable}
     if sources.python:
         env["PYTHONPATH"] = str(Path.cwd())  # modules are found in the current folder
-    arguments = ["-m", "opwire.cli", "serve", "--mcp", "stdio", *paths.words]
+    arguments = ["-m", "opwire.cli", "serve", "--as", "mcp-stdio", *paths.words]
     kind = {"type": "stdio"} if program.key == "servers" else {}  # VS Code requires it, others infer it
     return {**kind, "command": sys.executable, "args": arguments, "env": env}, [] if program.variable else variables
 

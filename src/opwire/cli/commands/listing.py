@@ -8,9 +8,9 @@ import click
 import msgspec
 
 from opwire.cli.inputs import SchemaField, example_command, schema_summary, type_name
-from opwire.cli.options import json_option, operation_argument, shared_options, source_options
+from opwire.cli.options import json_option, namespace_option, operation_argument, shared_options, source_options
 from opwire.cli.screen import Line, Screen, counted
-from opwire.cli.sources import Sources, run
+from opwire.cli.sources import Sources, cache_fields, run
 from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
 from opwire.operation import AccessControl, OperationSpec, OperationType
 from opwire.registry import matching
@@ -24,7 +24,7 @@ _MIN_WORDS = 8  # columns below which a description is omitted
 
 @click.command(name="ls")
 @click.argument("search", nargs=-1)
-@click.option("-n", "--namespace", help="Only operations of this namespace.")
+@namespace_option(help="Only operations of this namespace.")
 @click.option("-t", "--type", type=click.Choice([each.value for each in OperationType]), help="Only this type.")
 @click.option("--tag", help="Only operations with this tag.")
 @click.option("--source", help="Only operations of this source of the configuration.")
@@ -135,6 +135,7 @@ def describe_command(screen: Screen, operation_id: str, sources: Sources) -> Non
 
 async def _find(sources: Sources, operation_id: str, screen: Screen) -> tuple[OperationSpec, str | None]:
     async with sources.open(screen, operation_id) as loaded:
+        cache_fields(sources.key, loaded.spec(operation_id))
         return loaded.spec(operation_id), loaded.endpoint(operation_id)
 
 

@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from opwire.cli.options import log_options, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
-from opwire.cli.sources import Sources, opened
+from opwire.cli.sources import Sources, check_variables, opened
 from opwire.errors import ConfigError
 from opwire.monitor import CallMonitor
 from opwire.signals import stop_signals
@@ -60,6 +60,16 @@ def with_callers(config: "Config", screen: Screen, *, is_open: bool) -> "Config"
             screen.note(f"token for this run: {os.environ[TOKEN]}   (set {TOKEN} to keep it)")
         identities["owner"] = IdentitySettings(token=Secret(f"${{{TOKEN}}}"), scopes=("*",), announces=("*",))
     return replace(config, identities=identities)
+
+
+def warn_if_exposed(screen: Screen, hosts: Iterable[str], *, is_open: bool, **_: Any) -> None:
+    """Warn of a server that accepts callers of other machines without a token."""
+    exposed = sorted({host for host in hosts if host != "localhost" and not host.startswith(("127.", "::1", "[::1"))})
+    if is_open and exposed:
+        screen.warning(
+            f"ANYONE who can reach this machine can call every operation with all permissions: --open at "
+            f"{', '.join(exposed)}. Listen on 127.0.0.1, or set {TOKEN} instead of --open"
+        )
 
 
 async def until_stopped(*running: Awaitable[Any]) -> None:
@@ -108,8 +118,14 @@ class ServeOptions(NamedTuple):
 
 
 @click.command(name="serve")
-@click.option("--mcp", "surface", type=click.Choice(["stdio", "http"]), help="As an MCP server.")  # see `install`
-@click.option("--http", is_flag=True, help="As an HTTP API with an OpenAPI document.")
+@click.option(
+    "--as",
+    "surfaces",
+    multiple=True,
+    type=click.Choice(["mcp-stdio", "mcp-http", "http"]),
+    help="An MCP server over standard input or HTTP, or an HTTP API with an OpenAPI document; may be repeated.",
+)
+@click.option("--http", is_flag=True, help="Short for --as http.")
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option(
     "--port",
@@ -123,22 +139,30 @@ class ServeOptions(NamedTuple):
 @served_source_options
 @shared_options
 @click.pass_obj
-def serve_command(screen: Screen, sources: Sources, surface: str | None, reload: bool, **options: Any) -> None:
+def serve_command(
+    screen: Screen, sources: Sources, surfaces: tuple[str, ...], http: bool, reload: bool, **options: Any
+) -> None:
     """Serve the operations as an MCP server, an HTTP API, or both, until ^C.
 
-    Without --mcp and --http it serves the surfaces of the configuration, by default both over HTTP. Without callers in
+    Without --as it serves the surfaces of the configuration, by default both over HTTP. Without callers in
     the configuration, a token is required: the one in OPWIRE_TOKEN, or a generated one that is printed.
 
     \b
-      opwire serve --python shop:registry --mcp stdio     for Claude Desktop, Cursor and others
-      opwire serve --http --port 8080 --reload            while you write the operations
+      opwire serve --python shop.py --as mcp-stdio     for Claude Desktop, Cursor and others
+      opwire serve --as http --port 8080 --reload      while you write the operations
     """
-    config = chosen_surfaces(sources.read(), ServeOptions(mcp=surface, **options))
+    mcp = [each.removeprefix("mcp-") for each in surfaces if each != "http"]
+    if len(set(mcp)) > 1:
+        raise click.UsageError("--as mcp-stdio and --as mcp-http exclude each other: start two processes")
+    chosen = ServeOptions(mcp=mcp[0] if mcp else None, http=http or "http" in surfaces, **options)
+    config = chosen_surfaces(sources.read(), chosen)
     if config.serve.http is not None or (config.serve.mcp is not None and config.serve.mcp.transport == "http"):
         config = with_callers(config, screen, is_open=options["is_open"])
+        warn_if_exposed(screen, (each.host for each in (config.serve.mcp, config.serve.http) if each), **options)
+    check_variables(config)
     if reload and config.serve.mcp is not None and config.serve.mcp.transport == "stdio":
         raise click.UsageError(
-            "--reload restarts the process, which would end an MCP session over stdio: use --mcp http"
+            "--reload restarts the process, which would end an MCP session over stdio: use --as mcp-http"
         )
     if reload:
         # Python compares source files by second and size, and files are saved more often than that.
@@ -308,6 +332,9 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
 
     config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
     config = chosen_hub(config, url, is_open=is_open, broker=broker)
+    check_variables(config)
+    if config.hub is not None:
+        warn_if_exposed(screen, [urlsplit(config.hub.url.resolve("hub.url")).hostname or ""], is_open=is_open)
 
     async def run() -> None:
         async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
@@ -352,6 +379,7 @@ def spoke_command(screen: Screen, sources: Sources, durable: str | None, **optio
     config = chosen_spoke(sources.read(), **options)
     if durable is not None:
         config = chosen_durable(config, durable)
+    check_variables(config)
     given = None if config.spoke is None else config.spoke.url
     urls = given if isinstance(given, tuple) else () if given is None else (given,)
     where = " and ".join(shown_url(each.resolve("spoke.url")) for each in urls)

@@ -1,8 +1,9 @@
 """`opwire init`, `gen`, `completion` and `demo`: commands around the operations.
 
-Completion: an id comes from a foreign document, and TAB inserts it into a command line, where `$(…)` must stay text.
-zsh and fish quote inserted words; bash does not, so words for bash are escaped here. With backslashes, not with quotes:
-after a quote that the user has typed, a quoted word would close it.
+Completion: ids, fields and values come from foreign documents, and TAB inserts them into a command line, where `$(…)`
+must stay text. zsh and fish quote inserted words. bash does not, so words for bash are escaped here, with backslashes:
+after a quote that the user has typed, a quoted word would close it. PowerShell does not either: words that need it
+are in single quotes. The type `field` is a word like `size=`, which no space follows.
 """
 
 import asyncio
@@ -19,25 +20,27 @@ from click.shell_completion import (
     ShellComplete,
     ZshComplete,
     add_completion_class,
+    split_arg_string,
 )
 
-from opwire.cli.options import shared_options, source_options
+from opwire.cli.options import namespace_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
 from opwire.errors import needs_extra
 
-# Unlike click's script, words are neither split nor expanded (`*` would expand to file names), and COMP_ESCAPED tells
-# the program that this script keeps backslashes.
+# Unlike click's script, words are neither split nor expanded (`*` would expand to file names). COMP_ESCAPED tells the
+# program that this script keeps backslashes, COMP_LINE has the words that bash splits at `=` and `:`.
 _BASH = r"""
 %(complete_func)s() {
     local response line
-    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" COMP_ESCAPED=1 \
-%(complete_var)s=bash_complete "$1")
+    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" COMP_TYPED="${COMP_LINE:0:COMP_POINT}" \
+COMP_BREAKS="$COMP_WORDBREAKS" COMP_ESCAPED=1 %(complete_var)s=bash_complete "$1")
     COMPREPLY=()
     while IFS= read -r line; do
         case "$line" in
             dir,*) compopt -o dirnames ;;
             file,*) compopt -o default ;;
+            field,*) compopt -o nospace; COMPREPLY+=("${line#field,}") ;;
             plain,*) COMPREPLY+=("${line#plain,}") ;;
         esac
     done <<< "$response"
@@ -59,7 +62,7 @@ COMP_CWORD=(commandline -t | string collect) %(prog_name)s);
                 __fish_complete_directories $metadata[2];
             case file;
                 __fish_complete_path $metadata[2];
-            case plain;
+            case plain field;
                 printf '%%s\n' $metadata[2];
         end;
     end;
@@ -68,23 +71,107 @@ end;
 complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)";
 """
 
+# Unlike click's script, fields are completed without a space behind them.
+_ZSH = r"""
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+    local -a completions completions_with_descriptions fields response
+    (( ! $+commands[%(prog_name)s] )) && return 1
+
+    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \
+%(complete_var)s=zsh_complete %(prog_name)s)}")
+
+    for type key descr in ${response}; do
+        if [[ "$type" == "plain" ]]; then
+            if [[ "$descr" == "_" ]]; then
+                completions+=("$key")
+            else
+                completions_with_descriptions+=("$key":"$descr")
+            fi
+        elif [[ "$type" == "field" ]]; then
+            fields+=("$key")
+        elif [[ "$type" == "dir" ]]; then
+            _path_files -/
+        elif [[ "$type" == "file" ]]; then
+            _path_files -f
+        fi
+    done
+
+    if [ -n "$completions_with_descriptions" ]; then
+        _describe -V unsorted completions_with_descriptions -U
+    fi
+    if [ -n "$completions" ]; then
+        compadd -U -V unsorted -a completions
+    fi
+    if [ -n "$fields" ]; then
+        compadd -U -S '' -V unsorted -a fields
+    fi
+}
+
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+
+# Words are passed one per line, as they were typed; the last one is the word to complete.
+_POWERSHELL = r"""
+Register-ArgumentCompleter -Native -CommandName %(prog_name)s -ScriptBlock {
+    param($wordToComplete, $commandAst, $cursorPosition)
+    $words = @($commandAst.CommandElements | Where-Object { $_.Extent.EndOffset -lt $cursorPosition } |
+        ForEach-Object { $_.Extent.Text })
+    $saved = $env:COMP_WORDS
+    try {
+        $env:COMP_WORDS = ($words + $wordToComplete) -join "`n"
+        $env:%(complete_var)s = 'powershell_complete'
+        & %(prog_name)s | ForEach-Object {
+            $type, $word, $help = $_ -split "`t", 3
+            if ($type -eq 'plain' -or $type -eq 'field') {
+                [System.Management.Automation.CompletionResult]::new($word, $word, 'ParameterValue', $help)
+            }
+        }
+    } finally {
+        $env:COMP_WORDS = $saved
+        Remove-Item Env:%(complete_var)s -ErrorAction SilentlyContinue
+    }
+}
+"""
+
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]")
 
 
 class _Bash(BashComplete):
     source_template = _BASH
 
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor and the one at it; bash itself splits `size=m` into three words."""
+        typed = os.environ.get("COMP_TYPED")
+        if typed is None:
+            return super().get_completion_args()
+        words = split_arg_string(typed)
+        is_new = not words or typed[-1].isspace()
+        return words[1:] if is_new else words[1:-1], "" if is_new else words[-1]
+
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[Any]]:
-        """Return escaped words; for a script installed before COMP_ESCAPED, only words that need no escapes."""
+        """Return escaped words; for a script installed before COMP_ESCAPED, only words that need no escapes.
+
+        bash replaces only what follows the last character that it breaks words at, such as `=`.
+        """
         found = super().get_completions(args, incomplete)
         if "COMP_ESCAPED" not in os.environ:
-            return [each for each in found if not _UNSAFE.search(each.value)]
+            return [each for each in found if not _UNSAFE.search(each.value) and each.type != "field"]
+        breaks = set(os.environ.get("COMP_BREAKS", "")) & set("=:")
+        kept = max((incomplete.rfind(each) + 1 for each in breaks), default=0)
         for each in found:
-            each.value = _UNSAFE.sub(r"\\\g<0>", each.value)
+            each.value = _UNSAFE.sub(r"\\\g<0>", each.value[kept:])
         return found
 
 
 class _Zsh(ZshComplete):
+    source_template = _ZSH
+
     def format_completion(self, item: CompletionItem[Any]) -> str:
         """Return type, word and description; zsh's `_describe` parses backslashes in a word as escapes."""
         if item.help:
@@ -92,11 +179,39 @@ class _Zsh(ZshComplete):
         return super().format_completion(item)
 
 
+class _PowerShell(ShellComplete):
+    name = "powershell"
+    source_template = _POWERSHELL
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor and the one at it, without their quotes."""
+        _, *words = map(_unquoted, os.environ.get("COMP_WORDS", "").split("\n"))
+        return words[:-1], words[-1] if words else ""
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        """Return type, word and description; a word that PowerShell would interpret is in single quotes."""
+        word = item.value
+        if _UNSAFE_POWERSHELL.search(word):
+            word = "'" + _QUOTES.sub(r"\g<0>\g<0>", word) + "'"
+        return f"{item.type}\t{word}\t{item.help or item.value}"
+
+
+# PowerShell takes typographic quotes for straight ones. A comma makes a list, `@` at the start a splat.
+_QUOTES = re.compile("['\u2018\u2019\u201a\u201b]")
+_UNSAFE_POWERSHELL = re.compile(r"[^\w+=:./-]")
+
+
+def _unquoted(word: str) -> str:
+    if len(word) > 1 and word[0] == word[-1] == "'":
+        return word[1:-1].replace("''", "'")
+    return word.strip("'\"")
+
+
 class _Fish(FishComplete):
     source_template = _FISH
 
 
-SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish, "powershell": _PowerShell}
 
 
 def use_own_scripts() -> None:
@@ -110,12 +225,13 @@ def use_own_scripts() -> None:
 @shared_options
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str | None) -> None:
-    """Print the script that completes commands, options and operation ids; SHELL defaults to $SHELL.
+    """Print the script that completes commands, operation ids and their input; SHELL defaults to $SHELL.
 
     \b
-      bash   opwire completion bash > ~/.local/share/bash-completion/completions/opwire
-      zsh    opwire completion zsh > ~/.zfunc/_opwire      (a folder of $fpath)
-      fish   opwire completion fish > ~/.config/fish/completions/opwire.fish
+      bash         opwire completion bash > ~/.local/share/bash-completion/completions/opwire
+      zsh          opwire completion zsh > ~/.zfunc/_opwire      (a folder of $fpath)
+      fish         opwire completion fish > ~/.config/fish/completions/opwire.fish
+      powershell   opwire completion powershell >> $PROFILE
 
     Ids are cached when sources are loaded; pressing TAB starts no server.
     """
@@ -132,7 +248,7 @@ def gen_command() -> None:
 
 @gen_command.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The module to write.")
-@click.option("-n", "--namespace", multiple=True, help="Only operations of this namespace; may be repeated.")
+@namespace_option(multiple=True, help="Only operations of this namespace; may be repeated.")
 @click.option("--class-name", default="Operations", show_default=True, help="The class of the client.")
 @click.option("--sync", is_flag=True, help="Methods that block, for scripts and notebooks, instead of awaited ones.")
 @source_options
