@@ -398,7 +398,7 @@ async def test_a_large_api_becomes_a_module(shared: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "github"}
     exec(compile(text, "github.py", "exec"), namespace)
     operations = vars(namespace["GithubOperations"])
-    assert sum(asyncio.iscoroutinefunction(each) for each in operations.values()) == len(specs) == 1223
+    assert sum(inspect.iscoroutinefunction(each) for each in operations.values()) == len(specs) == 1223
     assert operations["repos_get"].__annotations__ == {
         "owner": "str",
         "repo": "str",

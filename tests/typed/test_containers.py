@@ -68,7 +68,7 @@ def test_a_large_set_with_a_repeated_item_is_refused_at_once() -> None:
 
 
 def test_items_that_cannot_be_hashed_cannot_be_a_set() -> None:
-    with pytest.raises(ConversionError, match="cannot be a set: unhashable type"):
+    with pytest.raises(ConversionError, match=r"cannot be a set: .*unhashable type"):
         convert([[1]], set[list[int]])
 
 

@@ -47,7 +47,7 @@ def test_the_whole_envelope_can_be_had(data: Any) -> None:
 
 def test_data_that_cannot_be_sent_fails_the_call() -> None:
     deep: list[Any] = []
-    for _ in range(100_000):
+    for _ in range(1_000_000):
         deep = [deep]
     for whole in (False, True):
         with pytest.raises(CallError) as raised:
