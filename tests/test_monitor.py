@@ -76,7 +76,7 @@ class Surface:
     def __init__(self) -> None:
         registry = shop()
         self.monitor = CallMonitor(registry, name="shop", version="2", kind="server")
-        self.dispatcher = Dispatcher(registry, own=self.monitor.operations)
+        self.dispatcher = Dispatcher(registry, own=lambda: self.monitor.operations)
         self.dispatcher.use(self.monitor.interceptor("http"))
 
     async def call(self, id: str, input: Any = None, **context: Any) -> Any:

@@ -15,15 +15,15 @@ from typing import Any
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import InterceptedCall, Interceptors
-from opwire.operation import Context, Identity, Interceptor, OperationSpec, check_access, may_access
+from opwire.operation import Context, Identity, Interceptor, OperationSpec, check_access, is_own, may_access
 from opwire.registry import OperationRegistry
 
 
 class Dispatcher:
     """Finds and calls operations on behalf of callers from outside.
 
-    `serves` selects the operations that exist for this surface; by default all of them. `own` are operations of the
-    server itself, such as its figures: callable and not listed. The registry may override them.
+    `serves` selects the operations that exist for this surface; by default all of them. `own` returns
+    operations of the server itself, such as its figures: callable and not listed. The registry may override them.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Dispatcher:
         registry: OperationRegistry,
         *,
         serves: Callable[[OperationSpec], bool] | None = None,
-        own: OperationRegistry | None = None,
+        own: Callable[[], OperationRegistry] | None = None,
     ) -> None:
         self.registry = registry
         self._serves = serves
@@ -45,7 +45,9 @@ class Dispatcher:
     def get_spec(self, operation_id: str) -> OperationSpec | None:
         """Return the spec of an operation of the registry, or else of the server itself, or None."""
         spec = self.registry.get_spec(operation_id)
-        return spec if spec is not None or self._own is None else self._own.get_spec(operation_id)
+        if spec is not None or self._own is None or not is_own(operation_id):
+            return spec
+        return self._own().get_spec(operation_id)
 
     def is_served(self, spec: OperationSpec) -> bool:
         """Return whether an operation exists for this surface: it has a handler, and `serves` selects it."""
@@ -58,7 +60,7 @@ class Dispatcher:
         return [spec for spec in self.registry.list() if self.is_served(spec)]
 
     def _is_own(self, spec: OperationSpec) -> bool:
-        return self._own is not None and spec.namespace == "opwire" and self._own.get_spec(spec.id) is spec
+        return self._own is not None and is_own(spec.id) and self._own().get_spec(spec.id) is spec
 
     def is_visible(self, spec: OperationSpec, identity: Identity | None) -> bool:
         """Return whether a caller may know of an operation."""
@@ -90,7 +92,7 @@ class Dispatcher:
             CallError: the call failed.
         """
         if self._own is not None and self._is_own(spec):
-            return self._own.execute(spec.id, input, context)
+            return self._own().execute(spec.id, input, context)
         if self._interceptors.installed:
             return self._call(spec, self.registry.execute).execute(input, context)
         return self.registry.execute(spec.id, input, context)
@@ -102,7 +104,7 @@ class Dispatcher:
             CallError: the call failed.
         """
         if self._own is not None and self._is_own(spec):
-            return self._own.subscribe(spec.id, input, context)
+            return self._own().subscribe(spec.id, input, context)
         if self._interceptors.installed:
             return self._call(spec, self.registry.subscribe).subscribe(input, context)
         return self.registry.subscribe(spec.id, input, context)

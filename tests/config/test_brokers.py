@@ -99,7 +99,7 @@ async def test_announces_selects_what_others_see(broker: str, tmp_path: Path) ->
 async def test_durable_mutations_are_run_from_the_journal_of_the_file(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    toml = f'[identities.guest]\n[durable]\nurl = "{redis_server.url}"\nprefix = "orders"\nanonymous = "guest"\n'
+    toml = f'[identities.guest]\n[durable]\nurl = "{redis_server.url}"\nprefix = "of_a_file"\nanonymous = "guest"\n'
     pair = durable_of(project(tmp_path, f'{toml}operations = ["shop.order"]'), registry())
     assert pair is not None
     journal, worker = pair

@@ -88,7 +88,7 @@ class _AnnouncedDispatcher(Dispatcher):
         registry: OperationRegistry,
         serves: Callable[[OperationSpec], bool] | None,
         announces: Callable[[OperationSpec], bool] | None,
-        own: OperationRegistry,
+        own: Callable[[], OperationRegistry],
     ) -> None:
         super().__init__(registry, serves=serves, own=own)
         self._announces = announces
@@ -132,7 +132,7 @@ class CallHandler:
         self._calls = calls
         self.monitor = CallMonitor(registry, name=name, version=version, kind=kind)
         self.monitor.amend = self._amend_statistics
-        self._dispatcher = _AnnouncedDispatcher(registry, serves, announces, self.monitor.operations)
+        self._dispatcher = _AnnouncedDispatcher(registry, serves, announces, lambda: self.monitor.operations)
         self._anonymous = anonymous
         self._is_local = anonymous is None and calls.transport.local  # callers without an identity are this process
         self._max_calls = max_calls

@@ -41,7 +41,7 @@ def test_a_yaml_file_may_start_with_a_brace() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b'{"a": 1,\n "b": }', "doc.json is not readable as JSON: .*line 2 column 7"),
+        (b'{"a": 1,\n "b": }', "doc.json is not readable as JSON: .*, line 2, column 7"),
         (b'{"a": "\xff"}', "not readable as JSON"),
         (b"a: [1", "not readable as YAML: .*line"),
         (b"[" * 100_000, "nested too deeply"),

@@ -166,6 +166,7 @@ def _position(mark: Any) -> str:
 
 Version = Literal["2.0", "3.0", "3.1", "3.2"]
 
+_BYTE = re.compile(r" \(byte ([0-9]{1,18})\)")
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder(enc_hook=json_form)
 _DATA = frozenset({"const", "default", "enum", "example", "examples"})  # their values may look like schemas
@@ -192,6 +193,10 @@ def read_text(text: bytes | str, name: str, report: Report) -> Any:
     except (ValueError, RecursionError) as error:
         if not name.endswith((".yaml", ".yml")):  # there, a brace may start a YAML mapping
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            if (found := _BYTE.search(reason)) is not None:
+                before = data[: int(found[1])]
+                line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+                reason = reason.replace(found[0], f", line {line}, column {column}")
             raise _unreadable(name, "JSON", reason) from None
     try:
         return read_yaml(data, lambda warning: report.warn(f"{name}: {warning}"))

@@ -77,7 +77,7 @@ def serve_http(
         takes_tokens=guard.get("authenticate") is not None,
         allows_anonymous=guard.get("anonymous") is not None,
     )
-    own = None if monitor is None else monitor.operations
+    own = None if monitor is None else lambda: monitor.operations
     dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude), own=own)
     if monitor is not None:
         dispatcher.use(monitor.interceptor("http"))
