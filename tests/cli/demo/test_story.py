@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from opwire import Schema
 from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
@@ -13,6 +14,11 @@ from tests.requirements import requirement
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo.py"
 OFFER = "PriceOffer(article='tea', pieces=2, total=1468.8, currency='JPY', shelf='A1')"
+
+
+def envelopes(told: str) -> list[Any]:
+    """Return the envelopes that are printed as one wrapped line each."""
+    return [json.loads(line) for line in re.sub(r"\n {5,}", " ", told).splitlines() if line.startswith("    {")]
 
 
 @requirement("examples.demo")
@@ -29,13 +35,13 @@ def test_the_story_shows_what_it_says() -> None:
         assert f'"source": "{source}"' in called
     assert len(set(re.findall(r'.*"source":.*', called))) <= 3, "they stand beside each other"
     assert OFFER in composed
-    items = [json.loads(line) for line in streamed.splitlines() if line.startswith("    {")]
+    items = envelopes(streamed)
     assert [(item["data"], item["meta"]["lastEventId"]) for item in items] == [
         ({"rate": 1.09}, "0"),
         ({"rate": 1.1}, "1"),
         ({"rate": 1.11}, "2"),
     ]
-    [refused] = [json.loads(line) for line in failed.splitlines() if line.startswith("    {")]
+    [refused] = envelopes(failed)
     assert refused["meta"]["isError"] is True
     assert [Schema(RESPONSE_ENVELOPE_SCHEMA).problems(each) for each in (*items, refused)] == [[]] * 4
     for code in ("VALIDATION_ERROR: shop.price", "EXECUTION_ERROR: HTTP 404", "OPERATION_NOT_FOUND: "):

@@ -30,3 +30,12 @@ def test_chapters_are_numbered_and_paragraphs_filled(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == (
         "\n1. First\n\n2. Second\nA sentence over two lines of the source,\nand longer than the page.\n"
     )
+
+
+def test_code_is_wrapped_with_a_hanging_indent(capsys: pytest.CaptureFixture[str]) -> None:
+    DemoPrinter(width=40).code('{"a": 1}\n' + '"word" ' * 12)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == '    {"a": 1}'
+    assert len(rest) > 1
+    assert all(len(line) <= 40 and line.startswith("    ") for line in rest)
+    assert all(line.startswith("      ") for line in rest[1:])

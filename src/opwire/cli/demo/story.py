@@ -17,11 +17,12 @@ import click
 import msgspec
 from msgspec import Meta
 
-from opwire import CallError, Context, Identity, OperationRegistry, encode_envelope
+from opwire import CallError, Context, Identity, OperationRegistry, ResponseEnvelope, encode_envelope
 from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
 from opwire.adapters.openapi import from_openapi
 from opwire.auth import StaticTokens
 from opwire.cli.demo.rates import rates
+from opwire.cli.text import cut
 from opwire.client import Client
 from opwire.serve.http import serve_http
 from opwire.serve.listener import listening
@@ -39,7 +40,7 @@ class DemoPrinter:
     """Prints numbered sections, paragraphs and columns."""
 
     def __init__(self, width: int | None = None) -> None:
-        self._width = width or min(shutil.get_terminal_size((110, 24)).columns, 140)
+        self.width = width or min(shutil.get_terminal_size((110, 24)).columns, 140)
         self._section = 0
 
     def section(self, title: str) -> None:
@@ -49,27 +50,30 @@ class DemoPrinter:
 
     def paragraph(self, text: str) -> None:
         """Print text, wrapped to the page."""
-        click.echo(textwrap.fill(" ".join(text.split()), min(self._width, 100)))
+        click.echo(textwrap.fill(" ".join(text.split()), min(self.width, 100)))
 
     def code(self, text: str) -> None:
-        """Print indented lines."""
-        click.echo(textwrap.indent(text, "    "))
+        """Print indented lines, wrapped to the page."""
+        for line in text.splitlines():
+            for part in _wrapped(line, self.width - 4):
+                click.echo(f"    {part}")
 
     def columns(self, *texts: str) -> None:
         """Print texts side by side, or one below the other on a narrow page."""
-        width = (self._width - 4) // len(texts) - len(_GAP)
+        width = (self.width - 4) // len(texts) - len(_GAP)
         if width < _NARROWEST:
             for text in texts:
                 self.code(text)
             return
 
-        def wrapped(line: str) -> list[str]:
-            indent = " " * (len(line) - len(line.lstrip()) + 2)
-            return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
-
-        columns = [[part for line in text.splitlines() for part in wrapped(line)] for text in texts]
+        columns = [[part for line in text.splitlines() for part in _wrapped(line, width)] for text in texts]
         for row in zip_longest(*columns, fillvalue=""):
             self.code(_GAP.join(part.ljust(width) for part in row).rstrip())
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 # --- the first source -------------------------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ def list_operations(registry: OperationRegistry, printer: DemoPrinter) -> None:
         (warehouse), and an HTTP API on a free local port, loaded from its OpenAPI document (rates):""")
     for spec in registry.list():
         summary = spec.description.splitlines()[0] if spec.description else ""
-        printer.code(f"{spec.id:<18}{spec.type.value:<14}{summary}")
+        printer.code(cut(f"{spec.id:<18}{spec.type.value:<14}{summary}", printer.width - 4))
 
 
 async def call_each(registry: OperationRegistry, printer: DemoPrinter) -> None:
@@ -195,7 +199,7 @@ async def stream(registry: OperationRegistry, printer: DemoPrinter) -> None:
     printer.section("A subscription")
     printer.paragraph("rates.follow streams server-sent events. Each one is an envelope:")
     async for envelope in registry.subscribe("rates.follow", {"currency": "USD", "count": 3}):
-        printer.code(encode_envelope(envelope).decode())
+        printer.code(_one_line(envelope))
 
 
 async def fail(registry: OperationRegistry, printer: DemoPrinter) -> None:
@@ -203,7 +207,7 @@ async def fail(registry: OperationRegistry, printer: DemoPrinter) -> None:
     printer.section("Errors")
     printer.paragraph("A tool that returns an error was called: the envelope of its result has isError.")
     envelope = await registry.execute("warehouse.reserve", {"article": "pot", "pieces": 100})
-    printer.code(encode_envelope(envelope).decode())
+    printer.code(_one_line(envelope))
     printer.paragraph("Every other failure raises a CallError with one of twelve codes:")
     for id, input in (
         ("shop.price", {"article": "tea", "pieces": "two"}),
@@ -238,6 +242,10 @@ async def serve(registry: OperationRegistry, printer: DemoPrinter) -> None:
     local = await registry.execute("shop.offer", _OFFER)
     named = {"in this process": local, "over MCP": over_mcp, "over HTTP": over_http}
     printer.columns(*(f"{name}\n{_indented(envelope.data)}" for name, envelope in named.items()))
+
+
+def _one_line(envelope: ResponseEnvelope[Any]) -> str:
+    return msgspec.json.format(encode_envelope(envelope), indent=0).decode()
 
 
 def _indented(value: Any) -> str:
