@@ -290,6 +290,7 @@ OPERATIONS: dict[str, str] = {
     "failures.base-exceptions": "A handler that raises SystemExit, CancelledError, StopIteration fails its call alone.",
     "access.required-scopes": "Every one of `required_scopes` has to be held.",
     "access.any-scope": "One of `required_scopes_any` has to be held.",
+    "access.scopes": "Scopes given as a single string, and access that is not an AccessControl, are rejected at once.",
     "access.resources": "Every resource rule has to be met by an action held on that type of resource.",
     "access.public": "A public operation needs no identity.",
     "access.unauthenticated": "Without an identity an operation that is not public is UNAUTHENTICATED.",

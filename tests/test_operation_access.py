@@ -2,7 +2,17 @@
 
 import pytest
 
-from opwire import AccessControl, CallError, ErrorCode, Identity, OperationSpec, ResourceRule, check_access
+from opwire import (
+    AccessControl,
+    CallError,
+    ErrorCode,
+    Identity,
+    OperationSpec,
+    RegistrationError,
+    ResourceRule,
+    UsageError,
+    check_access,
+)
 from opwire.operation import may_access
 from tests.requirements import requirement
 
@@ -110,3 +120,21 @@ def test_all_kinds_of_rules_have_to_hold_together() -> None:
 
 def test_a_scope_is_not_matched_by_a_part_of_it() -> None:
     assert refusal(spec(required_scopes=("write",)), someone("writer", "writ"))[0] is ErrorCode.ACCESS_DENIED
+
+
+@requirement("access.scopes")
+def test_a_forgotten_comma_grants_and_requires_nothing_else() -> None:
+    for make in (
+        lambda: Identity(id="ann", scopes="files:*"),  # pyright: ignore[reportArgumentType]
+        lambda: AccessControl(required_scopes="admin"),  # pyright: ignore[reportArgumentType]
+        lambda: AccessControl(required_scopes_any="admin"),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(UsageError, match=r"is a tuple of scopes: write \('.*',\)"):
+            make()
+
+
+@requirement("access.scopes")
+def test_access_that_is_not_an_access_control_is_rejected_at_registration() -> None:
+    for access in ({"public": True}, {}, False, "public"):
+        with pytest.raises(RegistrationError, match=r"files\.delete: access is an AccessControl, not "):
+            OperationSpec(namespace="files", name="delete", access=access)  # pyright: ignore[reportArgumentType]

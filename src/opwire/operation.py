@@ -13,7 +13,7 @@ from uuid import uuid4
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from opwire.errors import CallError, ErrorCode, RegistrationError
+from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed.plain import html_table, indented_json
 
@@ -50,20 +50,40 @@ class ResourceRule(Struct, frozen=True):
 
 
 class AccessControl(Struct, frozen=True, kw_only=True):
-    """The permissions required to call an operation: all rules must hold. `public` allows anonymous callers."""
+    """The permissions required to call an operation: all rules must hold. `public` allows anonymous callers.
+
+    Raises:
+        UsageError: scopes are a single string.
+    """
 
     required_scopes: tuple[str, ...] = ()
     required_scopes_any: tuple[str, ...] = ()
     resources: tuple[ResourceRule, ...] = ()
     public: bool = False
 
+    def __post_init__(self) -> None:
+        _check_scopes("required_scopes", self.required_scopes)
+        _check_scopes("required_scopes_any", self.required_scopes_any)
+
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """An authenticated caller. The scope "*" includes every scope; `resources` maps resource types to actions."""
+    """An authenticated caller. The scope "*" includes every scope; `resources` maps resource types to actions.
+
+    Raises:
+        UsageError: scopes are a single string.
+    """
 
     id: str
     scopes: tuple[str, ...] = ()
     resources: dict[str, tuple[str, ...]] = {}
+
+    def __post_init__(self) -> None:
+        _check_scopes("scopes", self.scopes)
+
+
+def _check_scopes(field: str, scopes: object) -> None:
+    if isinstance(scopes, str):  # `("shop:*")` is a string, and "*" would be in it
+        raise UsageError(f"{field} is a tuple of scopes: write ({scopes!r},)")
 
 
 LOCAL_IDENTITY = Identity(id="local", scopes=("*",))
@@ -129,6 +149,8 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             raise RegistrationError(f"{self.id}: type must be one of {kinds}, not {self.type!r}") from None
         force_setattr(self, "tags", tuple(self.tags))
         force_setattr(self, "examples", tuple(self.examples))
+        if not isinstance(self.access, AccessControl | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RegistrationError(f"{self.id}: access is an AccessControl, not {type(self.access).__name__}")
         for field in ("input_schema", "output_schema"):
             given = getattr(self, field)
             if not isinstance(given, Schema):
