@@ -925,6 +925,8 @@ OPENAPI: dict[str, str] = {
     "openapi.files": "Files are given as bytes, paths, open files or tuples, by callers in this process only.",
     "openapi.schemes": "Every security scheme puts its credential in its place, marked as secret.",
     "openapi.alternatives": "The first security alternative whose credentials are all given is used.",
+    "openapi.one-secret": "A request has one secret per place: schemes that share it are met by either, and a declared "
+    "parameter that a credential fills is optional.",
     "openapi.credential-functions": "Credentials may come from a function, sync or async, asked at each call.",
     "openapi.oauth": "A token is asked for once however many calls need it, renewed in time and after a 401.",
     "openapi.secrets-hidden": "No credential is shown in an error, a repr or a log.",

@@ -14,6 +14,7 @@ from opwire.adapters.openapi.security import APICredentials, OAuthClient
 from opwire.errors import CallError, ErrorCode
 from opwire.http_client import HTTPRequest
 from opwire.operation import Context
+from tests.adapters.openapi.documents import document
 from tests.adapters.openapi.echo import EchoServer, Exchange, json_answer
 from tests.adapters.openapi.plans import build_request
 from tests.requirements import requirement
@@ -113,6 +114,43 @@ async def test_the_first_alternative_whose_credentials_are_all_given_is_used(
     assert set(secrets(await signed(plan(*alternatives), given))) == names
 
 
+OAUTH_TOO = SecurityScheme(name="login_too", kind="oauth2")
+HEADER_KEY_TOO = SecurityScheme(name="header_key_too", kind="apiKey", location="header", parameter="x-kEY")
+QUERY_KEY_TOO = SecurityScheme(name="query_key_too", kind="apiKey", location="query", parameter="api key")
+
+
+@requirement("openapi.one-secret")
+@pytest.mark.parametrize(
+    ("schemes", "given", "sent"),
+    [
+        ((OAUTH, OAUTH_TOO), {"login": "a", "login_too": "b"}, [("Authorization", "Bearer a")]),
+        ((OAUTH, OAUTH_TOO), {"login": "a"}, [("Authorization", "Bearer a")]),
+        ((OAUTH, OAUTH_TOO), {"login_too": "b"}, [("Authorization", "Bearer b")]),
+        ((HEADER_KEY, HEADER_KEY_TOO), {"header_key": "a", "header_key_too": "b"}, [("X-Key", "a")]),
+        ((OAUTH, HEADER_KEY, OAUTH_TOO), {"login_too": "b"}, []),
+        (
+            (OAUTH, HEADER_KEY, OAUTH_TOO),
+            {"login_too": "b", "header_key": "k"},
+            [("Authorization", "Bearer b"), ("X-Key", "k")],
+        ),
+    ],
+)
+async def test_schemes_that_share_a_header_are_satisfied_by_either_and_it_is_sent_once(
+    schemes: tuple[SecurityScheme, ...], given: Any, sent: list[tuple[str, str]]
+) -> None:
+    request = await signed(plan(schemes), given)
+    assert [header for header in request.headers if header[0] != "Accept"] == sent
+
+
+@requirement("openapi.one-secret")
+async def test_a_key_that_the_query_or_a_cookie_has_already_is_overridden_not_repeated() -> None:
+    shared = plan((QUERY_KEY, QUERY_KEY_TOO), server="https://api.example/?api%20key=old&api=1")
+    request = await signed(shared, {"query_key": "a", "query_key_too": "b"})
+    assert request.url == "https://api.example/x?api=1&api%20key=a"
+    given = HTTPRequest(method="GET", url="https://api.example/x", headers=[("Cookie", "sid=old; sid2=1")])
+    assert secrets(await signed(plan((COOKIE_KEY,)), {"cookie_key": "s"}, given)) == {"Cookie": "sid2=1; sid=s"}
+
+
 @requirement("openapi.credential-functions")
 async def test_credentials_may_be_given_by_a_function_of_each_call() -> None:
     async def later(context: Context) -> str:
@@ -208,6 +246,9 @@ async def test_no_repr_shows_a_credential() -> None:
         (((BEARER,),), lambda name, context: None, ""),
         (((BEARER,),), None, "'bearer'."),
         (((BEARER, HEADER_KEY), (BASIC,)), {"bearer": "t"}, "'bearer' and 'header_key' or 'basic'."),
+        (((OAUTH, OAUTH_TOO), (OAUTH, OAUTH_TOO)), None, "with the key 'login' or 'login_too'."),
+        (((OAUTH, OAUTH_TOO, HEADER_KEY),), None, "with the key ('login' or 'login_too') and 'header_key'."),
+        (((OAUTH, OAUTH_TOO),), {"login_too": "t"}, ""),
     ],
 )
 def test_what_is_missing_is_said_with_the_names_that_it_is_to_be_given_under(
@@ -346,3 +387,70 @@ async def test_calls_at_once_share_a_token_and_its_renewal_after_a_401() -> None
         asked = [request for request in server.arrived if request.path == "/token"]
     assert [answer.data for answer in answers] == ["served"] * 10
     assert [request.body for request in asked] == [b"grant_type=client_credentials&scope=read"] * 2
+
+
+@requirement("openapi.one-secret")
+@pytest.mark.parametrize("version", ["2.0", "3.0.3"])
+async def test_a_declared_key_parameter_is_optional_where_a_credential_fills_it(
+    server: EchoServer, version: str
+) -> None:
+    schemes = {
+        "query_key": {"type": "apiKey", "in": "query", "name": "api_key"},
+        "query_key_too": {"type": "apiKey", "in": "query", "name": "api_key"},
+        "header_key": {"type": "apiKey", "in": "header", "name": "X-Key"},
+    }
+    kind: dict[str, Any] = {"type": "string"} if version == "2.0" else {"schema": {"type": "string"}}
+    names = [("api_key", "query"), ("x-key", "header"), ("city", "query")]
+    get = {
+        "operationId": "get",
+        "security": [{"query_key": [], "query_key_too": [], "header_key": []}],
+        "parameters": [{"name": name, "in": location, "required": True, **kind} for name, location in names],
+        "responses": {"200": {"description": ""}},
+    }
+    declared = {"securityDefinitions": schemes} if version == "2.0" else {"components": {"securitySchemes": schemes}}
+    root = document({"/x": {"get": get}}, version, **declared)
+    credentials = {"query_key": "k1", "query_key_too": "k2", "header_key": "h"}
+    async with from_openapi(root, namespace="shop", base_url=server.url, credentials=credentials) as api:
+        registry = OperationRegistry()
+        registry.register_all(api)
+        (operation,) = api
+        json = operation.spec.input_schema.json
+        assert isinstance(json, dict)
+        assert json["required"] == ["city"]
+        await registry.execute("shop.get", {"city": "Rome"})
+        await registry.execute("shop.get", {"city": "Rome", "api_key": "mine", "x-key": "mine"})
+    async with from_openapi(root, namespace="shop", base_url=server.url) as api:
+        registry = OperationRegistry()
+        registry.register_all(api)
+        await registry.execute("shop.get", {"city": "Rome", "api_key": "mine"})
+    assert [request.query for request in server.arrived] == [
+        "city=Rome&api_key=k1",
+        "city=Rome&api_key=k1",
+        "api_key=mine&city=Rome",
+    ]
+    keys = [[text for name, text in request.headers if name.lower() == "x-key"] for request in server.arrived]
+    assert keys == [["h"], ["h"], []]
+
+
+@requirement("openapi.one-secret")
+async def test_a_document_like_those_of_google_is_called_with_either_of_its_two_flows(server: EchoServer) -> None:
+    flow = {"authorizationUrl": "https://accounts.example/auth", "scopes": {"read": "reads", "write": "writes"}}
+    schemes = {
+        "Oauth2": {"type": "oauth2", "flows": {"implicit": flow}},
+        "Oauth2c": {
+            "type": "oauth2",
+            "flows": {"authorizationCode": {**flow, "tokenUrl": "https://accounts.example/token"}},
+        },
+    }
+    get = {
+        "operationId": "get",
+        "security": [{name: [scope] for name in schemes} for scope in ("read", "write")],
+        "responses": {"200": {"description": ""}},
+    }
+    root = document({"/x": {"get": get}}, "3.0.3", components={"securitySchemes": schemes})
+    for credentials in ({"Oauth2": "t"}, {"Oauth2c": "t"}, {"Oauth2": "t", "Oauth2c": "u"}):
+        async with from_openapi(root, namespace="shop", base_url=server.url, credentials=credentials) as api:
+            registry = OperationRegistry()
+            registry.register_all(api)
+            await registry.execute("shop.get")
+    assert [request.header("Authorization") for request in server.arrived] == ["Bearer t"] * 3

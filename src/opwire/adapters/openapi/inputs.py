@@ -14,7 +14,14 @@ from msgspec.structs import replace
 
 from opwire.adapters.openapi.document import DocumentSet, Located
 from opwire.adapters.openapi.endpoints import DeclaredParameter, HTTPEndpoint, is_any, is_text, read_parameters
-from opwire.adapters.openapi.plan import InputPath, RequestBody, RequestParameter, media_type
+from opwire.adapters.openapi.plan import (
+    InputPath,
+    RequestBody,
+    RequestParameter,
+    SecretPlace,
+    media_type,
+    secret_place,
+)
 from opwire.adapters.openapi.request_bodies import (
     BodyDeclaration,
     DeclaredFields,
@@ -79,7 +86,7 @@ class InputReader:
     """Reads the input of one operation.
 
     `streams` is True for the streaming form of an operation, False for the plain form of one that can stream, and None
-    for any other.
+    for any other. A parameter in one of the `secret_places` is optional: a credential fills it.
     """
 
     def __init__(
@@ -90,12 +97,14 @@ class InputReader:
         report: Report,
         *,
         streams: bool | None,
+        secret_places: Collection[SecretPlace | None] = (),
     ) -> None:
         self._endpoint = endpoint
         self._documents = documents
         self._schemas = schemas
         self._report = report
         self._streams = streams
+        self._secret_places = secret_places
         self._uses: set[str] = set()
 
     def whole(self) -> OperationInput | None:
@@ -109,7 +118,10 @@ class InputReader:
 
     def read(self) -> OperationInput:
         """Return the input, flat or grouped."""
-        parameters = read_parameters(self._endpoint, self._documents, self._report)
+        parameters = [
+            each._replace(required=each.required and secret_place(each.location, each.name) not in self._secret_places)
+            for each in read_parameters(self._endpoint, self._documents, self._report)
+        ]
         declaration = read_body(self._endpoint, self._documents)
         body = None if declaration is None else self._body(declaration)
         names = [each.name for each in parameters]

@@ -270,7 +270,7 @@ class LazyOperation:
             parameters=self._input.parameters,
             body=self._input.body,
             responses=self._output.responses,
-            security=security_requirements(endpoint, api.documents, api.report),
+            security=self._security,
             accept=self._output.accept,
             stream=self._output.stream,
             input_schema=self.input_schema,
@@ -279,9 +279,16 @@ class LazyOperation:
         )
 
     @cached_property
+    def _security(self) -> tuple[tuple[SecurityRequirement, ...], ...]:
+        return security_requirements(self._endpoint, self._api.documents, self._api.report)
+
+    @cached_property
     def _input(self) -> OperationInput:
         api = self._api
-        reader = InputReader(self._endpoint, api.documents, api.schemas, api.report, streams=self._streams)
+        places = {each.scheme.place for alternative in self._security for each in alternative}
+        reader = InputReader(
+            self._endpoint, api.documents, api.schemas, api.report, streams=self._streams, secret_places=places
+        )
         return (reader.whole() if self._origin else None) or reader.read()
 
     @cached_property

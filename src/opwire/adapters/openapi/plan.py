@@ -99,6 +99,15 @@ class ResponseMedia(Struct, frozen=True, kw_only=True):
     stream: StreamKind | None = None
 
 
+SecretPlace = tuple[str, str]
+"""Location and name of a credential, or of a parameter that takes its place."""
+
+
+def secret_place(location: str, name: str) -> SecretPlace:
+    """Return the place of a name in a location; names of headers are case-insensitive."""
+    return location, name.lower() if location == "header" else name
+
+
 class SecurityScheme(Struct, frozen=True, kw_only=True):
     """One security scheme of the document."""
 
@@ -108,6 +117,13 @@ class SecurityScheme(Struct, frozen=True, kw_only=True):
     parameter: str = ""  # name of the header, query parameter or cookie that carries an API key
     token_url: str = ""  # of the client credentials flow
     declared_as: str = ""  # the document's words for an unknown kind: "http digest", "mutualTLS"
+
+    @property
+    def place(self) -> "SecretPlace | None":
+        """Where its credential is sent; None for a client certificate, which belongs to the connection."""
+        if self.kind == "apiKey":
+            return secret_place(self.location or "header", self.parameter)
+        return None if self.declared_as == "mutualTLS" else secret_place("header", "Authorization")
 
 
 class SecurityRequirement(Struct, frozen=True):

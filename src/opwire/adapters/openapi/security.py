@@ -2,6 +2,8 @@
 
 - The first alternative with complete credentials is used. Without one, the request is sent unauthenticated: the
   document may be wrong, so the API decides, and `missing` explains a rejection.
+- A request has one secret per place. Schemes of one alternative that share a place, as Google's `Oauth2` and `Oauth2c`
+  share the Authorization header, are satisfied by either; the secret overrides what the input sends there.
 - Credentials go to the caller's `base_url`, if that is given; a client secret goes to the token endpoint of a document
   only within the same origin.
 - They never appear in a message, a repr or a log.
@@ -23,7 +25,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
-from opwire.adapters.openapi.plan import CallPlan, SecurityRequirement, SecurityScheme, header_name, header_value
+from opwire.adapters.openapi.plan import (
+    CallPlan,
+    SecretPlace,
+    SecurityRequirement,
+    SecurityScheme,
+    header_name,
+    header_value,
+)
 from opwire.adapters.openapi.request import base_url_of
 from opwire.adapters.openapi.serialize import encode, urlencoded
 from opwire.errors import CallError, ErrorCode
@@ -210,19 +219,21 @@ class APICredentials:
             return request
         found: dict[str, Any] = {}
         for alternative in plan.security:
-            requirements = _authenticating(alternative)
-            for requirement in requirements:
-                name = requirement.scheme.name
-                if name not in found:
-                    found[name] = await self._find(plan, name, context)
-                if found[name] is None:
+            chosen: list[SecurityRequirement] = []
+            for choices in _by_place(alternative):
+                for requirement in choices:
+                    name = requirement.scheme.name
+                    if name not in found:
+                        found[name] = await self._find(plan, name, context)
+                    if found[name] is not None:
+                        chosen.append(requirement)
+                        break
+                else:
                     break
             else:
-                if requirements:
-                    return _signed(
-                        request,
-                        [await self._secret(plan, each, found[each.scheme.name], offline) for each in requirements],
-                    )
+                if chosen:
+                    secrets = [await self._secret(plan, each, found[each.scheme.name], offline) for each in chosen]
+                    return _signed(request, secrets)
         return request
 
     def reject(self, request: HTTPRequest) -> bool:
@@ -237,13 +248,21 @@ class APICredentials:
 
     def missing(self, plan: CallPlan) -> str:
         """Return a hint for a 401 or 403: which credentials are missing, and how to give them; or ""."""
-        alternatives = [_authenticating(alternative) for alternative in plan.security]
+        alternatives = [
+            [[each.scheme.name for each in choices] for choices in _by_place(alternative)]
+            for alternative in plan.security
+        ]
         if not all(alternatives) or not alternatives or callable(self._given):
             return ""
-        if any(all(each.scheme.name in self._given for each in needed) for needed in alternatives):
+        if any(all(any(name in self._given for name in names) for names in needed) for needed in alternatives):
             return ""
-        wanted = " or ".join(" and ".join(repr(each.scheme.name) for each in needed) for needed in alternatives)
-        return f"Required credentials are missing: pass credentials={{…}} with the key {wanted}."
+        choices = [[" or ".join(map(repr, names)) for names in needed] for needed in alternatives]
+        wanted = [
+            " and ".join(f"({each})" if " or " in each and len(needed) > 1 else each for each in needed)
+            for needed in choices
+        ]
+        keys = " or ".join(dict.fromkeys(wanted))  # Google repeats the same schemes for each scope
+        return f"Required credentials are missing: pass credentials={{…}} with the key {keys}."
 
     async def close(self) -> None:
         """Cancel token requests in flight."""
@@ -307,9 +326,13 @@ class APICredentials:
         return "***" if offline else await self._tokens.get(client, token_url, scopes)
 
 
-def _authenticating(alternative: tuple[SecurityRequirement, ...]) -> list[SecurityRequirement]:
-    """Return the requirements that need a credential; a client certificate belongs to the connection."""
-    return [each for each in alternative if each.scheme.declared_as != "mutualTLS"]
+def _by_place(alternative: tuple[SecurityRequirement, ...]) -> list[list[SecurityRequirement]]:
+    """Return the requirements that need a credential, those of one place together: either satisfies all of them."""
+    places: dict[SecretPlace, list[SecurityRequirement]] = {}
+    for each in alternative:
+        if each.scheme.place is not None:
+            places.setdefault(each.scheme.place, []).append(each)
+    return list(places.values())
 
 
 def _unusable(plan: CallPlan, name: str, why: str) -> CallError:
@@ -327,20 +350,26 @@ def _token_url(plan: CallPlan, scheme: SecurityScheme) -> str:
 
 
 def _signed(request: HTTPRequest, secrets: list[_Secret]) -> HTTPRequest:
-    """Return the request with these secrets. They override headers of the same name from the input."""
+    """Return the request with these secrets. They override what has the same place from the input or the server."""
     headers = [(secret.name, secret.text) for secret in secrets if secret.location == "header"]
-    cookies = [f"{secret.name}={secret.text}" for secret in secrets if secret.location == "cookie"]
-    query = [f"{secret.name}={secret.text}" for secret in secrets if secret.location == "query"]
+    cookies = {secret.name: secret.text for secret in secrets if secret.location == "cookie"}
+    query = {secret.name: secret.text for secret in secrets if secret.location == "query"}
     if cookies:
-        given = [text for name, text in request.headers if name.lower() == "cookie"]
-        headers.append(("Cookie", "; ".join([*given, *cookies])))
+        given = [each for name, text in request.headers if name.lower() == "cookie" for each in text.split("; ")]
+        headers.append(("Cookie", _overridden(given, cookies, "; ")))
     names = frozenset(name.lower() for name, _ in headers)
-    url = f"{request.url}{'&' if '?' in request.url else '?'}{'&'.join(query)}" if query else request.url
+    address, _, fields = request.url.partition("?")
     return replace(
         request,
-        url=url,
+        url=f"{address}?{_overridden(fields.split('&'), query, '&')}" if query else request.url,
         headers=[header for header in request.headers if header[0].lower() not in names] + headers,
         secret_headers=request.secret_headers | names,
-        secret_query=request.secret_query.union(each.partition("=")[0] for each in query),
+        secret_query=request.secret_query.union(query),
         token=next((secret.token for secret in secrets if secret.token is not None), None),
     )
+
+
+def _overridden(given: Sequence[str], secrets: Mapping[str, str], separator: str) -> str:
+    """Return the fields of a query or of cookies with these secrets instead of fields of the same name."""
+    kept = [each for each in given if each and each.partition("=")[0] not in secrets]
+    return separator.join([*kept, *(f"{name}={text}" for name, text in secrets.items())])
