@@ -969,6 +969,7 @@ OPENAPI: dict[str, str] = {
     "openapi.sources": "A document is a mapping, text, a file or an address; its operations can be called.",
     "openapi.not-a-document": "What is no OpenAPI document is a VALIDATION_ERROR that says why.",
     "openapi.yaml": "YAML is read with JSON's types: dates, yes/no and octal stay text, keys are text.",
+    "openapi.yaml-repaired": "YAML that js-yaml reads loads, also where libyaml rejects it: tabs, C1 controls, U+2028.",
     "openapi.yaml-safe": "YAML that is too deep, endless, or stands for too much is refused.",
     "openapi.refs": "References lead anywhere in the loaded documents, through others; circles are told.",
     "openapi.refs-safe": "Files and hosts outside the document's own place are read only when allowed.",

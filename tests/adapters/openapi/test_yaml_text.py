@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.openapi import document
-from opwire.adapters.openapi.document import MAX_DEPTH, read_yaml
+from opwire.adapters.openapi import yaml_text
+from opwire.adapters.openapi.yaml_text import MAX_DEPTH, read_yaml
 from tests.properties import examples
 from tests.requirements import requirement
 
@@ -156,7 +156,7 @@ def test_json_read_as_yaml_is_the_same(value: dict[str, Any]) -> None:
 def test_pyyaml_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml
 
-    monkeypatch.setattr(document, "_loader", yaml.Loader)
+    monkeypatch.setattr(yaml_text, "_loader", yaml.Loader)
     assert load("a: [1, 2020-01-01, {200: yes}]") == {"a": [1, "2020-01-01", {"200": "yes"}]}
 
 
@@ -168,3 +168,64 @@ def test_a_few_lines_stand_for_no_more_than_a_multiple_of_their_size() -> None:
     with pytest.raises(ValueError, match=r"expands to more than 2[0-9],[0-9]{3} values"):
         load("\n".join(lines))
     assert len(load("a: &a [1, 2, 3]\nb: [" + "*a, " * 1_000 + "]")["b"]) == 1_000
+
+
+@requirement("openapi.yaml-repaired")
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        # Tabs that are content, or separate tokens.
+        ("a: |\n  \ttext\n  more\nb: 1", {"a": "\ttext\nmore\n", "b": 1}),
+        ("a:\n  - b: >-\n\n      \t\ttext\n", {"a": [{"b": "\n\t\ttext"}]}),
+        ("a:\n  - |- # note\n    \ttext\n  - !x >\r\n    \ttext\r\n", {"a": ["\ttext", "\ttext\n"]}),
+        ("a:\n  b: |\n    \t\n    text\n", {"a": {"b": "\t\ntext\n"}}),
+        ("a:\n\t\n  b: 1\n \t # note\n  c: 2\n\t", {"a": {"b": 1, "c": 2}}),
+        ("a:\n  -\tb\n  -\t c", {"a": ["b", "c"]}),
+        # Characters that end a line in YAML 1.1, or are control characters.
+        ("a: x\u2028y\nb: |\n  x\u2029y\nc: 1 # x\x85y", {"a": "x\u2028y", "b": "x\u2029y\n", "c": 1}),
+        ('a: "x\x92y\x7f"\nb: x\x80y', {"a": "x\x92y\x7f", "b": "x\x80y"}),
+        ("k\x99: '\ufffe'", {"k\x99": "\ufffe"}),
+        # Escapes as in JSON.
+        (r'a: "\/ \ud83d\ude00 \\ud83d \" \uD83D\uDE00"', {"a": '/ \U0001f600 \\ud83d " \U0001f600'}),
+        (r'a: "\ud83d"' + "\nb: '\\ud83d\\ude00'", {"a": "\ufffd", "b": r"\ud83d\ude00"}),
+        # Names of anchors.
+        ("a: &a.b/é [1]\nb: *a.b/é\nc: [*a.b/é]", {"a": [1], "b": [1], "c": [[1]]}),
+        # Several at once, with text that must not change.
+        ("é: x\u2028\nb: |\n \tx\nc: &d.e \x81\nf: [*d.e]", {"é": "x\u2028", "b": "\tx\n", "c": "\x81", "f": ["\x81"]}),
+    ],
+)
+def test_text_that_only_libyaml_rejects_is_repaired(text: str, read: Any) -> None:
+    assert load(text.encode()) == read
+    assert load(text) == read
+
+
+@requirement("openapi.yaml-repaired")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: |\n  \tx\nb: 1\nc: [", "line 5, column 1"),
+        ("a: \x92\nb: [\nc: }", "line 3"),
+        ("a: |\n\tx\n", "tab character.*line 2, column 1"),
+        ("a:\n\tb: 1\n", "cannot start any token, line 2, column 1"),
+        ("a: *.x\n", "alphabetic or numeric character, line 1"),
+        ('a: "\\U00110000"\n', "escape code, line 1"),
+        ("a: \x92\U0010fe00\n", "x0092: control characters"),
+    ],
+)
+def test_text_that_cannot_be_repaired_says_where_it_is_invalid(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        load(text)
+
+
+@requirement("openapi.yaml-repaired")
+def test_a_repaired_text_gives_each_warning_once() -> None:
+    assert len(warnings_of("a: 1\na: 2\nb:\n  -\tx\n  -\ty\n")) == 1
+
+
+@requirement("openapi.yaml-safe")
+def test_repairs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a:\n" + "  -\tx\n" * 20
+    assert load(text) == {"a": ["x"] * 20}
+    monkeypatch.setattr(yaml_text, "_MAX_REPARSED", 100)
+    with pytest.raises(ValueError, match="cannot start any token, line"):
+        load(text)

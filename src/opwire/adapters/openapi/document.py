@@ -1,168 +1,17 @@
-"""OpenAPI documents as plain data: JSON and YAML text, the version of the specification, and `$ref` resolution. No I/O.
-
-YAML is read as JSON would have it: dates, times, `yes`, `0777` and numeric keys stay strings. It is built from
-libyaml's events, which is faster than PyYAML's own constructors and keeps every rule in this file:
-
-- A plain scalar is null, a boolean, a number, or else a string; a key is always a string.
-- An alias is a copy of its anchor. The expanded size is counted, so that a few lines cannot become billions of values.
-- The last of two equal keys wins, as in JSON, with a warning.
-"""
+"""OpenAPI documents as plain data: JSON and YAML text, the specification's version, and `$ref` resolution. No I/O."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
-from math import inf, isfinite
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote, urljoin
 
 import msgspec
-import yaml
 
+from opwire.adapters.openapi.yaml_text import read_yaml
 from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode, NotPlainError, SchemaError
 from opwire.schema.dialect import unescaped
 from opwire.typed.plain import as_dict, as_list, json_form, read_json, to_plain, write_json
-
-MAX_VALUES = 5_000_000
-"""Values that a document may expand to: GitHub's, the largest known one, has 0.6 million."""
-
-# Without aliases, a document has at most half a value per byte. Aliases may make it eight times as many, so that 1 kB
-# cannot become the 615 MB that 5 million values of a schema take when they are used.
-_FREE_VALUES, _VALUES_PER_BYTE = 20_000, 4
-
-MAX_DEPTH = 400
-
-_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)", re.ASCII)
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", re.ASCII)
-_CONSTANTS: dict[str, bool | None] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
-_MAX_DIGITS = 4_000  # Python rejects longer integers
-
-_TYPED = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "null"))
-
-_loader: Any = getattr(yaml, "CLoader", yaml.Loader)  # only for its events: it constructs nothing here
-
-
-def read_yaml(text: str | bytes, warn: Callable[[str], None]) -> Any:
-    """Return the plain data of a YAML document.
-
-    Raises:
-        ValueError: it is not YAML, expands to too many values, or is nested too deeply.
-    """
-    try:
-        most = min(_FREE_VALUES + _VALUES_PER_BYTE * len(text), MAX_VALUES)
-        return _YAMLBuilder(warn, most).build(cast("Any", yaml).parse(text, Loader=_loader))
-    except yaml.MarkedYAMLError as error:
-        if error.problem_mark is None:
-            raise ValueError(str(error).replace("\n", " ")) from None
-        raise ValueError(f"{error.problem or 'invalid YAML'}, {_position(error.problem_mark)}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(str(error).replace("\n", " ")) from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8: {error}") from None
-
-
-class _OpenContainer:
-    """A mapping or sequence that is being parsed."""
-
-    __slots__ = ("anchor", "key", "merged", "size", "value")
-
-    def __init__(self, value: Any, anchor: str | None) -> None:
-        self.value = value
-        self.anchor = anchor
-        self.key: str | None = None  # in a mapping, the key of the next value
-        self.merged: list[Any] = []  # mappings from `<<`, overridden by the mapping's own keys
-        self.size = 1
-
-
-class _YAMLBuilder:
-    def __init__(self, warn: Callable[[str], None], most: int) -> None:
-        self._warn = warn
-        self._most = most
-        self._stack: list[_OpenContainer] = [_OpenContainer([], None)]  # the outermost collects the documents
-        self._anchors: dict[str, tuple[Any, int]] = {}
-
-    def build(self, events: Iterator[Any]) -> Any:
-        for event in events:
-            match event:
-                case yaml.ScalarEvent():
-                    self._add(event, self._scalar(event), 1)
-                case yaml.MappingStartEvent():
-                    self._enter({}, event)
-                case yaml.SequenceStartEvent():
-                    self._enter([], event)
-                case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                    self._leave(event)
-                case yaml.AliasEvent():
-                    if event.anchor not in self._anchors:
-                        where = _position(event.start_mark)
-                        raise ValueError(f"the alias *{event.anchor} has no complete anchor, {where}")
-                    self._add(event, *self._anchors[event.anchor])
-                case _:  # start or end of a stream or document
-                    pass
-        documents = self._stack[0].value
-        if len(documents) > 1:
-            self._warn("the file has several YAML documents: only the first is used")
-        return documents[0] if documents else None
-
-    def _enter(self, value: Any, event: Any) -> None:
-        if len(self._stack) > MAX_DEPTH:
-            raise ValueError(f"it is nested deeper than {MAX_DEPTH}, {_position(event.start_mark)}")
-        if isinstance(self._stack[-1].value, dict) and self._stack[-1].key is None:
-            raise ValueError(f"a key must be a scalar, {_position(event.start_mark)}")
-        self._stack.append(_OpenContainer(value, event.anchor))
-
-    def _leave(self, event: Any) -> None:
-        done = self._stack.pop()
-        for source in done.merged:
-            for name, each in as_dict(source).items():
-                done.value.setdefault(name, each)
-        if done.anchor is not None:  # only now: an anchor that contains its own alias has no JSON form
-            self._anchors[done.anchor] = (done.value, done.size)
-        self._add(event, done.value, done.size)
-
-    def _scalar(self, event: Any) -> Any:
-        parent, value = self._stack[-1], event.value
-        is_key = isinstance(parent.value, dict) and parent.key is None
-        if (event.implicit[0] or event.tag in _TYPED) and not is_key:
-            if value in _CONSTANTS:
-                value = _CONSTANTS[value]
-            elif value[0] in "-+.0123456789":
-                if _INTEGER.fullmatch(value) and len(value) < _MAX_DIGITS:
-                    value = int(value)
-                elif isfinite(number := float(value) if _FLOAT.fullmatch(value) else inf):
-                    value = number
-        if event.anchor is not None:
-            self._anchors[event.anchor] = (value, 1)
-        return value
-
-    def _add(self, event: Any, value: Any, size: int) -> None:
-        parent = self._stack[-1]
-        parent.size += size
-        if parent.size > self._most:
-            raise ValueError(f"it expands to more than {self._most:,} values, {_position(event.start_mark)}")
-        into, key = parent.value, parent.key
-        if isinstance(into, list):
-            cast("list[Any]", into).append(value)
-        elif key is None:
-            if isinstance(value, dict | list):
-                raise ValueError(f"a key must be a scalar, {_position(event.start_mark)}")
-            parent.key = str(value)
-        else:
-            parent.key = None
-            if key == "<<" and isinstance(value, dict | list):
-                parent.merged.extend(cast("list[Any]", value) if isinstance(value, list) else [value])
-                return
-            if key in into:
-                self._warn(f"duplicate key {key[:80]!r}, {_position(event.start_mark)}: the last one wins")
-            into[key] = value
-
-
-def _position(mark: Any) -> str:
-    return f"line {mark.line + 1}, column {mark.column + 1}"
-
 
 Version = Literal["2.0", "3.0", "3.1", "3.2"]
 
