@@ -968,6 +968,7 @@ OPENAPI: dict[str, str] = {
     "openapi.reconnect": "A lost event stream is resumed with Last-Event-ID and the API's retry, where asked for.",
     "openapi.sources": "A document is a mapping, text, a file or an address; its operations can be called.",
     "openapi.not-a-document": "What is no OpenAPI document is a VALIDATION_ERROR that says why.",
+    "openapi.later-versions": "OpenAPI 3.3 and later 3.x are read as 3.2, with a warning in the report.",
     "openapi.yaml": "YAML is read with JSON's types: dates, yes/no and octal stay text, keys are text.",
     "openapi.yaml-repaired": "YAML that js-yaml reads loads, also where libyaml rejects it: tabs, C1 controls, U+2028.",
     "openapi.yaml-safe": "YAML that is too deep, endless, or stands for too much is refused.",

@@ -40,7 +40,7 @@ class Read:
 
     def __init__(self, root: dict[str, Any], *, uri: str = "", **options: Any) -> None:
         self.report = Report()
-        self.documents = DocumentSet(root, uri, version_of(root, "test"))
+        self.documents = DocumentSet(root, uri, version_of(root, "test", self.report))
         options = {"namespace": "test", **options}
         found = read_operations(self.documents, self.report, ReadOptions(**options))
         self.operations = {each.spec.name: each for each in found}

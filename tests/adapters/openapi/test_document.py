@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from opwire.adapters.openapi import from_openapi
 from opwire.adapters.openapi.document import json_of, read_text, references_in, version_of
 from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode
@@ -91,7 +92,20 @@ def test_a_mapping_that_has_no_json_form_is_refused() -> None:
     ],
 )
 def test_the_version_is_known(root: Any, version: str) -> None:
-    assert version_of(root, "doc") == version
+    report = Report()
+    assert version_of(root, "doc", report) == version
+    assert list(report) == []
+
+
+@requirement("openapi.later-versions")
+@pytest.mark.parametrize("declared", ["3.3.0", "3.3.0-draft", "3.3", 3.3, "3.10.1"])
+def test_a_later_version_is_read_as_the_latest_known_one_with_a_warning(declared: Any) -> None:
+    api = from_openapi({"openapi": declared, "info": {"title": "T"}, "paths": {"/pets": {"query": {}, "new": {}}}})
+    assert [str(operation.spec.id) for operation in api] == ["t.query_pets"]
+    assert (
+        api.report.warnings[0]
+        == f"the document: OpenAPI {str(declared)!r} is read as 3.2, the latest version that opwire knows"
+    )
 
 
 @requirement("openapi.not-a-document")
@@ -103,6 +117,10 @@ def test_the_version_is_known(root: Any, version: str) -> None:
         ("hello", "it is a string"),
         ({}, "no `openapi` or `swagger` field"),
         ({"openapi": "4.0.0"}, "this one has '4.0.0'"),
+        ({"openapi": "3.x"}, "this one has '3.x'"),
+        ({"openapi": "33.0"}, "this one has '33.0'"),
+        ({"openapi": f"3.{'9' * 5_000}"}, "this one has '3.99"),
+        ({"openapi": True}, "this one has 'True'"),
         ({"swagger": "1.2", "paths": {}}, "'1.2'"),
         ({"openapi": ["3.1"]}, "3.1"),
         ({"openapi": "3.1.0", "paths": []}, "`paths` is an array"),
@@ -112,7 +130,7 @@ def test_the_version_is_known(root: Any, version: str) -> None:
 )
 def test_what_is_no_document_is_a_clear_error(root: Any, says: str) -> None:
     with pytest.raises(CallError, match=says) as caught:
-        version_of(root, "doc")
+        version_of(root, "doc", Report())
     assert caught.value.code is ErrorCode.VALIDATION_ERROR
 
 

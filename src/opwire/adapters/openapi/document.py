@@ -15,6 +15,7 @@ from opwire.typed.plain import as_dict, as_list, json_form, read_json, to_plain,
 
 Version = Literal["2.0", "3.0", "3.1", "3.2"]
 
+_VERSION = re.compile(r"3(?:\.([0-9]{1,4})(?![0-9])|$)")
 _BYTE = re.compile(r" \(byte ([0-9]{1,18})\)")
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder(enc_hook=json_form)
@@ -81,8 +82,8 @@ def json_of(document: Mapping[Any, Any]) -> bytes:
         raise _unreadable("the document", "plain data", str(error)) from error
 
 
-def version_of(root: Any, name: str) -> Version:
-    """Return the OpenAPI version of a document.
+def version_of(root: Any, name: str, report: Report) -> Version:
+    """Return the OpenAPI version whose rules a document is read by. Later ones than 3.2 are read as 3.2.
 
     Raises:
         CallError: VALIDATION_ERROR, the version is unknown, or `paths` is invalid.
@@ -99,14 +100,15 @@ def version_of(root: Any, name: str) -> Version:
         raise unusable(f"it is {kind(root)}, not an object")
     document = cast("dict[str, Any]", root)
     declared = document.get("openapi", document.get("swagger"))
-    match str(declared).split(".") if isinstance(declared, str | int | float) else []:
-        case ["2", *_] if "swagger" in document:
+    match _VERSION.match(as_text(declared)):
+        case None if "swagger" in document and as_text(declared).partition(".")[0] == "2":
             version: Version = "2.0"
-        case ["3", "0" | "1" | "2" as minor, *_]:
+        case re.Match() as found if (minor := int(found[1] or 0)) <= 2:
             version = cast("Version", f"3.{minor}")
-        case ["3"]:
-            version = "3.0"
-        case _:
+        case re.Match():
+            version = "3.2"
+            report.warn(f"{name}: OpenAPI {str(declared)[:40]!r} is read as 3.2, the latest version that opwire knows")
+        case None:
             given = f"{str(declared)[:40]!r}" if declared is not None else "no `openapi` or `swagger` field"
             raise unusable(f"opwire reads Swagger 2.0 and OpenAPI 3.0, 3.1 and 3.2; this one has {given}")
     paths = document.get("paths")

@@ -122,7 +122,7 @@ class DocumentLoader:
     def _parse(self, given: bytes | str, name: str, uri: str) -> DocumentSet:
         with collection_paused():
             root = read_text(given, name, self._report)
-            documents = DocumentSet(root, uri, version_of(root, name))
+            documents = DocumentSet(root, uri, version_of(root, name, self._report))
             self._base = urljoin(uri, ".") if _is_web(uri) else ""
             references = references_in(given, root)
             self._enqueue(references, documents.main)

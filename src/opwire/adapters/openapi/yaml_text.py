@@ -49,7 +49,7 @@ _HIDDEN = {char: substitute for char, substitute in _SUBSTITUTES.items() if char
 _TAB = _SUBSTITUTES[ord("\t")]
 
 _BLOCK_TAB = re.compile(
-    r"((?:^|[:?-])[ \t]+(?:[!&]\S+[ \t]+)*[|>][-+]?[ \t]*(?:#.*)?\r?\n(?: *\r?\n)* +)\t", re.MULTILINE
+    r"((?:^|[:?-])[ \t]+(?:[!&]\S{0,200}[ \t]+){0,2}[|>][-+]?[ \t]*(?:#.*)?\r?\n(?: *\r?\n)* +)\t", re.MULTILINE
 )
 _BLANKS = re.compile(r"[ \t]+")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
