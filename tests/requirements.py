@@ -918,6 +918,7 @@ OPENAPI: dict[str, str] = {
     "openapi.left-out": "Optional nulls are left out; a required one is written as an undefined value.",
     "openapi.request": "Every parameter goes to its place; what is missing or cannot be written is named.",
     "openapi.address": "Server path and query are kept, IPv6 and IDN too; variables are filled by name.",
+    "openapi.query-template": "Variables in the query of a path are filled, in whichever location they are declared.",
     "openapi.base-url": "Under a base URL neither requests nor secrets go where the document alone says.",
     "openapi.bodies": "Bodies are written by content type: JSON, text, bytes, ranges, sequences, or none.",
     "openapi.forms": "Forms repeat arrays and write objects as JSON, unless `encoding` says otherwise.",

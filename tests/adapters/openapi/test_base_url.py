@@ -64,7 +64,15 @@ def test_a_template_is_filled_by_name_and_may_have_several_variables_in_a_segmen
 
 def test_a_query_in_a_template_is_kept_and_a_fragment_is_not() -> None:
     template = PathTemplate("/{x}?action=get it#first", {"x"})
-    assert (template.fill({"x": "1"}), template.query) == ("/1", "action=get%20it")
+    assert (template.fill({"x": "1"}), template.fill_query({"x": "1"})) == ("/1", "action=get%20it")
+
+
+@requirement("openapi.query-template")
+def test_variables_in_the_query_of_a_template_are_filled_except_those_that_are_query_parameters() -> None:
+    template = PathTemplate("/{x}?a={a}&at={x},{y}&b={b}&c", {"x", "y", "b"}, {"a", "c"})
+    assert template.fill_query({"x": "1", "y": "2&3+4", "b": "5"}) == "at=1,2%263%2B4&b=5&c"
+    with pytest.raises(ValueError, match=r"no parameter describes the variable \{y\}"):
+        PathTemplate("/x?a={y}", {"x"}, {"a"})
 
 
 def test_a_variable_that_nothing_describes_is_refused() -> None:

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from opwire import OperationRegistry
+from opwire.adapters.openapi import from_openapi
 from opwire.adapters.openapi.plan import RequestParameter
 from tests.adapters.openapi.documents import Read, document, parameter
+from tests.adapters.openapi.echo import EchoServer
 from tests.requirements import requirement
 
 
@@ -116,3 +119,44 @@ def test_a_reference_may_describe_the_parameter_anew() -> None:
     json = Read(root).only.input_schema.json
     assert isinstance(json, dict)
     assert json["properties"]["q"]["description"] == "here"
+
+
+@requirement("openapi.query-template")
+@pytest.mark.parametrize("version", ["2.0", "3.1.0"])
+@pytest.mark.parametrize(
+    ("path", "declared", "input", "target"),
+    [
+        ("/alerts?lat={lat}&lon={lon}", "path", {"lat": "1", "lon": "2&3"}, "/alerts?lat=1&lon=2%263"),
+        ("/alerts?lat={lat}&lon={lon}", "query", {"lat": "1", "lon": "2&3"}, "/alerts?lat=1&lon=2%263"),
+        ("/alerts?lat={lat}&lon={lon}", "both", {"lat": "1", "lon": "2&3"}, "/alerts?lat=1&lon=2%263"),
+        ("/alerts?lat={lat}&lon={lon}", "", {"lat": "1", "lon": "2&3"}, "/alerts?lat=1&lon=2%263"),
+        ("/alerts?area={lat},{lon}&all", "query", {"lat": "1", "lon": "2&3"}, "/alerts?area=1,2%263&all"),
+        ("/alerts?area={lat},{lon}&all", "", {"lat": "1", "lon": "2&3"}, "/alerts?area=1,2%263&all"),
+        ("/{lat}?lat={lat}&lon={lon}", "path", {"lat": "1", "lon": "2"}, "/1?lat=1&lon=2"),
+    ],
+)
+async def test_variables_in_the_query_of_a_path_are_filled(
+    server: EchoServer, version: str, path: str, declared: str, input: dict[str, str], target: str
+) -> None:
+    kind: dict[str, Any] = {"type": "string"} if version == "2.0" else {"schema": {"type": "string"}}
+    locations = ["path", "query"] if declared == "both" else [declared] if declared else []
+    get = {
+        "operationId": "get",
+        "parameters": [
+            {"name": name, "in": location, "required": location == "path", **kind}
+            for location in locations
+            for name in ("lat", "lon")
+        ],
+        "responses": {"200": {"description": ""}},
+    }
+    async with from_openapi(document({path: {"get": get}}, version), namespace="test", base_url=server.url) as api:
+        (operation,) = api
+        json = operation.spec.input_schema.json
+        assert isinstance(json, dict)
+        is_optional = declared == "query" and "lat={lat}" in path
+        assert sorted(json.get("required", ())) == ([] if is_optional else ["lat", "lon"])
+        registry = OperationRegistry()
+        registry.register_all([operation])
+        await registry.execute("test.get", input)
+    (arrived,) = server.arrived
+    assert f"{arrived.path}?{arrived.query}" == target

@@ -223,16 +223,24 @@ class DeclaredParameter(NamedTuple):
 
 
 def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Report) -> list[DeclaredParameter]:
-    """Return the parameters to send. Undeclared path variables are strings.
+    """Return the parameters to send. Undeclared variables of the path, and of its query, are strings.
 
     Raises:
         SchemaError: one of them is invalid.
     """
     variables = dict.fromkeys(VARIABLE.findall(endpoint.path))
+    moved = _query_variables(endpoint.path)
     ignored = _IGNORED.get(documents.version, _IGNORED_HEADERS)
     found: list[DeclaredParameter] = []
     for located in parameters_of(endpoint, documents):
         name, location = located.value["name"], located.value["in"]
+        if location in ("path", "query") and name in moved:
+            if name in variables:
+                variables.pop(name)
+                required = location == "path" or located.value.get("required")
+                fields = {**located.value, "in": moved[name], "required": required}
+                found.append(_read_parameter(Located(fields, located.document), documents))
+            continue
         if location in ("body", "formData") or (location == "header" and name.lower() in ignored):
             continue
         if location == "path" and name not in variables:
@@ -242,13 +250,34 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
         else:
             if location == "path":
                 variables.pop(name, None)
-            found.append(_swagger_parameter(located) if documents.version == "2.0" else _parameter(located, documents))
+            found.append(_read_parameter(located, documents))
     for name in variables:
         report.warn(f"{endpoint}: no parameter describes {{{name}}}: it is a string")
         schema = Located({"type": "string"}, endpoint.operation.document)
         empty = Located({}, schema.document)
-        found.append(DeclaredParameter(name, "path", schema, "simple", False, True, False, None, {}, empty))
+        location = moved.get(name, "path")
+        style = _DEFAULT_STYLES.get(location, "form")
+        found.append(DeclaredParameter(name, location, schema, style, False, True, False, None, {}, empty))
     return found
+
+
+def _query_variables(path: str) -> dict[str, Literal["path", "query"]]:
+    """Return the location of each variable that a path has in its query only, whichever the document declares.
+
+    In `/alerts?lat={lat}`, it is the query parameter `lat`. In `/alerts?area={lat},{lon}`, it fills the template.
+    """
+    path, _, query = path.partition("#")[0].partition("?")
+    fields = query.split("&")
+    outside = VARIABLE.findall(path)
+    return {
+        name: "query" if f"{name}={{{name}}}" in fields else "path"
+        for name in VARIABLE.findall(query)
+        if name not in outside
+    }
+
+
+def _read_parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:
+    return _swagger_parameter(located) if documents.version == "2.0" else _parameter(located, documents)
 
 
 def _parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:

@@ -1,7 +1,7 @@
 """An HTTP request from a call plan and an input. No I/O, no clock."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ MISSING: Any = object()
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _IN_PATH = "/:@!$&'()*+,;=-._~%"  # characters that a template keeps unencoded
 _IN_QUERY = _IN_PATH + "?"
+_NOT_IN_QUERY = str.maketrans({"&": "%26", "+": "%2B"})  # which `allowReserved` keeps in a path
 _FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})  # set by the HTTP client
 
 
@@ -62,21 +63,34 @@ def base_url_of(plan: CallPlan) -> BaseURL:
 class PathTemplate:
     """A path of a document, `/pets/{petId}/toys/{kind}.{format}`. Its query is kept, its fragment dropped.
 
+    A field `lat={lat}` of its query is not part of the template if `lat` is among the query parameters.
+
     Raises:
         ValueError: a variable is not among the names.
     """
 
-    def __init__(self, template: str, names: set[str]) -> None:
-        path, _, query = template.partition("#")[0].partition("?")
-        self.query = quote(query, safe=_IN_QUERY)
-        self._segments: list[str | list[str]] = []  # a list alternates literal text and names
-        for segment in path.removeprefix("/").split("/"):
-            pieces = _VARIABLE.split(segment)
-            pieces[::2] = [quote(piece, safe=_IN_PATH) for piece in pieces[::2]]
+    def __init__(self, template: str, names: set[str], query_names: Collection[str] = ()) -> None:
+        def pieces_of(text: str, safe: str) -> list[str]:
+            """Return alternately encoded literal text and the names of variables."""
+            pieces = _VARIABLE.split(text)
+            pieces[::2] = [quote(piece, safe=safe) for piece in pieces[::2]]
             for name in pieces[1::2]:
                 if name not in names:
                     raise ValueError(f"no parameter describes the variable {{{name}}} of its path")
+            return pieces
+
+        path, _, query = template.partition("#")[0].partition("?")
+        own = {f"{name}={{{name}}}" for name in query_names}
+        self._query = pieces_of("&".join(each for each in query.split("&") if each not in own), _IN_QUERY)
+        self._segments: list[str | list[str]] = []
+        for segment in path.removeprefix("/").split("/"):
+            pieces = pieces_of(segment, _IN_PATH)
             self._segments.append(pieces[0] if len(pieces) == 1 else pieces)
+
+    def fill_query(self, texts: Mapping[str, str]) -> str:
+        """Return the query with these texts, which are already encoded, at least for a path."""
+        pieces = enumerate(self._query)
+        return "".join([texts[piece].translate(_NOT_IN_QUERY) if index % 2 else piece for index, piece in pieces])
 
     def fill(self, texts: Mapping[str, str]) -> str:
         """Return the path with these texts, which are already encoded.
@@ -128,9 +142,13 @@ class _RequestBuilder:
         base = base_url_of(plan)
         self._base = base.origin + base.path
         self._variables = writers("path")
-        self._path = PathTemplate(plan.path, {parameter.name for parameter, _ in self._variables})
-        self._fixed_query = [query for query in (base.query, self._path.query) if query]
+        self._base_query = base.query
         self._query = writers("query", "querystring")
+        self._path = PathTemplate(
+            plan.path,
+            {parameter.name for parameter, _ in self._variables},
+            {parameter.name for parameter, _ in self._query},
+        )
         self._headers = [each for each in writers("header") if each[0].name.lower() not in _FRAMING]
         for parameter, _ in self._headers:
             header_name(parameter.name)
@@ -144,8 +162,8 @@ class _RequestBuilder:
             url = self._base + self._path.fill(texts)
         except ValueError as error:
             raise invalid_input(self._plan.operation_id, (), str(error)) from error
-        query = [*self._fixed_query, *[text for _, text in self._written(self._query, input) if text]]
-        if query:
+        own = [text for _, text in self._written(self._query, input)]
+        if query := [text for text in (self._base_query, self._path.fill_query(texts), *own) if text]:
             url = f"{url}?{'&'.join(query)}"
         headers: list[tuple[str, str]] = [self._accept]
         if self._headers:
