@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from opwire import OperationRegistry
+from opwire.adapters.openapi import from_openapi
 from opwire.adapters.openapi.plan import PartEncoding
 from opwire.adapters.openapi.serialize import FILE_SCHEMA
 from opwire.schema import Schema
 from tests.adapters.openapi.documents import accepts, document, input_of, json_body, parameter, read, read_one
+from tests.adapters.openapi.echo import EchoServer
 from tests.requirements import requirement
 
 PET = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}
@@ -46,6 +50,7 @@ def test_parameters_and_properties_of_the_body_stand_side_by_side() -> None:
     [
         {"parameters": [parameter("name", "path")], "requestBody": json_body(PET)},
         {"parameters": [parameter("name", "path"), parameter("name")], "requestBody": json_body(PET)},
+        {"parameters": [parameter("name", "path")], "requestBody": json_body({**PET, "properties": {"age": {}}})},
     ],
 )
 def test_names_that_clash_put_everything_into_groups(operation: dict[str, Any]) -> None:
@@ -61,6 +66,25 @@ def test_names_that_clash_put_everything_into_groups(operation: dict[str, Any]) 
     assert one.plan.parameters[0].input_path == ("path", "name")
     assert one.plan.body is not None
     assert one.plan.body.input_path == ("body",)
+
+
+@requirement("openapi.input-groups")
+@pytest.mark.parametrize("properties", [{"id": {"type": "string"}, "age": {}}, {"age": {}}])
+async def test_a_property_named_like_a_parameter_does_not_take_its_place(
+    server: EchoServer, properties: dict[str, Any]
+) -> None:
+    put = {
+        "operationId": "put",
+        "parameters": [parameter("id", "path")],
+        "requestBody": json_body({"type": "object", "properties": properties, "required": ["id"]}),
+        "responses": {"200": {"description": ""}},
+    }
+    async with from_openapi(document({"/pets/{id}": {"put": put}}), namespace="pets", base_url=server.url) as api:
+        registry = OperationRegistry()
+        registry.register_all(api)
+        await registry.execute("pets.put", {"path": {"id": "a"}, "body": {"id": "b", "age": 3}})
+    (arrived,) = server.arrived
+    assert (arrived.path, msgspec.json.decode(arrived.body)) == ("/pets/a", {"id": "b", "age": 3})
 
 
 @requirement("openapi.input-groups")

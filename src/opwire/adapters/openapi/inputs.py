@@ -126,7 +126,8 @@ class InputReader:
         body = None if declaration is None else self._body(declaration)
         names = [each.name for each in parameters]
         if body is not None:
-            names += [*body.properties, *body.fixed] if body.plain else [_BODY]
+            # A property may be required without being declared.
+            names += {*body.properties, *body.fixed, *body.required_properties} if body.plain else {_BODY}
         is_flat = len(set(names)) == len(names)
         return self._flat(parameters, body) if is_flat else self._grouped(parameters, body)
 
