@@ -975,6 +975,7 @@ OPENAPI: dict[str, str] = {
     "openapi.yaml-safe": "YAML that is too deep, endless, or stands for too much is refused.",
     "openapi.refs": "References lead anywhere in the loaded documents, through others; circles are told.",
     "openapi.refs-safe": "Files and hosts outside the document's own place are read only when allowed.",
+    "openapi.document-limits": "Referenced files are limited by bytes, other documents also by number; as options say.",
     "openapi.broken": "A broken part costs no more than its own operation; the report says why.",
     "openapi.names": "Names are readable and do not depend on the order of the document.",
     "openapi.types": "GET and HEAD are queries, other methods mutations.",

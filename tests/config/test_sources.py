@@ -11,7 +11,7 @@ from opwire import OperationRegistry
 from opwire.adapters.source import AdapterSource
 from opwire.config import load_config
 from opwire.config.runtime import ProjectModules, files_of, open_source
-from opwire.errors import ConfigError, MissingExtraError, OpwireError, UsageError
+from opwire.errors import CallError, ConfigError, MissingExtraError, OpwireError, UsageError
 from opwire.serve.mcp import serve_mcp
 from tests.adapters.openapi.echo import EchoServer, answer
 from tests.config.projects import DOCUMENT, TIME_SERVER, TINY, project, shop, write
@@ -136,6 +136,13 @@ async def test_an_http_api_from_a_url_of_which_some_operations_are_left_out(tmp_
         assert (ids(everything), ids(nothing)) == ({"pets.list_pets"}, set())
         await everything.close()
         await nothing.close()
+
+
+@requirement("config.sources", "openapi.document-limits")
+async def test_the_size_of_a_document_is_limited(tmp_path: Path) -> None:
+    toml = '[sources.pets]\nopenapi = "pets.yaml"\nmax_documents = 5\nmax_document_bytes = 100'
+    with pytest.raises(CallError, match="more than 100 bytes; the option `max_document_bytes`"):
+        await opened(tmp_path, toml, pets_yaml=DOCUMENT)
 
 
 @requirement("config.sources", "openapi.origin")

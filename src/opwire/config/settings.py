@@ -174,6 +174,8 @@ class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ()
     trust_annotations: bool = False  # trust `x-opwire`, for a document of `serve_http`
     external_refs: tuple[str, ...] = ()  # hosts of other documents that this one may refer to; "*" is any
+    max_documents: Count = 1_000  # that this one may refer to, not counting files below its folder
+    max_document_bytes: Count = 256 * 1024 * 1024  # of this one and all that it refers to
     call_timeout: Seconds = 30.0
     max_response: Count = 64 * 1024 * 1024
     proxy: EnvText | None = None

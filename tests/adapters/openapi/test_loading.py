@@ -11,7 +11,7 @@ import pytest
 
 from opwire.adapters.openapi.document import DocumentSet
 from opwire.adapters.openapi.operations import ReadOptions, read_operations
-from opwire.adapters.openapi.source import DocumentLoader
+from opwire.adapters.openapi.source import MAX_DOCUMENTS, DocumentLoader
 from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.http_client import ClientOptions, HTTPClient
@@ -23,8 +23,8 @@ from tests.requirements import requirement
 PETS = document({"/pets": {"get": {}}})
 
 
-def loader(given: Any, allow: Any = False, client: HTTPClient | None = None) -> DocumentLoader:
-    return DocumentLoader(given, Report(), allow, client or HTTPClient())
+def loader(given: Any, allow: Any = False, client: HTTPClient | None = None, **limits: int) -> DocumentLoader:
+    return DocumentLoader(given, Report(), allow, client or HTTPClient(), **limits)
 
 
 def load(given: Any, allow: Any = False) -> DocumentSet:
@@ -114,6 +114,30 @@ def test_a_document_may_be_spread_over_files(tmp_path: Path) -> None:
     assert [each.name for each in one.plan.parameters] == ["q"]
     assert one.output_schema.json == {"type": "integer"}
     assert one.plan.security[0][0].scheme.kind == "basic"
+
+
+@requirement("openapi.document-limits")
+def test_files_below_the_folder_are_limited_by_their_size_only(tmp_path: Path) -> None:
+    (tmp_path / "outside.json").write_text('{"type": "null"}')
+    folder = tmp_path / "api"
+    files = {f"sub__f{n}_json": {"const": n} for n in range(MAX_DOCUMENTS + 1)}
+    refs = [f"sub/f{n}.json" for n in range(MAX_DOCUMENTS + 1)]
+    main = write(folder, main_json=referring(*refs, "../outside.json"), **files)
+    assert schema(load(main), f"S{MAX_DOCUMENTS}") == {"const": MAX_DOCUMENTS}
+
+    size = main.stat().st_size
+    documents = loader(main, True, max_documents=0, max_bytes=size + 25).load()
+    assert schema(documents) == {"const": 0}
+    assert schema(documents, "S1") == {"const": 1}
+    with pytest.raises(
+        SchemaError, match=rf"f2\.json and the .* more than {size + 25:,} bytes; .* `max_document_bytes`"
+    ):
+        schema(documents, "S2")
+    with pytest.raises(SchemaError, match=r"outside\.json, which exceeds `max_documents` \(0\)"):
+        schema(documents, f"S{MAX_DOCUMENTS + 1}")
+    with pytest.raises(CallError, match=r"main\.json and the documents before it have more than 100 bytes") as caught:
+        loader(main, max_bytes=100).load()
+    assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
 @requirement("openapi.refs-safe")

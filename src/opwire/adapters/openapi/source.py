@@ -8,7 +8,7 @@ error: operations that need it are skipped with the reason.
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
@@ -37,7 +37,11 @@ DocumentLike = Mapping[str, Any] | str | bytes | Path
 """A document: a mapping, text, a path, or a URL."""
 
 MAX_DOCUMENTS = 1_000
-_MAX_FILE = 256 * 1024 * 1024
+"""Documents at URLs, and files outside the document's folder, that one document may refer to by default."""
+
+MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
+"""The size of a document and everything that it refers to by default. Large ones have thousands of small files."""
+
 _ACCEPT = "application/json, application/yaml, text/yaml, */*;q=0.8"
 _CHECKED = ("#/components/", "#/definitions/", "#/parameters/", "#/paths/", "#/responses/")
 
@@ -45,7 +49,16 @@ _CHECKED = ("#/components/", "#/definitions/", "#/parameters/", "#/paths/", "#/r
 class DocumentLoader:
     """Loads one document and the documents it refers to."""
 
-    def __init__(self, given: DocumentLike, report: Report, allow: bool | Collection[str], client: HTTPClient) -> None:
+    def __init__(
+        self,
+        given: DocumentLike,
+        report: Report,
+        allow: bool | Collection[str],
+        client: HTTPClient,
+        *,
+        max_documents: int = MAX_DOCUMENTS,
+        max_bytes: int = MAX_DOCUMENT_BYTES,
+    ) -> None:
         self._given = given
         self._report = report
         self._allow = allow
@@ -53,6 +66,9 @@ class DocumentLoader:
         self._folder: Path | None = None  # files below it may be read
         self._base = ""  # URLs below it may be fetched
         self._queue: list[str] = []
+        self._max_documents = max_documents
+        self._max_bytes = self._bytes_left = max_bytes
+        self._others = 0  # documents that are not files below the folder
 
     @property
     def is_remote(self) -> bool:
@@ -113,13 +129,15 @@ class DocumentLoader:
             case str() | Path():
                 is_url = str(given).startswith("file:") and _is_url(str(given))
                 path = _path(str(given)) if is_url else Path(given)
-                data = _read_file(path, str(path))
+                data = self._read_file(path, str(path))
                 self._folder = path.resolve().parent
                 return self._parse(data, path.name, path.resolve().as_uri())
             case _:
                 raise UsageError(f"a document is a mapping, a path, a URL, or text, not {type(given).__name__}")
 
     def _parse(self, given: bytes | str, name: str, uri: str) -> DocumentSet:
+        self._check_size(len(given), name)
+        self._bytes_left -= len(given)
         with collection_paused():
             root = read_text(given, name, self._report)
             documents = DocumentSet(root, uri, version_of(root, name, self._report))
@@ -149,8 +167,10 @@ class DocumentLoader:
             if address in documents.missing or documents.is_known(address):
                 continue
             denial = self._denial(address)
-            if len(documents.loaded) >= MAX_DOCUMENTS:
-                denial = f"more than {MAX_DOCUMENTS} documents"
+            if denial is None and not self._is_own_file(address):
+                self._others += 1
+                if self._others > self._max_documents:
+                    denial = f"{_shown(address)}, which exceeds `max_documents` ({self._max_documents:,})"
             if denial is None:
                 return address
             documents.missing[address] = denial
@@ -167,8 +187,12 @@ class DocumentLoader:
             return None if allowed else f"{shown}, which `allow_external_refs` does not allow"
         if not address.startswith("file:"):
             return f"{shown}, but this document has no folder to look it up"
-        is_below = self._folder is not None and _path(address).resolve().is_relative_to(self._folder)
-        return None if is_below or self._allow is True else f"{shown}, which is not below the document's folder"
+        allowed = self._allow is True or self._is_own_file(address)
+        return None if allowed else f"{shown}, which is not below the document's folder"
+
+    def _is_own_file(self, address: str) -> bool:
+        is_file = self._folder is not None and address.startswith("file:")
+        return is_file and _path(address).resolve().is_relative_to(cast("Path", self._folder))
 
     def _is_below(self, url: str) -> bool:
         # Servers resolve dots even when they are encoded, also behind an encoded slash or backslash.
@@ -176,11 +200,29 @@ class DocumentLoader:
 
     def _load_file(self, documents: DocumentSet, address: str) -> None:
         try:
-            self._add(documents, address, _read_file(_path(address), _shown(address)))
+            self._add(documents, address, self._read_file(_path(address), _shown(address)))
         except CallError as error:
             documents.missing[address] = f"{_shown(address)}: {error.message}"
 
+    def _read_file(self, path: Path, shown: str) -> bytes:
+        try:
+            if path.exists() and not path.is_file():  # reading a pipe or a device could block forever
+                raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown} is not a file")
+            self._check_size(path.stat().st_size, shown)
+            return path.read_bytes()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown} cannot be read: {reason}") from error
+
+    def _check_size(self, size: int, shown: str) -> None:
+        if size > self._bytes_left:
+            limit = f"{self._max_bytes:,} bytes; the option `max_document_bytes` sets the limit"
+            message = f"{shown} and the documents before it have more than {limit}"
+            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
+
     def _add(self, documents: DocumentSet, address: str, data: bytes, final: str = "") -> None:
+        self._check_size(len(data), _shown(address))
+        self._bytes_left -= len(data)
         root = read_text(data, _shown(address), self._report)
         document = SourceDocument(root, final or address)
         documents.loaded[address] = documents.loaded[document.uri] = document
@@ -226,18 +268,6 @@ class DocumentLoader:
                 raise CallError(ErrorCode.EXECUTION_ERROR, f"it redirects to {denial}")
 
 
-def _read_file(path: Path, shown: str) -> bytes:
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe or a device could block forever
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown} is not a file")
-        if path.stat().st_size > _MAX_FILE:
-            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"{shown} is larger than {_MAX_FILE:,} bytes")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"{shown} cannot be read: {reason}") from error
-
-
 def _is_web(address: str) -> bool:
     return address.startswith(("http://", "https://"))
 
@@ -265,6 +295,16 @@ def _shown(address: str) -> str:
     return _path(address).name if address.startswith("file:") else _without_user(address).partition("?")[0]
 
 
+class SourceSettings(ClientSettings, total=False):
+    """Further options of `from_openapi`: those of `ClientOptions`, and limits."""
+
+    max_documents: int
+    """How many other documents to load, not counting files below the document's folder; 1,000 by default."""
+
+    max_document_bytes: int
+    """How large the document and all that it refers to may be together; 256 MiB by default."""
+
+
 def from_openapi(
     document: DocumentLike,
     *,
@@ -280,7 +320,7 @@ def from_openapi(
     unchecked_input: bool = False,
     reconnect: bool = False,
     trust_annotations: bool = False,
-    **client: Unpack[ClientSettings],
+    **settings: Unpack[SourceSettings],
 ) -> "OpenAPISource":
     """Return the operations of an HTTP API with an OpenAPI document: Swagger 2.0, or OpenAPI 3.0 to 3.2.
 
@@ -308,7 +348,8 @@ def from_openapi(
         unchecked_input: whether an operation may be called although its input schema cannot be compiled.
         reconnect: whether to resume a lost event stream.
         trust_annotations: whether to trust ids and types in `x-opwire`, which may declare a DELETE as a query.
-        client: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others.
+        settings: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others; and
+            the limits `max_documents` and `max_document_bytes`, see `SourceSettings`.
     """
     options = ReadOptions(
         namespace=namespace,
@@ -321,9 +362,7 @@ def from_openapi(
         trust_annotations=trust_annotations,
         unchecked_input=unchecked_input,
     )
-    return OpenAPISource(
-        document, options, HTTPClient(ClientOptions(**client)), credentials, allow_external_refs, reconnect=reconnect
-    )
+    return OpenAPISource(document, options, settings, credentials, allow_external_refs, reconnect=reconnect)
 
 
 class OpenAPISource(AdapterSource):
@@ -333,16 +372,20 @@ class OpenAPISource(AdapterSource):
         self,
         document: DocumentLike,
         options: ReadOptions,
-        client: HTTPClient,
+        settings: SourceSettings,
         credentials: GivenCredentials | None,
         allow_external_refs: bool | Collection[str],
         *,
         reconnect: bool,
     ) -> None:
         super().__init__()
-        self._loader = DocumentLoader(document, self.report, allow_external_refs, client)
+        max_documents = settings.pop("max_documents", MAX_DOCUMENTS)
+        max_bytes = settings.pop("max_document_bytes", MAX_DOCUMENT_BYTES)
+        client = self._client = HTTPClient(ClientOptions(**cast("ClientSettings", settings)))
+        self._loader = DocumentLoader(
+            document, self.report, allow_external_refs, client, max_documents=max_documents, max_bytes=max_bytes
+        )
         self._options = options
-        self._client = client
         self._credentials = APICredentials(credentials, token_fetcher(client))
         self._reconnect = reconnect
         self._operations: tuple[Operation, ...] | None = None
