@@ -160,3 +160,35 @@ async def test_variables_in_the_query_of_a_path_are_filled(
         await registry.execute("test.get", input)
     (arrived,) = server.arrived
     assert f"{arrived.path}?{arrived.query}" == target
+
+
+@requirement("openapi.nameless")
+@pytest.mark.parametrize("name", [{}, {"name": ""}, {"name": None}])
+@pytest.mark.parametrize(
+    ("version", "location"),
+    [("2.0", "query"), ("2.0", "header"), ("2.0", "formData"), ("3.1.0", "query"), ("3.1.0", "cookie")],
+)
+async def test_an_optional_parameter_without_a_name_is_dropped_with_a_warning(
+    server: EchoServer, name: dict[str, Any], version: str, location: str
+) -> None:
+    kind: dict[str, Any] = {"type": "string"} if version == "2.0" else {"schema": {"type": "string"}}
+    post = {
+        "operationId": "post",
+        "parameters": [{**name, "in": location, **kind}, {"name": "q", "in": "query", **kind}],
+        "responses": {"200": {"description": ""}},
+    }
+    root = document({"/a": {"post": post}}, version)
+    async with from_openapi(root, namespace="test", base_url=server.url) as api:
+        registry = OperationRegistry()
+        registry.register_all(api)
+        await registry.execute("test.post", {"q": "1"})
+        assert api.report.skipped == []
+        assert api.report.warnings == [f"POST /a: a {location} parameter has no name: it is not sent"]
+    assert [(arrived.query, arrived.body) for arrived in server.arrived] == [("q=1", b"")]
+
+
+def test_the_body_of_swagger_needs_no_name() -> None:
+    found = read({"in": "body", "required": True, "schema": {"type": "array"}}, version="2.0")
+    assert found.only.plan.body is not None
+    assert found.only.plan.body.required
+    assert found.report.warnings == []

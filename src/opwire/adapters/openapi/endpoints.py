@@ -18,6 +18,7 @@ METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 _LOCATIONS = frozenset({"path", "query", "header", "cookie", "querystring", "body", "formData"})
+_NAMELESS = frozenset({"querystring", "body"})
 _SUCCESS = re.compile(r"2([0-9]{2}|XX)")
 _MAX_PARAMETERS = 1_000  # of one operation; thousands of paths can share one path item
 
@@ -88,6 +89,8 @@ def _operations(item: dict[str, Any], version: str) -> Iterator[tuple[str, Any]]
 def parameters_of(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]:
     """Return the parameters of an operation and of its path, which the operation may override by name and location.
 
+    The name of an optional one that cannot be sent, since the document does not name it, is empty.
+
     Raises:
         SchemaError: one of them is invalid.
     """
@@ -114,9 +117,10 @@ def _parameters(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]
             located = documents.follow(each, owner.document)
             fields = as_dict(located.value)
             location = as_text(fields.get("in"))
-            # The whole query needs no name, but its key in the input does.
-            name = as_text(fields.get("name")) or (location if location == "querystring" else "")
-            if not name or location not in _LOCATIONS:
+            # The whole query and the body need no name, but their keys in the input do.
+            name = as_text(fields.get("name")) or (location if location in _NAMELESS else "")
+            is_needed = location == "path" or fields.get("required") is True
+            if location not in _LOCATIONS or (not name and is_needed):
                 raise SchemaError(f"a parameter needs `name` and `in`: {str(fields)[:80]}")
             if documents.version != "3.0" and "$ref" in as_dict(each) and "description" in each:
                 located = Located({**fields, "description": each["description"]}, located.document)
@@ -234,6 +238,9 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
     found: list[DeclaredParameter] = []
     for located in parameters_of(endpoint, documents):
         name, location = located.value["name"], located.value["in"]
+        if not name:
+            report.warn(f"{endpoint}: a {location} parameter has no name: it is not sent")
+            continue
         if location in ("path", "query") and name in moved:
             if name in variables:
                 variables.pop(name)

@@ -114,7 +114,7 @@ def _swagger_body(endpoint: HTTPEndpoint, documents: DocumentSet) -> BodyDeclara
                 located.value.get("required") is True,
                 description=as_text(located.value.get("description")).strip(),
             )
-    fields = [located for located in given if located.value["in"] == "formData"]
+    fields = [located for located in given if located.value["in"] == "formData" and located.value["name"]]
     return _swagger_form(fields, consumes) if fields else None
 
 
