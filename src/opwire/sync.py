@@ -222,6 +222,7 @@ class _LoopThread:
         self._lock = threading.Lock()  # held while a callback is scheduled: a loop that ends ignores it
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: Callable[[], object] = lambda: None
+        self._has_closed = False
         running = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(opening, running), name="opwire-client", daemon=True)
         self._thread.start()
@@ -274,6 +275,12 @@ class _LoopThread:
     def _run(self, opening: Callable[[AsyncExitStack], Awaitable[Client]], running: threading.Event) -> None:
         try:
             asyncio.run(self._main(opening, running))  # cancels the remaining tasks and closes generators at its end
+        except RuntimeError as error:
+            # Since Python 3.12 no thread starts at exit, and the last step of asyncio.run needs one, to stop its pool.
+            if self._has_closed:
+                self._closed.set_result(None)
+            else:
+                self._closed.set_exception(error)
         except BaseException as error:  # raised by `close`
             self._closed.set_exception(error)
         else:
@@ -295,6 +302,7 @@ class _LoopThread:
             self._end = ended.set
             self.opened.set_result(client)
             await ended.wait()
+        self._has_closed = True
 
 
 def _closed() -> CallError:
