@@ -951,6 +951,7 @@ OPENAPI: dict[str, str] = {
     "openapi.redirect-method": "Method and body of a redirected request change as fetch says.",
     "openapi.redirect-refused": "No redirect leads from https to http or to what is no HTTP.",
     "openapi.client-close": "Closing ends calls and streams under way at once.",
+    "openapi.unclosed": "A source that is never closed closes its connections with its event loop, or as garbage.",
     "openapi.client-loops": "A client works in one event loop after another.",
     "openapi.token-refresh": "A rejected OAuth token is renewed once.",
     "openapi.sse-whatwg": "Event streams are parsed as the WHATWG says, in any chunking.",

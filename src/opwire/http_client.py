@@ -16,7 +16,8 @@ whole stream.
 import asyncio
 import io
 import re
-from collections.abc import Mapping
+import weakref
+from collections.abc import AsyncGenerator, Mapping
 from ssl import SSLContext
 from typing import Any, TypedDict
 from urllib.request import getproxies, proxy_bypass
@@ -161,13 +162,15 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
 class HTTPClient:
     """Sends requests. The session is created lazily, in the running event loop.
 
-    In another `asyncio.run` it creates a new session: connections of a finished loop are not reused.
+    In another `asyncio.run` it creates a new session: connections of a finished loop are not reused. Without `close`,
+    the session is closed at the end of its loop, or when the client is garbage.
     """
 
     def __init__(self, options: ClientOptions | None = None) -> None:
         self.options = options or ClientOptions()
         self.deadlines = Deadlines()  # for callers: one deadline covers redirects and token requests as well
         self._session: ClientSession | None = None
+        self._keeper: AsyncGenerator[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: set[ClientResponse] = set()  # closed explicitly: closing the session would not wake readers
         self._is_closed = False
@@ -231,7 +234,7 @@ class HTTPClient:
     async def _start(self) -> ClientSession:
         if self._is_closed:
             raise _closed()
-        options, last = self.options, self._session
+        options, last = self.options, self._keeper
         session = ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=options.max_connections, limit_per_host=options.max_per_host, ssl=options.ssl
@@ -245,8 +248,12 @@ class HTTPClient:
             max_headers=_MAX_HEADERS,
         )
         self._session, self._loop = session, asyncio.get_running_loop()
+        self._keeper = _keep_open(session)
+        await anext(self._keeper)
+        # The finalizer keeps the session from becoming garbage together with the client, before it is closed.
+        weakref.finalize(self, id, self._keeper).atexit = False
         if last is not None:
-            await last.close()
+            await last.aclose()
         return session
 
     async def read(self, response: ClientResponse) -> bytes:
@@ -311,9 +318,9 @@ class HTTPClient:
         self._is_closed = True
         for response in tuple(self._reading):
             response.close()
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        keeper, self._keeper, self._session = self._keeper, None, None
+        if keeper is not None:
+            await keeper.aclose()
 
     def _failure(self, error: Exception, url: str) -> CallError:
         """Map an exception of aiohttp. It does not become the cause: its text may contain a URL with a key."""
@@ -427,6 +434,14 @@ def _env_proxy(url: str) -> str | None:
         return None
     proxies = getproxies()
     return proxies.get(address.scheme) or proxies.get("all")
+
+
+async def _keep_open(session: ClientSession) -> AsyncGenerator[None]:
+    """Close the session when this generator is closed: event loops do that at their end, or when it is garbage."""
+    try:
+        yield
+    finally:
+        await session.close()
 
 
 def _closed() -> CallError:

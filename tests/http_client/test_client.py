@@ -441,7 +441,6 @@ async def test_closing_twice_or_before_the_first_request_does_no_harm() -> None:
 
 
 @requirement("openapi.client-loops")
-@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")  # the first loop is gone before its sockets
 def test_a_client_can_be_used_in_one_event_loop_after_another() -> None:
     client = HTTPClient()
 

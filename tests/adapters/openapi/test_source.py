@@ -1,5 +1,7 @@
 """`from_openapi`: HTTP APIs as sources of operations, against a real server."""
 
+import asyncio
+import gc
 import json
 from base64 import b64decode
 from pathlib import Path
@@ -44,6 +46,31 @@ PETS = document(
     schemas={"Pet": PET},
     components={"securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": "X-Key"}}},
 )  # fmt: skip
+
+
+@requirement("openapi.unclosed")
+@pytest.mark.parametrize("collected", [False, True], ids=["until the loop ends", "as garbage"])
+def test_a_source_that_is_not_closed_closes_its_connections(
+    collected: bool, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def main() -> OperationRegistry | None:
+        async with EchoServer() as server:
+            registry = OperationRegistry()
+            registry.register_all(from_openapi(PETS, namespace="pets", base_url=server.url))
+            server.on("/pets/7", json_answer({"id": 7, "name": "Rex", "tag": "dog"}))
+            assert (await registry.execute("pets.pet", {"id": 7})).data["name"] == "Rex"
+            if not collected:
+                return registry
+            del registry
+            gc.collect()
+            await server.connections(0)
+        return None
+
+    registry = asyncio.run(main())
+    del registry
+    gc.collect()
+    assert [str(each.message) for each in recwarn] == []
+    assert caplog.messages == []
 
 
 @requirement("openapi.sources")
