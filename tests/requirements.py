@@ -343,6 +343,7 @@ PIPELINE: dict[str, str] = {
     "normalize.never-raises": "A cast that fails gives the original data and a warning.",
     "normalize.never-mutates": "No mode ever changes the handler's own object.",
     "normalize.same-object": "A result that conforms comes back as the very same object.",
+    "normalize.conforming-default": "A default filled into a result that conforms without it is logged at DEBUG.",
     "normalize.warnings": "Warnings name what was changed and what still does not fit.",
     "normalize.capped": "Warnings are capped in number and in size.",
     "hostile.values": "Cyclic, endless, huge, deep or unserialisable values end in a clear error or a warning.",
@@ -938,6 +939,8 @@ OPENAPI: dict[str, str] = {
     "openapi.schema-of-answer": "The schema of an answer is that of its actual status and content type.",
     "openapi.errors": 'A non-2xx is EXECUTION_ERROR "HTTP <status>: <reason>", told without cookies, capped; never '
     "our own 401 or 429.",
+    "openapi.explained": "The text in which the body of an error explains it is in the message: short, without control "
+    "characters and without credentials.",
     "openapi.retryable": "An error is retryable where a retry may help; Retry-After is read as seconds or date.",
     "openapi.timeout": "The deadline holds for the whole call or stream; the message names the host.",
     "openapi.cancel": "A caller that gives up closes its connection.",

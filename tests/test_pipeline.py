@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -268,6 +269,19 @@ def test_fit_fills_defaults_strips_the_undeclared_and_converts_without_loss(capl
     assert "/secret" in caplog.text
     assert "/plan" in caplog.text
     assert "is not of type" not in caplog.text, "what has been mended is not reported as a problem"
+
+
+@requirement("normalize.conforming-default")
+def test_a_default_that_is_filled_into_a_conforming_result_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "opwire.pipeline")
+    optional = {**PROFILE, "required": ["name"]}
+    assert data_of({"name": "Ada", "secret": 1}, optional) == {"name": "Ada", "plan": "free"}
+    assert data_of({"name": "Ada"}, PROFILE) == {"name": "Ada", "plan": "free"}
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("DEBUG", "user.get: filled /plan"),
+        ("WARNING", "user.get: stripped /secret"),
+        ("WARNING", "user.get: filled /plan"),
+    ]
 
 
 @requirement("normalize.fit", "pipeline.warns-only", "normalize.warnings", "pipeline.normalise-then-validate")

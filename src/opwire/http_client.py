@@ -17,9 +17,12 @@ import asyncio
 import io
 import re
 import weakref
+from base64 import b64decode
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from ssl import SSLContext
 from typing import Any, TypedDict
+from urllib.parse import unquote
 from urllib.request import getproxies, proxy_bypass
 
 from msgspec import Struct
@@ -56,6 +59,7 @@ _BOM = b"\xef\xbb\xbf"
 _ENCODED = re.compile(r"[!-~]*")
 _BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
 _CREDENTIAL = re.compile(r"^((?:basic|bearer|digest|token) )?.*$", re.IGNORECASE | re.DOTALL)
+_SHORTEST_SECRET = 4  # characters; a shorter one would replace parts of words
 _ALWAYS_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 # What aiohttp raises; RuntimeError means that a connection or session was closed meanwhile.
@@ -105,6 +109,22 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
             for each in query.split("&")
         ]
         return replace(self, url=f"{address}{mark}{'&'.join(fields)}", headers=headers, token=None)
+
+    def secrets(self) -> list[str]:
+        """Return the texts of its credentials that a response may quote, except very short ones."""
+        found: list[str] = []
+        for name, value in self.headers:
+            if name.lower() == "cookie" and name.lower() in self.secret_headers:
+                found += [each.partition("=")[2] for each in value.split("; ")]
+            elif name.lower() in self.secret_headers:
+                scheme, _, text = value.rpartition(" ")
+                with suppress(ValueError):  # user and password
+                    found += b64decode(text).decode().partition(":")[::2] if scheme.lower() == "basic" else []
+                found += [value, text]
+        for field in self.url.partition("?")[2].split("&"):
+            if field.partition("=")[0] in self.secret_query:
+                found += [field.partition("=")[2], unquote(field.partition("=")[2])]
+        return sorted({each for each in found if len(each) >= _SHORTEST_SECRET}, key=len, reverse=True)
 
     def __repr__(self) -> str:
         return f"<HTTPRequest {self.method} {self.url.partition('?')[0]}>"

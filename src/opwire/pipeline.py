@@ -28,6 +28,7 @@ from opwire.errors import CallError, CastError, ConversionError, ErrorCode, NotP
 from opwire.operation import NormalizeMode, OperationSpec, ShapedResult
 from opwire.schema import Schema
 from opwire.schema.cost import ComplexityError
+from opwire.schema.fit import Repair
 from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, survey, to_plain
 
 logger = logging.getLogger("opwire.pipeline")
@@ -151,8 +152,11 @@ class ResultPipeline:
 
     def _fit(self, data: Any) -> Any:
         fitted = self.schema.fit(data, strip=self.strip, is_plain=True)
-        shown = [f"{kind} {path or 'the data'}" for kind, path in fitted.repairs[:_MAX_WARNINGS]]
-        self._warn(*shown, more=len(fitted.repairs) - len(shown))
+        repairs, filled = fitted.repairs, [each for each in fitted.repairs if each.kind == "filled"]
+        if filled and self.schema.is_valid(data):  # optional properties: the peer did nothing wrong
+            repairs = [each for each in repairs if each.kind != "filled"]
+            self._log(logging.DEBUG, [_described(each) for each in filled[:_MAX_WARNINGS]], len(filled))
+        self._log(logging.WARNING, [_described(each) for each in repairs[:_MAX_WARNINGS]], len(repairs))
         self._warn_problems(fitted.value)
         return fitted.value
 
@@ -168,12 +172,20 @@ class ResultPipeline:
     def _warn_problems(self, data: Any) -> None:
         problems = self.schema.problems(data, is_plain=True)
         shown = [f"{path or 'the data'}: {message}" for path, message in problems[:_MAX_WARNINGS]]
-        self._warn(*shown, more=len(problems) - len(shown))
+        self._log(logging.WARNING, shown, len(problems))
 
-    def _warn(self, *warnings: str, more: int = 0) -> None:
-        if warnings:
-            shown = "; ".join(map(_short, warnings))
-            logger.warning("%s: %s%s", self.operation_id, shown, f"; and {more} more" if more else "")
+    def _warn(self, warning: str) -> None:
+        self._log(logging.WARNING, [warning], 1)
+
+    def _log(self, level: int, shown: list[str], count: int) -> None:
+        """Log the first of several messages, if there are any."""
+        if shown:
+            more = f"; and {count - len(shown)} more" if count > len(shown) else ""
+            logger.log(level, "%s: %s%s", self.operation_id, "; ".join(map(_short, shown)), more)
+
+
+def _described(repair: Repair) -> str:
+    return f"{repair.kind} {repair.path or 'the data'}"
 
 
 def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:

@@ -97,7 +97,7 @@ def test_problem_details_in_an_error_event_are_an_error() -> None:
     found = items.feed(b"data: 1\n\nevent: error\ndata: " + problem + b"\n\ndata: 2\n\n")
     assert [item.value.data for item in found] == [1]
     assert items.failure is not None
-    assert (items.failure.message, items.failure.retryable) == ("HTTP 504: Too late", True)
+    assert (items.failure.message, items.failure.retryable) == ("HTTP 504: Too late: after 5 s", True)
     assert items.failure.details["body"]["detail"] == "after 5 s"
 
 

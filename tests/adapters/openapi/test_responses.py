@@ -181,6 +181,48 @@ def test_the_message_is_the_status_and_its_reason(reason: str, status: int, mess
     assert error_of(answer, b"").message == message
 
 
+@requirement("openapi.explained")
+@pytest.mark.parametrize(
+    ("body", "explanation"),
+    [
+        ({"type": "about:blank", "title": "Conflict", "detail": "version 3 is newer"}, ": version 3 is newer"),
+        ({"title": "Out of credit", "status": 409}, ": Out of credit"),
+        ({"title": "conflict"}, ""),  # as the reason
+        ({"message": "no such pet", "documentation_url": "https://api.example"}, ": no such pet"),
+        ({"Message": "no such pet"}, ": no such pet"),
+        ({"error": "no such pet"}, ": no such pet"),
+        ({"error": "invalid_grant", "error_description": "expired"}, ": expired"),
+        ({"error": {"type": "bad", "message": "no such pet", "code": 7}}, ": no such pet"),
+        ({"error": True, "title": "no such pet"}, ": no such pet"),
+        ({"errors": [{"title": "Bad", "detail": "no such pet"}, {"detail": "other"}]}, ": no such pet"),
+        ({"errors": ["no such pet"]}, ": no such pet"),
+        ([{"message": "no such pet"}], ": no such pet"),
+        ({"detail": [{"loc": ["query", "q"], "msg": "Field required"}]}, ": Field required"),
+        ({"detail": "two\r\n lines\t\x1b[2J"}, ": two lines \\x1b[2J"),
+        ({"detail": "x" * 1000}, f": {'x' * 300}…"),
+        ({"detail": " "}, ""),
+        ({"detail": 7}, ""),
+        ("no such pet", ""),
+        (7, ""),
+        (None, ""),
+    ],
+)
+def test_the_message_quotes_the_explanation_of_a_json_body(body: Any, explanation: str) -> None:
+    answer = ResponseHead(
+        method="GET", status=409, reason="Conflict", headers=[], content_type="application/problem+json"
+    )
+    caught = error_of(answer, json.dumps(body).encode())
+    assert caught.message == f"HTTP 409: Conflict{explanation}"
+    assert caught.details["body"] == body
+
+
+def test_an_explanation_that_is_nested_too_deeply_is_not_searched() -> None:
+    body: Any = "no"
+    for _ in range(100):
+        body = {"error": body}
+    assert error(400, json.dumps(body).encode()).message == "HTTP 400: Bad Request"
+
+
 @requirement("openapi.retryable")
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 def test_an_error_that_may_pass_is_retryable(status: int) -> None:

@@ -454,3 +454,43 @@ async def test_a_document_like_those_of_google_is_called_with_either_of_its_two_
             registry.register_all(api)
             await registry.execute("shop.get")
     assert [request.header("Authorization") for request in server.arrived] == ["Bearer t"] * 3
+
+
+@requirement("openapi.explained")
+@pytest.mark.parametrize(
+    ("scheme", "credential", "secret"),
+    [
+        ({"type": "apiKey", "in": "header", "name": "X-Key"}, "s3cret", "s3cret"),
+        ({"type": "apiKey", "in": "query", "name": "key"}, "s3 cret", "s3 cret"),
+        ({"type": "apiKey", "in": "query", "name": "key"}, "s3 cret", "s3%20cret"),
+        ({"type": "apiKey", "in": "cookie", "name": "sid"}, "s3cret", "s3cret"),
+        ({"type": "http", "scheme": "bearer"}, "s3cret", "s3cret"),
+        ({"type": "http", "scheme": "basic"}, ("user", "s3cret"), "s3cret"),
+        ({"type": "http", "scheme": "basic"}, ("s3cret", ""), "s3cret"),
+    ],
+)
+async def test_an_error_that_quotes_the_credential_is_quoted_without_it(
+    server: EchoServer, scheme: dict[str, Any], credential: Any, secret: str
+) -> None:
+    get = {"operationId": "get", "security": [{"s": []}], "responses": {"200": {"description": ""}}}
+    root = document({"/x": {"get": get}}, components={"securitySchemes": {"s": scheme}})
+    problem = {"Content-Type": "application/problem+json"}
+    server.on("/x", json_answer({"detail": f"the key {secret} has expired"}, 403, problem))
+    async with from_openapi(root, namespace="shop", base_url=server.url, credentials={"s": credential}) as api:
+        registry = OperationRegistry()
+        registry.register_all(api)
+        with pytest.raises(CallError) as caught:
+            await registry.execute("shop.get")
+    assert caught.value.message == "HTTP 403: Forbidden: the key *** has expired"
+
+
+@requirement("openapi.explained")
+async def test_an_error_of_the_token_endpoint_is_not_quoted(server: EchoServer) -> None:
+    server.on("/token", json_answer({"error": "invalid_client", "error_description": "s3cret is wrong"}, 401))
+    credentials = {"login": {"client_id": "shop", "client_secret": "s3cret"}}
+    async with from_openapi(DOCUMENT, namespace="shop", base_url=server.url, credentials=credentials) as api:
+        registry = OperationRegistry()
+        registry.register_all(api)
+        with pytest.raises(CallError) as caught:
+            await registry.execute("shop.get")
+    assert caught.value.message == "the token request failed: HTTP 401: Unauthorized"

@@ -100,7 +100,7 @@ async def test_the_sentinel_ends_the_stream_though_the_api_keeps_it_open(
 async def test_an_http_error_is_raised_before_the_first_item(server: EchoServer, client: HTTPClient) -> None:
     server.on("/stream", json_answer({"error": "no"}, 503, {"Retry-After": "9"}))
     error = await failure(subscribed(stream_plan(server.url), client, reconnect=True).read())
-    assert (error.message, error.retry_after) == ("HTTP 503: Service Unavailable", 9)
+    assert (error.message, error.retry_after) == ("HTTP 503: Service Unavailable: no", 9)
     assert len(server.arrived) == 1
 
 

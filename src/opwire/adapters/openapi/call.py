@@ -428,12 +428,13 @@ class HTTPOperation:
         response = await client.open(signed)
         if response.status == 401 and plan.security and credentials.reject(signed):
             response.close()
-            response = await client.open(await self._signed(request, context))
+            signed = await self._signed(request, context)
+            response = await client.open(signed)
         head = head_of(response)
         if not head.is_result:
             body, is_whole = await client.read_start(response, MAX_ERROR_BODY)
             hint = credentials.missing(plan) if head.status in (401, 403) else ""
-            raise error_of(head, body, is_whole=is_whole, hint=hint)
+            raise error_of(head, body, is_whole=is_whole, hint=hint, secrets=signed.secrets())
         return response, head
 
 
@@ -587,7 +588,9 @@ def token_fetcher(client: HTTPClient) -> FetchToken:
             head = head_of(response)
             if not head.is_result:
                 body, is_whole = await client.read_start(response, MAX_ERROR_BODY)
-                raise error_of(head, body, is_whole=is_whole, hint=f"this is the response of {endpoint}")
+                # The body may quote the client's secret.
+                hint = f"this is the response of {endpoint}"
+                raise error_of(head, body, is_whole=is_whole, hint=hint, explained=False)
             try:
                 return read_json(_json, await client.read(response))
             except (ValueError, RecursionError):

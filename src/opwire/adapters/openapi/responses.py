@@ -1,17 +1,19 @@
 """HTTP responses as results or errors. No I/O.
 
-A 2xx, and a 304 to a conditional request, is a result. Everything else is EXECUTION_ERROR, "HTTP <status>: <reason>":
-an API's opinion of opwire is not opwire's opinion of its own callers, so its 401 or 429 does not become UNAUTHENTICATED
-or RATE_LIMITED. `retryable` means that a retry may succeed: the API was busy, slow or briefly broken, or sends a
-Retry-After. Whether a retry is safe is the caller's decision.
+A 2xx, and a 304 to a conditional request, is a result. Everything else is EXECUTION_ERROR, "HTTP <status>: <reason>",
+followed by the text in which a JSON body explains the error, such as the `detail` of RFC 9457, without credentials.
+An API's opinion of opwire is not opwire's opinion of its own callers, so its 401 or 429 does not become
+UNAUTHENTICATED or RATE_LIMITED. `retryable` means that a retry may succeed: the API was busy, slow or briefly broken,
+or sends a Retry-After. Whether a retry is safe is the caller's decision.
 """
 
 import logging
 import time
+from collections.abc import Iterable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +24,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.http_client import MAX_WAIT, bounded_number
 from opwire.operation import ShapedResult
 from opwire.schema import UNKNOWN, Schema
-from opwire.typed.plain import MAX_DEPTH, read_json, survey
+from opwire.typed.plain import MAX_DEPTH, harmless, read_json, survey
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -37,6 +39,9 @@ _EMPTY = frozenset({204, 205, 304})
 _RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _SECRET_HEADERS = frozenset({"set-cookie", "set-cookie2", "authorization", "cookie"})
 _MAX_REASON = 200
+_MAX_EXPLANATION = 300
+# Members of an error that explain it, the most specific first; the `title` of a problem is that of its whole kind.
+_EXPLANATIONS = ("detail", "message", "msg", "error_description", "error", "errors", "errormessages", "title")
 _MAX_CACHED = 64  # an API may invent a content type for each response: it contains a boundary
 _MAX_DATE = 100  # characters
 _FAR = 1e12  # seconds; larger than any timestamp
@@ -156,8 +161,19 @@ def _read_json(kind: MediaType, body: bytes) -> Any:
     return read_json(_json, body.removeprefix(_BOM))
 
 
-def error_of(head: ResponseHead, body: bytes, *, is_whole: bool = True, hint: str = "") -> CallError:
-    """Return the error of a response. `body` may be incomplete; `hint` tells the user what to do."""
+def error_of(
+    head: ResponseHead,
+    body: bytes,
+    *,
+    is_whole: bool = True,
+    hint: str = "",
+    secrets: Iterable[str] = (),
+    explained: bool = True,
+) -> CallError:
+    """Return the error of a response. `body` may be incomplete; `hint` tells the user what to do.
+
+    The message quotes the explanation of the body if `explained`, with `***` for these secrets.
+    """
     headers: dict[str, str] = {}
     for raw_name, value in head.headers:
         name = raw_name.lower()
@@ -173,14 +189,42 @@ def error_of(head: ResponseHead, body: bytes, *, is_whole: bool = True, hint: st
     reason = head.reason.strip()[:_MAX_REASON]
     if not reason:
         reason = HTTPStatus(head.status).phrase if head.status in {*HTTPStatus} else "Unknown"
+    message = f"HTTP {head.status}: {reason}"
+    explanation = _explanation(details["body"]) if explained else ""
+    for secret in secrets:
+        explanation = explanation.replace(secret, "***")
+    if explanation and explanation.lower() != reason.lower():
+        message += f": {_shortened(explanation)}"
     delay = _retry_after(head)
     return CallError(
         ErrorCode.EXECUTION_ERROR,
-        f"HTTP {head.status}: {reason}",
+        harmless(message),
         details,
         retryable=head.status in _RETRYABLE or (delay is not None and head.status >= 400),
         retry_after=delay,
     )
+
+
+def _explanation(body: Any, depth: int = 4) -> str:
+    """Return the text in which the JSON of an error explains it on one line, or "".
+
+    `{"detail": "…"}`, `{"error": {"message": "…"}}`, `{"errors": [{"title": "…"}]}`.
+    """
+    found: list[Any] = []
+    if isinstance(body, dict):
+        members = {key.lower(): each for key, each in cast("dict[str, Any]", body).items()}
+        found = [members.get(key) for key in _EXPLANATIONS]
+    elif isinstance(body, list):
+        found = cast("list[Any]", body)[:1]
+    for each in found:
+        text = " ".join(each.split()) if isinstance(each, str) else _explanation(each, depth - 1) if depth else ""
+        if text:
+            return text
+    return ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_EXPLANATION else f"{text[:_MAX_EXPLANATION]}…"
 
 
 def _error_body(kind: MediaType, body: bytes, is_whole: bool) -> Any:
