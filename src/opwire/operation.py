@@ -67,11 +67,7 @@ class AccessControl(Struct, frozen=True, kw_only=True):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """An authenticated caller. The scope "*" includes every scope; `resources` maps resource types to actions.
-
-    Raises:
-        UsageError: scopes are a single string.
-    """
+    """An authenticated caller. The scope "*" includes every scope; `resources` maps resource types to actions."""
 
     id: str
     scopes: tuple[str, ...] = ()
