@@ -990,6 +990,7 @@ OPENAPI: dict[str, str] = {
     "openapi.security-read": "Security schemes and requirements are read as alternatives of needs.",
     "openapi.input-flat": "Parameters and the properties of a plain body stand side by side in the input.",
     "openapi.input-groups": "Names that clash put the input into groups by where it is sent.",
+    "openapi.relaxed-input": "`format`, overlapping `oneOf` and misplaced restrictions reject an input only if strict.",
     "openapi.none": "An optional parameter or form field may be None.",
     "openapi.read-only": "readOnly is left out of inputs, writeOnly out of outputs.",
     "openapi.output": "The schema of the successful answer is the output schema; each status keeps its own.",

@@ -157,6 +157,7 @@ def _openapi_source(name: str, settings: OpenAPISettings, values: dict[str, Any]
         server_variables=values["server_variables"],
         credentials=values["credentials"],
         allow_external_refs=True if "*" in settings.external_refs else settings.external_refs,
+        strict_input=settings.strict_input,
         max_documents=settings.max_documents,
         max_document_bytes=settings.max_document_bytes,
         include=settings.include,

@@ -173,6 +173,7 @@ class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     trust_annotations: bool = False  # trust `x-opwire`, for a document of `serve_http`
+    strict_input: bool = False  # check `format` in inputs, and `oneOf` as more than `anyOf`
     external_refs: tuple[str, ...] = ()  # hosts of other documents that this one may refer to; "*" is any
     max_documents: Count = 1_000  # that this one may refer to, not counting files below its folder
     max_document_bytes: Count = 256 * 1024 * 1024  # of this one and all that it refers to

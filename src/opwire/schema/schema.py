@@ -270,6 +270,9 @@ class Schema:
         SchemaError: `json_schema` is neither a mapping nor a boolean. Its content is checked by `compile`.
     """
 
+    checks_formats: bool = True
+    """Whether `format` is checked, and not only an annotation."""
+
     _make: Callable[[], JSONSchema]  # of a deferred schema
 
     def __init__(self, json_schema: Mapping[str, Any] | bool, *, dialect: Dialect | None = None) -> None:
@@ -280,7 +283,7 @@ class Schema:
         self.dialect: Dialect = dialect or dialect_of(self.json)
 
     @classmethod
-    def deferred(cls, make: Callable[[], JSONSchema]) -> Self:
+    def deferred(cls, make: Callable[[], JSONSchema], *, checks_formats: bool = True) -> Self:
         """Return a 2020-12 schema and build its JSON lazily: most schemas of a large API are never used.
 
         `make` is called once, and must not raise.
@@ -288,6 +291,7 @@ class Schema:
         schema = cls.__new__(cls)
         schema.dialect = "2020-12"
         schema._make = make
+        schema.checks_formats = checks_formats
         return schema
 
     @classmethod
@@ -444,11 +448,11 @@ class Schema:
         costs = shapes.costs()
         if not costs.is_free:
             shapes.metered = costs
-        return compile_bounded(schema, costs, lambda: plain_document(shapes, shapes.root))
+        return compile_bounded(schema, costs, lambda: plain_document(shapes, shapes.root), formats=self.checks_formats)
 
     @cached_property
     def _checks(self) -> Checks:
-        return Checks(self.lowered)
+        return Checks(self.lowered, formats=self.checks_formats)
 
     @cached_property
     def _reporter(self) -> Reporter:

@@ -444,8 +444,9 @@ class Checks:
     Methods that take a schema raise `SchemaError` if that part cannot be compiled.
     """
 
-    def __init__(self, root: JSONSchema) -> None:
+    def __init__(self, root: JSONSchema, *, formats: bool = True) -> None:
         self.shapes = Shapes(root)
+        self._formats = formats
         self._valid: dict[int, Check] = {}
         self._conforms: dict[tuple[int, bool], Check | str] = {}  # or the error: an invalid one is not written again
         self._patterns: dict[str, Check] = {}
@@ -504,7 +505,7 @@ class Checks:
     def _compiled(self, key: Any, document: JSONSchema) -> Check:
         costs = Costs(document)
         self.sizes[key] = costs.size
-        return compile_bounded(document, costs).is_valid
+        return compile_bounded(document, costs, formats=self._formats).is_valid
 
 
 class MeteredChecks:

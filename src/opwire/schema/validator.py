@@ -41,8 +41,10 @@ class Validator(Protocol):
     def iter_errors(self, instance: Any, /) -> Any: ...
 
 
-def compile_validator(schema: JSONSchema) -> Validator:
+def compile_validator(schema: JSONSchema, *, formats: bool = True) -> Validator:
     """Compile a schema of any draft; the default is 2020-12 unless `$schema` names another.
+
+    `formats` is whether `format` is checked, and not only an annotation.
 
     Raises:
         SchemaError: the schema is invalid, or a reference leads out of it.
@@ -50,7 +52,7 @@ def compile_validator(schema: JSONSchema) -> Validator:
     try:
         return jsonschema_rs.validator_for(
             schema,
-            validate_formats=True,
+            validate_formats=formats,
             ignore_unknown_formats=True,
             offline=True,
             pattern_options=_PATTERNS,
@@ -59,7 +61,7 @@ def compile_validator(schema: JSONSchema) -> Validator:
     except jsonschema_rs.ValidationError as error:
         quoted = quoted_refs(schema)
         if quoted != schema:
-            return compile_validator(quoted)
+            return compile_validator(quoted, formats=formats)
         where = "/".join(str(step) for step in error.instance_path)
         raise SchemaError(f"not a valid JSON Schema{f' at {where}' if where else ''}: {error.message}") from None
     except (jsonschema_rs.ReferencingError, ValueError, RecursionError) as error:
@@ -84,7 +86,9 @@ class MeteredValidator:
         return self._validator.is_valid(instance)
 
 
-def compile_bounded(schema: JSONSchema, costs: Costs, portable: Callable[[], JSONSchema] | None = None) -> Validator:
+def compile_bounded(
+    schema: JSONSchema, costs: Costs, portable: Callable[[], JSONSchema] | None = None, *, formats: bool = True
+) -> Validator:
     """Compile a schema so that checking a value takes bounded time.
 
     `costs` are those of the schema, or of its 2020-12 form. Caching verdicts requires every reference to be of the
@@ -94,11 +98,11 @@ def compile_bounded(schema: JSONSchema, costs: Costs, portable: Callable[[], JSO
         SchemaError: the schema is invalid, or a reference leads out of it.
     """
     if costs.is_free:
-        return compile_validator(schema)
+        return compile_validator(schema, formats=formats)
     if costs.multiplies:
         document = schema if portable is None else portable()
         schema = memoised(document, costs if portable is None else Costs(document))
-    return MeteredValidator(compile_validator(schema), Meter(costs))
+    return MeteredValidator(compile_validator(schema, formats=formats), Meter(costs))
 
 
 def memoised(document: JSONSchema, costs: Costs) -> JSONSchema:

@@ -7,10 +7,11 @@ import pytest
 
 from opwire import OperationRegistry
 from opwire.adapters.openapi import from_openapi
+from opwire.adapters.openapi.operations import LazyOperation
 from opwire.adapters.openapi.plan import PartEncoding
 from opwire.adapters.openapi.serialize import FILE_SCHEMA
 from opwire.schema import Schema
-from tests.adapters.openapi.documents import accepts, document, input_of, json_body, parameter, read, read_one
+from tests.adapters.openapi.documents import accepts, answers, document, input_of, json_body, parameter, read, read_one
 from tests.adapters.openapi.echo import EchoServer
 from tests.requirements import requirement
 
@@ -432,3 +433,84 @@ def test_every_input_schema_is_usable() -> None:
     one = read_one(operation)
     assert one.input_schema.is_valid({"a": [1], "b": "x"})
     assert not Schema(one.input_schema.json).is_valid({"c": 1})
+
+
+def properties_of(operation: LazyOperation) -> dict[str, Any]:
+    schema = operation.input_schema.json
+    assert isinstance(schema, dict)
+    return schema["properties"]
+
+
+DATE = {"type": "string", "format": "date-time"}
+OVERLAP = {"oneOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"b": {}}}]}
+CLOSED = {
+    "allOf": [
+        {"$ref": "#/components/schemas/Base"},
+        {"type": "object", "properties": {"c": {"type": "integer"}}, "additionalProperties": False},
+    ],
+    "properties": {"b": {"type": "string"}},
+    "additionalProperties": False,
+}
+BASE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@requirement("openapi.relaxed-input")
+@pytest.mark.parametrize(
+    ("schema", "accepted", "rejected"),
+    [
+        (DATE, "2021-01-17T12:34:00.000+0000", 7),
+        (OVERLAP, {"a": 1, "b": 2}, []),
+        ({**OVERLAP, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"a": 1, "b": 2}, {}),
+        (CLOSED, {"a": 1, "b": "x", "c": 2}, {"a": 1, "b": "x", "c": "2"}),
+    ],
+)
+@pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
+def test_an_input_that_only_the_document_contradicts_is_accepted_unless_strict(
+    schema: Any, accepted: Any, rejected: Any, version: str
+) -> None:
+    # As an item, so that the body stays one value.
+    operation = {"requestBody": json_body({"type": "array", "items": schema})}
+    given = document({"/x": {"post": operation}}, version, schemas={"Base": BASE})
+    relaxed, strict = read(given).only, read(given, strict_input=True).only
+    assert relaxed.input_schema.is_valid({"body": [accepted]})
+    assert relaxed.input_schema.problems({"body": [accepted]}) == []
+    assert not strict.input_schema.is_valid({"body": [accepted]})
+    for each in (relaxed, strict):
+        assert not each.input_schema.is_valid({"body": [rejected]})
+    assert schema is not DATE or properties_of(relaxed)["body"]["items"] == DATE
+
+
+@requirement("openapi.relaxed-input")
+def test_an_output_and_a_trusted_input_are_checked_as_declared() -> None:
+    operation = {"requestBody": json_body({"type": "array", "items": OVERLAP}), "responses": answers(DATE)}
+    given = document({"/x": {"post": operation}})
+    assert not read(given).only.output_schema.is_valid("yesterday")
+    assert not read(given, trust_annotations=True).only.input_schema.is_valid({"body": [{"a": 1, "b": 2}]})
+
+
+@requirement("openapi.relaxed-input")
+def test_problems_of_a_relaxed_input_leave_formats_out() -> None:
+    schema = {"type": "object", "properties": {"at": DATE, "n": {"type": "integer"}}}
+    one = read_one({"requestBody": json_body(schema)})
+    assert [each.path for each in one.input_schema.problems({"at": "yesterday", "n": "x"})] == ["/n"]
+
+
+@requirement("openapi.relaxed-input")
+@pytest.mark.parametrize(
+    ("items", "becomes"),
+    [
+        ({"type": "string"}, {"type": "string", "enum": ["a", "1"]}),
+        ({"$ref": "#/components/schemas/Word"}, {"allOf": [{"$ref": "#/$defs/Word"}], "enum": ["a", 1]}),
+        (None, {"enum": ["a", 1]}),
+    ],
+)
+def test_the_enum_of_an_array_that_lists_items_is_applied_to_them(items: Any, becomes: Any) -> None:
+    schema = {"type": "array", "enum": ["a", 1], **({"items": items} if items else {})}
+    found = read(
+        document({"/x": {"get": {"parameters": [parameter("q", schema=schema, required=True)]}}}, schemas={"Word": {}})
+    )
+    assert properties_of(found.only)["q"] == {"type": "array", "items": becomes}
+    assert "applied to the items" in found.report.warnings[0]
+    kept = {"type": "array", "enum": [["a"], []]}
+    one = read(document({"/x": {"get": {"parameters": [parameter("q", schema=kept, required=True)]}}})).only
+    assert properties_of(one)["q"] == kept

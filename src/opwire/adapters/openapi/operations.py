@@ -192,6 +192,12 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     strip: bool = False
     trust_annotations: bool = False
     unchecked_input: bool = False
+    strict_input: bool = False
+
+    @property
+    def relaxes_inputs(self) -> bool:
+        """Whether inputs are relaxed: the document of another opwire, which is trusted, does not contradict itself."""
+        return not (self.strict_input or self.trust_annotations)
 
 
 class APIDescription(NamedTuple):
@@ -234,7 +240,7 @@ class LazyOperation:
         self._endpoint = endpoint
         self._streams = streams
         self._origin = origin = api.origin_of(endpoint)
-        self.input_schema = Schema.deferred(lambda: self._input.schema)
+        self.input_schema = Schema.deferred(lambda: self._input.schema, checks_formats=not api.options.relaxes_inputs)
         self.output_schema = Schema.deferred(lambda: self._output.schema())  # noqa: PLW0108 - lazily
         own = endpoint.operation.value
         title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
@@ -299,7 +305,9 @@ class LazyOperation:
 
 def read_operations(documents: DocumentSet, report: Report, options: ReadOptions) -> list[LazyOperation]:
     """Return the operations of a document that pass `include` and `exclude`, in its order."""
-    api = APIDescription(documents, SchemaRewriter(documents, report), report, options)
+    api = APIDescription(
+        documents, SchemaRewriter(documents, report, relax_inputs=options.relaxes_inputs), report, options
+    )
     found = _without_duplicates(api)
     wanted = [each for each in found if _is_included(each, options)]
     _warn_of_typos(found, options, report)

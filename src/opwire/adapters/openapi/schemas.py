@@ -7,6 +7,10 @@ keyword, such as `required: true` or `type: any`, is dropped with a warning, and
 JSON Schema has no `discriminator`. Variants that do not restrict the tag themselves would all accept the same value,
 which `oneOf` rejects. So each variant rejects the tags of the others; an unknown tag selects nothing, since documents
 often omit some of them.
+
+Documents contradict themselves, and their APIs do not mind. So inputs are relaxed, unless that is turned off: `oneOf`
+is `anyOf`, because variants often overlap, and `additionalProperties: false` beside `allOf`, which would reject the
+properties of its members, is dropped.
 """
 
 import re
@@ -46,9 +50,10 @@ class RewrittenSchema(NamedTuple):
 class SchemaRewriter:
     """Rewrites the schemas of a document on demand."""
 
-    def __init__(self, documents: DocumentSet, report: Report) -> None:
+    def __init__(self, documents: DocumentSet, report: Report, *, relax_inputs: bool = False) -> None:
         self._documents = documents
         self._report = report
+        self.relaxes_inputs = relax_inputs
         self.hides_siblings = documents.version in ("2.0", "3.0")  # keywords beside `$ref` are ignored
         self._located: dict[str, Located] = {}  # by the name of a definition
         # Names by the identity of the definition: two references may spell it differently.
@@ -218,6 +223,8 @@ class _Rewriting:
         self._discriminate(written, given, document)
         if isinstance(written.get("items"), list) and not self._schemas.hides_siblings:
             written["prefixItems"] = written.pop("items")
+        if self._direction == "input" and self._schemas.relaxes_inputs:
+            _relax(written)
         return written
 
     def _rewrite_references(self, schema: dict[str, Any], document: SourceDocument) -> None:
@@ -285,6 +292,23 @@ class _Rewriting:
                 seen.add(id(fields))
                 variants |= self._variants(fields, found.document)
         return {"propertyName": tags.pop(), "mapping": variants} if len(tags) == 1 else {}
+
+
+def _relax(schema: dict[str, Any]) -> None:
+    """Drop what makes an overlapping union or a composed object reject valid input."""
+    if "oneOf" in schema:
+        union = schema.pop("oneOf")
+        if "anyOf" not in schema:
+            schema["anyOf"] = union
+        else:
+            schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": union}]
+    members = [as_dict(each) for each in as_list(schema.get("allOf"))]
+    if members and schema.get("additionalProperties") is False:
+        del schema["additionalProperties"]
+    if len(members) > 1 or "properties" in schema:
+        for each in members:
+            if each.get("additionalProperties") is False:
+                del each["additionalProperties"]
 
 
 def tags_of(branches: list[Any], mapping: Mapping[str, str], refs: list[str | None]) -> list[set[str]]:
@@ -356,10 +380,22 @@ def usable_keywords(schema: dict[str, Any], warn: Callable[[str], None]) -> dict
             warn(f"invalid keyword `{keyword}: {str(value)[:40]}` is ignored")
     if kept.get("type") == "string" and "enum" in kept:  # YAML parses `1.0` as a number, and `true` as a boolean
         kept["enum"] = [each if each is None else as_text(each) or each for each in kept["enum"]]
+    _move_enum_to_items(kept, warn)
     if kept.get("type") == "null":  # already nullable
         kept.pop("nullable", None)
         kept.pop("x-nullable", None)
     return kept
+
+
+def _move_enum_to_items(schema: dict[str, Any], warn: Callable[[str], None]) -> None:
+    """Apply the `enum` of an array to its items if it contains no array: nothing else would be valid."""
+    values, items = as_list(schema.get("enum")), schema.get("items", {})
+    if schema.get("type") not in ("array", ["array"]) or not values or any(isinstance(each, list) for each in values):
+        return
+    del schema["enum"]
+    if isinstance(items, dict):
+        schema["items"] = {"allOf": [items], "enum": values} if "$ref" in items else {"enum": values, **items}
+        warn("the `enum` of an array lists no array: it is applied to the items")
 
 
 def lower_bounds(schema: dict[str, Any]) -> None:

@@ -318,6 +318,7 @@ def from_openapi(
     normalize: NormalizeMode | None = None,
     strip: bool = False,
     unchecked_input: bool = False,
+    strict_input: bool = False,
     reconnect: bool = False,
     trust_annotations: bool = False,
     **settings: Unpack[SourceSettings],
@@ -341,11 +342,11 @@ def from_openapi(
         credentials: by the names of the document's security schemes, or a callback; see `APICredentials`.
         allow_external_refs: whether the document may refer to others anywhere, or the hosts where it may. By default
             it may refer to files below its folder, or to URLs below its own.
-        include: patterns (`*` and `?`) of operations to include, by operationId, tag, path or "GET /path".
-        exclude: patterns of operations to exclude.
+        include, exclude: patterns (`*` and `?`) of operations, by operationId, tag, path or "GET /path".
         normalize: what to do with responses that do not match their schema; the registry's mode by default.
         strip: whether to remove unknown properties from responses. Documents lag behind their APIs.
         unchecked_input: whether an operation may be called although its input schema cannot be compiled.
+        strict_input: whether to check `format` in inputs, and `oneOf` as more than `anyOf`. Documents often err there.
         reconnect: whether to resume a lost event stream.
         trust_annotations: whether to trust ids and types in `x-opwire`, which may declare a DELETE as a query.
         settings: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others; and
@@ -361,6 +362,7 @@ def from_openapi(
         strip=strip,
         trust_annotations=trust_annotations,
         unchecked_input=unchecked_input,
+        strict_input=strict_input,
     )
     return OpenAPISource(document, options, settings, credentials, allow_external_refs, reconnect=reconnect)
 
