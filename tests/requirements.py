@@ -399,8 +399,8 @@ CHAOS: dict[str, str] = {
 }
 
 CALL: dict[str, str] = {
-    "call.events": "The events are call.requested, call.responded, call.completed, call.error, call.aborted and "
-    "call.credit: flat JSON objects, told apart by `type`.",
+    "call.events": "The events are call.requested, call.responded, call.completed, call.error, call.aborted, "
+    "call.credit and call.progress: flat JSON objects, told apart by `type`.",
     "call.events.schemas": "Each event has a published JSON Schema with exactly its fields.",
     "call.events.schemas-written": "Every event that is written is valid by the published schemas.",
     "call.events.schemas-read": "Every event that is valid by the schemas can be read, and a broken one is refused.",
@@ -464,6 +464,10 @@ CALL: dict[str, str] = {
     "call.close": "Closing a channel settles every pending call at once with UNAVAILABLE.",
     "call.unserved": "A call that nobody serves fails at once with UNAVAILABLE.",
     "call.own-end": "One end may serve and call, itself too.",
+    "call.progress": "What a handler reports reaches a caller that asked for it, over every transport: at most ten "
+    "reports per second and the last one before the response, with finite numbers and a bounded message.",
+    "call.progress.optional": "Progress that is late, unknown, unasked or not from the server of its call is dropped, "
+    "and none ends, extends or delays a call or counts as an item.",
     "call.deadline.default": "A call has 30 seconds unless it says otherwise, a subscription has no deadline.",
     "call.deadline.on-the-wire": "Deadline in epoch milliseconds and remaining time travel with a call.",
     "call.deadline.remaining-first": "The receiver prefers the remaining time, so that wrong clocks do no harm.",

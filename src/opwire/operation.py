@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr, replace
 
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
 from opwire.schema import UNKNOWN, Schema
-from opwire.typed.plain import html_table, indented_json
+from opwire.typed.plain import html_table, indented_json, replace_surrogates
 
 NormalizeMode = Literal["fit", "cast", "check", "off"]
 """How a result that does not match its schema is repaired; see the `pipeline` module."""
@@ -28,6 +28,11 @@ _SPAN = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _TRACEPARENT = rf"00{_SPAN}|(?!00|ff)[0-9a-f]{{2}}{_SPAN}(?:-[!-~]{{0,200}})?"
 _TRACESTATE = r"[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]"  # one member
 _MAX_TRACESTATE = 512
+
+MAX_PROGRESS_MESSAGE = 2000
+"""Characters of the message of a progress report; the rest is cut off."""
+
+_MAX_AMOUNT = 2.0**63  # of progress, and of its total
 
 
 class OperationType(StrEnum):
@@ -197,6 +202,20 @@ class Progress(Struct, frozen=True):
     total: float | None = None
     message: str | None = None
 
+    def bounded(self) -> "Progress | None":
+        """Return the part that any peer can parse: finite numbers, a short message. None without a valid `progress`."""
+        progress, total = _amount(self.progress), _amount(self.total)
+        if progress is None:
+            return None
+        message = None if self.message is None else replace_surrogates(str(self.message)[:MAX_PROGRESS_MESSAGE])
+        return Progress(progress, total, message)
+
+
+def _amount(value: Any) -> float | None:
+    # Not NaN, an infinity, or an integer of 400 digits: callers calculate with it.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= _MAX_AMOUNT else None
+
 
 class Inbound(Struct, frozen=True):
     """The external request that a call belongs to: its id, and the connection that received it.
@@ -242,6 +261,11 @@ class Context(Struct, frozen=True, kw_only=True):
         return self.bind_env(self)
 
     @property
+    def is_served(self) -> bool:
+        """Whether this is the context of an external request itself, and not of a call that was made for it."""
+        return self.inbound is not None and self.inbound.request_id == self.request_id
+
+    @property
     def remaining(self) -> float | None:
         """The seconds until the deadline, or None."""
         return None if self.deadline is None else self.deadline - time.monotonic()
@@ -259,7 +283,10 @@ class Context(Struct, frozen=True, kw_only=True):
         return Context(deadline=self.deadline, metadata=dict(trace_of(self.metadata)))
 
     def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Report the progress of the call, if its caller asked for it."""
+        """Report the progress of the call, if its caller asked for it.
+
+        Over a network, some reports may be left out: a newer one replaces those that could not be sent yet.
+        """
         if self.on_progress is not None:
             self.on_progress(Progress(progress, total, message))
 

@@ -33,9 +33,9 @@ SMALLEST: list[CallEvent] = [
 
 
 @requirement("call.events")
-def test_the_events_are_the_five_of_the_protocol_and_credit_each_with_a_schema() -> None:
-    names = {"call.requested", "call.responded", "call.completed", "call.error", "call.aborted", "call.credit"}
-    assert set(KINDS) == set(CALL_EVENT_SCHEMAS) == names
+def test_the_events_are_the_five_of_the_protocol_credit_and_progress_each_with_a_schema() -> None:
+    names = {"requested", "responded", "completed", "error", "aborted", "credit", "progress"}
+    assert set(KINDS) == set(CALL_EVENT_SCHEMAS) == {f"call.{name}" for name in names}
 
 
 @requirement("call.events.schemas")

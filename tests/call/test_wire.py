@@ -54,6 +54,9 @@ PEER_WRITES = {
     "aborted": '{"type":"call.aborted","requestId":"r1"}',
     "aborted, reason": '{"type":"call.aborted","requestId":"r1","reason":"the caller gave up"}',
     "credit": '{"type":"call.credit","requestId":"r1","n":32}',
+    "requested, progress": '{"type":"call.requested","requestId":"r1","operationId":"a.b","input":{},"progress":true}',
+    "progress": '{"type":"call.progress","requestId":"r1","progress":3}',
+    "progress, all fields": '{"type":"call.progress","requestId":"r1","progress":0.5,"total":2,"message":"half"}',
 }
 REQUESTED, RESPONDED = PEER_WRITES["requested"], PEER_WRITES["responded"]
 

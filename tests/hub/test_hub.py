@@ -15,7 +15,7 @@ from opwire.call.events import CallRequested
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
-from opwire.operation import Context, Identity
+from opwire.operation import Context, Identity, Progress
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from tests.hub.meeting import BEAT, OPEN, Meeting, Waiting, adding, connected, ids, peers
@@ -43,6 +43,24 @@ async def test_spokes_call_each_other_through_the_hub(meeting: Meeting) -> None:
     caller = await meeting.spoke(hub.url)
     assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
     assert {found.server.name for found in await caller.discover()} == {"opwire"}
+
+
+@requirement("call.progress")
+async def test_progress_reaches_a_spoke_through_the_hub_and_a_caller_of_the_hubs_registry(meeting: Meeting) -> None:
+    registry = OperationRegistry()
+
+    @registry.query("work.report")
+    async def report(context: Context) -> None:
+        context.report(1, 2, "half")
+
+    hub = await meeting.hub()
+    await meeting.spoke(hub.url, registry)
+    caller = await meeting.spoke(hub.url)
+    reports: list[Progress] = []
+    context = Context(on_progress=reports.append)
+    await caller.call("work.report", context=context)
+    await hub.registry.execute("work.report", None, context)
+    assert reports == [Progress(1, 2, "half")] * 2
 
 
 @requirement("hub.serves")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from opwire.call import Address, CallEvent, CallFailed, CallRequested, CallResponded
+from opwire.call import Address, CallEvent, CallFailed, CallProgress, CallRequested, CallResponded
 from opwire.transports.memory import MemoryTransport
 
 
@@ -32,7 +32,7 @@ class BrokerLike(MemoryTransport):
         asyncio.get_running_loop().call_later(self.latency, act)
 
     def _arrive(self, event: CallEvent, sender: Address) -> None:
-        if isinstance(event, CallResponded) and self.routes.get(event.request_id, sender) != sender:
+        if isinstance(event, CallResponded | CallProgress) and self.routes.get(event.request_id, sender) != sender:
             return
         super().deliver(event, sender)
 

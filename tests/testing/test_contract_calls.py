@@ -28,6 +28,7 @@ def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
     [
         (calls.a_call_is_answered, broken.NeverAnswers, "after 5 s: the call is answered"),
         (calls.an_error_arrives_whole, broken.ForgetsFields, "arrived as (<ErrorCode.RATE_LIMITED"),
+        (calls.progress_arrives_before_the_outcome, broken.ForgetsFields, "the reports were []"),
         (calls.many_calls_at_once_are_not_mixed_up, broken.SwapsReplies, "answers went to other calls"),
         (calls.a_slow_consumer_slows_its_producer, broken.InflatesCredits, "the window is 8"),
         (calls.leaving_a_subscription_stops_its_producer, broken.SwallowsAborts, "the producer is stopped"),

@@ -157,6 +157,23 @@ async def outcome(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 @virtual
+@requirement("call.progress.optional")
+async def test_a_call_keeps_its_lease_when_its_progress_cannot_be_sent(stage: Stage) -> None:
+    async def work(context: Context) -> str:
+        context.report(1)
+        await asyncio.sleep(10 * BEAT)
+        return "done"
+
+    stage.registry.query("work.report")(work)
+    await stage.server()
+    refusing(stage.mediums[0], b"call.progress")
+    caller = await stage.caller()
+    reports: list[Any] = []
+    assert await outcome(caller.call("work.report", context=Context(on_progress=reports.append))) == "done"
+    assert reports == []
+
+
+@virtual
 @requirement("transport.leases.expiry")
 async def test_calls_of_a_server_that_died_without_a_word_fail_within_four_beats(stage: Stage) -> None:
     stage.connection = Discreet

@@ -5,7 +5,8 @@
 1. An entry leaves the table in the same step that decides its outcome, so no call is settled twice.
 2. Events for calls that are not open are dropped and counted; late and duplicate replies are normal.
 3. Only one peer can reply: the one that the transport routed the request to or, if that is unknown, the first sender.
-4. A request that a server rejected before it started is retried at another server, a few times.
+4. Progress of an open call is passed to its callback, and changes nothing in the table.
+5. A request that a server rejected before it started is retried at another server, a few times.
 
 Flow control of a subscription: the consumer has a bounded buffer (`Inbox`) and a `Window`, the producer has `Credits`.
 Grants are totals since the start of the subscription, so a repeated grant changes nothing and a lost one is replaced
@@ -26,6 +27,7 @@ from opwire.call.events import (
     CallCredit,
     CallEvent,
     CallFailed,
+    CallProgress,
     CallRequested,
     CallResponded,
     encode_event,
@@ -34,6 +36,7 @@ from opwire.call.events import (
 from opwire.call.transport import Address
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
+from opwire.operation import Progress
 
 S = TypeVar("S")
 
@@ -65,6 +68,7 @@ class _OpenCall(Struct, Generic[S]):
     move: int = 0  # retries so far
     peer: Address | None = None
     last_seq: int = 0
+    on_progress: Callable[[Progress], object] | None = None
 
 
 class CallTable(Generic[S]):
@@ -80,7 +84,15 @@ class CallTable(Generic[S]):
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 
-    def open(self, request: CallRequested, sink: S, *, streams: bool, movable: bool = True) -> None:
+    def open(
+        self,
+        request: CallRequested,
+        sink: S,
+        *,
+        streams: bool,
+        movable: bool = True,
+        on_progress: Callable[[Progress], object] | None = None,
+    ) -> None:
         """Add a request that is about to be sent. `movable`: any server can handle it.
 
         Raises:
@@ -88,7 +100,8 @@ class CallTable(Generic[S]):
         """
         if request.request_id in self._open:
             raise ValueError(f"the request id {request.request_id!r} is in use")
-        self._open[request.request_id] = _OpenCall(request, sink, streams, _MOVES if movable else 0)
+        moves = _MOVES if movable else 0
+        self._open[request.request_id] = _OpenCall(request, sink, streams, moves, on_progress=on_progress)
 
     def routed(self, request_id: str, peer: Address, move: int = 0) -> None:
         """Record the peer that the transport sent a request to.
@@ -129,6 +142,17 @@ class CallTable(Generic[S]):
         del self._open[event.request_id]
         value, stop = _outcome(event, call)
         return Arrival(call.sink, value, True, stop)
+
+    def progressed(self, event: CallProgress, sender: Address) -> Callable[[Progress], object] | None:
+        """Return the callback for the progress of a call, or None if it is dropped (and counted).
+
+        It does not decide which peer may reply: a late report of a server that rejected the request would be the first
+        event of the retry.
+        """
+        call = self._open.get(event.request_id)
+        if call is None or call.on_progress is None:
+            return self._drop("unknown")
+        return call.on_progress if call.peer in (None, sender) else self._drop("foreign")
 
     def _item(self, event: CallResponded, call: _OpenCall[S]) -> Arrival[S] | None:
         seq = call.last_seq + 1 if event.seq is None else event.seq
@@ -192,6 +216,8 @@ MAX_EXCESS = 4 * 1024 * 1024
 EVERYTHING = 2**53 - 1
 """Credits of an unlimited stream: JavaScript's largest safe integer."""
 
+_STALL = 1.0  # seconds without an item after which a consumer first repeats its grant
+_MAX_STALL = 4.0  # seconds between two repetitions, at most
 _ITEM = 512  # bytes of overhead per item
 _STALLS = 3  # reports of a stalled consumer after which an item that was sent before the first of them counts as lost
 
@@ -318,6 +344,27 @@ class Window:
         more, self._taken = self._taken, 0
         self.granted += more
         return more
+
+
+class StallWatch(Struct, eq=False):
+    """Watches a subscription for a lost grant or item."""
+
+    request_id: str
+    inbox: Inbox
+    window: Window
+    pause: float = _STALL  # seconds until the next check
+    received: int = 0  # items at the last check
+    tick: int = 0
+
+    def stalled(self, received: int, *, lossy: bool) -> bool:
+        """Return whether to repeat the grant: no item has arrived, and the last grant may be lost or unsent."""
+        if received != self.received or not self.inbox.waiting:
+            self.received, self.pause = received, _STALL
+            return False
+        if not lossy and not self.window.unsent:
+            return False
+        self.pause = min(2 * self.pause, _MAX_STALL)
+        return True
 
 
 class Credits:

@@ -7,6 +7,7 @@ Events are flat JSON objects, dispatched on `type`. A call:
                       <- call.responded {requestId, output, seq?}   the response, or one item of a subscription
                       <- call.completed {requestId}                 the end of a subscription
                       <- call.error {requestId, code, message, …}   the call failed
+                      <- call.progress {requestId, progress, …}     optional, if the request has `progress: true`
       call.credit {requestId, n, total?, received?}      ->         n more items may follow, `total` since the start
       call.aborted {requestId, reason?}                 <->         caller: stop; server: the call was stopped
 
@@ -58,7 +59,7 @@ from opwire.envelope import (
     wire_form,
 )
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError
-from opwire.operation import Identity, Trace, trace_of
+from opwire.operation import Identity, Progress, Trace, trace_of
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, json_form, read_json, survey, to_plain, write_json
 
@@ -88,7 +89,7 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
     `deadline` is in epoch milliseconds; `timeout_ms`, the time left when the request was sent, takes precedence.
     `credential` proves the identity on transports that do not authenticate callers. Requests with the same `sticky_key`
     go to the same server while the set of servers is unchanged, if the transport supports it. `traceparent` and
-    `tracestate` follow W3C Trace Context.
+    `tracestate` follow W3C Trace Context. `progress` asks for `call.progress` events.
     """
 
     operation_id: str
@@ -102,6 +103,7 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
     sticky_key: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    progress: bool | None = None
 
     @property
     def trace(self) -> Trace:
@@ -201,7 +203,26 @@ class CallCredit(CallMessage, frozen=True, kw_only=True, tag="call.credit"):
     received: Natural | None = None
 
 
-CallEvent = CallRequested | CallResponded | CallCompleted | CallFailed | CallAborted | CallCredit
+class CallProgress(CallMessage, frozen=True, kw_only=True, tag="call.progress"):
+    """The progress of a call, for a caller that asked for it. It may be dropped, and never ends or extends a call."""
+
+    progress: int | float
+    total: int | float | None = None
+    message: str | None = None
+
+    @classmethod
+    def of(cls, request_id: str, progress: Progress) -> "CallProgress | None":
+        """Return the event of a report, bounded, or None if it is invalid."""
+        valid = progress.bounded()
+        if valid is None:
+            return None
+        return cls(request_id=request_id, progress=valid.progress, total=valid.total, message=valid.message)
+
+
+CallEvent = CallRequested | CallResponded | CallCompleted | CallFailed | CallAborted | CallCredit | CallProgress
+
+BULK = (CallRequested, CallResponded, CallProgress)
+"""Events that are rejected when a queue is full. Room is reserved for the others, which end or steer a call."""
 
 _FINAL = frozenset({CallCompleted, CallFailed, CallAborted})
 
@@ -250,6 +271,7 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
             "stickyKey": _STRING,
             "traceparent": {**_STRING, "description": "W3C Trace Context"},
             "tracestate": {**_STRING, "description": "W3C Trace Context"},
+            "progress": {**_BOOLEAN, "description": "Whether to send call.progress; false by default"},
         },
     ),
     "call.responded": _schema(
@@ -263,6 +285,7 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     ),
     "call.aborted": _schema("call.aborted", {}, {"reason": _STRING}),
     "call.credit": _schema("call.credit", {"n": _NATURAL}, {"total": _NATURAL, "received": _NATURAL}),
+    "call.progress": _schema("call.progress", {"progress": _NUMBER}, {"total": _NUMBER, "message": _STRING}),
 }
 CALL_EVENT_SCHEMA: dict[str, Any] = {"oneOf": list(CALL_EVENT_SCHEMAS.values())}
 
@@ -284,7 +307,9 @@ class _Id(Struct, rename="camel"):
 
 
 _encoder = msgspec.json.Encoder(enc_hook=json_form)
-_decoder = msgspec.json.Decoder(CallRequested | _WireResponded | CallCompleted | CallFailed | CallAborted | CallCredit)
+_decoder = msgspec.json.Decoder(
+    CallRequested | _WireResponded | CallCompleted | CallFailed | CallAborted | CallCredit | CallProgress
+)
 _id_decoder = msgspec.json.Decoder(_Id)
 
 

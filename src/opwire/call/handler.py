@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -35,6 +36,7 @@ from opwire.operation import (
     Interceptor,
     OperationSpec,
     OperationType,
+    Progress,
     is_own,
 )
 from opwire.registry import Change, OperationRegistry
@@ -42,7 +44,42 @@ from opwire.registry import Change, OperationRegistry
 logger = logging.getLogger("opwire.call")
 
 _REMEMBERED = 10_000  # ended requests that are remembered to detect duplicates
+_PROGRESS_INTERVAL = 0.1  # seconds between two progress reports of a call
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
+
+
+class _ProgressReporter:
+    """Sends the progress of a handler, at most every `_PROGRESS_INTERVAL`; a newer report replaces a waiting one."""
+
+    def __init__(self, send: Callable[[Progress], None]) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._latest: Progress | None = None
+        self._scheduled = False
+        self._next = 0.0  # loop time from which a report may be sent
+        self.closed = False  # the call has ended; a thread may go on, and another caller may use the request id
+
+    def __call__(self, progress: Progress) -> None:
+        """Queue a report, from any thread."""
+        self._latest = progress
+        if not self._scheduled and not self.closed:
+            self._scheduled = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        now = self._loop.time()
+        if now < self._next:
+            self._loop.call_at(self._next, self._wake)
+            return
+        self._next = now + _PROGRESS_INTERVAL
+        self._scheduled = False  # before `_latest` is read: a thread sets them in the other order
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the waiting report, if any."""
+        latest, self._latest = self._latest, None
+        if latest is not None and not self.closed:
+            self._send(latest)
 
 
 class _Served(Struct, eq=False):
@@ -61,6 +98,7 @@ class _Served(Struct, eq=False):
     failed: str | None = None  # the code with which the call was failed here
     items: int | None = None  # of a subscription
     output: int | None = None  # bytes, while there is a watcher
+    report: _ProgressReporter | None = None  # if its caller asked for progress
 
     def cancel(self, reason: str) -> None:
         """Cancel the handler, once: a second cancellation would interrupt its cleanup."""
@@ -347,12 +385,15 @@ class CallHandler:
                 served.access = begin_access("call", operation=event.operation_id, identity=served.identity)
             spec = dispatcher.find(event.operation_id, served.identity)
             streams = spec.type is OperationType.SUBSCRIPTION
+            if event.progress:
+                served.report = _ProgressReporter(partial(self._calls.report, event.request_id))
             context = Context(
                 request_id=event.request_id,
                 parent_request_id=event.parent_request_id,
                 identity=served.identity,
                 deadline=self._watch(served, None if streams else self._timeout),
                 metadata={} if event.traceparent is None else event.trace,
+                on_progress=served.report,
                 watched=True,
                 bind_env=self._registry.bind_env,
                 inbound=Inbound(event.request_id, self._calls),
@@ -364,11 +405,7 @@ class CallHandler:
                 raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
             else:
                 envelope = await dispatcher.execute(spec, event.input, context)
-                if served.access is not None:
-                    served.access.measured(envelope)
-                self._calls.respond(event.request_id, envelope)
-                if self.monitor.watched:
-                    outcome, served.output = outcome_of(envelope, None), json_size(envelope.data)
+                outcome = self._respond(envelope, served)
         except CallError as failed:
             error = failed
             self._calls.fail(event.request_id, failed)
@@ -384,6 +421,18 @@ class CallHandler:
             self._ended_call(served, outcome, time.perf_counter() - began)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
             self._done(event.request_id, served)
+
+    def _respond(self, envelope: ResponseEnvelope[Any], served: _Served) -> str:
+        """Send the response of a query or mutation. Return its outcome for watchers."""
+        if served.report is not None:
+            served.report.flush()  # after the response it would be late
+        if served.access is not None:
+            served.access.measured(envelope)
+        self._calls.respond(served.event.request_id, envelope)
+        if not self.monitor.watched:
+            return OK
+        served.output = json_size(envelope.data)
+        return outcome_of(envelope, None)
 
     def _ended_call(self, served: _Served, outcome: str, seconds: float) -> None:
         """Count a call, and show it to watchers."""
@@ -465,6 +514,8 @@ class CallHandler:
             self._idle.set()
         if served.tick:
             self._deadlines.discard(served, served.tick)
+        if served.report is not None:
+            served.report.closed = True
         if self._max_per_identity is not None:
             identity = _id_of(served.identity)
             self._by_identity[identity] -= 1

@@ -11,10 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overload
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.call.call_table import CallTable, Inbox, Overflow, Window
+from opwire.call.call_table import CallTable, Inbox, Overflow, StallWatch, Window
 from opwire.call.description import Description
 from opwire.call.events import (
     CallAborted,
@@ -22,6 +21,7 @@ from opwire.call.events import (
     CallCredit,
     CallEvent,
     CallFailed,
+    CallProgress,
     CallRequested,
     CallResponded,
 )
@@ -30,7 +30,7 @@ from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope, is_response_envelope, read_envelope
 from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zero, check_counts
 from opwire.invoke import Interceptors
-from opwire.operation import LOCAL_IDENTITY, Context, Identity, Interceptor, OperationType, trace_of
+from opwire.operation import LOCAL_IDENTITY, Context, Identity, Interceptor, OperationType, Progress, trace_of
 from opwire.pipeline import typed_envelope
 
 logger = logging.getLogger("opwire.call")
@@ -43,8 +43,6 @@ DEFAULT_TIMEOUT = 30.0
 WINDOW = 64
 """Default number of items of a subscription that may be in flight or buffered."""
 
-_STALL = 1.0  # seconds without an item after which a consumer first repeats its grant
-_MAX_STALL = 4.0  # seconds between two repetitions, at most
 _REMEMBERED = 10_000  # request ids from contexts, so that none is used twice; servers remember as many
 _SHORT = 200  # characters of an error message that fit into any message
 
@@ -69,17 +67,6 @@ class RemoteStreamOptions(RemoteCallOptions, total=False):
 
     idle_timeout: float | None
     overflow: Overflow
-
-
-class _StallWatch(Struct, eq=False):
-    """Watches a subscription for a lost grant or item."""
-
-    request_id: str
-    inbox: Inbox
-    window: Window
-    pause: float = _STALL  # seconds until the next check
-    received: int = 0  # items at the last check
-    tick: int = 0
 
 
 class RequestHandler(Protocol):
@@ -268,7 +255,7 @@ class PendingRequestMap:
         request_id = self._request(
             operation_id, input, context, inbox, remaining=context.remaining, credits=window.granted, **route
         )
-        watch = _StallWatch(request_id, inbox, window)
+        watch = StallWatch(request_id, inbox, window)
         if self.transport.lossy:
             self._check_later(watch)
         try:
@@ -285,7 +272,7 @@ class PendingRequestMap:
             self.dropped_items += inbox.dropped
             self.abort(request_id, "the consumer left")
 
-    def _grant(self, watch: _StallWatch, n: int) -> None:
+    def _grant(self, watch: StallWatch, n: int) -> None:
         """Grant `n` more items; 0 repeats the total."""
         if watch.request_id not in self._table:
             return
@@ -295,17 +282,13 @@ class PendingRequestMap:
         if window.unsent and not watch.tick:
             self._check_later(watch)
 
-    def _check_later(self, watch: _StallWatch) -> None:
+    def _check_later(self, watch: StallWatch) -> None:
         watch.tick = self._deadlines.add(watch, time.monotonic() + watch.pause, self._check_stall)
 
-    def _check_stall(self, watch: _StallWatch) -> None:
+    def _check_stall(self, watch: StallWatch) -> None:
         """Repeat the grant while no item arrives: the last grant may be lost, or not have been sent."""
-        received = self._table.received(watch.request_id)
-        if received != watch.received or not watch.inbox.waiting:
-            watch.received, watch.pause = received, _STALL
-        elif self.transport.lossy or watch.window.unsent:
+        if watch.stalled(self._table.received(watch.request_id), lossy=self.transport.lossy):
             self._grant(watch, 0)
-            watch.pause = min(2 * watch.pause, _MAX_STALL)
         if watch.request_id in self._table:
             self._check_later(watch)
 
@@ -348,6 +331,8 @@ class PendingRequestMap:
             parent, identity = self._on_behalf_of(context, operation_id)
             wanted = context.request_id if context.inbound is None else None
         request_id = next(self._ids) if wanted is None else self._unused_id(wanted)
+        # A call with the context of a served call is its child, as by `Context.child`.
+        on_progress = None if context.on_progress is None or context.is_served else context.on_progress
         event = CallRequested(
             request_id=request_id,
             operation_id=operation_id,
@@ -358,12 +343,13 @@ class PendingRequestMap:
             timeout_ms=None if remaining is None else int(remaining * 1e6) / 1e3,  # `round` to digits costs 0.3 µs more
             credits=credits,
             sticky_key=sticky_key,
+            progress=None if on_progress is None else True,
         )
         if context.metadata:
             event = replace(event, **trace_of(context.metadata))
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
-        self._table.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None)
+        self._table.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None, on_progress=on_progress)
         try:
             to = self._send(event, to)
         except BaseException:
@@ -442,6 +428,12 @@ class PendingRequestMap:
             event = replace(event, not_started=True)
         return self._finish(event, replace(event, message=event.message[:_SHORT], details=None))
 
+    def report(self, request_id: str, progress: Progress) -> None:
+        """Send the progress of a request to its caller, unless the request has ended or the queue is full."""
+        caller, event = self._callers.get(request_id), CallProgress.of(request_id, progress)
+        if caller is not None and event is not None:
+            self._try_send(event, caller)
+
     def stopped(self, request_id: str, reason: str) -> bool:
         """Report that a request was stopped at this end."""
         return self._finish(CallAborted(request_id=request_id, reason=reason))
@@ -495,6 +487,8 @@ class PendingRequestMap:
                 del self._callers[event.request_id]
                 if self._handler is not None:
                     self._handler.aborted(event, sender)
+            case CallProgress():
+                self._progressed(event, sender)
             case _:
                 self._arrived(event, sender)
 
@@ -546,6 +540,15 @@ class PendingRequestMap:
             _fail(sink, value)
         elif not sink.done():
             sink.set_result(cast("ResponseEnvelope[Any]", value))
+
+    def _progressed(self, event: CallProgress, sender: Address) -> None:
+        callback = self._table.progressed(event, sender)
+        progress = Progress(event.progress, event.total, event.message).bounded()
+        if callback is not None and progress is not None:
+            try:
+                callback(progress)
+            except Exception:
+                logger.exception("a progress callback failed")
 
     def _retry(self, event: CallRequested, sink: _Sink, move: int) -> None:
         """Send a request that was not started to another server, in the time that is left."""

@@ -203,7 +203,7 @@ class RemoteOperations:
             raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} has no server at the moment")
         if context.identity is None and context.request_id is None and self._calls.transport.vouches:
             context = replace(context, identity=HUB)
-        return context.child()
+        return replace(context.child(), on_progress=context.on_progress)  # the same call at another place
 
 
 def _invalid(message: str) -> CallError:

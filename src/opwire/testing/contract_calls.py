@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, PendingRequestMap, discover
+from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress, PendingRequestMap, discover
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context, Handler
+from opwire.operation import Context, Handler, Progress
 from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
 
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED)
@@ -82,6 +82,24 @@ async def an_error_arrives_whole(harness: TransportHarness) -> None:
 
 def _fields(error: CallError) -> tuple[Any, ...]:
     return (error.code, error.message, error.details, error.retryable, error.retry_after)
+
+
+async def progress_arrives_before_the_outcome(harness: TransportHarness) -> None:
+    """Report progress; a caller that asked for it gets the last report before the outcome, and another gets none."""
+
+    async def work(input: Any, context: Context) -> Any:
+        context.report(1, 2, "half")
+        context.report(2, 2, "done")
+        return context.on_progress is not None
+
+    await harness.server(work=work)
+    caller = await harness.caller()
+    reports: list[Progress] = []
+    context = Context(on_progress=reports.append)
+    await soon("the call is answered", caller.call(harness.id("work"), context=context))
+    expect(reports[-1:] == [Progress(2, 2, "done")], f"the reports were {reports}")
+    unasked = await soon("the call is answered", caller.call(harness.id("work")))
+    expect(unasked.data is False, "progress was requested by a caller that does not want it")
 
 
 async def many_calls_at_once_are_not_mixed_up(harness: TransportHarness) -> None:
@@ -342,16 +360,19 @@ async def a_stranger_cannot_answer(harness: TransportHarness) -> None:
     """Forge a response with a known request id and address; only the server of the call can reply."""
     server, stranger = await harness.probe("talk"), await harness.probe()
     caller = await harness.caller()
-    call = harness.begin(caller.call(harness.id("talk")))
+    reports: list[Progress] = []
+    call = harness.begin(caller.call(harness.id("talk"), context=Context(on_progress=reports.append)))
     await server.count(1)
     request_id, address = server.events[0].request_id, server.senders[0]
-    try:
-        stranger.transport.send(item(request_id, "forged"), address)
-    except CallError as refused:
-        expect(refused.code in (ErrorCode.UNAVAILABLE, ErrorCode.ACCESS_DENIED), f"the stranger got {refused}")
+    for forged in (CallProgress(request_id=request_id, progress=1), item(request_id, "forged")):
+        try:
+            stranger.transport.send(forged, address)
+        except CallError as refused:
+            expect(refused.code in (ErrorCode.UNAVAILABLE, ErrorCode.ACCESS_DENIED), f"the stranger got {refused}")
     server.transport.send(item(request_id, "genuine"), address)
     answer = await soon("the call is answered", call)
     expect(answer.data == "genuine", f"the answer was {answer.data}")
+    expect(not reports, f"the stranger reported {reports}")
 
 
 async def no_task_is_left_behind(harness: TransportHarness) -> None:

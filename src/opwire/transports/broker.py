@@ -20,11 +20,11 @@ from opwire.call import (
     CallEvent,
     CallFailed,
     CallRequested,
-    CallResponded,
     Receiver,
     encode_event,
 )
 from opwire.call.events import (
+    BULK,
     Here,
     Left,
     Serving,
@@ -197,7 +197,7 @@ class BrokerTransport:
         if to is None or token is None:
             self._send_without_lease(event, to)
             return
-        message, control = encode_event(event, limit=limit), not isinstance(event, CallResponded)
+        message, control = encode_event(event, limit=limit), not isinstance(event, BULK)
         try:
             self._connection.send(to, token, message, control=control)
         except CallError:
@@ -273,7 +273,7 @@ class BrokerTransport:
             self._leases.end(token)  # even if it cannot be sent: the reply to the next heartbeat reports it
         message = encode_event(event, limit=self._message_limit())
         if server is not None:
-            self._connection.send(server, token, message, control=not isinstance(event, CallResponded))
+            self._connection.send(server, token, message, control=not isinstance(event, BULK))
         elif asked is not None and over:  # nothing else: the token of an open call is never broadcast
             self._connection.broadcast(token, message)
         else:

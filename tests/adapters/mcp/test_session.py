@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp.servers import StdioServer
-from opwire.adapters.mcp.session import MAX_PROGRESS_MESSAGE, MCPSession, progress_callback
+from opwire.adapters.mcp.session import MCPSession, progress_callback
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Progress
+from opwire.operation import MAX_PROGRESS_MESSAGE, Progress
 from tests.adapters.mcp.connections import PATIENCE, at, call, connected, rogue
 from tests.requirements import requirement
 from tests.servers.leaks import Leaks

@@ -9,13 +9,13 @@ from opwire.cli.commands.serve import chosen_hub
 from opwire.cli.program import run
 from opwire.config import Config
 from opwire.config.settings import EnvText, HubSettings
-from tests.cli.process import SHOP, Running, opwire
+from tests.cli.process import SHOP, OnTerminal, Running, opwire
 from tests.requirements import requirement
 
 TOKEN = "a-long-random-secret"
 
 
-@requirement("cli.hub")
+@requirement("cli.hub", "call.progress")
 def test_a_spoke_serves_over_a_hub_and_a_third_process_calls_and_watches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -28,6 +28,9 @@ def test_a_spoke_serves_over_a_hub_and_a_third_process_calls_and_watches(
             assert (called.returncode, called.stdout) == (0, "3\n"), called.stderr
             watched = opwire("watch", "--url", url, "clock.ticks", "count=2", "--json", OPWIRE_TOKEN=TOKEN)
             assert watched.stdout == '{"tick":0}\n{"tick":1}\n'
+            with OnTerminal("call", "--url", url, "shop.slow", columns=80, OPWIRE_TOKEN=TOKEN) as terminal:
+                terminal.expect("shop.slow: 1 of 2 halfway")
+                assert terminal.end()[0] == 0
             assert opwire("ls", "--url", url, OPWIRE_TOKEN="no" * 10).returncode == 5
             monkeypatch.setenv("OPWIRE_TOKEN", TOKEN)
             assert run(["doctor", "--url", url]) == 0

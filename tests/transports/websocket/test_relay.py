@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from websockets.frames import Opcode
 
-from opwire.call import CallAborted, CallFailed, CallRequested, CallResponded
+from opwire.call import CallAborted, CallFailed, CallProgress, CallRequested, CallResponded
 from opwire.call.events import Left
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import Context
+from opwire.operation import Context, Progress
 from opwire.testing.harness import item, soon
 from opwire.transports.websocket import WebSocketServer, WebSocketTransport
 from tests.requirements import requirement
@@ -215,6 +215,22 @@ async def test_an_answer_that_is_too_large_for_its_caller_fails_alone_and_stops_
     await soon("the stream is stopped", stopped.wait())
     assert (await soon("the next is answered", calls.call("test.echo", 1))).data == 1
     assert len(server._routes) == 0
+
+
+@requirement("call.progress.optional")
+async def test_progress_that_cannot_be_passed_on_is_dropped_and_its_call_goes_on(ends: Ends) -> None:
+    server, _ = await ends.server()
+    serving = await ends.client(server.url, "a.b")
+    calls = await ends.calls(WebSocketTransport(server.url, max_message=5_000))
+    reports: list[Progress] = []
+    call = asyncio.create_task(calls.call("a.b", context=Context(on_progress=reports.append)))
+    request_id, caller = (await serving.event(0)).request_id, serving.senders[0]
+    for message in ("x" * 10_000, "short"):
+        serving.transport.send(CallProgress(request_id=request_id, progress=1, message=message), caller)
+    serving.transport.send(item(request_id, "done"), caller)
+    assert (await soon("the call is answered", call)).data == "done"
+    assert reports == [Progress(1, None, "short")]
+    assert server._routes.dropped == {"flood": 1}
 
 
 # --- peers that do not read -------------------------------------------------------------------------------------------

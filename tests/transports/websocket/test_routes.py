@@ -17,6 +17,7 @@ from opwire.transports.websocket.routes import (
     EventHead,
     EventRoute,
     FailedHead,
+    ProgressHead,
     RequestedHead,
     RespondedHead,
     RoutedCall,
@@ -48,6 +49,21 @@ def error(table: Routes, caller: str, head: RequestedHead) -> CallError:
     with pytest.raises(CallError) as failure:
         table.request(caller, head)
     return failure.value
+
+
+@requirement("call.progress.optional")
+@pytest.mark.parametrize("asked", [True, None, "yes"])
+def test_progress_goes_to_a_caller_that_asked_for_it_and_is_not_an_item(asked: Any) -> None:
+    table = routes("s", "c", "x")
+    table.announce("s", ["a.b"])
+    call = opened(table, "c", ask(progress=asked, credits=8))
+    grants, progress = call.grants, ProgressHead(request_id="r", peer="c")
+    assert table.follow("s", progress) == (EventRoute("c", call) if asked is True else None)
+    assert table.follow("x", progress) is None
+    assert (call.open, call.grants) == (True, grants)
+    table.end(call)
+    assert table.follow("s", progress) is None  # late
+    assert table.dropped["unknown"] == (2 if asked is True else 3)
 
 
 @requirement("transport.sharing")

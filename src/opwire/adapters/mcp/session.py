@@ -6,6 +6,7 @@ further attempts back off; calls in between fail at once, with a `retry_after`.
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -25,8 +26,6 @@ from opwire.operation import Context, PreparedRequest, Progress, trace_of
 
 logger = logging.getLogger("opwire.mcp")
 
-MAX_PROGRESS_MESSAGE = 2000
-"""Characters of the message of a progress report; the rest is cut off."""
 
 MAX_PENDING = 1000
 """Updates of different resources that a watcher has not consumed."""
@@ -36,7 +35,6 @@ MAX_URI = 8192
 
 T = TypeVar("T")
 
-_MAX_AMOUNT = 2.0**63  # of progress, and of its total
 _PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds after the second failure in a row; doubled each time
 
 
@@ -313,17 +311,14 @@ def progress_callback(
 ) -> Callable[[dict[str, Any]], object]:
     """Return a callback for progress notifications that passes them on as `Progress`, and raw to `on_params`."""
 
-    def amount(value: Any) -> float | None:
-        # Not NaN, an infinity, or an integer of 400 digits: callers calculate with it.
-        return value if type(value) in (int, float) and abs(value) <= _MAX_AMOUNT else None
-
     def report(params: dict[str, Any]) -> None:
         if on_params is not None:
             on_params(params)
-        progress, message = amount(params.get("progress")), params.get("message")
+        message = params.get("message")
+        text = message if isinstance(message, str) else None
+        progress = Progress(params.get("progress", math.nan), params.get("total"), text).bounded()
         if progress is not None:
-            text = message[:MAX_PROGRESS_MESSAGE] if isinstance(message, str) else None
-            on_progress(Progress(progress, amount(params.get("total")), text))
+            on_progress(progress)
 
     return report
 

@@ -7,7 +7,6 @@ that report it, and for each item of a subscription. Many changes of the registr
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
-from math import isfinite
 from typing import Any
 from uuid import uuid4
 
@@ -50,7 +49,7 @@ from opwire.serve.mcp.tools import (
     error_result,
     result_of,
 )
-from opwire.typed.plain import replace_surrogates, write_json
+from opwire.typed.plain import write_json
 
 RequestContext = ServerRequestContext[Any, Any]
 EventListener = Callable[[ServerEvent], None]
@@ -60,7 +59,6 @@ NotifiedSessions = set[str | None]
 
 _SESSION = "mcp-session-id"
 _MAX_ITEM_MESSAGE = 200
-_MAX_PROGRESS_MESSAGE = 2000
 _encoder = msgspec.json.Encoder()
 
 
@@ -366,17 +364,10 @@ class ProgressReporter:
     def _queue(self, progress: Progress) -> None:
         """Queue the valid part of a report: a value without a JSON form would break the whole connection."""
 
-        def finite(value: Any) -> float | None:
-            try:
-                return float(value) if isinstance(value, int | float) and isfinite(value) else None
-            except OverflowError:  # an integer of hundreds of digits
-                return None
-
-        reached, message = finite(progress.progress), progress.message
-        if self._closed or reached is None or not reached > self._highest:  # the protocol requires it to increase
+        valid = progress.bounded()
+        if self._closed or valid is None or not valid.progress > self._highest:  # the protocol requires it to increase
             return
-        shown = None if message is None else replace_surrogates(str(message)[:_MAX_PROGRESS_MESSAGE])
-        self._latest, self._highest = Progress(reached, finite(progress.total), shown), reached
+        self._latest, self._highest = valid, valid.progress
         if self._sending is None:
             self._sending = self._loop.create_task(self._send())
 

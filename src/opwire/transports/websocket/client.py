@@ -28,8 +28,8 @@ from opwire.call import (
     CallAborted,
     CallEvent,
     CallFailed,
+    CallProgress,
     CallRequested,
-    CallResponded,
     Receiver,
     encode_event,
     events,
@@ -236,7 +236,7 @@ class ClientSession:
         if unmatched and event.request_id in self._unanswered:
             self._dropped["foreign"] += 1  # not from the server that has the request
             return
-        if not isinstance(event, CallRequested):
+        if not isinstance(event, CallRequested | CallProgress):  # progress does not decide which peer may reply
             self._unanswered.discard(event.request_id)
         self._receiver.received(event, sender)
 
@@ -436,7 +436,7 @@ class WebSocketTransport:
         """
         session = self._open()
         if not isinstance(event, CallRequested):
-            session.send(event, to, control=not isinstance(event, CallResponded))
+            session.send(event, to, control=not isinstance(event, events.BULK))
         elif session.leaving or not self.connected:
             raise self._unavailable()
         else:

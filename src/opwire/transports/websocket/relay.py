@@ -21,6 +21,7 @@ from opwire.transports.websocket.routes import (
     EventHead,
     EventRoute,
     FailedHead,
+    ProgressHead,
     RequestedHead,
     RespondedHead,
     RoutedCall,
@@ -82,7 +83,9 @@ class Relay:
         try:
             self._carry(sender, message, head, route)
         except CallError as error:
-            if route.to == route.call.caller:
+            if isinstance(head, ProgressHead):
+                self._routes.dropped["flood"] += 1
+            elif route.to == route.call.caller:
                 self._cut_short(route.call, error)
             elif isinstance(head, AbortedHead):  # its reason is too long for a peer that does not keep up
                 gave_up = CallAborted(request_id=head.request_id, reason="the caller gave up")
@@ -134,7 +137,7 @@ class Relay:
         if route.to == SERVER:
             self._deliver(sender, message, head)
         else:
-            control = not isinstance(head, (RequestedHead, RespondedHead)) and len(message) <= _MAX_SMALL
+            control = not isinstance(head, (RequestedHead, RespondedHead, ProgressHead)) and len(message) <= _MAX_SMALL
             self.peers[route.to].send(message, control=control)
 
     def _observe(self, call: RoutedCall, outcome: str) -> None:

@@ -26,7 +26,16 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from opwire.auth.tokens import not_delegated
-from opwire.call import Address, CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
+from opwire.call import (
+    Address,
+    CallAborted,
+    CallCompleted,
+    CallCredit,
+    CallFailed,
+    CallProgress,
+    CallRequested,
+    CallResponded,
+)
 from opwire.call.discovery import OPERATIONS
 from opwire.call.events import CallMessage, ends_call
 from opwire.errors import CallError, ErrorCode
@@ -66,6 +75,7 @@ class RequestedHead(EventHead, tag="call.requested", kw_only=True):
     parent_request_id: str | None = None
     credits: Any = None
     sticky_key: str | None = None
+    progress: Any = None
 
 
 class RespondedHead(EventHead, tag="call.responded"):
@@ -102,7 +112,15 @@ class CreditHead(EventHead, tag="call.credit"):
     steers = True
 
 
-_decoder = msgspec.json.Decoder(RequestedHead | RespondedHead | CompletedHead | FailedHead | AbortedHead | CreditHead)
+class ProgressHead(EventHead, tag="call.progress"):
+    """The progress of a call."""
+
+    kind = CallProgress
+
+
+_decoder = msgspec.json.Decoder(
+    RequestedHead | RespondedHead | CompletedHead | FailedHead | AbortedHead | CreditHead | ProgressHead
+)
 
 
 def read_head(message: bytes) -> EventHead:
@@ -187,6 +205,7 @@ class RoutedCall(Struct, eq=False):
     server: Address
     streams: bool
     identity: bytes = ANONYMOUS  # of its caller, as JSON
+    progress: bool = False  # its caller asked for it
     delegable: bool = True  # its server may call on with that identity, if its own grant delegates
     open: bool = True
     grants: int = _MAX_GRANTS  # more credit events than items are a flood
@@ -391,6 +410,7 @@ class Routes:
         # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
         call = RoutedCall(head.request_id, caller, server, streams, identity, operation_id=head.operation_id)
+        call.progress = head.progress is True
         self.open(call)
         return EventRoute(server, call, identity)
 
@@ -430,6 +450,8 @@ class Routes:
     def follow(self, sender: Address, head: EventHead) -> EventRoute | None:
         """Return the route of any other event; None if it is dropped (and counted)."""
         call = self._find(sender, head)
+        if isinstance(head, ProgressHead):  # neither an item nor, without its call, of use
+            return self._drop("unknown") if call is None or not call.progress else EventRoute(call.caller, call)
         if call is None:
             to = head.peer or SERVER
             if to not in self._peers:

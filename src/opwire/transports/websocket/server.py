@@ -23,13 +23,26 @@ from opwire.call import (
     CallCompleted,
     CallEvent,
     CallFailed,
+    CallProgress,
     CallRequested,
     CallResponded,
     Receiver,
     decode_event,
     encode_event,
 )
-from opwire.call.events import VERSION, Announce, GoAway, Hello, Here, Welcome, Who, Withdraw, decode_message, is_final
+from opwire.call.events import (
+    BULK,
+    VERSION,
+    Announce,
+    GoAway,
+    Hello,
+    Here,
+    Welcome,
+    Who,
+    Withdraw,
+    decode_message,
+    is_final,
+)
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
@@ -64,8 +77,7 @@ _ANONYMOUS_BACKLOGS = 32  # full backlogs in total, of these
 _POLL = 0.01  # seconds between two checks for open calls
 _MAX_STRIKES = 100  # invalid messages, after which a connection is closed
 _MAX_SHOWN = 200  # characters of an error that its sender sees
-_BULKY = (CallRequested, CallResponded)
-_RESPONSES = (CallResponded, CallCompleted, CallFailed)
+_RESPONSES = (CallResponded, CallCompleted, CallFailed, CallProgress)
 
 
 class WebSocketServer:
@@ -268,7 +280,7 @@ class WebSocketServer:
             return
         if isinstance(event, CallAborted):
             self._routes.give_up(SERVER, event.request_id, peer.address)
-        peer.send(message, control=not isinstance(event, _BULKY))
+        peer.send(message, control=not isinstance(event, BULK))
         if waits_for == SERVER and is_final(event):
             self._routes.give_up(peer.address, event.request_id)
 
@@ -285,6 +297,7 @@ class WebSocketServer:
             peer.address,
             event.credits is not None,
             identity,
+            progress=event.progress is True,
             delegable=not is_program,
             operation_id=event.operation_id,
             began=time.monotonic(),
