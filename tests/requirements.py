@@ -986,6 +986,7 @@ OPENAPI: dict[str, str] = {
     "openapi.document-limits": "Referenced files are limited by bytes, other documents also by number; as options say.",
     "openapi.broken": "A broken part costs no more than its own operation; the report says why.",
     "openapi.nameless": "An optional parameter without a name costs itself, not its operation; the report says so.",
+    "openapi.short-namespace": "A namespace from a title has at most 20 characters, without versions and filler words.",
     "openapi.names": "Names are readable and do not depend on the order of the document.",
     "openapi.types": "GET and HEAD are queries, other methods mutations.",
     "openapi.methods": "3.2's `query` and additionalOperations are operations.",

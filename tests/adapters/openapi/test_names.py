@@ -15,14 +15,23 @@ from opwire.adapters.openapi.operations import (
 from tests.requirements import requirement
 
 
+@requirement("openapi.short-namespace")
 @pytest.mark.parametrize(
     ("title", "namespace"),
     [
         ("Petstore", "petstore"),
-        ("Swagger Petstore - OpenAPI 3.0", "swagger_petstore_openapi_3_0"),
+        ("Swagger Petstore - OpenAPI 3.0", "petstore"),
+        ("GitHub v3 REST API", "github"),
+        ("GitHub's official OpenAPI spec + Octokit extension", "github_octokit"),
+        ("httpbin.org", "httpbin"),
+        ("Office 365", "office_365"),
+        ("Amazon Simple Storage Service, 2006-03-01", "amazon_simple"),
+        ("The API", "the_api"),
+        ("x" * 300, "x" * 20),
+        ("a" * 19 + " b", "a" * 19),
         ("v1.2", "v1_2"),
         ("  ", "api"),
-        ("Überblick", "berblick"),
+        ("Überblick", "uberblick"),
         ("日本", "api"),
         (None, "api"),
         (["x"], "api"),

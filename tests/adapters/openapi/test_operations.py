@@ -43,7 +43,7 @@ def test_operations_are_named_by_their_ids() -> None:
 def test_the_namespace_is_the_title_unless_given() -> None:
     root = document({"/a": {"get": {}}})
     root["info"] = {"title": "My Shop 2.0"}
-    assert Read(root, namespace=None).only.spec.id == "my_shop_2_0.get_a"
+    assert Read(root, namespace=None).only.spec.id == "my_shop.get_a"
     assert Read(root, namespace="shop").only.spec.id == "shop.get_a"
     assert Read({**root, "info": None}, namespace=None).only.spec.id == "api.get_a"
 

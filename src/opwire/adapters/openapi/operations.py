@@ -10,6 +10,7 @@ result of a call is validated against the schema of its actual status and conten
 
 import logging
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -400,6 +401,13 @@ def _warn_of_typos(found: list[HTTPEndpoint], options: ReadOptions, report: Repo
 
 _OTHER = re.compile(r"[^0-9A-Za-z]+")
 _MAX_NAME = 200
+_MAX_NAMESPACE = 20
+_MARKS = re.compile(r"[\u0300-\u036f]+|['\u2019]s\b")  # accents, and the end of "GitHub's"
+_VERSION = re.compile(r"v?[0-9]{1,2}|(?:19|20)[0-9]{2}")
+_FILLERS = frozenset(
+    "a an and api apis com definition doc docs documentation for http https interface json net of official on "
+    "openapi org public reference rest restful service services spec specification swagger the to version web".split()
+)
 _STREAM = "_stream"
 
 
@@ -442,9 +450,19 @@ def unique_names(candidates: Iterable[NameCandidate]) -> dict[tuple[str, str], s
 
 
 def namespace_from(title: object) -> str:
-    """Return a namespace from an API's title: "Swagger Petstore - OpenAPI 3.0" is `swagger_petstore_openapi_3_0`."""
-    words = _OTHER.sub("_", str(title)).strip("_").lower() if isinstance(title, str) else ""
-    return words[:_MAX_NAME] or "api"
+    """Return a short namespace from an API's title: "GitHub v3 REST API" is `github`.
+
+    Versions and words that most titles contain are dropped, unless nothing else is left.
+    """
+    text = unicodedata.normalize("NFKD", title[:_MAX_NAME]) if isinstance(title, str) else ""
+    words = _OTHER.sub(" ", _MARKS.sub("", text)).lower().split()
+    telling = [each for each in words if each not in _FILLERS and not _VERSION.fullmatch(each)] or words
+    namespace = "".join(telling[:1])[:_MAX_NAMESPACE]
+    for word in telling[1:]:
+        if len(namespace) + 1 + len(word) > _MAX_NAMESPACE:
+            break
+        namespace += f"_{word}"
+    return namespace or "api"
 
 
 def name_from_path(method: str, path: str) -> str:

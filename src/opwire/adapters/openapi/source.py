@@ -336,7 +336,7 @@ def from_openapi(
 
     Args:
         document: a mapping, a path, a URL, or JSON or YAML text.
-        namespace: of the operations; by default the title of the API.
+        namespace: of the operations; by default from the title: `github` for "GitHub v3 REST API".
         base_url: overrides the server of the document.
         server_variables: values for the variables of the server's URL.
         credentials: by the names of the document's security schemes, or a callback; see `APICredentials`.
