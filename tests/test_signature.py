@@ -741,3 +741,13 @@ async def test_what_extra_receives_is_converted_too_and_none_of_it_is_lost() -> 
     assert (await registry.execute("a.b", given)).data == [["x"], ["extra", "other"]]
     with pytest.raises(CallError, match="VALIDATION_ERROR"):
         await registry.execute("a.b", {"names": ["x"], "extra": 5})
+
+
+def test_a_function_may_refer_to_a_variable_that_is_assigned_later() -> None:
+    async def ask(question: str) -> str:
+        return await client(question)
+
+    assert read_signature(ask, streams=False).input_schema.json["properties"] == {"question": {"type": "string"}}
+
+    async def client(question: str) -> str:
+        return question

@@ -7,6 +7,7 @@ positional-only parameter receives the whole input, and `**extra` receives undec
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, ForwardRef, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints
@@ -88,11 +89,13 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     target = function.func if isinstance(function, partial) else function
     if not inspect.isroutine(target):
         target = type(target).__call__
-    try:
-        enclosing = inspect.getclosurevars(target).nonlocals
-    except TypeError:
-        enclosing = {}
-    names = {**enclosing, "Context": Context}
+    inner = target.__func__ if inspect.ismethod(target) else target
+    names: dict[str, Any] = {}
+    if inspect.isfunction(inner):
+        for variable, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
+            with suppress(ValueError):  # a variable that is assigned later
+                names[variable] = cell.cell_contents
+    names["Context"] = Context
     try:
         return get_type_hints(target, localns=names, include_extras=True)
     except NameError as error:
