@@ -747,7 +747,7 @@ def test_a_function_may_refer_to_a_variable_that_is_assigned_later() -> None:
     async def ask(question: str) -> str:
         return await client(question)
 
-    assert read_signature(ask, streams=False).input_schema.json["properties"] == {"question": {"type": "string"}}
+    assert input_schema(ask)["properties"] == {"question": {"type": "string"}}
 
     async def client(question: str) -> str:
         return question
