@@ -50,12 +50,12 @@ _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
 
 
-class _Route(TypedDict, total=False):
+class _CallRoute(TypedDict, total=False):
     to: Address | None
     sticky_key: str | None
 
 
-class RemoteCallOptions(_Route, total=False):
+class RemoteCallOptions(_CallRoute, total=False):
     """Keyword arguments of `PendingRequestMap.call`, except for `output_type`."""
 
     context: Context | None
@@ -167,7 +167,7 @@ class PendingRequestMap:
         context: Context | None = None,
         output_type: Any = None,
         timeout: float | None = None,
-        **route: Unpack[_Route],
+        **route: Unpack[_CallRoute],
     ) -> ResponseEnvelope[Any]:
         """Call a query or mutation at a peer. With `output_type`, the data of the envelope has that type.
 
@@ -184,7 +184,7 @@ class PendingRequestMap:
         return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
     async def _call(
-        self, operation_id: str, input: Any, context: Context, *, timeout: float | None, **route: Unpack[_Route]
+        self, operation_id: str, input: Any, context: Context, *, timeout: float | None, **route: Unpack[_CallRoute]
     ) -> ResponseEnvelope[Any]:
         began = time.monotonic()
         deadline = began + (self._timeout if timeout is None else timeout)
@@ -221,7 +221,7 @@ class PendingRequestMap:
         timeout: float | None = None,
         idle_timeout: float | None = None,
         overflow: Overflow = "block",
-        **route: Unpack[_Route],
+        **route: Unpack[_CallRoute],
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the items of a subscription at a peer. Leaving the loop stops the generator there.
 
@@ -249,7 +249,7 @@ class PendingRequestMap:
         *,
         idle_timeout: float | None,
         overflow: Overflow,
-        **route: Unpack[_Route],
+        **route: Unpack[_CallRoute],
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         inbox, window = Inbox(self._window, overflow), Window(self._window, overflow)
         request_id = self._request(

@@ -133,7 +133,7 @@ def test_servers_on_a_broker_and_behind_http_are_observed(nats_server: NatsServe
         with Calls(url, "math.add", "a=1", "b=2"):
             tapped = opwire("tap", "--url", url, "--count", "1", "--json", OPWIRE_TOKEN=TOKEN)
         assert json.loads(tapped.stdout)["via"] == "http", tapped.stderr
-        listed = opwire("ps", "--url", url, "--interval", "0.1", OPWIRE_TOKEN=TOKEN)
+        listed = opwire("ps", "--url", url.removeprefix("http://"), "--interval", "0.1", OPWIRE_TOKEN=TOKEN)
         assert "server serving" in listed.stdout, listed.stderr
         assert server.stop() == 0
 

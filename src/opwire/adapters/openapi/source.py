@@ -295,7 +295,7 @@ def _shown(address: str) -> str:
     return _path(address).name if address.startswith("file:") else _without_user(address).partition("?")[0]
 
 
-class SourceSettings(ClientSettings, total=False):
+class OpenAPIOptions(ClientSettings, total=False):
     """Further options of `from_openapi`: those of `ClientOptions`, and limits."""
 
     max_documents: int
@@ -321,7 +321,7 @@ def from_openapi(
     strict_input: bool = False,
     reconnect: bool = False,
     trust_annotations: bool = False,
-    **settings: Unpack[SourceSettings],
+    **settings: Unpack[OpenAPIOptions],
 ) -> "OpenAPISource":
     """Return the operations of an HTTP API with an OpenAPI document: Swagger 2.0, or OpenAPI 3.0 to 3.2.
 
@@ -350,7 +350,7 @@ def from_openapi(
         reconnect: whether to resume a lost event stream.
         trust_annotations: whether to trust ids and types in `x-opwire`, which may declare a DELETE as a query.
         settings: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others; and
-            the limits `max_documents` and `max_document_bytes`, see `SourceSettings`.
+            the limits `max_documents` and `max_document_bytes`, see `OpenAPIOptions`.
     """
     options = ReadOptions(
         namespace=namespace,
@@ -374,7 +374,7 @@ class OpenAPISource(AdapterSource):
         self,
         document: DocumentLike,
         options: ReadOptions,
-        settings: SourceSettings,
+        settings: OpenAPIOptions,
         credentials: GivenCredentials | None,
         allow_external_refs: bool | Collection[str],
         *,

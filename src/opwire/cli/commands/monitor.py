@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from opwire.cli.options import json_option, shared_options
 from opwire.cli.screen import Screen, counted, one_line, rich_console
-from opwire.cli.sources import Sources
+from opwire.cli.sources import Sources, complete_url
 from opwire.errors import CallError, ErrorCode
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def _observer(sources: Sources) -> "Observer":
                 "missing URL: add --url ws://127.0.0.1:8700 of a hub, or the URL of a broker or of an HTTP API"
             )
         url = config.hub.url.resolve("hub.url")
+    url = complete_url(url)
     return Observer(url, **({"token": token} if token and url.startswith(("ws", "http")) else {}))
 
 
