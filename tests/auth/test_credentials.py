@@ -297,7 +297,7 @@ def test_what_was_refused_does_not_use_up_the_request() -> None:
 @requirement("auth.replay.bounded")
 def test_more_requests_than_can_be_remembered_are_told_to_come_later() -> None:
     clock = Clock()
-    by, ann = verifier(remember=3, clock=clock), signer(clock=clock)
+    by, ann = verifier(remember=6, clock=clock), signer(clock=clock)
     for number in range(3):
         assert by.verify(ann.sign(request(str(number))), request(str(number)))
     error = refusal_of(by.verify, ann.sign(EVENT), EVENT)

@@ -43,12 +43,22 @@ def test_what_has_expired_is_forgotten() -> None:
 
 @requirement("auth.replay.bounded")
 def test_what_does_not_fit_is_refused_and_nothing_is_forgotten_early() -> None:
-    replays = SeenRequests(3)
+    replays = SeenRequests(6)  # half of them for one holder
     assert all(replays.is_new("ann", str(number), until=160, now=100) for number in range(3))
     error = refusal_of(replays.is_new, "ann", "4", 160, 100)
     assert (error.code, error.retryable, error.retry_after) == (ErrorCode.RATE_LIMITED, True, 1)
     assert not any(replays.is_new("ann", str(number), until=160, now=159) for number in range(3))
     assert replays.is_new("ann", "4", until=300, now=160)
+
+
+@requirement("auth.replay.bounded")
+def test_one_holder_leaves_room_for_the_requests_of_others() -> None:
+    replays = SeenRequests(6)
+    assert all(replays.is_new("eve", str(number), until=160, now=100) for number in range(3))
+    refusal_of(replays.is_new, "eve", "4", 160, 100)
+    assert all(replays.is_new("ann", str(number), until=160, now=100) for number in range(3))
+    refusal_of(replays.is_new, "bob", "1", 160, 100)
+    assert replays.is_new("eve", "5", until=300, now=160)
 
 
 @requirement("auth.replay.bounded")

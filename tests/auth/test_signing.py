@@ -1,6 +1,8 @@
 """Identities over a broker: what leaves is signed, what arrives is verified."""
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -184,6 +186,33 @@ async def test_over_a_broker_a_call_is_made_as_whom_its_credential_proves_and_no
                 with pytest.raises(CallError) as refused:
                     await calls.call("shop.whoami")
                 assert refused.value.code is code
+
+
+@requirement("auth.delegation")
+async def test_a_credential_is_forgotten_when_its_call_ends_and_a_busy_caller_is_not_refused() -> None:
+    registry, market, shop, held = OperationRegistry(), MemoryBroker(), holder(SHOP, delegates=True), list[int]()
+    shop._held = HeldCredentials(max_bytes=40_000)  # room for some ten calls of one caller at the same time
+
+    @registry.query("shop.order")
+    async def order(n: int) -> int:
+        held.append(len(shop._held))
+        if n % 2:
+            raise RuntimeError("out of stock")
+        return n
+
+    @registry.subscription("shop.orders")
+    async def orders() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    serving = PendingRequestMap(BrokerTransport(MemoryBrokerConnection(market), signed=shop))
+    calling = PendingRequestMap(BrokerTransport(MemoryBrokerConnection(market), signed=holder(ANN)))
+    async with serving, CallHandler(registry, serving), calling:
+        for n in range(50):
+            with nullcontext() if n % 2 == 0 else pytest.raises(CallError, match="shop.order"):
+                await calling.call("shop.order", {"n": n})
+            assert [item.data async for item in calling.subscribe("shop.orders")] == [1, 2]
+        assert (set(held), len(shop._held)) == ({1}, 0)
 
 
 async def test_a_request_with_a_bad_credential_is_refused_at_once() -> None:

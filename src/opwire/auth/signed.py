@@ -433,12 +433,14 @@ def _unb64(text: str) -> bytes:
 class SeenRequests:
     """Remember up to `limit` requests, each until its credential expires. No I/O, no clock: the time is an argument.
 
-    When it is full, new requests are rejected: to forget one early would accept it a second time.
+    When it is full, new requests are rejected: to forget one early would accept it a second time. One holder has room
+    for half of them, so that it cannot exclude the others.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._until: OrderedDict[bytes, float] = OrderedDict()
+        self._until: OrderedDict[bytes, tuple[float, str]] = OrderedDict()  # with the holder
+        self._by_holder: Counter[str] = Counter()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -453,14 +455,23 @@ class SeenRequests:
         # A digest, because a peer decides how long its request ids are.
         key = blake2b(f"{len(holder)} {holder}{request_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
         with self._lock:
-            while self._until and next(iter(self._until.values())) <= now:  # lifetimes are alike: the oldest go first
-                self._until.popitem(last=False)
-            if self._until.get(key, now) > now:
-                return False
-            if len(self._until) >= self._limit:
-                raise CallError(ErrorCode.RATE_LIMITED, f"{self._limit:,} calls are remembered already", retry_after=1)
-            self._until[key] = until
+            while self._until and next(iter(self._until.values()))[0] <= now:  # lifetimes are alike: oldest first
+                self._drop(next(iter(self._until)))
+            if key in self._until:
+                if self._until[key][0] > now:
+                    return False
+                self._drop(key)
+            if len(self._until) >= self._limit or 2 * self._by_holder[holder] >= self._limit:
+                raise CallError(ErrorCode.RATE_LIMITED, f"{len(self._until):,} calls are remembered", retry_after=1)
+            self._until[key] = (until, holder)
+            self._by_holder[holder] += 1
             return True
+
+    def _drop(self, key: bytes) -> None:
+        _, holder = self._until.pop(key)
+        self._by_holder[holder] -= 1
+        if not self._by_holder[holder]:
+            del self._by_holder[holder]
 
 
 # --- both ends of a transport -----------------------------------------------------------------------------------------
@@ -474,7 +485,7 @@ class _HeldCredential(NamedTuple):
 
 
 class HeldCredentials:
-    """The credentials of the requests that a server may call on behalf of, each until it expires.
+    """The credentials of the requests that a server may call on behalf of, each until its call ends or it expires.
 
     At most `max_bytes` are kept, and a quarter of that per identity. When it is full, requests are rejected: to forget
     a credential early would change the identity of a nested call.
@@ -505,14 +516,18 @@ class HeldCredentials:
         """
         while self._held and next(iter(self._held.values())).until <= now:  # lifetimes are alike: the oldest go first
             self._drop(next(iter(self._held)))
-        if request_id in self._held:
-            self._drop(request_id)
+        self.discard(request_id)
         size = len(credential) + 4 * len(request_id) + _OVERHEAD
         if self._bytes + size > self._max_bytes or 4 * (self._by_identity[identity.id] + size) > self._max_bytes:
             raise CallError(ErrorCode.RATE_LIMITED, "too many signed requests are in flight already", retry_after=1)
         self._held[request_id] = _HeldCredential(credential, identity, size, until)
         self._bytes += size
         self._by_identity[identity.id] += size
+
+    def discard(self, request_id: str) -> None:
+        """Remove the credential of a request, if there is one."""
+        if request_id in self._held:
+            self._drop(request_id)
 
     def _drop(self, request_id: str) -> None:
         held = self._held.pop(request_id)
@@ -582,3 +597,7 @@ class SignedRequests:
             now = self._clock()
             self._held.add(event.request_id, event.credential, identity, now + self._verifier.longest, now)
         return replace(event, identity=identity, credential=None)
+
+    def ended(self, request_id: str) -> None:
+        """Forget the credential of a served request: its call has ended, and makes no further calls."""
+        self._held.discard(request_id)

@@ -206,6 +206,8 @@ class BrokerTransport:
             raise
         if is_final(event):
             self._leases.release(to, event.request_id)
+            if self._signed is not None:
+                self._signed.ended(event.request_id)
 
     async def close(self) -> None:
         """Disconnect. Peers fail the calls that they share with this end."""
