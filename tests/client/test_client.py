@@ -307,14 +307,15 @@ async def test_all_attempts_of_a_call_share_one_deadline() -> None:
     @registry.query("a.b")
     async def fails(context: Context) -> None:
         left.append(context.remaining or 0)
-        raise CallError("UNAVAILABLE", "not yet", retry_after=0.1)
+        raise CallError("UNAVAILABLE", "not yet", retry_after=0.15)
 
     async with Client(registry, retries=Retries(attempts=10, shortest=0)) as client:
-        with pytest.raises(CallError, match="not yet"):
-            await client.call("a.b", timeout=0.35)
-    assert 2 <= len(left) <= 4
+        with pytest.raises(CallError) as failure:  # of the last attempt, which may start just before the deadline
+            await client.call("a.b", timeout=0.7)
+    assert failure.value.code in (ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT)
+    assert 2 <= len(left) <= 5
     assert left == sorted(left, reverse=True)
-    assert left[0] - left[-1] >= 0.1 * (len(left) - 1) - 0.001
+    assert left[0] - left[-1] >= 0.15 * (len(left) - 1) - 0.001
 
 
 @requirement("client.retries")

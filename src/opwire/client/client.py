@@ -16,6 +16,7 @@ The next page is found in one of two ways:
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -450,6 +451,8 @@ class Client:
             if delay is None or is_query is False or not self._budget.spend():
                 raise error
             await asyncio.sleep(delay)
+            if time.monotonic() >= (context.deadline or math.inf):  # a busy loop: the failure says more than a timeout
+                raise error
             if is_query:
                 return attempts
             attempts += 1
