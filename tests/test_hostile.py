@@ -228,3 +228,11 @@ def test_a_sync_generator_that_never_goes_on_is_a_timeout_and_the_process_still_
 def test_a_handler_that_calls_exit_does_not_end_the_process() -> None:
     outcome, _ = run("handlers", "exits")
     assert outcome["code"] == "EXECUTION_ERROR"
+
+
+@requirement("openapi.yaml-safe")
+@pytest.mark.parametrize("case", ["tabs", "anchors", "escapes"])
+def test_yaml_that_needs_a_thousand_repairs_is_rejected_without_parsing_it_a_thousand_times(case: str) -> None:
+    problems, _ = run("documents", case)
+    assert len(problems) == 2
+    assert all("line 750" in each for each in problems)
