@@ -2,7 +2,8 @@
 
 Documents describe their operations in Markdown, HTML or a mixture. A terminal shows the words: markup is removed, links
 are kept behind their text, lists stay lists. Everything else passes unchanged, including tags that are not HTML, like
-`<owner>`. The text is foreign: every pattern here takes linear time, and the input is bounded.
+`<owner>`. The text is foreign: every function here takes linear time, and the input is bounded. Patterns that repeat
+adjacent classes are possessive (`*+`), since a failed match would try every split of a long run otherwise.
 """
 
 import re
@@ -14,16 +15,15 @@ from unicodedata import combining, east_asian_width
 _MAX_MARKUP = 20_000  # characters of a description that are rendered
 _MAX_SUMMARY = 600  # and of one that is shown as a single line
 
-_HAS_MARKUP = re.compile(r"[<&\[*_`#>|\\]|^\s*[-+\d=]", re.MULTILINE)
+_HAS_MARKUP = re.compile(r"[<&\[*_`#>|\\]|^[ \t]*[-+\d=]", re.MULTILINE)
 _ITEM = re.compile(r"(\s*)([-*+]|\d{1,9}[.)])\s+(.*)")
-_HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*")
-_RULE = re.compile(
-    r"\s*(?:[-=*_]\s*){3,}|\s*\|?[\s:|-]*--[\s:|-]*"
-)  # also the underline of a heading or a table's head
+_HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*)")
+# Also the underline of a heading or of a table's head.
+_RULE = re.compile(r"(?=(?:\s*+[-=*_]){3})[-=*_\s]*+|(?=[\s:|-]*?--)[\s:|-]*+")
 _ALERT = re.compile(r"\[!(\w+)\]\s*")
 _CODE = re.compile(r"(`[^`\n]+`)")
 _KEPT_CODE = re.compile("\ue000(\\d{1,5})\ue001")
-_LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^()\s]*)[^()]*\)")
+_LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^()\s]*+)[^()]*+\)")
 _INLINE = (
     (re.compile(r"\*\*([^*\n]+)\*\*"), r"\1"),
     (re.compile(r"(?<!\w)__([^_\n]+)__(?!\w)"), r"\1"),
@@ -33,6 +33,8 @@ _INLINE = (
 )
 # Not `html.parser`, which takes 15 s for 20,000 characters of "<a <a ".
 _TAG = re.compile(r"<!--[^<>]*-->|<(/?)([a-zA-Z][a-zA-Z0-9]*)((?:\s[^<>]*)?)/?>")
+# With the semicolon: `?a=1&copy=2` is a query. Python converts at most 4,300 digits to a number.
+_REFERENCE = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
 _ATTRIBUTE = re.compile(r"""\b(href|alt)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 _BREAKS = frozenset("blockquote br dd div dl dt h1 h2 h3 h4 h5 h6 hr ol p pre section table tr ul".split())
 _DROPPED = frozenset("b big em font i s small span strong sub sup tbody td th thead u".split())
@@ -77,10 +79,14 @@ def wrapped(text: str, width: int | None, indent: str = "", hanging: str | None 
             line, is_new = hanging, True
         line += word if is_new else f" {word}"
         is_new = False
-        while not word.isascii() and cells(line) > width > cells(hanging) + 2:  # such as Chinese, without spaces
-            head = cut(line, width + 1)[:-1]
-            lines.append(head)
-            line = hanging + line[len(head) :]
+        if not word.isascii() and cells(line) > width > cells(hanging) + 2:  # such as Chinese, without spaces
+            characters, line, used = line, "", 0
+            for each in characters:
+                if used + cells(each) > width:
+                    lines.append(line)
+                    line, used = hanging, cells(hanging)
+                line += each
+                used += cells(each)
     return [*lines, line]
 
 
@@ -125,28 +131,23 @@ def summary(markup: str) -> str:
 
 def _blocks(text: str) -> Iterator[Block]:
     """Parse the lines of Markdown into blocks."""
-    block: Block | None = None  # the open one: following lines continue it
-    in_fence = False
+    blocks: list[tuple[Block, list[str]]] = []  # each with its lines
+    in_fence = is_open = False  # following lines continue an open block
     for raw in text.expandtabs(4).splitlines():
         if in_fence and not raw.lstrip().startswith(("```", "~~~")):
-            yield Block(raw.rstrip(), "    ", is_verbatim=True)
+            blocks.append((Block(raw, "    ", is_verbatim=True), [raw.rstrip()]))
             continue
         line = _ALERT.sub(lambda found: f"{found[1].capitalize()}: ", raw.lstrip("> ")) if raw[:1] == ">" else raw
-        new = _started(line)
-        if new is None and block is not None:
-            block = block._replace(text=f"{block.text} {line.strip()}")
+        block = _started(line)
+        if block is None and is_open:
+            blocks[-1][1].append(line.strip())
             continue
-        if block is not None and block.text:
-            yield block
-        block = Block(line.strip()) if new is None else new
-        if line.lstrip().startswith(("```", "~~~")):
-            in_fence = not in_fence
-        if not block.text or _HEADING.fullmatch(line):
-            if block.text:
-                yield block
-            block = None
-    if block is not None and block.text:
-        yield block
+        block = block or Block(line.strip())
+        if block.text:
+            blocks.append((block, [block.text]))
+        is_open = bool(block.text) and not _HEADING.fullmatch(line)
+        in_fence ^= line.lstrip().startswith(("```", "~~~"))
+    return (block._replace(text=" ".join(lines)) for block, lines in blocks)
 
 
 def _started(line: str) -> Block | None:
@@ -155,7 +156,7 @@ def _started(line: str) -> Block | None:
     if not text or _RULE.fullmatch(line) or text.startswith(("```", "~~~")):
         return Block("")
     if found := _HEADING.fullmatch(line):
-        return Block(found[1])
+        return Block(found[1].rstrip().rstrip("#").rstrip())
     if text.startswith("|"):
         return Block("- " + " | ".join(filter(None, (each.strip() for each in text.split("|")))), "", "  ")
     if found := _ITEM.fullmatch(line):
@@ -178,10 +179,10 @@ def _inline(text: str, *, links: bool) -> str:
         is_web = address.startswith(("http://", "https://", "mailto:"))
         return f"{shown} ({address})" if links and is_web and not image and address != shown else shown
 
-    text = _LINK.sub(link, _CODE.sub(keep, text))
+    text = _LINK.sub(link, _CODE.sub(keep, text.replace("\ue000", "")))
     for pattern, replacement in _INLINE:
         text = pattern.sub(replacement, text)
-    return _KEPT_CODE.sub(lambda found: codes[int(found[1])] if int(found[1]) < len(codes) else "", text)
+    return _KEPT_CODE.sub(lambda found: codes[int(found[1])], text)
 
 
 def _without_html(text: str) -> str:
@@ -208,4 +209,4 @@ def _without_html(text: str) -> str:
             case _:
                 return "" if tag in _DROPPED or not tag else found[0]
 
-    return unescape(_TAG.sub(replaced, text)) if "<" in text or "&" in text else text
+    return _REFERENCE.sub(lambda found: unescape(found[0]), _TAG.sub(replaced, text))
