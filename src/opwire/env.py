@@ -5,6 +5,7 @@ creating one is free, and both include operations that are registered later. `ge
 methods, because operations often have these names.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -33,7 +34,7 @@ class Caller(Protocol):
     ) -> AsyncGenerator[ResponseEnvelope[Any]]: ...
 
 
-class _Names(Generic[T]):
+class _Names(ABC, Generic[T]):
     """Access members as attributes, as items, and as keys."""
 
     __reversed__ = None  # `reversed` would look up the items 0, 1, 2, … otherwise
@@ -43,7 +44,8 @@ class _Names(Generic[T]):
             raise AttributeError(name)
         if name == "keys" and name not in self:
             return cast("T", self._keys)  # used by `dict(env)` and `{**env}`
-        found = self.__dict__[name] = self._member(name)  # the next look-up is a plain attribute
+        found = self._member(name)
+        setattr(self, name, found)  # the next look-up is a plain attribute
         return found
 
     def __getitem__(self, name: str) -> T:
@@ -69,12 +71,12 @@ class _Names(Generic[T]):
     def _ipython_key_completions_(self) -> Iterable[str]:
         return self._keys()
 
-    def _member(self, name: str) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    def _member(self, name: str) -> T: ...
 
+    @abstractmethod
     def _keys(self) -> dict[str, None]:
         """Return the current names in the order of registration."""
-        raise NotImplementedError
 
 
 class Env(_Names["Namespace"]):

@@ -17,7 +17,11 @@ from tests.testing.test_journal_tasks import complaint
         (outcomes.the_first_outcome_stands, broken.RecordsForOwnersOnly, "the first outcome was not recorded"),
         (outcomes.the_first_outcome_stands, broken.TheLastOutcomeStands, "the second was told"),
         (outcomes.an_ended_task_stays_ended, broken.ForgetsThatTasksHaveEnded, "was renewed"),
-        (outcomes.everybody_who_waits_is_told, broken.TellsOne, "after 5 s: everybody who waits is told"),
+        (
+            outcomes.every_waiting_caller_gets_the_outcome,
+            broken.TellsOne,
+            "after 5 s: every waiting caller gets the outcome",
+        ),
         (outcomes.waiting_ends_in_time, broken.WaitsForEver, "after 5 s: wait returns"),
         (outcomes.buried_tasks_are_listed, broken.ListsTheNewestFirst, "are listed as"),
         (outcomes.a_buried_task_can_be_replayed, broken.GoesOnCountingAfterAReplay, "is counted as 2"),

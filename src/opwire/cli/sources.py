@@ -9,12 +9,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -22,7 +22,17 @@ import msgspec
 from msgspec.structs import replace
 
 from opwire.cli.screen import Screen, Spinner, counted
+from opwire.config import Config, OpenedConfig, find_config, load_config, open_config
 from opwire.config.runtime import LoadEvent, SourceFailed, SourceLoaded, SourceStarted
+from opwire.config.settings import (
+    EnvText,
+    OpenAPISettings,
+    ProgramSource,
+    PythonSource,
+    ServersFileSource,
+    ServerSource,
+    missing_variables,
+)
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
 from opwire.names import UniqueNames
 from opwire.operation import OperationSpec
@@ -30,7 +40,6 @@ from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:
     from opwire.client import Client
-    from opwire.config import Config, OpenedConfig
 
 T = TypeVar("T")
 
@@ -206,20 +215,18 @@ class Sources(NamedTuple):
     @property
     def file(self) -> Path | None:
         """The configuration file; defaults to the nearest one if the options name no source."""
-        from opwire.config import find_config
 
         if self.config is not None:
             return Path(self.config)
         return None if self.python or self.mcp or self.openapi or self.url else find_config()
 
-    def read(self, *, may_be_empty: bool = False) -> "Config":
+    def read(self, *, may_be_empty: bool = False) -> Config:
         """Return the configuration: the sources of the file and those of the options.
 
         Raises:
             ConfigError: the file is invalid.
             click.UsageError: the file is missing, and no option names a source.
         """
-        from opwire.config import Config, load_config
 
         file = self.file
         if file is None and not (self.python or self.mcp or self.openapi or may_be_empty):
@@ -231,7 +238,6 @@ class Sources(NamedTuple):
 
     def _named_sources(self) -> Iterable[tuple[str, Any]]:
         """Yield the sources of the options, each with its name or one derived from its target."""
-        from opwire.config.settings import EnvText, OpenAPISettings, PythonSource
 
         for target in self.python:
             yield target, PythonSource(python=target, required=True)
@@ -283,7 +289,6 @@ class Sources(NamedTuple):
     @asynccontextmanager
     async def open_local(self, screen: Screen) -> AsyncGenerator[LoadedOperations]:
         """Load the Python modules only, which starts no server and sends no request."""
-        from opwire.config.settings import PythonSource
 
         config = self.read()
         local = {name: each for name, each in config.sources.items() if isinstance(each, PythonSource)}
@@ -306,14 +311,13 @@ class Sources(NamedTuple):
 
 
 @asynccontextmanager
-async def opened(config: "Config", screen: Screen, *, quiet: bool = False) -> "AsyncGenerator[OpenedConfig]":
+async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> AsyncGenerator[OpenedConfig]:
     """Run a configuration while the block runs; `quiet` suppresses warnings about sources that fail.
 
     Raises:
         CallError: a source named by an option fails to load.
         ConfigError: a required source of the file fails to load.
     """
-    from opwire.config import open_config
 
     async with AsyncExitStack() as stack:
         silent = [name for name, each in config.sources.items() if each.required or quiet]
@@ -329,12 +333,12 @@ async def opened(config: "Config", screen: Screen, *, quiet: bool = False) -> "A
 
 
 @asynccontextmanager
-async def _load(config: "Config", screen: Screen) -> AsyncGenerator[LoadedOperations]:
+async def _load(config: Config, screen: Screen) -> AsyncGenerator[LoadedOperations]:
     async with opened(config, screen) as running:
         yield LoadedOperations({spec.id: spec for spec in running.registry.list()}, running.registry)
 
 
-def _select(config: "Config", wanted: str | None, source: str | None) -> "Config":
+def _select(config: Config, wanted: str | None, source: str | None) -> Config:
     """Return the configuration with one source only, if that source is named or its namespace is the operation's.
 
     An operation of an MCP server or an HTTP API calls no other source; one of a Python module may call any.
@@ -368,21 +372,7 @@ def complete_url(url: str) -> str:
     return f"{'http' if host == 'localhost' or host.startswith('127.') or host == '::1' else 'https'}://{url}"
 
 
-def missing_variables(value: Any) -> Iterator[str]:
-    """Yield the environment variables that settings use and that are not set."""
-    from opwire.config.settings import EnvText
-
-    if isinstance(value, EnvText):
-        yield from value.missing
-    elif isinstance(value, msgspec.Struct):
-        yield from missing_variables(msgspec.structs.asdict(value))
-    elif isinstance(value, dict | tuple):
-        items = cast("dict[str, Any] | tuple[Any, ...]", value)
-        for each in items.values() if isinstance(items, dict) else items:
-            yield from missing_variables(each)
-
-
-def check_variables(config: "Config") -> None:
+def check_variables(config: Config) -> None:
     """Check the environment variables that a server needs, all at once; an optional source may lack its own.
 
     Raises:
@@ -390,14 +380,13 @@ def check_variables(config: "Config") -> None:
     """
     required = tuple(each for each in config.sources.values() if each.required and each.enabled)
     needed = (config.identities, config.auth, config.serve, config.hub, config.spoke, config.durable, required)
-    if missing := tuple(dict.fromkeys(missing_variables(needed))):
+    if missing := missing_variables(needed):
         noun = "variable is" if len(missing) == 1 else "variables are"
         exports = " ".join(f"{name}=…" for name in missing)
         raise ConfigError(f"environment {noun} not set: {', '.join(missing)}; run: export {exports}")
 
 
 def _mcp_source(target: str) -> Any:
-    from opwire.config.settings import EnvText, ProgramSource, ServersFileSource, ServerSource
 
     if target in ("stdio", "http"):
         message = (

@@ -12,8 +12,9 @@ with all examples enabled.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta, Struct
 
@@ -64,6 +65,23 @@ class EnvText(Struct, frozen=True):
         if "${" in ENV_PLACEHOLDER.sub("", self.template):
             return 'invalid placeholder after "${"', "write ${NAME}"
         return None
+
+
+def env_texts(value: Any) -> Iterator[EnvText]:
+    """Yield the texts with environment variables in a value of settings."""
+    if isinstance(value, EnvText):
+        yield value
+    elif isinstance(value, Struct):
+        yield from env_texts(tuple(getattr(value, name) for name in value.__struct_fields__))
+    elif isinstance(value, dict | tuple):
+        items = cast("dict[str, Any] | tuple[Any, ...]", value)
+        for each in items.values() if isinstance(items, dict) else items:
+            yield from env_texts(each)
+
+
+def missing_variables(value: Any) -> tuple[str, ...]:
+    """Return the environment variables that settings use and that are not set, each once."""
+    return tuple(dict.fromkeys(name for text in env_texts(value) for name in text.missing))
 
 
 class Secret(EnvText, frozen=True):

@@ -80,7 +80,7 @@ async def a_released_task_can_still_end(harness: JournalHarness) -> None:
     await harness.nothing(other, wait=2 * SHORT)
 
 
-async def everybody_who_waits_is_told(harness: JournalHarness) -> None:
+async def every_waiting_caller_gets_the_outcome(harness: JournalHarness) -> None:
     """Wait for an outcome at several ends, several times at one, before and after it is recorded."""
     worker, one, other = [await harness.end() for _ in range(3)]
     claim = await _submitted(harness, worker, "awaited")
@@ -89,7 +89,7 @@ async def everybody_who_waits_is_told(harness: JournalHarness) -> None:
     await asyncio.sleep(0.05)
     outcome = harness.outcome(claim, b"\x00\xff")
     await worker.record(claim, outcome)
-    told = await soon("everybody who waits is told", asyncio.gather(*waiting))
+    told = await soon("every waiting caller gets the outcome", asyncio.gather(*waiting))
     expect(told == [outcome] * 4, f"{outcome} was told as {told}")
     expect(await soon("wait returns", one.wait(key, LONG)) == outcome, "who asks later is not told")
 
@@ -240,7 +240,7 @@ JOURNAL_CONTRACT: Mapping[str, Check] = named_checks(
         "the first outcome stands": the_first_outcome_stands,
         "a task that has ended stays ended": an_ended_task_stays_ended,
         "a task that was released can still end": a_released_task_can_still_end,
-        "everybody who waits for an outcome is told": everybody_who_waits_is_told,
+        "every waiting caller gets the outcome": every_waiting_caller_gets_the_outcome,
         "waiting for an outcome ends in time": waiting_ends_in_time,
         "buried tasks are listed, the oldest first": buried_tasks_are_listed,
         "a buried task can be replayed": a_buried_task_can_be_replayed,

@@ -46,6 +46,6 @@ def test_options_go_before_the_configuration() -> None:
     config = Config(hub=HubSettings(url=EnvText("ws://a:1"), name="mine"))
     hub = chosen_hub(config, "ws://b:2", is_open=True).hub
     assert hub is not None
-    assert (hub.url.template, hub.name, hub.anonymous) == ("ws://b:2", "mine", "everybody")
+    assert (hub.url.template, hub.name, hub.anonymous) == ("ws://b:2", "mine", "anonymous")
     assert chosen_hub(config, None, is_open=False).hub == config.hub
     assert chosen_hub(Config(), None, is_open=False).hub == HubSettings()

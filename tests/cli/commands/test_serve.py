@@ -47,7 +47,7 @@ def test_what_the_configuration_says_of_a_surface_stands_unless_an_option_says_o
     configured = Config(serve=ServeSettings(mcp=MCPSurfaceSettings(name="mine")))
     opened = chosen_surfaces(configured, NOTHING._replace(mcp="http", is_open=True)).serve.mcp
     assert opened is not None
-    assert (opened.name, opened.transport, opened.anonymous) == ("mine", "http", "everybody")
+    assert (opened.name, opened.transport, opened.anonymous) == ("mine", "http", "anonymous")
 
 
 @requirement("cli.serve", "cli.callers")

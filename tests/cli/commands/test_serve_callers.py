@@ -36,12 +36,12 @@ def test_a_token_that_is_given_is_used_and_not_shown(
 
 
 @requirement("cli.callers")
-def test_callers_of_the_configuration_stand_and_everybody_comes_only_when_asked_for(
+def test_callers_of_the_configuration_stay_and_open_adds_the_anonymous_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     named = Config(identities={"ann": IdentitySettings(token=Secret("${ANN}"))})
     assert list(with_callers(named, Screen(), is_open=False).identities) == ["ann"]
-    assert list(with_callers(named, Screen(), is_open=True).identities) == ["ann", "everybody"]
+    assert list(with_callers(named, Screen(), is_open=True).identities) == ["ann", "anonymous"]
     assert capsys.readouterr().err == ""
 
 

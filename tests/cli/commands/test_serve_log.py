@@ -39,7 +39,7 @@ def test_with_json_every_line_of_standard_error_is_an_object() -> None:
         failed = json.loads(server.says("^.*traceback.*$"))
         assert failed["traceback"].startswith("Traceback (most recent call last):\n")
         entry = json.loads(server.says("^.*opwire.access.*$"))
-        assert (entry["surface"], entry["operation"], entry["identity"]) == ("http", "shop.fail", "everybody")
+        assert (entry["surface"], entry["operation"], entry["identity"]) == ("http", "shop.fail", "anonymous")
         assert (entry["outcome"], entry["status"]) == ("EXECUTION_ERROR", 500)
         assert failed["message"].endswith(entry["error_id"])
         assert server.stop() == 0

@@ -120,7 +120,7 @@ def test_a_journal_by_option_has_the_callers_and_the_prefix_of_the_spoke() -> No
     opened = chosen_spoke(Config(), "redis://a", is_open=True, broker=BrokerOptions(prefix="p"))
     durable = chosen_durable(opened, "redis://b").durable
     assert durable is not None
-    assert (durable.url, durable.prefix, durable.anonymous) == (EnvText("redis://b"), "p", "everybody")
+    assert (durable.url, durable.prefix, durable.anonymous) == (EnvText("redis://b"), "p", "anonymous")
     kept = replace(opened, durable=replace(durable, lease=5.0))
     moved = chosen_durable(kept, "redis://c").durable
     assert moved is not None

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import platform
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 from msgspec.structs import replace
@@ -15,11 +15,10 @@ from opwire import __version__
 from opwire.cli import exit_codes
 from opwire.cli.options import json_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
-from opwire.cli.sources import Sources, missing_variables, opened
+from opwire.cli.sources import Sources, opened
+from opwire.config import Config
+from opwire.config.settings import ProgramSource, missing_variables
 from opwire.errors import OpwireError
-
-if TYPE_CHECKING:
-    from opwire.config import Config
 
 Status = Literal["ok", "note", "wrong"]
 _MARKS: dict[Status, tuple[str, str]] = {"ok": ("✓", "green"), "note": ("·", "yellow"), "wrong": ("✗", "red")}
@@ -89,7 +88,7 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
         CheckResult("configuration", "ok", f"{place}, {counted(len(config.sources), 'source')}"),
         *(
             CheckResult("environment", "wrong", f"the configuration uses {name}, which is not set: export {name}=…")
-            for name in dict.fromkeys(missing_variables(config))
+            for name in missing_variables(config)
         ),
         *_withheld_variables(config, screen),
         *_check_callers(config),
@@ -98,9 +97,8 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
     ]
 
 
-def _withheld_variables(config: "Config", screen: Screen) -> Iterator[CheckResult]:
+def _withheld_variables(config: Config, screen: Screen) -> Iterator[CheckResult]:
     """Yield a note about the environment variables that the programs of the configuration do not get."""
-    from opwire.config.settings import ProgramSource
 
     for name, source in config.sources.items():
         if isinstance(source, ProgramSource) and importlib.util.find_spec("mcp") is not None:
@@ -114,10 +112,10 @@ def _withheld_variables(config: "Config", screen: Screen) -> Iterator[CheckResul
             yield CheckResult(f"source {name}", "note", message)
 
 
-def _check_callers(config: "Config") -> Iterator[CheckResult]:
+def _check_callers(config: Config) -> Iterator[CheckResult]:
     from opwire.config import build_authenticator
 
-    if any(missing_variables((config.identities, config.auth))):
+    if missing_variables((config.identities, config.auth)):
         return  # reported by name already
     try:
         authenticator = build_authenticator(config)
@@ -130,7 +128,7 @@ def _check_callers(config: "Config") -> Iterator[CheckResult]:
         yield CheckResult("callers", "note", message)
 
 
-async def _check_sources(config: "Config", screen: Screen) -> list[CheckResult]:
+async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
     """Load every source; a required one that fails does not hide the others."""
     optional = {name: replace(source, required=False) for name, source in config.sources.items()}
     async with opened(replace(config, sources=optional), screen, quiet=True) as running:
@@ -144,7 +142,7 @@ async def _check_sources(config: "Config", screen: Screen) -> list[CheckResult]:
     return results
 
 
-async def _check_spoke(config: "Config") -> list[CheckResult]:
+async def _check_spoke(config: Config) -> list[CheckResult]:
     from opwire.config import spoke_of
 
     if config.spoke is None:

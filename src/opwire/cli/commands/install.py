@@ -10,16 +10,15 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import click
-import msgspec
 
 from opwire.cli.options import served_source_options, shared_options
 from opwire.cli.screen import Screen
 from opwire.cli.sources import Sources
+from opwire.config.settings import env_texts
 
 MAX_FILE = 16 * 1024 * 1024
 """Bytes of a configuration file that is edited."""
@@ -162,27 +161,13 @@ def server_entry(sources: Sources, program: ClientProgram) -> tuple[dict[str, An
         mcp=tuple(map(absolute, sources.mcp)),
         openapi=tuple(map(absolute, sources.openapi)),
     )
-    variables = sorted(set(_variables(config.sources)))
+    variables = sorted({name for text in env_texts(config.sources) for name in text.variables})
     env = {name: program.variable % name for name in variables if program.variable}
     if sources.python:
         env["PYTHONPATH"] = str(Path.cwd())  # modules are found in the current folder
     arguments = ["-m", "opwire.cli", "serve", "--as", "mcp-stdio", *paths.words]
     kind = {"type": "stdio"} if program.key == "servers" else {}  # VS Code requires it, others infer it
     return {**kind, "command": sys.executable, "args": arguments, "env": env}, [] if program.variable else variables
-
-
-def _variables(value: Any) -> Iterator[str]:
-    """Yield the environment variables that settings use."""
-    from opwire.config.settings import EnvText
-
-    if isinstance(value, EnvText):
-        yield from value.variables
-    elif isinstance(value, msgspec.Struct):
-        yield from _variables(msgspec.structs.asdict(value))
-    elif isinstance(value, dict | tuple):
-        items = cast("dict[str, Any] | tuple[Any, ...]", value)
-        for each in items.values() if isinstance(items, dict) else items:
-            yield from _variables(each)
 
 
 def config_path(program: ClientProgram, scope: Scope) -> Path:

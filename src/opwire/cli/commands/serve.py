@@ -21,17 +21,29 @@ from msgspec.structs import replace
 from opwire.cli.options import log_options, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, check_variables, opened
+from opwire.config import Config, OpenedConfig, load_config, watch
+from opwire.config.settings import (
+    DurableSettings,
+    EnvText,
+    HTTPSurfaceSettings,
+    HubSettings,
+    IdentitySettings,
+    MCPSurfaceSettings,
+    Secret,
+    ServeSettings,
+    SignedSettings,
+    SpokeSettings,
+)
 from opwire.errors import ConfigError
 from opwire.monitor import CallMonitor
 from opwire.signals import stop_signals
 
 if TYPE_CHECKING:
-    from opwire.config import Config, OpenedConfig
     from opwire.registry import OperationRegistry
 
 
 TOKEN = "OPWIRE_TOKEN"  # noqa: S105 - its name
-EVERYBODY = "everybody"
+ANONYMOUS = "anonymous"
 _SHOWN_NAMESPACES = 5
 
 
@@ -42,16 +54,15 @@ def open_option(function: Any) -> Any:
     )(function)
 
 
-def with_callers(config: "Config", screen: Screen, *, is_open: bool) -> "Config":
+def with_callers(config: Config, screen: Screen, *, is_open: bool) -> Config:
     """Return the configuration with an identity for the token in OPWIRE_TOKEN, unless it has callers of its own.
 
     Without OPWIRE_TOKEN, generate a token for this run and print it.
     """
-    from opwire.config.settings import IdentitySettings, Secret
 
     identities = dict(config.identities)
     if is_open:
-        identities[EVERYBODY] = IdentitySettings(scopes=("*",), announces=("*",))
+        identities[ANONYMOUS] = IdentitySettings(scopes=("*",), announces=("*",))
     elif not identities and config.auth.jwt is None:
         if not os.environ.get(TOKEN):
             if screen.log_format == "json":
@@ -171,13 +182,12 @@ def serve_command(
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command again
 
 
-def chosen_surfaces(config: "Config", options: ServeOptions) -> "Config":
+def chosen_surfaces(config: Config, options: ServeOptions) -> Config:
     """Return the configuration with the surfaces that the options select."""
-    from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
 
     def override(settings: Any, port: int | None) -> Any:
         given: dict[str, Any] = {"host": options.host, "port": port}
-        given["anonymous"] = EVERYBODY if options.is_open else None
+        given["anonymous"] = ANONYMOUS if options.is_open else None
         if options.allow_host:
             given["hosts"] = ("localhost", "127.0.0.1", "[::1]", *options.allow_host)
         return replace(settings, **{name: value for name, value in given.items() if value is not None})
@@ -196,7 +206,7 @@ def chosen_surfaces(config: "Config", options: ServeOptions) -> "Config":
     return replace(config, serve=ServeSettings(mcp=mcp, http=http))
 
 
-async def _serve(config: "Config", screen: Screen, *, reload: bool) -> bool:
+async def _serve(config: Config, screen: Screen, *, reload: bool) -> bool:
     """Serve until stopped; return whether to restart because of changed files."""
     async with opened(config, screen) as running, AsyncExitStack() as surfaces:
         waiting: list[Awaitable[Any]] = []
@@ -217,7 +227,7 @@ async def _serve(config: "Config", screen: Screen, *, reload: bool) -> bool:
 
 
 async def _serve_mcp(
-    config: "Config", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
+    config: Config, running: OpenedConfig, surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
 ) -> list[Awaitable[None]]:
     """Listen over HTTP, or return the awaitable that serves standard input."""
     from opwire.config import mcp_http_options, mcp_surface
@@ -239,7 +249,7 @@ async def _serve_mcp(
 
 
 async def _serve_http(
-    config: "Config", running: "OpenedConfig", surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
+    config: Config, running: OpenedConfig, surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
 ) -> None:
     from opwire.config import http_surface
 
@@ -251,9 +261,8 @@ async def _serve_http(
     screen.note(f"HTTP API at {address}, described at {address}/openapi.json")
 
 
-async def _wait_for_changes(running: "OpenedConfig", screen: Screen) -> None:
+async def _wait_for_changes(running: OpenedConfig, screen: Screen) -> None:
     """Return when files have changed and the configuration is valid."""
-    from opwire.config import load_config, watch
 
     async for changed in watch(running.files):
         try:
@@ -277,7 +286,6 @@ class BrokerOptions(NamedTuple):
 
     def override(self, settings: Any) -> Any:
         """Return the settings of a hub or spoke with these options."""
-        from opwire.config.settings import SignedSettings
 
         given = {name: value for name in ("name", "prefix") if (value := getattr(self, name)) is not None}
         files = {"key": self.signing_key, "certificate": self.certificate}
@@ -345,16 +353,15 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
     asyncio.run(run())
 
 
-def chosen_hub(config: "Config", url: str | None, *, is_open: bool, broker: BrokerOptions | None = None) -> "Config":
+def chosen_hub(config: Config, url: str | None, *, is_open: bool, broker: BrokerOptions | None = None) -> Config:
     """Return the configuration with the URL and the anonymous identity that the options override."""
-    from opwire.config.settings import EnvText, HubSettings
 
     hub = config.hub or HubSettings()
     if url is not None:
         hub = replace(hub, url=EnvText(url))
     if broker is not None:
         hub = broker.override(hub)
-    return replace(config, hub=replace(hub, anonymous=EVERYBODY) if is_open else hub)
+    return replace(config, hub=replace(hub, anonymous=ANONYMOUS) if is_open else hub)
 
 
 @click.command(name="spoke")
@@ -401,9 +408,8 @@ def spoke_command(screen: Screen, sources: Sources, durable: str | None, **optio
     asyncio.run(run())
 
 
-def chosen_durable(config: "Config", url: str) -> "Config":
+def chosen_durable(config: Config, url: str) -> Config:
     """Return the configuration with a journal at this URL; its callers are those of the spoke."""
-    from opwire.config.settings import DurableSettings, EnvText
 
     if config.durable is not None:
         return replace(config, durable=replace(config.durable, url=EnvText(url)))
@@ -412,19 +418,18 @@ def chosen_durable(config: "Config", url: str) -> "Config":
 
 
 def chosen_spoke(
-    config: "Config",
+    config: Config,
     url: str | None,
     *,
     is_open: bool,
     broker: BrokerOptions | None = None,
     announce: tuple[str, ...] = (),
-) -> "Config":
+) -> Config:
     """Return the configuration with the spoke that the options select.
 
     Raises:
         click.UsageError: the URL is missing.
     """
-    from opwire.config.settings import EnvText, IdentitySettings, Secret, SpokeSettings
 
     spoke = config.spoke
     if url is not None:
@@ -440,5 +445,5 @@ def chosen_spoke(
         spoke = replace(spoke, announces=announce)
     if not is_open:
         return replace(config, spoke=spoke)
-    everybody = {EVERYBODY: IdentitySettings(scopes=("*",))}
-    return replace(config, identities={**config.identities, **everybody}, spoke=replace(spoke, anonymous=EVERYBODY))
+    anonymous = {ANONYMOUS: IdentitySettings(scopes=("*",))}
+    return replace(config, identities={**config.identities, **anonymous}, spoke=replace(spoke, anonymous=ANONYMOUS))

@@ -26,6 +26,7 @@ from click.shell_completion import (
 from opwire.cli.options import namespace_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
+from opwire.config import TEMPLATE
 from opwire.errors import needs_extra
 
 # Unlike click's script, words are neither split nor expanded (`*` would expand to file names). COMP_ESCAPED tells the
@@ -279,7 +280,6 @@ def client(
 @click.pass_obj
 def init_command(screen: Screen, path: Path) -> None:
     """Write a commented configuration to PATH, by default opwire.toml. An existing file is never overwritten."""
-    from opwire.config import TEMPLATE
 
     try:
         with path.open("x", encoding="utf-8") as file:
