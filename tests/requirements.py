@@ -804,6 +804,23 @@ AUTH: dict[str, str] = {
     "auth.rate": "No more calls pass than burst and rate allow, and whoever waits as told passes.",
 }
 
+OAUTH: dict[str, str] = {
+    "oauth.code": "A person signs in with a browser: authorization code, PKCE with S256, one redirect to 127.0.0.1.",
+    "oauth.redirect": "Only the exact redirect with the state of the login is accepted; everything else is ignored.",
+    "oauth.issuer": "A response of another issuer than the one that was asked ends the login.",
+    "oauth.code-injection": "A code of another login gives no tokens.",
+    "oauth.device": "A person signs in with a code on another device; the server's pace, expiry and refusal are kept.",
+    "oauth.refresh": "A token is refreshed in time and after a 401, once however many calls and processes need it.",
+    "oauth.rotation": "A rotated refresh token is stored before it is used, even if its callers have left.",
+    "oauth.store": "Logins are in files for their user alone, replaced atomically, or in the keyring if that works.",
+    "oauth.bound": "The token of a login goes to the API or MCP server that it is for, and nowhere else.",
+    "oauth.discovery": "Endpoints come from the document, OpenID Connect, RFC 8414 and RFC 9728, and are checked.",
+    "oauth.registration": "A client without an id is registered where the server allows it.",
+    "oauth.bounded": "Requests to authorization servers follow no redirect, end in time, and read 1 MiB at most.",
+    "oauth.hidden": "No code, token or secret of a login is in a repr, a message or a log.",
+    "oauth.sign-out": "Signing out deletes the login and revokes it where the server can.",
+}
+
 MCP_IN: dict[str, str] = {
     "mcp.in.config": "An `mcpServers` file is read as it is; what is wrong is said with its key.",
     "mcp.in.secrets": "Servers are shown without arguments, header values, environment, user info and query.",
@@ -935,6 +952,8 @@ OPENAPI: dict[str, str] = {
     "parameter that a credential fills is optional.",
     "openapi.credential-functions": "Credentials may come from a function, sync or async, asked at each call.",
     "openapi.oauth": "A token is asked for once however many calls need it, renewed in time and after a 401.",
+    "openapi.login": "An OAuth client with `login` signs in by the flows, the metadata or the client's own endpoints, "
+    "and calls are made with its stored login.",
     "openapi.secrets-hidden": "No credential is shown in an error, a repr or a log.",
     "adapters.preview": "A preview shows the request that a call sends, without sending it and without credentials.",
     "openapi.call": "A call gives the envelope of what the API answered.",
@@ -1245,6 +1264,7 @@ SECTIONS = (
     WEBSOCKET,
     FAULTS,
     AUTH,
+    OAUTH,
     HUB,
     MONITOR,
     DURABLE,

@@ -1,7 +1,6 @@
 """Handlers of HTTP operations, called through a registry as anyone would."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,12 +9,12 @@ from typing import Any
 import pytest
 
 from opwire import OperationRegistry
-from opwire.adapters.openapi.call import HTTPOperation, token_fetcher
+from opwire.adapters.openapi.call import HTTPOperation
 from opwire.adapters.openapi.plan import CallPlan, RequestParameter
 from opwire.adapters.openapi.security import APICredentials
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.http_client import ClientOptions, HTTPClient, HTTPRequest
+from opwire.http_client import ClientOptions, HTTPClient
 from opwire.operation import Context, OperationSpec, OperationType
 from opwire.schema import Schema
 from tests.adapters.openapi.echo import (
@@ -24,7 +23,6 @@ from tests.adapters.openapi.echo import (
     answer,
     events,
     json_answer,
-    redirect,
     silence,
     stream_head,
 )
@@ -149,48 +147,3 @@ async def test_a_subscription_comes_back_where_that_was_asked_for(server: EchoSe
     server.on("/stream", events(b"retry: 0\nid: 1\ndata: 1\n\n", ends=False), events(b"data: 2\n\ndata: [DONE]\n\n"))
     registry = registry_of(stream_plan(server.url), client, reconnect=True)
     assert [envelope.data async for envelope in registry.subscribe("api.call", {})] == [1, 2]
-
-
-# --- tokens ---------------------------------------------------------------------------------------------------------
-
-
-def token_request(server: EchoServer) -> HTTPRequest:
-    return HTTPRequest(method="POST", url=f"{server.url}/token", headers=[], body=b"client_secret=hunter2")
-
-
-async def test_a_token_is_fetched_with_headers_of_its_own(server: EchoServer) -> None:
-    client = HTTPClient(ClientOptions(headers={"X-Team": "a"}))
-    server.on("/token", json_answer({"access_token": "t"}))
-    assert await token_fetcher(client)(token_request(server)) == {"access_token": "t"}
-    assert server.arrived[0].header("x-team") is None
-    assert server.arrived[0].body == b"client_secret=hunter2"
-    await client.close()
-
-
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        (json_answer({"error": "invalid_client"}, 401), ErrorCode.EXECUTION_ERROR),
-        (redirect(307, "http://127.0.0.1:1/"), ErrorCode.EXECUTION_ERROR),
-        (answer(200, b"<html>", {"Content-Type": "text/html"}), ErrorCode.PROTOCOL_ERROR),
-    ],
-)
-async def test_what_is_no_token_is_an_error_that_names_the_endpoint(
-    said: bytes, code: ErrorCode, server: EchoServer, client: HTTPClient
-) -> None:
-    server.on("/token", said)
-    with pytest.raises(CallError) as caught:
-        await token_fetcher(client)(token_request(server))
-    assert caught.value.code is code
-    told = json.dumps([caught.value.message, caught.value.details])
-    assert f"the token endpoint 127.0.0.1:{server.port}" in told
-    assert "hunter2" not in told
-
-
-async def test_a_token_endpoint_that_is_silent_is_given_up(server: EchoServer) -> None:
-    client = HTTPClient(ClientOptions(timeout=0.05))
-    server.on("/token", silence)
-    with pytest.raises(CallError, match=r"the token endpoint .* did not respond within 0\.0") as caught:
-        await token_fetcher(client)(token_request(server))
-    assert caught.value.code is ErrorCode.TIMEOUT
-    await client.close()

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.call import HTTPOperation, token_fetcher
+from opwire.adapters.openapi.call import HTTPOperation
 from opwire.adapters.openapi.plan import CallPlan, SecurityRequirement, SecurityScheme
 from opwire.adapters.openapi.responses import head_of
 from opwire.adapters.openapi.security import APICredentials
 from opwire.errors import CallError, ErrorCode
 from opwire.http_client import ClientOptions, HTTPClient
+from opwire.oauth.tokens import json_fetcher
 from opwire.operation import Context
 from tests.adapters.openapi.echo import EchoServer, answer, json_answer, silence
 from tests.adapters.openapi.plans import KEY, plan_of
@@ -24,7 +25,7 @@ async def opened(exchange: HTTPOperation, context: Context | None = None) -> byt
 
 
 def http_operation(plan: CallPlan, client: HTTPClient, given: Any = None) -> HTTPOperation:
-    return HTTPOperation(lambda: plan, client, APICredentials(given, token_fetcher(client)))
+    return HTTPOperation(lambda: plan, client, APICredentials(given, json_fetcher(client)))
 
 
 async def test_a_plan_is_asked_for_once_and_not_before_it_is_needed(server: EchoServer, client: HTTPClient) -> None:

@@ -10,9 +10,10 @@ import pytest
 from opwire import Identity, OperationRegistry
 from opwire.adapters.openapi import from_openapi
 from opwire.adapters.openapi.plan import CallPlan, SecurityRequirement, SecurityScheme
-from opwire.adapters.openapi.security import APICredentials, OAuthClient
+from opwire.adapters.openapi.security import APICredentials
 from opwire.errors import CallError, ErrorCode
 from opwire.http_client import HTTPRequest
+from opwire.oauth import OAuthClient
 from opwire.operation import Context
 from tests.adapters.openapi.documents import document
 from tests.adapters.openapi.echo import EchoServer, Exchange, json_answer
@@ -493,4 +494,5 @@ async def test_an_error_of_the_token_endpoint_is_not_quoted(server: EchoServer) 
         registry.register_all(api)
         with pytest.raises(CallError) as caught:
             await registry.execute("shop.get")
-    assert caught.value.message == "the token request failed: HTTP 401: Unauthorized"
+    host = f"127.0.0.1:{server.port}"
+    assert caught.value.message == f"the token request failed: HTTP 401 from {host}: invalid_client"

@@ -30,7 +30,10 @@ def needs(scheme: Any, version: str = "3.1.0") -> SecurityScheme:
         ({"type": "http", "scheme": "BEARER", "bearerFormat": "JWT"}, {"kind": "bearer"}),
         ({"type": "http", "scheme": "digest"}, {"kind": "other", "declared_as": "http digest"}),
         ({"type": "mutualTLS"}, {"kind": "other", "declared_as": "mutualTLS"}),
-        ({"type": "openIdConnect", "openIdConnectUrl": "https://x"}, {"kind": "openIdConnect"}),
+        (
+            {"type": "openIdConnect", "openIdConnectUrl": "https://x"},
+            {"kind": "openIdConnect", "metadata_url": "https://x"},
+        ),
         (
             {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": "/token", "scopes": {}}}},
             {"kind": "oauth2", "token_url": "/token"},

@@ -33,7 +33,7 @@ from opwire.adapters.openapi.responses import (
     error_of,
     head_of,
 )
-from opwire.adapters.openapi.security import APICredentials, FetchToken
+from opwire.adapters.openapi.security import APICredentials
 from opwire.adapters.openapi.serialize import prepare_files
 from opwire.envelope import HTTPResponseMeta, http_envelope
 from opwire.errors import CallError, ErrorCode, SchemaError
@@ -433,7 +433,7 @@ class HTTPOperation:
         head = head_of(response)
         if not head.is_result:
             body, is_whole = await client.read_start(response, MAX_ERROR_BODY)
-            hint = credentials.missing(plan) if head.status in (401, 403) else ""
+            hint = credentials.missing(plan, signed) if head.status in (401, 403) else ""
             raise error_of(head, body, is_whole=is_whole, hint=hint, secrets=signed.secrets())
         return response, head
 
@@ -575,28 +575,3 @@ class StreamSubscription:
         """Await without a timeout: only the deadline of its call limits a stream."""
         complaint = f"{self._operation.host} did not end the stream"
         return await self._operation.client.deadlines.limit(wait, self._context.deadline, complaint)
-
-
-def token_fetcher(client: HTTPClient) -> FetchToken:
-    """Return the function that requests OAuth tokens: as a bare request, since it carries a client's secret."""
-
-    async def fetch(request: HTTPRequest) -> Any:
-        endpoint, seconds = f"the token endpoint {host_of(request.url)}", client.options.timeout
-
-        async def send() -> Any:
-            response = await client.open(request, bare=True)
-            head = head_of(response)
-            if not head.is_result:
-                body, is_whole = await client.read_start(response, MAX_ERROR_BODY)
-                # The body may quote the client's secret.
-                hint = f"this is the response of {endpoint}"
-                raise error_of(head, body, is_whole=is_whole, hint=hint, explained=False)
-            try:
-                return read_json(_json, await client.read(response))
-            except (ValueError, RecursionError):
-                raise CallError(ErrorCode.PROTOCOL_ERROR, f"{endpoint} did not return JSON") from None
-
-        when = None if seconds is None else time.monotonic() + seconds
-        return await client.deadlines.limit(send, when, f"{endpoint} did not respond")
-
-    return fetch

@@ -36,18 +36,17 @@ from opwire.adapters.openapi.plan import (
     CallPlan,
     ResponseMedia,
     SecurityRequirement,
-    SecurityScheme,
     StreamKind,
     media_type,
 )
 from opwire.adapters.openapi.schemas import RewrittenSchema, SchemaRewriter
+from opwire.adapters.openapi.security import security_requirements
 from opwire.adapters.report import Report
-from opwire.errors import RegistrationError, SchemaError
+from opwire.errors import RegistrationError
 from opwire.names import UniqueNames
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.origin import ORIGIN_EXTENSION, Origin, read_origin
 from opwire.schema import UNKNOWN, JSONSchema, Schema
-from opwire.schema.dialect import escaped
 from opwire.typed.plain import as_dict, as_list, harmless
 
 logger = logging.getLogger("opwire.adapters")
@@ -277,7 +276,7 @@ class LazyOperation:
             parameters=self._input.parameters,
             body=self._input.body,
             responses=self._output.responses,
-            security=self._security,
+            security=self.security,
             accept=self._output.accept,
             stream=self._output.stream,
             input_schema=self.input_schema,
@@ -286,13 +285,14 @@ class LazyOperation:
         )
 
     @cached_property
-    def _security(self) -> tuple[tuple[SecurityRequirement, ...], ...]:
+    def security(self) -> tuple[tuple[SecurityRequirement, ...], ...]:
+        """The alternatives of which one has to be satisfied."""
         return security_requirements(self._endpoint, self._api.documents, self._api.report)
 
     @cached_property
     def _input(self) -> OperationInput:
         api = self._api
-        places = {each.scheme.place for alternative in self._security for each in alternative}
+        places = {each.scheme.place for alternative in self.security for each in alternative}
         reader = InputReader(
             self._endpoint, api.documents, api.schemas, api.report, streams=self._streams, secret_places=places
         )
@@ -542,50 +542,3 @@ def _swagger_server(endpoint: HTTPEndpoint, root: dict[str, Any], base: str) -> 
     schemes = as_texts(endpoint.operation.value.get("schemes")) or as_texts(root.get("schemes"))
     scheme = next((each for each in ("https", "http") if each in schemes), home.scheme or "https")
     return f"{scheme}://{host}{path}"
-
-
-# --- security -------------------------------------------------------------------------------------------------------
-
-
-def security_requirements(
-    endpoint: HTTPEndpoint, documents: DocumentSet, report: Report
-) -> tuple[tuple[SecurityRequirement, ...], ...]:
-    """Return the alternatives of which one has to be satisfied: the operation's own, else the document's."""
-    given = endpoint.operation.value.get("security", documents.main.root.get("security"))
-    return tuple(
-        tuple(
-            SecurityRequirement(_scheme(name, documents, report), tuple(as_texts(scopes)))
-            for name, scopes in as_dict(alternative).items()
-        )
-        for alternative in as_list(given)
-    )
-
-
-def _scheme(name: str, documents: DocumentSet, report: Report) -> SecurityScheme:
-    section = "securityDefinitions" if documents.version == "2.0" else "components/securitySchemes"
-    try:
-        fields = as_dict(documents.follow({"$ref": f"#/{section}/{escaped(name)}"}, documents.main).value)
-    except SchemaError:
-        fields = {}
-    if not fields:
-        report.warn(f"the security scheme {name!r} is not declared")
-        return SecurityScheme(name=name, kind="other", declared_as="not declared")
-    kind, http = as_text(fields.get("type")), as_text(fields.get("scheme")).lower()
-    match kind, fields.get("in"), http:
-        case "apiKey", "header" | "query" | "cookie" as location, _:
-            return SecurityScheme(name=name, kind="apiKey", location=location, parameter=as_text(fields.get("name")))
-        case ("basic", _, _) | ("http", _, "basic"):  # the former in Swagger 2.0
-            return SecurityScheme(name=name, kind="basic")
-        case "http", _, "bearer":
-            return SecurityScheme(name=name, kind="bearer")
-        case "oauth2", _, _:
-            # Unresolved: a relative URL belongs to the base URL of requests, which the caller may override.
-            flow = as_dict(as_dict(fields.get("flows")).get("clientCredentials"))
-            token_url = fields.get("tokenUrl") if fields.get("flow") == "application" else ""
-            return SecurityScheme(
-                name=name, kind="oauth2", token_url=as_text(flow.get("tokenUrl")) or as_text(token_url)
-            )
-        case "openIdConnect", _, _:
-            return SecurityScheme(name=name, kind="openIdConnect")
-        case _:
-            return SecurityScheme(name=name, kind="other", declared_as=f"{kind} {http}".strip() or "of no type")

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
+from opwire.oauth.discovery import AuthorizationServer
 from opwire.schema import UNKNOWN, Schema
 from opwire.schema.dialect import escaped
 
@@ -116,6 +117,8 @@ class SecurityScheme(Struct, frozen=True, kw_only=True):
     location: Literal["header", "query", "cookie"] | None = None  # of an API key
     parameter: str = ""  # name of the header, query parameter or cookie that carries an API key
     token_url: str = ""  # of the client credentials flow
+    server: AuthorizationServer = AuthorizationServer()  # of the flows in which a person signs in
+    metadata_url: str = ""  # of the authorization server, for OpenID Connect or by OpenAPI 3.2
     declared_as: str = ""  # the document's words for an unknown kind: "http digest", "mutualTLS"
 
     @property

@@ -1,4 +1,4 @@
-"""Credentials: which ones a request needs, where they go, and where they never go.
+"""Credentials: which ones a document demands, where they go, and where they never go.
 
 - The first alternative with complete credentials is used. Without one, the request is sent unauthenticated: the
   document may be wrong, so the API decides, and `missing` explains a rejection.
@@ -8,23 +8,21 @@
   only within the same origin.
 - They never appear in a message, a repr or a log.
 
-Tokens of OAuth 2.0's client credentials grant are requested lazily and cached until shortly before they expire. Calls
-that need the same token at once share one request, which is cancelled when the last of them stops waiting.
+Tokens of OAuth clients are requested or refreshed by `opwire.oauth`. The login of a person is a credential like any
+other: if nobody is signed in, it is missing.
 """
 
-import asyncio
 import inspect
 import re
-import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
+from opwire.adapters.openapi.document import DocumentSet, as_text, as_texts
+from opwire.adapters.openapi.endpoints import HTTPEndpoint
 from opwire.adapters.openapi.plan import (
     CallPlan,
     SecretPlace,
@@ -34,140 +32,20 @@ from opwire.adapters.openapi.plan import (
     header_value,
 )
 from opwire.adapters.openapi.request import base_url_of
-from opwire.adapters.openapi.serialize import encode, urlencoded
-from opwire.errors import CallError, ErrorCode
-from opwire.http_client import HTTPRequest, bounded_number
+from opwire.adapters.openapi.serialize import encode
+from opwire.adapters.report import Report
+from opwire.errors import CallError, ErrorCode, SchemaError
+from opwire.http_client import HTTPRequest
+from opwire.oauth.discovery import AuthorizationServer, discover, discover_openid
+from opwire.oauth.login import LoginOptions, LoginTokens, sign_in
+from opwire.oauth.store import LoginKey, TokenStore
+from opwire.oauth.tokens import FetchJSON, OAuthClient, TokenCache, read_client
 from opwire.operation import Context
-from opwire.typed.plain import as_dict
+from opwire.schema.dialect import escaped
+from opwire.typed.plain import as_dict, as_list
 
-FetchToken = Callable[[HTTPRequest], Awaitable[Any]]
-"""Sends a token request without following redirects, and returns the decoded JSON of a 2xx response.
-
-Raises:
-    CallError: for any other response.
-"""
-
-_MARGIN = 60.0  # seconds before its expiry that a token is refreshed, or a tenth of its lifetime if that is less
-_MAX_LIFETIME = 10 * 365 * 24 * 60 * 60.0  # seconds
-_MAX_TOKENS = 1000  # each identity may have its own
+_MAX_SERVERS = 100  # discovered authorization servers, and logins in use: a callback may name any number
 _COOKIE = re.compile(r"[\x20-\x3a\x3c-\x7e]*")
-
-
-class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A client of the client credentials grant. Its repr omits the secret."""
-
-    client_id: str
-    client_secret: str
-    scopes: tuple[str, ...] | None = None  # None: the scopes of the operation
-    token_url: str | None = None  # None: the URL of the document
-    auth: Literal["basic", "body"] = "basic"  # how the token endpoint takes id and secret
-    extra: dict[str, str] = {}  # more fields of the form: `audience`, `resource`
-
-    def __repr__(self) -> str:
-        return f"<OAuthClient {self.client_id}>"
-
-
-class _TokenRequest:
-    """A token request in flight, and the number of calls that wait for it."""
-
-    def __init__(self, task: asyncio.Task[str]) -> None:
-        self.task = task
-        self.waiting = 0
-
-
-class TokenCache:
-    """Requests and caches tokens."""
-
-    def __init__(self, fetch: FetchToken, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._fetch = fetch
-        self._clock = clock
-        self._tokens: dict[Any, tuple[str, float]] = {}  # with the time to refresh each
-        self._requests: dict[Any, _TokenRequest] = {}
-
-    async def get(self, client: OAuthClient, token_url: str, scopes: Sequence[str]) -> str:
-        """Return a cached token, or request one.
-
-        Raises:
-            CallError: EXECUTION_ERROR, the endpoint returns no token; what `fetch` raises.
-        """
-        key = (token_url, tuple(scopes), client.client_id, client.client_secret, client.auth, *client.extra.items())
-        token, refresh_at = self._tokens.get(key, ("", 0.0))
-        if token and self._clock() < refresh_at:
-            return token
-        request = self._requests.get(key)
-        if request is None or request.task.get_loop() is not asyncio.get_running_loop():
-            request = _TokenRequest(asyncio.create_task(self._request(key, client, token_url, scopes)))
-            self._requests[key] = request
-        request.waiting += 1
-        try:
-            return await asyncio.shield(request.task)
-        except asyncio.CancelledError:
-            # Closing the cache cancels the request, but not the calls that wait for it.
-            task = asyncio.current_task()
-            if request.task.cancelled() and not (task and task.cancelling()):
-                message = "the credentials were closed during a token request"
-                raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False) from None
-            raise
-        finally:
-            request.waiting -= 1
-            if not request.waiting:
-                request.task.cancel()
-                if self._requests.get(key) is request:
-                    del self._requests[key]
-
-    async def _request(self, key: Any, client: OAuthClient, token_url: str, scopes: Sequence[str]) -> str:
-        requested = self._clock()  # the lifetime starts at the latest now
-        try:
-            fields = as_dict(await self._fetch(token_request(client, token_url, scopes)))
-        except CallError as error:
-            # Without the details: an endpoint's error may quote the secret.
-            message = f"the token request failed: {error.message}"
-            raise CallError(error.code, message, retryable=error.retryable, retry_after=error.retry_after) from error
-        token, kind = fields.get("access_token"), fields.get("token_type", "bearer")
-        if not isinstance(token, str) or not token:
-            raise CallError(ErrorCode.EXECUTION_ERROR, "the response of the token endpoint has no access_token")
-        if not isinstance(kind, str) or kind.lower() != "bearer":
-            raise CallError(ErrorCode.EXECUTION_ERROR, "the token endpoint returned a token that is not a bearer token")
-        lifetime = bounded_number(fields.get("expires_in"), _MAX_LIFETIME)
-        refresh_at = float("inf")  # without a lifetime: until the API rejects it
-        if lifetime is not None:
-            refresh_at = requested + lifetime - min(_MARGIN, lifetime / 10)
-        while len(self._tokens) >= _MAX_TOKENS:
-            del self._tokens[next(iter(self._tokens))]
-        self._tokens[key] = token, refresh_at
-        return token
-
-    def forget(self, token: str) -> None:
-        """Drop a rejected token, if it is still cached."""
-        self._tokens = {key: entry for key, entry in self._tokens.items() if entry[0] != token}
-
-    async def close(self) -> None:
-        """Cancel the requests in flight."""
-        loop = asyncio.get_running_loop()
-        tasks = [request.task for request in self._requests.values() if request.task.get_loop() is loop]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def token_request(client: OAuthClient, token_url: str, scopes: Sequence[str]) -> HTTPRequest:
-    """Return the request for a token (RFC 6749, section 4.4)."""
-    fields: dict[str, Any] = {"grant_type": "client_credentials"}
-    if scopes:
-        fields["scope"] = " ".join(scopes)
-    headers = [("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded")]
-    if client.auth == "basic":
-        pair = f"{encode(client.client_id)}:{encode(client.client_secret)}"
-        headers.append(("Authorization", "Basic " + b64encode(pair.encode()).decode()))
-    else:
-        fields |= {"client_id": client.client_id, "client_secret": client.client_secret}
-    return HTTPRequest(
-        method="POST",
-        url=str(URL(token_url)),
-        headers=headers,
-        body=urlencoded(fields | client.extra).encode(),
-        secret_headers=frozenset({"authorization"}),
-    )
 
 
 StaticCredential = str | tuple[str, str] | OAuthClient | Mapping[str, Any]
@@ -190,6 +68,12 @@ class _Secret(NamedTuple):
     token: str | None = None  # an OAuth token that can be refreshed
 
 
+class _LoginToken(NamedTuple):
+    """The access token of a person's login."""
+
+    text: str
+
+
 class APICredentials:
     """Credentials by the names of the document's security schemes.
 
@@ -198,9 +82,18 @@ class APICredentials:
     A callback that returns None has no credential for this call. A string with a space is a complete header value.
     """
 
-    def __init__(self, given: GivenCredentials | None = None, fetch_token: FetchToken | None = None) -> None:
+    def __init__(
+        self,
+        given: GivenCredentials | None = None,
+        fetch: FetchJSON | None = None,
+        store: TokenStore | None = None,
+    ) -> None:
         self._given: Any = given or {}
-        self._tokens = None if fetch_token is None else TokenCache(fetch_token)
+        self._fetch: Any = fetch
+        self._tokens = None if fetch is None else TokenCache(fetch)
+        self._store = store or TokenStore()
+        self._servers: dict[str, AuthorizationServer] = {}
+        self._logins: dict[LoginKey, LoginTokens] = {}
 
     def __repr__(self) -> str:
         return f"<APICredentials {'by callback' if callable(self._given) else sorted(self._given)}>"
@@ -224,7 +117,7 @@ class APICredentials:
                 for requirement in choices:
                     name = requirement.scheme.name
                     if name not in found:
-                        found[name] = await self._find(plan, name, context)
+                        found[name] = await self._find(plan, name, context, offline)
                     if found[name] is not None:
                         chosen.append(requirement)
                         break
@@ -244,10 +137,12 @@ class APICredentials:
         if request.token is None or self._tokens is None:
             return False
         self._tokens.forget(request.token)
+        for login in self._logins.values():
+            login.reject(request.token)
         return True
 
-    def missing(self, plan: CallPlan) -> str:
-        """Return a hint for a 401 or 403: which credentials are missing, and how to give them; or ""."""
+    def missing(self, plan: CallPlan, request: HTTPRequest | None = None) -> str:
+        """Return a hint for a 401 or 403 to a request: the missing credentials, and how to give them; or ""."""
         alternatives = [
             [[each.scheme.name for each in choices] for choices in _by_place(alternative)]
             for alternative in plan.security
@@ -255,7 +150,9 @@ class APICredentials:
         if not all(alternatives) or not alternatives or callable(self._given):
             return ""
         if any(all(any(name in self._given for name in names) for names in needed) for needed in alternatives):
-            return ""
+            names = [name for needed in alternatives for names in needed for name in names]
+            logins = [name for name in names if self._is_login(name) and not (request and request.secret_headers)]
+            return f"Not signed in as {logins[0]!r}: use `opwire login`, or login() of the source." if logins else ""
         choices = [[" or ".join(map(repr, names)) for names in needed] for needed in alternatives]
         wanted = [
             " and ".join(f"({each})" if " or " in each and len(needed) > 1 else each for each in needed)
@@ -265,11 +162,87 @@ class APICredentials:
         return f"Required credentials are missing: pass credentials={{…}} with the key {keys}."
 
     async def close(self) -> None:
-        """Cancel token requests in flight."""
+        """End the token requests in flight."""
+        for login in self._logins.values():
+            await login.close()
         if self._tokens is not None:
             await self._tokens.close()
 
-    async def _find(self, plan: CallPlan, name: str, context: Context) -> Any:
+    # --- logins -------------------------------------------------------------------------------------------------------
+
+    async def login(self, plan: CallPlan, requirement: SecurityRequirement, options: LoginOptions) -> bool:
+        """Sign in for a scheme with these scopes, and store the login; return False if its credential is no login.
+
+        Raises:
+            CallError: as `sign_in`; EXECUTION_ERROR, the endpoints of the document cannot be used.
+        """
+        scheme = requirement.scheme
+        if not self._is_login(scheme.name):
+            return False
+        try:
+            client = read_client(self._given[scheme.name])
+            server = await self._server(plan, scheme, client)
+            scopes = requirement.scopes if client.scopes is None else client.scopes
+            key = _login_key(plan, scheme.name, client)
+            login = await sign_in(self._fetch, key, server, client, options, scopes=scopes)
+        except ValueError as error:
+            raise _unusable(plan, scheme.name, str(error)) from error
+        async with self._store.lock(key):
+            await self._store.write(login)
+        self._logins.pop(key, None)
+        return True
+
+    async def logout(self, plan: CallPlan, name: str) -> bool:
+        """Delete the login for a scheme, and revoke it; return whether there was one."""
+        if not self._is_login(name):
+            return False
+        return await self._login_tokens(_login_key(plan, name, read_client(self._given[name]))).sign_out()
+
+    def _is_login(self, name: str) -> bool:
+        given: Any = None if callable(self._given) else self._given.get(name)
+        return _is_login(given)
+
+    def _login_tokens(self, key: LoginKey) -> LoginTokens:
+        if key not in self._logins:
+            while len(self._logins) >= _MAX_SERVERS:
+                del self._logins[next(iter(self._logins))]
+            self._logins[key] = LoginTokens(self._fetch, self._store, key)
+        return self._logins[key]
+
+    async def _server(self, plan: CallPlan, scheme: SecurityScheme, client: OAuthClient) -> AuthorizationServer:
+        """Return the authorization server of a scheme: that of the client, else that of the document."""
+        if client.issuer is None and not scheme.metadata_url:
+            names = ("authorization_url", "token_url", "device_url", "refresh_url")
+            own = {name for name in names if getattr(client, name, None) is not None}
+            # A refresh token goes where it came from.
+            names = [each for each in names if each not in own and not (each == "refresh_url" and "token_url" in own)]
+            urls: dict[str, Any] = {name: _resolved(plan, getattr(scheme.server, name), name) for name in names}
+            return AuthorizationServer(**urls).with_client(client)
+        url = _resolved(plan, scheme.metadata_url, "issuer") if client.issuer is None else client.issuer
+        if url not in self._servers:
+            while len(self._servers) >= _MAX_SERVERS:
+                del self._servers[next(iter(self._servers))]
+            find = discover_openid if client.issuer is None else discover
+            self._servers[url] = await find(self._fetch, url)
+        return self._servers[url].with_client(client)
+
+    # --- credentials --------------------------------------------------------------------------------------------------
+
+    async def _find(self, plan: CallPlan, name: str, context: Context, offline: bool) -> Any:
+        """Return the credential of a scheme; of a login its token, or None if nobody is signed in."""
+        credential = await self._given_for(plan, name, context)
+        if self._fetch is None or not _is_login(credential):
+            return credential
+        if offline:
+            return _LoginToken("***")
+        try:
+            key = _login_key(plan, name, read_client(credential))
+        except ValueError as error:
+            raise _unusable(plan, name, str(error)) from error
+        token = await self._login_tokens(key).get()
+        return None if token is None else _LoginToken(token)
+
+    async def _given_for(self, plan: CallPlan, name: str, context: Context) -> Any:
         try:
             if callable(self._given):
                 credential = self._given(name, context)
@@ -315,15 +288,30 @@ class APICredentials:
             raise _unusable(plan, scheme.name, str(error)) from error
 
     async def _token(self, plan: CallPlan, requirement: SecurityRequirement, credential: Any, offline: bool) -> str:
-        try:
-            client = credential if isinstance(credential, OAuthClient) else msgspec.convert(credential, OAuthClient)
-        except msgspec.ValidationError as error:  # its text names fields and types, not values
-            raise ValueError(f"expected a token or an OAuth client: {error}") from None
+        if isinstance(credential, _LoginToken):
+            return credential.text
+        client, scheme = read_client(credential), requirement.scheme
         if self._tokens is None:
             raise ValueError("token requests are not available")
-        token_url = _token_url(plan, requirement.scheme) if client.token_url is None else client.token_url
-        scopes = requirement.scopes if client.scopes is None else client.scopes
-        return "***" if offline else await self._tokens.get(client, token_url, scopes)
+        if offline:
+            return "***"
+        if client.token_url is not None:
+            token_url = client.token_url
+        elif client.issuer is not None or (scheme.metadata_url and not scheme.token_url):
+            token_url = (await self._server(plan, scheme, client)).token_url
+        else:
+            token_url = _resolved(plan, scheme.token_url, "token_url")
+        if not token_url:
+            raise ValueError("the document has no token endpoint; set the client's token_url")
+        return await self._tokens.get(client, token_url, requirement.scopes if client.scopes is None else client.scopes)
+
+
+def _is_login(credential: Any) -> bool:
+    return credential.login if isinstance(credential, OAuthClient) else as_dict(credential).get("login") is True
+
+
+def _login_key(plan: CallPlan, name: str, client: OAuthClient) -> LoginKey:
+    return LoginKey(base_url_of(plan).origin, name, client.client_id)
 
 
 def _by_place(alternative: tuple[SecurityRequirement, ...]) -> list[list[SecurityRequirement]]:
@@ -339,14 +327,20 @@ def _unusable(plan: CallPlan, name: str, why: str) -> CallError:
     return CallError(ErrorCode.EXECUTION_ERROR, f"{plan.operation_id}: the credential {name!r} cannot be used: {why}")
 
 
-def _token_url(plan: CallPlan, scheme: SecurityScheme) -> str:
-    if not scheme.token_url:
-        raise ValueError("the document has no token endpoint; set the client's token_url")
+def _resolved(plan: CallPlan, url: str, option: str) -> str:
+    """Return a URL of the document as an absolute one.
+
+    Raises:
+        ValueError: its origin is not that of the caller's `base_url`, so that the document must not choose it.
+    """
+    if not url:
+        return ""
     origin = URL(base_url_of(plan).origin)
-    url = origin.join(URL(scheme.token_url))
-    if plan.base_url is not None and url.origin() != origin:
-        raise ValueError("its token endpoint has another origin than base_url; set the client's token_url")
-    return str(url)
+    resolved = origin.join(URL(url))
+    if plan.base_url is not None and resolved.origin() != origin:
+        where = "token endpoint" if option == "token_url" else "authorization server"
+        raise ValueError(f"its {where} has another origin than base_url; set the client's {option}")
+    return str(resolved)
 
 
 def _signed(request: HTTPRequest, secrets: list[_Secret]) -> HTTPRequest:
@@ -373,3 +367,66 @@ def _overridden(given: Sequence[str], secrets: Mapping[str, str], separator: str
     """Return the fields of a query or of cookies with these secrets instead of fields of the same name."""
     kept = [each for each in given if each and each.partition("=")[0] not in secrets]
     return separator.join([*kept, *(f"{name}={text}" for name, text in secrets.items())])
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+
+def security_requirements(
+    endpoint: HTTPEndpoint, documents: DocumentSet, report: Report
+) -> tuple[tuple[SecurityRequirement, ...], ...]:
+    """Return the alternatives of which one has to be satisfied: the operation's own, else the document's."""
+    given = endpoint.operation.value.get("security", documents.main.root.get("security"))
+    return tuple(
+        tuple(
+            SecurityRequirement(_scheme(name, documents, report), tuple(as_texts(scopes)))
+            for name, scopes in as_dict(alternative).items()
+        )
+        for alternative in as_list(given)
+    )
+
+
+def _scheme(name: str, documents: DocumentSet, report: Report) -> SecurityScheme:
+    section = "securityDefinitions" if documents.version == "2.0" else "components/securitySchemes"
+    try:
+        fields = as_dict(documents.follow({"$ref": f"#/{section}/{escaped(name)}"}, documents.main).value)
+    except SchemaError:
+        fields = {}
+    if not fields:
+        report.warn(f"the security scheme {name!r} is not declared")
+        return SecurityScheme(name=name, kind="other", declared_as="not declared")
+    kind, http = as_text(fields.get("type")), as_text(fields.get("scheme")).lower()
+    match kind, fields.get("in"), http:
+        case "apiKey", "header" | "query" | "cookie" as location, _:
+            return SecurityScheme(name=name, kind="apiKey", location=location, parameter=as_text(fields.get("name")))
+        case ("basic", _, _) | ("http", _, "basic"):  # the former in Swagger 2.0
+            return SecurityScheme(name=name, kind="basic")
+        case "http", _, "bearer":
+            return SecurityScheme(name=name, kind="bearer")
+        case "oauth2", _, _:
+            return _oauth_scheme(name, fields)
+        case "openIdConnect", _, _:
+            return SecurityScheme(name=name, kind="openIdConnect", metadata_url=as_text(fields.get("openIdConnectUrl")))
+        case _:
+            return SecurityScheme(name=name, kind="other", declared_as=f"{kind} {http}".strip() or "of no type")
+
+
+def _oauth_scheme(name: str, fields: dict[str, Any]) -> SecurityScheme:
+    """Return the scheme with URLs as written: a relative one belongs to the base URL, which the caller may override."""
+    flows = as_dict(fields.get("flows"))
+    old = as_text(fields.get("flow"))  # Swagger 2.0 has one flow, and other names
+    application = fields if old == "application" else as_dict(flows.get("clientCredentials"))
+    code = fields if old == "accessCode" else as_dict(flows.get("authorizationCode"))
+    device = as_dict(flows.get("deviceAuthorization"))
+    return SecurityScheme(
+        name=name,
+        kind="oauth2",
+        token_url=as_text(application.get("tokenUrl")),
+        server=AuthorizationServer(
+            authorization_url=as_text(code.get("authorizationUrl")),
+            token_url=as_text(code.get("tokenUrl")) or as_text(device.get("tokenUrl")),
+            device_url=as_text(device.get("deviceAuthorizationUrl")),
+            refresh_url=as_text(code.get("refreshUrl")) or as_text(device.get("refreshUrl")),
+        ),
+        metadata_url=as_text(fields.get("oauth2MetadataUrl")),
+    )

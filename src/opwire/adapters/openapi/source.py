@@ -6,7 +6,7 @@ error: operations that need it are skipped with the reason.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -14,7 +14,7 @@ from urllib.request import url2pathname
 
 from aiohttp import ClientResponse, hdrs
 
-from opwire.adapters.openapi.call import HTTPOperation, token_fetcher
+from opwire.adapters.openapi.call import HTTPOperation
 from opwire.adapters.openapi.document import (
     DocumentSet,
     SourceDocument,
@@ -25,11 +25,15 @@ from opwire.adapters.openapi.document import (
     version_of,
 )
 from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, read_operations
+from opwire.adapters.openapi.plan import SecurityRequirement
 from opwire.adapters.openapi.security import APICredentials, GivenCredentials
 from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.http_client import REDIRECTS, ClientOptions, ClientSettings, HTTPClient, HTTPRequest, redirected
+from opwire.oauth.login import LoginOptions, Show
+from opwire.oauth.store import TokenStore
+from opwire.oauth.tokens import json_fetcher
 from opwire.operation import NormalizeMode, Operation, OperationType
 from opwire.typed.plain import collection_paused
 
@@ -304,6 +308,9 @@ class OpenAPIOptions(ClientSettings, total=False):
     max_document_bytes: int
     """How large the document and all that it refers to may be together; 256 MiB by default."""
 
+    token_store: TokenStore
+    """Where logins are stored; by default in the user's keyring, or in files."""
+
 
 def from_openapi(
     document: DocumentLike,
@@ -383,13 +390,15 @@ class OpenAPISource(AdapterSource):
         super().__init__()
         max_documents = settings.pop("max_documents", MAX_DOCUMENTS)
         max_bytes = settings.pop("max_document_bytes", MAX_DOCUMENT_BYTES)
+        store = settings.pop("token_store", None)
         client = self._client = HTTPClient(ClientOptions(**cast("ClientSettings", settings)))
         self._loader = DocumentLoader(
             document, self.report, allow_external_refs, client, max_documents=max_documents, max_bytes=max_bytes
         )
         self._options = options
-        self._credentials = APICredentials(credentials, token_fetcher(client))
+        self._credentials = APICredentials(credentials, json_fetcher(client), store)
         self._reconnect = reconnect
+        self._lazy: list[LazyOperation] = []
         self._operations: tuple[Operation, ...] | None = None
 
     def __iter__(self) -> Iterator[Operation]:
@@ -424,7 +433,63 @@ class OpenAPISource(AdapterSource):
 
     def _read(self, documents: DocumentSet) -> tuple[Operation, ...]:
         with collection_paused():
-            return tuple(self._operation(each) for each in read_operations(documents, self.report, self._options))
+            self._lazy = read_operations(documents, self.report, self._options)
+            return tuple(map(self._operation, self._lazy))
+
+    async def login(
+        self,
+        show: Show,
+        *,
+        device: bool = False,
+        paste: Callable[[], Awaitable[str]] | None = None,
+        timeout: float = 300.0,
+    ) -> tuple[str, ...]:
+        """Sign in with each OAuth client of the credentials that has `login`, and store the logins of this user.
+
+            await api.login(lambda prompt: print("open", prompt.url))
+
+        Args:
+            show: shows a `LoginPrompt` to a person, or opens its URL in a browser.
+            device: sign in with a code on another device, instead of a browser on this machine.
+            paste: returns the address at which a browser on another machine ended, instead of awaiting it here.
+            timeout: seconds to sign in.
+
+        Returns:
+            The names of the security schemes.
+
+        Raises:
+            UsageError: the credentials have no client with `login` for a scheme of this API.
+            CallError: the login failed.
+        """
+        options = LoginOptions(show=show, device=device, paste=paste, timeout=timeout)
+        done = [
+            requirement.scheme.name
+            for operation, requirement in await self._schemes()
+            if await self._credentials.login(operation.plan, requirement, options)
+        ]
+        if not done:
+            raise UsageError("credentials has no OAuth client with `login` for a security scheme of this API")
+        return tuple(done)
+
+    async def logout(self) -> tuple[str, ...]:
+        """Delete the stored logins for this API, and revoke them where the server can; return their schemes."""
+        done = [
+            requirement.scheme.name
+            for operation, requirement in await self._schemes()
+            if await self._credentials.logout(operation.plan, requirement.scheme.name)
+        ]
+        return tuple(done)
+
+    async def _schemes(self) -> list[tuple[LazyOperation, SecurityRequirement]]:
+        """Return each security scheme with an operation that uses it, and the scopes that all operations need."""
+        await self.open()
+        found: dict[str, tuple[LazyOperation, SecurityRequirement]] = {}
+        for operation in self._lazy:
+            for each in (each for alternative in operation.security for each in alternative):
+                first, known = found.get(each.scheme.name, (operation, each))
+                scopes = tuple(dict.fromkeys([*known.scopes, *each.scopes]))
+                found[each.scheme.name] = first, SecurityRequirement(each.scheme, scopes)
+        return list(found.values())
 
     def _operation(self, operation: LazyOperation) -> Operation:
         http = HTTPOperation(lambda: operation.plan, self._client, self._credentials, reconnect=self._reconnect)

@@ -7,11 +7,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from opwire.adapters.openapi.call import token_fetcher
-from opwire.adapters.openapi.security import OAuthClient, TokenCache, token_request
 from opwire.errors import CallError, ErrorCode
-from opwire.http_client import HTTPClient, HTTPRequest
-from tests.adapters.openapi.echo import EchoServer, json_answer
+from opwire.http_client import ClientOptions, HTTPClient, HTTPRequest
+from opwire.oauth.tokens import OAuthClient, TokenCache, json_fetcher, token_request
+from tests.adapters.openapi.echo import EchoServer, answer, json_answer, redirect, silence
 from tests.requirements import requirement
 
 CLIENT = OAuthClient(client_id="shop", client_secret="s3cret")
@@ -151,12 +150,15 @@ async def test_tokens_of_many_clients_do_not_pile_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [None, [], {}, {"access_token": ""}, {"access_token": 7}, {"access_token": "x", "token_type": "mac"}],
+    "said",
+    [
+        *(None, [], {}, {"access_token": ""}, {"access_token": 7}, {"access_token": "x", "token_type": "mac"}),
+        *({"access_token": "a\r\nX-Evil: 1"}, {"access_token": "a b"}, {"access_token": "x" * 70_000}),
+    ],
 )
-async def test_an_answer_without_a_bearer_token_is_an_error(answer: Any) -> None:
+async def test_an_answer_without_a_bearer_token_is_an_error(said: Any) -> None:
     async def fetch(_: HTTPRequest) -> Any:
-        return answer
+        return said
 
     with pytest.raises(CallError, match="the token endpoint") as caught:
         await TokenCache(fetch).get(CLIENT, URL, ())
@@ -169,13 +171,13 @@ async def test_an_answer_without_a_bearer_token_is_an_error(answer: Any) -> None
 @requirement("openapi.oauth")
 def test_the_secret_goes_into_the_authorization_or_into_the_form() -> None:
     client = OAuthClient(client_id="a:b", client_secret="c d", extra={"audience": "x y"})
-    request = token_request(client, URL, ("read", "write"))
+    request = token_request(client, URL, {"grant_type": "client_credentials", "scope": "read write"})
     assert (request.method, request.url, request.secret_headers) == ("POST", URL, {"authorization"})
     assert b64decode(dict(request.headers)["Authorization"].removeprefix("Basic ")) == b"a%3Ab:c%20d"
     form = {"grant_type": ["client_credentials"], "scope": ["read write"], "audience": ["x y"]}
     assert parse_qs((request.body or b"").decode()) == form
     in_body = OAuthClient(client_id="a:b", client_secret="c d", auth="body")
-    request = token_request(in_body, URL, ())
+    request = token_request(in_body, URL, {"grant_type": "client_credentials"})
     assert "Authorization" not in dict(request.headers)
     assert parse_qs((request.body or b"").decode()) == {
         "grant_type": ["client_credentials"],
@@ -186,13 +188,13 @@ def test_the_secret_goes_into_the_authorization_or_into_the_form() -> None:
 
 @requirement("openapi.secrets-hidden")
 def test_no_repr_shows_a_secret() -> None:
-    assert "s3cret" not in f"{CLIENT!r} {CLIENT} {token_request(CLIENT, URL, ())!r}"
+    assert "s3cret" not in f"{CLIENT!r} {CLIENT} {token_request(CLIENT, URL, {})!r}"
 
 
 @requirement("openapi.oauth")
 async def test_a_real_endpoint_is_asked_and_its_refusal_told_without_the_secret() -> None:
     client = HTTPClient()
-    cache = TokenCache(token_fetcher(client))
+    cache = TokenCache(json_fetcher(client))
     async with EchoServer() as server:
         server.on("/token", json_answer({"access_token": "abc", "token_type": "bearer", "expires_in": 60}))
         server.on("/refused", json_answer({"error": "invalid_client", "secret": "s3cret"}, 401))
@@ -211,3 +213,59 @@ async def test_a_life_of_any_size_is_survived(life: Any) -> None:
     endpoint = Endpoint(expires_in=life)
     cache = endpoint.cache()
     assert [await cache.get(CLIENT, URL, ()) for _ in range(2)] == ["t1", "t1"]
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def secret_request(server: EchoServer) -> HTTPRequest:
+    return HTTPRequest(method="POST", url=f"{server.url}/token", headers=[], body=b"client_secret=hunter2")
+
+
+async def test_a_token_is_fetched_with_headers_of_its_own() -> None:
+    client = HTTPClient(ClientOptions(headers={"X-Team": "a"}))
+    async with EchoServer() as server:
+        server.on("/token", json_answer({"access_token": "t"}))
+        assert await json_fetcher(client)(secret_request(server)) == {"access_token": "t"}
+        assert server.arrived[0].header("x-team") is None
+        assert server.arrived[0].body == b"client_secret=hunter2"
+        await client.close()
+
+
+@requirement("oauth.bounded")
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (json_answer({"error": "invalid_client", "error_description": "hunter2"}, 401), ErrorCode.EXECUTION_ERROR),
+        (json_answer({"error": "hunter2 is wrong"}, 401), ErrorCode.EXECUTION_ERROR),
+        (redirect(307, "http://127.0.0.1:1/"), ErrorCode.EXECUTION_ERROR),
+        (answer(200, b"<html>", {"Content-Type": "text/html"}), ErrorCode.PROTOCOL_ERROR),
+        (answer(200, b"[" * 100_000), ErrorCode.PROTOCOL_ERROR),
+        (json_answer({"access_token": "x" * 2_000_000}), ErrorCode.PROTOCOL_ERROR),
+    ],
+)
+async def test_what_is_no_token_is_an_error_that_names_the_host_and_follows_nothing(
+    said: bytes, code: ErrorCode
+) -> None:
+    client = HTTPClient()
+    async with EchoServer() as server:
+        server.on("/token", said)
+        with pytest.raises(CallError) as caught:
+            await json_fetcher(client)(secret_request(server))
+        await client.close()
+        assert len(server.arrived) == 1
+    assert caught.value.code is code
+    told = f"{caught.value.message} {caught.value.details}"
+    assert f"127.0.0.1:{server.port}" in told
+    assert "hunter2" not in told
+
+
+@requirement("oauth.bounded")
+async def test_a_token_endpoint_that_is_silent_is_given_up() -> None:
+    client = HTTPClient(ClientOptions(timeout=0.05))
+    async with EchoServer() as server:
+        server.on("/token", silence)
+        with pytest.raises(CallError, match=r"did not respond within 0\.0") as caught:
+            await json_fetcher(client)(secret_request(server))
+        assert caught.value.code is ErrorCode.TIMEOUT
+        await client.close()
