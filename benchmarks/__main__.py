@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import call, execute, github, hostile, imports, schemas
+from benchmarks import call, execute, github, hostile, imports, schemas, search
 from benchmarks.http import documents
 from benchmarks.http import ladder as http
 from benchmarks.mcp_tools import ladder as mcp
@@ -28,6 +28,7 @@ LADDERS = {
     "schema": schemas.tables,
     "github": github.tables,
     "hostile": hostile.tables,
+    "search": search.tables,
 }
 
 

@@ -230,7 +230,16 @@ OPERATIONS: dict[str, str] = {
     "registry.unregister": "An operation that is unregistered is neither known nor callable any more.",
     "registry.lookup": "The spec and the handler of an operation can be asked for by its id.",
     "registry.list": "Operations are listed in the order of registration, filtered by namespace, type and tag.",
-    "registry.search": "A search finds the operations that hold every word, matches in the id first.",
+    "registry.search": "A search ranks the operations by a request in plain words, 20 of them unless told otherwise.",
+    "search.words": "Identifiers are split, forms of a word share a stem, one wrong letter is repaired.",
+    "search.ranking": "A request finds its operation by other forms, synonyms, abbreviations and misspellings of its "
+    "words; plurals prefer lists, and verbs that write prefer mutations.",
+    "search.visible": "A search on behalf of a caller finds only what the caller may see.",
+    "search.updated": "The index is built by the first search and follows every change of the registry.",
+    "search.embeddings": "A user's embedding function adds its ranking; if it fails, words alone rank.",
+    "search.bounded": "A search takes bounded work, whatever the request and the texts of an operation contain.",
+    "search.recall": "Over nine real documents the right operation is first for 60 % of the requests and among the "
+    "first five for 78 %.",
     "registry.listeners": "Listeners are told of every addition, replacement and removal; a failing one harms nobody.",
     "registry.duplicate-id": "A second operation of the same id is refused unless it is to replace the first.",
     "registry.no-handler": "A spec without a handler is known, but calling it is OPERATION_NOT_FOUND, and says why.",

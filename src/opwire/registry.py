@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from functools import partial
 from heapq import nlargest
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 from msgspec import structs
@@ -51,6 +51,9 @@ from opwire.schema import Schema
 from opwire.signature import Signature, read_signature
 from opwire.typed.plain import html_table, to_plain
 from opwire.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from opwire.search import Embed, SearchIndex
 
 logger = logging.getLogger("opwire.registry")
 
@@ -127,6 +130,8 @@ class OperationRegistry:
         self._interceptors = Interceptors()
         self._rejected: list[Callable[[str, Context, CallError], None]] = []
         self._context = Context(bind_env=self.bind_env)  # the default
+        self._index: SearchIndex | None = None  # built by the first search
+        self._embed: Embed | None = None
 
     # --- registration -----------------------------------------------------------------------------------------------
 
@@ -367,9 +372,33 @@ class OperationRegistry:
             and (tag is None or tag in bound.spec.tags)
         )
 
-    def search(self, text: str, *, limit: int = 20) -> tuple[OperationSpec, ...]:
-        """Return the specs that contain every word of a text, matches in the id first."""
-        return tuple(matching((bound.spec for bound in self._operations.values()), text)[:limit])
+    def search(
+        self, text: str, *, limit: int = 20, visible: Callable[[OperationSpec], bool] | None = None
+    ) -> tuple[OperationSpec, ...]:
+        """Return the specs that match a request in plain words, best first.
+
+            registry.search("who starred this repository?", limit=5)
+
+        Identifiers are split into words; other forms of a word, synonyms, common abbreviations and misspellings match
+        too. The index is built by the first search (0.06 ms per operation) and updated with the registry. Pass
+        `visible` for requests from outside, so that only operations the caller may see are found.
+        """
+        if self._index is None:
+            from opwire.search import SearchIndex  # its tables take 2 ms to import
+
+            self._index = SearchIndex(self.list(), embed=self._embed)
+        return self._index.find(text, limit, visible=visible)
+
+    def use_embeddings(self, embed: "Embed | None") -> None:
+        """Rank searches by the similarity of vectors as well as by words.
+
+            model = SentenceTransformer("all-MiniLM-L6-v2")
+            registry.use_embeddings(model.encode)
+
+        `embed` takes texts and returns a vector for each. The first search passes it every operation, later ones the
+        new operations and the request. If it raises, the search uses words only and logs the error.
+        """
+        self._embed, self._index = embed, None
 
     def on_change(self, listener: Callable[[Change], None]) -> Callable[[], None]:
         """Call the listener on every change; the returned function removes it."""
@@ -377,6 +406,8 @@ class OperationRegistry:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def _tell(self, change: Change) -> None:
+        if self._index is not None:
+            self._index.drop(change.spec.id) if change.kind == "removed" else self._index.put(change.spec)
         for listener in tuple(self._listeners):
             try:
                 listener(change)
@@ -571,18 +602,6 @@ class OperationRegistry:
         )
         shown = [id for id in likely if visible is None or visible(self._operations[id].spec)]
         return difflib.get_close_matches(operation_id, shown[:_MAX_COMPARED], n=3)
-
-
-def matching(specs: Iterable[OperationSpec], text: str) -> list[OperationSpec]:
-    """Return the specs that contain every word of a text, matches in the id first."""
-    words = text.lower().split()
-    ranked: list[tuple[int, OperationSpec]] = []
-    for spec in specs:
-        id = spec.id.lower()
-        everything = " ".join((id, spec.title, spec.description, *spec.tags)).lower()
-        if all(word in everything for word in words):
-            ranked.append((-sum(word in id for word in words), spec))
-    return [spec for _, spec in sorted(ranked, key=lambda each: each[0])]
 
 
 def build_env(registry: OperationRegistry, context: Context | None = None, *, checked: bool = False) -> Env:

@@ -13,11 +13,12 @@ from opwire.cli.screen import Line, Screen, counted
 from opwire.cli.sources import Sources, cache_fields, run
 from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
 from opwire.operation import AccessControl, OperationSpec, OperationType
-from opwire.registry import matching
 from opwire.schema import Schema
+from opwire.search import SearchIndex
 
 _MAX_FIELDS = 60  # of a schema: some have thousands
 _MAX_COUNTED = 1_000  # fields; a charge of Stripe's has millions within four levels
+_MAX_CLOSEST = 20  # operations, if none contains every word
 _MIN_DESCRIPTION = 24  # columns of descriptions, unless ids are longer
 _MIN_WORDS = 8  # columns below which a description is omitted
 
@@ -44,7 +45,7 @@ def ls_command(
     source: str | None,
     pager: bool,
 ) -> None:
-    """List the operations; with SEARCH, those that match every word."""
+    """List the operations; with SEARCH, those that contain every word, or else the closest."""
     found = [
         spec
         for spec in sources.load(screen, source=source).specs.values()
@@ -52,7 +53,9 @@ def ls_command(
         and (type is None or spec.type.value == type)
         and (tag is None or tag in spec.tags)
     ]
-    chosen = matching(found, " ".join(search))
+    chosen = [spec for spec in found if _contains(spec, search)]
+    if search and not chosen:
+        chosen = list(SearchIndex(found).find(" ".join(search), _MAX_CLOSEST))
     if screen.as_json:
         screen.json([entry(spec) for spec in chosen])
         return
@@ -62,6 +65,11 @@ def ls_command(
     lines = listing_lines(chosen, screen.width)
     screen.pages(lines) if pager else screen.lines(lines)
     screen.note(counted(len(chosen), "operation"))
+
+
+def _contains(spec: OperationSpec, search: tuple[str, ...]) -> bool:
+    text = " ".join((spec.id, spec.title, spec.description, *spec.tags)).lower()
+    return all(word in text for word in " ".join(search).lower().split())
 
 
 def listing_lines(specs: Sequence[OperationSpec], width: int) -> list[Line]:

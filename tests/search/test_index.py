@@ -1,0 +1,190 @@
+"""Ranking operations by requests."""
+
+import json
+import random
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from opwire import OperationRegistry, OperationSpec, OperationType
+from opwire.adapters.openapi import from_openapi
+from opwire.search import SearchIndex
+from tests.requirements import requirement
+
+
+def spec(id: str, title: str = "", description: str = "", *, writes: bool = False) -> OperationSpec:
+    namespace, _, name = id.partition(".")
+    type = OperationType.MUTATION if writes else OperationType.QUERY
+    return OperationSpec(namespace=namespace, name=name, title=title, description=description, type=type)
+
+
+SPECS = (
+    spec("code.pulls_list", "List pull requests"),
+    spec("code.pulls_merge", "Merge a pull request", writes=True),
+    spec("code.repos_get", "Get a repository", "Details of one repository."),
+    spec("code.repos_delete", "Delete a repository", writes=True),
+    spec("code.branches_list", "List branches", "All branches of a repository."),
+    spec("code.branch_get", "Get a branch", "One branch of a repository."),
+    spec("kube.createCoreV1NamespacedConfigMap", description="create a ConfigMap", writes=True),
+    spec("kube.listCoreV1PersistentVolumeClaim", description="list objects of kind PersistentVolumeClaim"),
+    spec("kube.listCoreV1PersistentVolume", description="list objects of kind PersistentVolume"),
+    spec("pay.PostInvoicesInvoiceFinalize", description="<p>Finalize a draft invoice.</p>", writes=True),
+    spec("pay.GetInvoices", description="<p>You can list all invoices, or list the invoices of a customer.</p>"),
+    spec("pay.PostCheckoutSessions", description="Creates a Session object.", writes=True),
+)
+
+
+@pytest.fixture(scope="module")
+def index() -> SearchIndex:
+    return SearchIndex(SPECS)
+
+
+def ids(found: Sequence[OperationSpec]) -> list[str]:
+    return [each.id for each in found]
+
+
+@requirement("search.ranking")
+@pytest.mark.parametrize(
+    ("text", "best"),
+    [
+        ("merge PR 17", "code.pulls_merge"),
+        ("which PRs are there?", "code.pulls_list"),
+        ("remove a repo", "code.repos_delete"),
+        ("get rid of a repository", "code.repos_delete"),
+        ("finalizing drafts", "pay.PostInvoicesInvoiceFinalize"),
+        ("all invioces of a customer", "pay.GetInvoices"),
+        ("configmap", "kube.createCoreV1NamespacedConfigMap"),
+        ("create confgmap", "kube.createCoreV1NamespacedConfigMap"),
+        ("PVCs", "kube.listCoreV1PersistentVolumeClaim"),
+        ("branches", "code.branches_list"),
+        ("show one branch", "code.branch_get"),
+        ("check out sessions", "pay.PostCheckoutSessions"),
+        ("finali", "pay.PostInvoicesInvoiceFinalize"),
+        ("kube persistent volume claims", "kube.listCoreV1PersistentVolumeClaim"),
+    ],
+)
+def test_a_request_in_plain_words_finds_its_operation(index: SearchIndex, text: str, best: str) -> None:
+    assert ids(index.find(text, 3))[:1] == [best]
+
+
+@requirement("search.ranking")
+def test_an_abbreviation_stands_for_all_of_its_words(index: SearchIndex) -> None:
+    assert ids(index.find("pvc", 5)) == ["kube.listCoreV1PersistentVolumeClaim"]
+
+
+@requirement("search.ranking")
+def test_nothing_similar_is_found_by_nothing_and_everything_by_an_empty_request(index: SearchIndex) -> None:
+    assert index.find("xylophone qwertz 12345", 5) == ()
+    assert index.find("the of a", 5) == ()
+    assert index.find(" ", 3) == SPECS[:3]
+    assert index.find("list", 0) == ()
+    assert index.find("list", -1) == ()
+
+
+@requirement("search.visible")
+def test_only_visible_operations_are_found(index: SearchIndex) -> None:
+    found = index.find("repository", 10, visible=lambda spec: spec.type is OperationType.MUTATION)
+    assert ids(found) == ["code.repos_delete"]
+    assert ids(index.find("", 1, visible=lambda spec: spec.namespace == "pay")) == ["pay.PostInvoicesInvoiceFinalize"]
+
+
+@requirement("search.updated")
+def test_the_index_of_a_registry_follows_its_changes() -> None:
+    registry = OperationRegistry()
+    registry.register(SPECS[0])
+    assert registry.search("invoices") == ()
+    registry.register(SPECS[10])
+    assert ids(registry.search("invoices")) == ["pay.GetInvoices"]
+    registry.register(spec("pay.GetInvoices", "Pull the plug"), replace=True)
+    assert ids(registry.search("plug")) == ["pay.GetInvoices"]
+    assert registry.search("customer") == ()
+    registry.unregister("pay.GetInvoices")
+    assert registry.search("plug") == ()
+    assert registry.search("plgu") == ()
+
+
+def vectors(texts: Sequence[str]) -> list[list[float]]:
+    """Embed texts by two topics: code and money."""
+    return [[float("code" in text or "ship" in text), float("pay" in text or "owe" in text), 0.1] for text in texts]
+
+
+@requirement("search.embeddings")
+def test_an_embedding_function_finds_what_words_do_not() -> None:
+    registry = OperationRegistry()
+    calls: list[int] = []
+    for each in SPECS:
+        registry.register(each)
+    assert registry.search("who owes us?") == ()
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        calls.append(len(texts))
+        return vectors(texts)
+
+    registry.use_embeddings(embed)
+    found = registry.search("who owes us?", limit=3)
+    assert {each.namespace for each in found} == {"pay"}
+    registry.register(spec("pay.late"))
+    assert ids(registry.search("branches", limit=1)) == ["code.branches_list"]
+    assert calls == [len(SPECS), 1, 1, 1]
+    registry.use_embeddings(None)
+    assert registry.search("who owes us?") == ()
+
+
+@requirement("search.embeddings")
+@pytest.mark.parametrize(
+    "embed",
+    [
+        lambda texts: 1 / 0,
+        lambda texts: [],
+        lambda texts: [[float("nan")] for _ in texts],
+        lambda texts: [[0.0, 0.0] for _ in texts],
+    ],
+)
+def test_a_failing_embedding_function_is_logged_and_words_remain(
+    embed: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = SearchIndex(SPECS, embed=embed)  # pyright: ignore[reportArgumentType]
+    assert ids(index.find("finalize", 1)) == ["pay.PostInvoicesInvoiceFinalize"]
+    assert "the embedding function failed" in caplog.text
+
+
+@requirement("search.bounded")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "list " * 100_000,
+        "x" * 1_000_000,
+        " ".join("".join(random.Random(at).choices(string.ascii_lowercase, k=38)) for at in range(2_000)),
+        "\x00\ud800 \u202e",
+        "’s" * 10_000,
+    ],
+)
+def test_a_hostile_request_is_answered(index: SearchIndex, text: str) -> None:
+    assert len(index.find(text, 5)) <= 5
+
+
+@requirement("search.bounded")
+def test_long_texts_of_an_operation_are_cut() -> None:
+    index = SearchIndex(
+        [spec("a.b", "Title " * 100_000, "word " * 1_000_000 + "last"), spec("a.c", "", "<" * 1_000_000)]
+    )
+    assert ids(index.find("word", 5)) == ["a.b"]
+    assert index.find("last", 5) == ()
+
+
+@requirement("search.recall")
+def test_requests_over_real_documents_find_their_operations(shared: Path) -> None:
+    given = json.loads((shared / "search" / "queries-dev.json").read_bytes())
+    registry = OperationRegistry()
+    for namespace, name in given["corpus"].items():
+        registry.register_all(from_openapi(shared / "openapi" / name, namespace=namespace))
+    first = five = 0
+    for query in given["queries"]:
+        right = {each["id"] for each in query["relevant"]}
+        found = ids(registry.search(query["query"], limit=5))
+        first += found[:1] != [] and found[0] in right
+        five += not right.isdisjoint(found)
+    assert first / len(given["queries"]) >= 0.6
+    assert five / len(given["queries"]) >= 0.78
