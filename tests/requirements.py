@@ -904,11 +904,12 @@ MCP_IN: dict[str, str] = {
 
 SERVE_MCP: dict[str, str] = {
     "serve-mcp.tools": "An operation is served as an MCP tool with title, description, hints, schemas and its origin.",
-    "serve-mcp.names": "Tool names are 1 to 64 of [A-Za-z0-9_-], different for different ids, and depend on the id "
-    "alone.",
+    "serve-mcp.names": "Tool names are readable: letters, digits, _ and -, at most 50 by default, different for "
+    "different ids also without their digests, and kept while the operation is served.",
     "serve-mcp.wrapped-schemas": "What is no object is wrapped where the protocol asks for one; references stay right.",
     "serve-mcp.one-bad-tool": "A schema or operation that cannot be shown costs no other tool.",
-    "serve-mcp.pages": "tools/list gives every tool once, page by page, also when operations come and go.",
+    "serve-mcp.pages": "tools/list gives every tool once, in pages of up to 512 kB, also when operations come and go; "
+    "output schemas above 4 kB are left out.",
     "serve-mcp.access": "A client sees only the tools that it may call, and can call no others.",
     "serve-mcp.local-identity": "Over stdio the caller is a configurable identity, by default trusted with everything.",
     "serve-mcp.revisions": "Every protocol revision from 2024-11-05 to 2026-07-28 is served.",

@@ -40,7 +40,8 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     """The fields of an operation that MCP and OpenAPI lack.
 
     `wraps_input` and `wraps_output`: the format requires an object and the operation has another type, so the input
-    is the value of the property `input`, the output that of `result`. `untitled`: the summary is not its title.
+    is the value of the property `input`, the output that of `result`. `binary_output`: it returns bytes and
+    declares no schema. `untitled`: the summary is not its title.
     """
 
     id: str
@@ -52,11 +53,18 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     idle_timeout: float | None = None
     wraps_input: bool = False
     wraps_output: bool = False
+    binary_output: bool = False
     untitled: bool = False
 
     @classmethod
     def of(
-        cls, spec: OperationSpec, *, wraps_input: bool = False, wraps_output: bool = False, untitled: bool = False
+        cls,
+        spec: OperationSpec,
+        *,
+        wraps_input: bool = False,
+        wraps_output: bool = False,
+        binary_output: bool = False,
+        untitled: bool = False,
     ) -> "Origin":
         """Return the origin of an operation."""
         return cls(
@@ -69,6 +77,7 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
             idle_timeout=spec.idle_timeout,
             wraps_input=wraps_input,
             wraps_output=wraps_output,
+            binary_output=binary_output,
             untitled=untitled,
         )
 

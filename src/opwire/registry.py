@@ -126,6 +126,7 @@ class OperationRegistry:
         self._workers = WorkerPool(max_workers)
         self._deadlines = Deadlines()
         self._operations: dict[str, BoundOperation] = {}
+        self._changes = 0
         self._listeners: list[Callable[[Change], None]] = []
         self._interceptors = Interceptors()
         self._rejected: list[Callable[[str, Context, CallError], None]] = []
@@ -405,9 +406,15 @@ class OperationRegistry:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
+    @property
+    def changes(self) -> int:
+        """The number of changes so far: what was derived from the operations is current while it stays the same."""
+        return self._changes
+
     def _tell(self, change: Change) -> None:
         if self._index is not None:
             self._index.drop(change.spec.id) if change.kind == "removed" else self._index.put(change.spec)
+        self._changes += 1
         for listener in tuple(self._listeners):
             try:
                 listener(change)

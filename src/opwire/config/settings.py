@@ -234,6 +234,8 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     identity: str | None = None
     max_items: Count = 100
     max_seconds: Seconds = 30.0
+    max_name: Annotated[int, Meta(ge=32, le=128)] = 50
+    max_output_schema: Annotated[int, Meta(ge=0)] = 4096
     tool_envelopes: bool = False
 
 

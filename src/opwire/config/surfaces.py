@@ -178,6 +178,8 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         timeout=config.limits.call_timeout,
         max_items=settings.max_items,
         max_seconds=settings.max_seconds,
+        max_name=settings.max_name,
+        max_output_schema=settings.max_output_schema,
         tool_envelopes=settings.tool_envelopes,
     )
 

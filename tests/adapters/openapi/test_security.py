@@ -483,6 +483,7 @@ async def test_an_error_that_quotes_the_credential_is_quoted_without_it(
         with pytest.raises(CallError) as caught:
             await registry.execute("shop.get")
     assert caught.value.message == "HTTP 403: Forbidden: the key *** has expired"
+    assert caught.value.details["body"] == {"detail": "the key *** has expired"}  # a model may read it
 
 
 @requirement("openapi.explained")

@@ -119,6 +119,20 @@ def test_bytes_are_base64_and_say_so() -> None:
     assert result["_meta"] == {RESULT_META: {"encoding": "base64"}}
 
 
+PNG = b"\x89PNG\r\n\x1a\n..."
+
+
+@requirement("serve-mcp.structured")
+@pytest.mark.parametrize("format", [NEWEST, OLDER])
+def test_an_image_is_a_block_alone_so_that_no_client_shows_its_base64(format: ResultFormat) -> None:
+    result = result_of(_local(PNG), _tool(output_schema={"type": "string", "contentEncoding": "base64"}), format)
+    assert [block["type"] for block in result["content"]] == ["image"]
+    assert "structuredContent" not in result
+    assert result["_meta"][RESULT_META]["encoding"] == "base64"
+    promised = _tool(output_schema={"type": ["string", "null"]})
+    assert "structuredContent" in result_of(_local(PNG), promised, format)
+
+
 def test_none_is_there() -> None:
     result = result_of(_local(None), TOOL, NEWEST)
     assert result == {"content": [{"type": "text", "text": "null"}], "structuredContent": None}
@@ -183,7 +197,8 @@ def test_blocks_alone_stay_alone() -> None:
 
 def test_structured_content_that_is_no_object_is_wrapped_for_older_clients() -> None:
     envelope = mcp_envelope([1], is_error=False, content=[], structured_content=[1])
-    assert result_of(envelope, TOOL, NEWEST) == {"content": [], "structuredContent": [1]}
+    shown = [{"type": "text", "text": "[1]"}]
+    assert result_of(envelope, TOOL, NEWEST) == {"content": shown, "structuredContent": [1]}
     older = result_of(envelope, TOOL, OLDER)
     assert (older["structuredContent"], older["_meta"]) == ({"result": [1]}, {RESULT_META: {"wrapped": True}})
 
@@ -246,6 +261,23 @@ def test_an_error_says_when_to_try_again() -> None:
     assert said == {"code": "RATE_LIMITED", "message": "slow down", "retryable": True, "retryAfter": 12.5}
     assert _error(CallError(ErrorCode.UNAVAILABLE, "gone"))[0].endswith("The same call may succeed later.")
     assert _error(CallError(ErrorCode.ACCESS_DENIED, "no"))[0] == "ACCESS_DENIED: no"
+
+
+@requirement("serve-mcp.errors")
+def test_a_model_reads_the_body_of_an_upstream_error_and_other_details() -> None:
+    details = {"status": 422, "headers": {"x": "y"}, "body": {"errors": {"size": ["too large"]}}, "hint": "log in"}
+    text, said = _error(CallError(ErrorCode.EXECUTION_ERROR, "HTTP 422: Unprocessable Content", details))
+    assert text.splitlines() == [
+        "EXECUTION_ERROR: HTTP 422: Unprocessable Content",
+        'Response body: {"errors":{"size":["too large"]}}',
+        "log in",
+    ]
+    assert said["details"] == details
+    assert _error(CallError(ErrorCode.EXECUTION_ERROR, "no", {"seat": 17}))[0].endswith('\nDetails: {"seat":17}')
+    long, _ = _error(CallError(ErrorCode.EXECUTION_ERROR, "no", {"body": "x" * 100_000}))
+    assert len(long) < 4_200
+    assert long.endswith("… (96,000 more characters)")
+    assert "no JSON form" in _error(CallError(ErrorCode.EXECUTION_ERROR, "no", {"seat": object()}))[0]
 
 
 def test_many_problems_are_counted_and_strange_ones_skipped() -> None:

@@ -21,7 +21,7 @@ def test_nothing_runs_until_it_is_asked_for() -> None:
     surface.asgi()
 
 
-@pytest.mark.parametrize("option", ["timeout", "max_items", "max_seconds", "max_bytes", "page_size"])
+@pytest.mark.parametrize("option", ["timeout", "max_items", "max_seconds", "max_bytes", "max_page"])
 def test_limits_are_above_zero(option: str) -> None:
     with pytest.raises(UsageError, match=option):
         serve_mcp(OperationRegistry(), **cast("Any", {option: 0}))
@@ -85,7 +85,7 @@ async def test_an_address_that_is_taken_is_said() -> None:
 @pytest.mark.parametrize(
     ("where", "option"),
     [
-        *(("surface", each) for each in ("timeout", "max_items", "max_seconds", "max_bytes", "page_size")),
+        *(("surface", each) for each in ("timeout", "max_items", "max_seconds", "max_bytes", "max_page")),
         *(("http", each) for each in ("max_sessions", "max_sessions_per_identity", "session_idle", "max_body")),
     ],
 )

@@ -12,7 +12,8 @@ from opwire.dispatch import Dispatcher
 from opwire.operation import Context
 from opwire.origin import ORIGIN_META, read_origin
 from opwire.schema import Schema
-from opwire.serve.mcp.tools import Tool, ToolCatalogue
+from opwire.serve.mcp.tools import MAX_PAGE, Tool, ToolCatalogue
+from opwire.tools.names import MAX_NAME
 from tests.requirements import requirement
 from tests.serve.mcp.shop import shop
 
@@ -58,7 +59,7 @@ def test_an_operation_is_a_tool_with_all_that_is_known_of_it() -> None:
 
 @requirement("serve-mcp.tools")
 def test_the_sdk_reads_every_list_in_every_revision() -> None:
-    tools, _ = ToolCatalogue(Dispatcher(shop())).page(EVERYBODY, None, 100)
+    tools, _ = ToolCatalogue(Dispatcher(shop())).page(EVERYBODY, None, MAX_PAGE)
     for version in KNOWN_PROTOCOL_VERSIONS:
         newest = version == KNOWN_PROTOCOL_VERSIONS[-1]
         listed: dict[str, Any] = {"tools": [tool.shape if newest else tool.older for tool in tools]}
@@ -82,7 +83,7 @@ def test_only_what_somebody_may_call_is_listed() -> None:
     catalogue = ToolCatalogue(Dispatcher(shop()))
 
     def names(identity: Identity | None) -> set[str]:
-        return {tool.name for tool in catalogue.page(identity, None, 100)[0]}
+        return {tool.name for tool in catalogue.page(identity, None, MAX_PAGE)[0]}
 
     assert names(None) == {"public_hello"}
     assert "admin_secret" not in names(Identity(id="bob"))
@@ -94,14 +95,36 @@ def test_pages_give_every_tool_once() -> None:
     registry = OperationRegistry()
     for number in range(25):
         registry.register(OperationSpec(namespace="n", name=f"{number:02}"), _handler)
+    registry.register(OperationSpec(namespace="n", name="99", description="x" * 10_000), _handler)
     catalogue = ToolCatalogue(Dispatcher(registry))
-    names, cursor, pages = [], None, 0
-    while pages == 0 or cursor is not None:
-        tools, cursor = catalogue.page(EVERYBODY, cursor, 10)
+    size = catalogue.page(EVERYBODY, None, 1)[0][0].size
+    names, cursor, pages = [], None, list[int]()
+    while not pages or cursor is not None:
+        tools, cursor = catalogue.page(EVERYBODY, cursor, 10 * size)
         names += [tool.name for tool in tools]
-        pages += 1
-    assert names == [f"n_{number:02}" for number in range(25)]
-    assert pages == 3
+        pages.append(len(tools))
+    assert names == [f"n_{number:02}" for number in (*range(25), 99)]
+    assert pages == [10, 10, 5, 1]  # the last one is longer than a page
+
+
+@requirement("serve-mcp.pages")
+def test_a_small_registry_is_listed_on_one_page() -> None:
+    registry = OperationRegistry()
+    for number in range(1_000):
+        registry.register(OperationSpec(namespace="n", name=str(number)), _handler)
+    tools, cursor = ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, MAX_PAGE)
+    assert (len(tools), cursor) == (1_000, None)
+
+
+@requirement("serve-mcp.pages")
+@pytest.mark.parametrize(("limit", "is_listed"), [(4_096, False), (100_000, True), (0, False)])
+def test_a_long_output_schema_is_left_out_of_the_list(limit: int, is_listed: bool) -> None:
+    registry = OperationRegistry()
+    long = Schema({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(500)}})
+    registry.register(OperationSpec(namespace="a", name="b", output_schema=long), _handler)
+    tool = ToolCatalogue(Dispatcher(registry), max_output_schema=limit).find("a_b")
+    assert tool is not None
+    assert ("outputSchema" in tool.shape) == ("outputSchema" in tool.older) == is_listed
 
 
 @requirement("serve-mcp.pages")
@@ -110,22 +133,25 @@ def test_a_tool_that_goes_between_two_pages_costs_no_other() -> None:
     for name in "abcd":
         registry.register(OperationSpec(namespace="n", name=name), _handler)
     catalogue = ToolCatalogue(Dispatcher(registry))
-    _, cursor = catalogue.page(EVERYBODY, None, 2)
+    size = catalogue.page(EVERYBODY, None, 1)[0][0].size
+    _, cursor = catalogue.page(EVERYBODY, None, 2 * size)
     registry.unregister("n.a")
     registry.unregister("n.b")
-    assert [tool.name for tool in catalogue.page(EVERYBODY, cursor, 2)[0]] == ["n_c", "n_d"]
+    assert [tool.name for tool in catalogue.page(EVERYBODY, cursor, 2 * size)[0]] == ["n_c", "n_d"]
 
 
 def test_a_page_that_is_just_full_is_the_last() -> None:
     registry = OperationRegistry()
     for name in "ab":
         registry.register(OperationSpec(namespace="n", name=name), _handler)
-    assert ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, 2)[1] is None
+    catalogue = ToolCatalogue(Dispatcher(registry))
+    size = catalogue.page(EVERYBODY, None, 1)[0][0].size
+    assert catalogue.page(EVERYBODY, None, 2 * size)[1] is None
 
 
 def test_a_cursor_that_nobody_gave_is_refused() -> None:
     with pytest.raises(CallError, match="cursor"):
-        ToolCatalogue(Dispatcher(shop())).page(EVERYBODY, "made up", 10)
+        ToolCatalogue(Dispatcher(shop())).page(EVERYBODY, "made up", MAX_PAGE)
 
 
 def test_what_has_no_handler_or_is_not_served_is_no_tool() -> None:
@@ -134,7 +160,7 @@ def test_what_has_no_handler_or_is_not_served_is_no_tool() -> None:
     registry.register(OperationSpec(namespace="a", name="b"), _handler)
     registry.register(OperationSpec(namespace="c", name="d"), _handler)
     catalogue = ToolCatalogue(Dispatcher(registry, serves=lambda spec: spec.namespace == "c"))
-    assert [tool.name for tool in catalogue.page(EVERYBODY, None, 10)[0]] == ["c_d"]
+    assert [tool.name for tool in catalogue.page(EVERYBODY, None, MAX_PAGE)[0]] == ["c_d"]
     assert catalogue.find("a_b") is catalogue.find("a_known") is catalogue.find("a_nothing") is None
 
 
@@ -142,8 +168,8 @@ def test_a_long_name_is_found_again() -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="x" * 100), _handler)
     catalogue = ToolCatalogue(Dispatcher(registry))
-    (tool,), _ = catalogue.page(EVERYBODY, None, 10)
-    assert len(tool.name) == 64
+    (tool,), _ = catalogue.page(EVERYBODY, None, MAX_PAGE)
+    assert len(tool.name) == MAX_NAME
     assert catalogue.find(tool.name) is tool
 
 
@@ -164,11 +190,11 @@ def test_tools_of_operations_that_are_gone_are_forgotten() -> None:
     catalogue = ToolCatalogue(Dispatcher(registry))
     for number in range(10):
         registry.register(OperationSpec(namespace="a", name=str(number)), _handler)
-    catalogue.page(EVERYBODY, None, 100)
+    catalogue.page(EVERYBODY, None, MAX_PAGE)
     for number in range(9):
         registry.unregister(f"a.{number}")
-    catalogue.page(EVERYBODY, None, 100)
-    assert len(catalogue._tools) == len(catalogue._names) == len(catalogue._ids) == 1
+    catalogue.page(EVERYBODY, None, MAX_PAGE)
+    assert len(catalogue._tools) == len(catalogue._names) == 1
 
 
 @requirement("serve-mcp.one-bad-tool")
@@ -190,7 +216,7 @@ def test_an_operation_that_has_no_json_form_is_not_shown(caplog: pytest.LogCaptu
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="bad", examples=(object(),)), _handler)
     registry.register(OperationSpec(namespace="a", name="good", title="\ud800", examples=(float("nan"),)), _handler)
-    (tool,), _ = ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, 10)
+    (tool,), _ = ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, MAX_PAGE)
     assert tool.name == "a_good"
     assert tool.shape["_meta"][ORIGIN_META]["examples"] == [None]
     assert tool.shape["title"] == "\ufffd"
@@ -201,7 +227,7 @@ def test_an_operation_that_has_no_json_form_is_not_shown(caplog: pytest.LogCaptu
 def test_a_schema_that_is_too_deep_to_be_sent_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     registry = OperationRegistry()
     registry.register(OperationSpec(namespace="a", name="b", output_schema=_deep(300)), _handler)
-    assert ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, 10) == ([], None)
+    assert ToolCatalogue(Dispatcher(registry)).page(EVERYBODY, None, MAX_PAGE) == ([], None)
     assert "nested deeper" in caplog.text
 
 

@@ -56,6 +56,7 @@ MAX_BUFFERED_BYTES = 4 * 1024 * 1024
 # The paths of schemas that are not objects in tools of another opwire, because MCP requires objects.
 _INPUT = ("properties", "input")
 _RESULT = ("properties", "result")
+_BYTES = Schema({"type": "string", "contentEncoding": "base64"})
 _ITEM = ("properties", "items", "items")
 
 _PROTOCOL_FIELDS = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
@@ -113,7 +114,9 @@ class ToolReader:
                 title=as_text(tool.get("title")) or as_text(as_dict(tool.get("annotations")).get("title")),
                 description=as_text(tool.get("description")),
                 input_schema=self.schema(tool, "inputSchema", _INPUT if wraps_input else ()),
-                output_schema=self.schema(tool, "outputSchema", output_path),
+                output_schema=_BYTES
+                if origin is not None and origin.binary_output
+                else self.schema(tool, "outputSchema", output_path),
                 normalize=self._options.normalize,
                 strip=self._options.strip,
                 **self._origin_fields(name, origin),
@@ -235,10 +238,14 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
     if not isinstance(given, bool | None):
         logger.warning("%s: isError is not a boolean, but %s", label, type(given).__name__)
     meta = _result_meta(result, label)
-    if structured is UNSET:
-        data = _data_in_text(blocks, label, parse_json=declared and not is_error)
-    else:
-        data = unwrapped(structured, read_result_origin(meta), label)
+    origin = read_result_origin(meta)
+    match blocks:
+        case [{"data": encoded}] if structured is UNSET and origin is not None:  # an image or sound of another opwire
+            data = decode_bytes(encoded, origin.encoding, label)
+        case _ if structured is UNSET:
+            data = _data_in_text(blocks, label, parse_json=declared and not is_error)
+        case _:
+            data = unwrapped(structured, origin, label)
     return ResponseEnvelope(data, MCPResponseMeta(is_error, blocks, structured, meta))
 
 

@@ -172,8 +172,11 @@ def error_of(
 ) -> CallError:
     """Return the error of a response. `body` may be incomplete; `hint` tells the user what to do.
 
-    The message quotes the explanation of the body if `explained`, with `***` for these secrets.
+    The message quotes the explanation of the body if `explained`. An API may echo the request: `***` replaces these
+    secrets in the body.
     """
+    for secret in secrets:
+        body = body.replace(secret.encode("utf-8", "replace"), b"***")
     headers: dict[str, str] = {}
     for raw_name, value in head.headers:
         name = raw_name.lower()
@@ -191,8 +194,6 @@ def error_of(
         reason = HTTPStatus(head.status).phrase if head.status in {*HTTPStatus} else "Unknown"
     message = f"HTTP {head.status}: {reason}"
     explanation = _explanation(details["body"]) if explained else ""
-    for secret in secrets:
-        explanation = explanation.replace(secret, "***")
     if explanation and explanation.lower() != reason.lower():
         message += f": {_shortened(explanation)}"
     delay = _retry_after(head)

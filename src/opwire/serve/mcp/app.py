@@ -33,7 +33,7 @@ from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, json
 
 from opwire.call import LOCAL_IDENTITY
 from opwire.dispatch import Dispatcher
-from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.invoke import CLOSE_GRACE
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
@@ -53,7 +53,8 @@ from opwire.serve.guard import (
 )
 from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.server import CallLimits, ImplementationInfo, RegistryServer, ServedTools
-from opwire.serve.mcp.tools import ToolCatalogue
+from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
+from opwire.tools.names import LONGEST_MAX_NAME, MAX_NAME, SHORTEST_MAX_NAME
 from opwire.typed.plain import as_dict, replace_surrogates
 
 logger = logging.getLogger("opwire.serve")
@@ -252,7 +253,9 @@ def serve_mcp(
     max_items: int = 100,
     max_seconds: float = 30.0,
     max_bytes: int = 4 * 1024 * 1024,
-    page_size: int = 100,
+    max_page: int = MAX_PAGE,
+    max_name: int = MAX_NAME,
+    max_output_schema: int = MAX_OUTPUT_SCHEMA,
     tool_envelopes: bool = False,
 ) -> "MCPSurface":
     """Return a registry as an MCP server: every operation is a tool.
@@ -263,21 +266,26 @@ def serve_mcp(
     `stdio_identity` is the identity of the client on stdio. `include` and `exclude` are patterns of ids or tags that
     select the served operations. `interceptors` run around every call of this surface, the first outermost. `timeout`
     is the default of calls in seconds. Of a subscription at most `max_items` are collected in at most `max_seconds`,
-    and none after `max_bytes` of JSON. `tool_envelopes` encodes results and errors as ToolEnvelope V1.
+    and none after `max_bytes` of JSON. A page of the list has at most `max_page` bytes, a tool name at most `max_name`
+    characters, and an output schema with more than `max_output_schema` bytes is not listed. `tool_envelopes` encodes
+    results and errors as ToolEnvelope V1.
 
     Raises:
         UsageError: an option is invalid.
     """
     check_above_zero(timeout=timeout, max_seconds=max_seconds)
-    check_counts(max_items=max_items, max_bytes=max_bytes, page_size=page_size)
+    check_counts(max_items=max_items, max_bytes=max_bytes, max_page=max_page)
+    check_not_below_zero(max_output_schema=max_output_schema)
+    if not SHORTEST_MAX_NAME <= max_name <= LONGEST_MAX_NAME:
+        raise UsageError(f"max_name is {max_name}; it is between {SHORTEST_MAX_NAME} and {LONGEST_MAX_NAME}")
     dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
     served = ServedTools(
         dispatcher=dispatcher,
-        catalogue=ToolCatalogue(dispatcher),
+        catalogue=ToolCatalogue(dispatcher, max_name=max_name, max_output_schema=max_output_schema),
         limits=CallLimits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
-        page_size=page_size,
+        max_page=max_page,
         tool_envelopes=tool_envelopes,
     )
     info = ImplementationInfo(name=name, version=version, title=title, instructions=instructions)

@@ -86,7 +86,7 @@ class ServedTools(Struct, frozen=True, kw_only=True):
     dispatcher: Dispatcher
     catalogue: ToolCatalogue
     limits: CallLimits
-    page_size: int
+    max_page: int
     tool_envelopes: bool
 
 
@@ -149,7 +149,7 @@ class RegistryServer(Server[NotifiedSessions]):
     async def _list_tools(self, ctx: RequestContext, _: Any) -> Result:
         cursor = (ctx.params or {}).get("cursor")
         try:
-            tools, more = self._served.catalogue.page(self._identity(ctx), cursor, self._served.page_size)
+            tools, more = self._served.catalogue.page(self._identity(ctx), cursor, self._served.max_page)
         except CallError as error:
             raise MCPError(INVALID_PARAMS, error.message) from None
         page: Result = {} if more is None else {"nextCursor": more}

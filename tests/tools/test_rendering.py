@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from opwire.serve.mcp.tools import data_block
+from opwire.tools.rendering import data_block
 
 
 @pytest.mark.parametrize(
