@@ -13,8 +13,9 @@ help:  ## list the commands
 demo: .venv/.demo  ## run the demonstration
 	.venv/bin/opwire demo
 
+# More processes than cores: tests wait for leases and timeouts.
 test: .venv/.test  ## run the tests on one Python
-	.venv/bin/pytest -q -n 2 --dist worksteal --ignore=tests/judges
+	.venv/bin/pytest -q -n 3 --dist worksteal --ignore=tests/judges
 coverage: .venv/.test  ## run the tests on every Python of this machine, on one of them with coverage
 	.ci/coverage
 

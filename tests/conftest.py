@@ -26,7 +26,7 @@ _every_machine = settings(
     deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("ci", _every_machine, max_examples=CI_EXAMPLES)
-settings.register_profile("dev", _every_machine, max_examples=CI_EXAMPLES // 4)
+settings.register_profile("dev", _every_machine, max_examples=CI_EXAMPLES // 8)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.properties import is_thorough
 from tests.requirements import requirement
 from tests.servers.processes import unmeasured
 
@@ -18,6 +19,7 @@ CHECKERS = {
 
 
 @requirement("layout.types")
+@pytest.mark.skipif(not is_thorough(), reason="runs with CI=true; `make check` runs the same checkers")
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_the_types_are_what_the_files_in_typing_assert(checker: str) -> None:
     command = [sys.executable, "-m", *CHECKERS[checker]]

@@ -120,7 +120,9 @@ def test_a_dry_run_prints_the_request_without_credentials(
 
 @requirement("cli.dry-run")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_the_curl_command_sends_the_same_request(config: Callable[..., tuple[str, ...]], tmp_path: Path) -> None:
+async def test_the_curl_command_sends_the_same_request(
+    config: Callable[..., tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "photo").write_bytes(bytes(range(256)))
     async with EchoServer() as server:
         for media, kind, words in (
@@ -130,13 +132,14 @@ async def test_the_curl_command_sends_the_same_request(config: Callable[..., tup
             ("multipart/form-data", "object", ["name=Rex"]),
         ):
             call = *config(server.url, media, kind), "id=[1-3]{a,b}", *words
-            printed = await asyncio.to_thread(opwire, *call, "--curl", "--show-credentials")
-            assert printed.returncode == 0, printed.stderr
+            capsys.readouterr()
+            assert await asyncio.to_thread(run, [*call, "--curl", "--show-credentials"]) == 0
+            printed = capsys.readouterr().out
             ended = await asyncio.create_subprocess_shell(
-                f"set -e; {printed.stdout}", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+                f"set -e; {printed}", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
             )
-            assert await ended.wait() == 0, printed.stdout
-            assert (await asyncio.to_thread(opwire, *call)).returncode == 0
+            assert await ended.wait() == 0, printed
+            assert await asyncio.to_thread(run, list(call)) == 0
             by_curl, by_opwire = server.arrived[-2:]
             assert (by_curl.method, by_curl.path, by_curl.query) == (by_opwire.method, by_opwire.path, by_opwire.query)
             assert by_curl.header("authorization") == by_opwire.header("authorization") == "Bearer s3cret"
