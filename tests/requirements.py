@@ -1069,6 +1069,7 @@ SERVE_HTTP: dict[str, str] = {
     "http.methods": "A path says which methods it has.",
     "http.not-found": "What is not there is 404, with what comes close and may be called.",
     "http.strict": "Input that two readers would read differently is refused.",
+    "http.hostile-values": "A value that a typed parameter cannot hold, however large, is the caller's error.",
     "http.data": "Data is JSON, bytes are an octet stream, None is null.",
     "http.envelope": "The whole envelope is sent where it is asked for.",
     "http.problems": "Errors are RFC 9457 problems, from the one table.",
@@ -1129,6 +1130,8 @@ OPENAPI_JUDGES: dict[str, str] = {
     "openapi.judges.templates": "Paths and queries are what another implementation of RFC 6570 writes.",
     "openapi.judges.every-operation": "Every operation of ten real documents can be called.",
     "http.judges.document": "Validators find nothing wrong with the served document, in 3.1 and in 3.2.",
+    "http.judges.linters": "Redocly's recommended rules and Spectral's `oas` rules find no error in what is served, "
+    "functions and real APIs alike.",
     "http.judges.schemathesis": "Schemathesis, with all of its checks, finds no failure in a served registry.",
     "http.judges.python-client": "A client made by openapi-python-client calls the served registry.",
     "http.judges.typescript-client": "A client made by hey-api passes the type checker and calls the served registry.",

@@ -245,6 +245,7 @@ class HTTPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     port: Port = 8080
     title: str = "opwire"
     description: str = ""
+    servers: tuple[str, ...] = ()  # public URLs, for the document
     cors_origins: tuple[str, ...] = ()
     heartbeat: Seconds = 15.0
     is_error: Literal["fail", "return"] = "fail"
@@ -483,6 +484,7 @@ TEMPLATE = """\
 #port = 8080
 #title = "Shop"
 #hosts = ["localhost", "shop.example"]  # accepted host names
+#servers = ["https://shop.example/api"]  # public URLs, for the document
 #cors_origins = ["https://shop.example"]
 #anonymous = "guest"  # by default, callers without a token reach public operations only
 

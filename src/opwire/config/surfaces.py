@@ -209,6 +209,7 @@ def http_surface(config: Config, registry: OperationRegistry, monitor: CallMonit
         title=settings.title,
         version=settings.version,
         description=settings.description,
+        servers=settings.servers,
         timeout=config.limits.call_timeout,
         heartbeat=settings.heartbeat,
         is_error=settings.is_error,

@@ -14,7 +14,7 @@ import types
 import typing
 from collections import abc
 from collections.abc import Callable, Iterable
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import partial
 from typing import Annotated, Any, ForwardRef, TypeVar, cast, get_args, get_origin
 
@@ -191,12 +191,17 @@ def _words_of(metadata: Any) -> dict[str, Any]:
     return {word: value for word, value in words.items() if value is not None}
 
 
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])  # the default one raises on 1e308 % 2
+
+
 def _is_multiple(value: Any, factor: Any) -> bool:
     if not isinstance(value, int | float | Decimal):  # another member of a union
         return True
     if isinstance(value, int) and isinstance(factor, int):
         return value % factor == 0
-    return math.isfinite(value) and Decimal(str(value)) % Decimal(str(factor)) == 0
+    # By the digits of a float: 0.3 is a multiple of 0.1. What is not finite leaves NaN.
+    parts = (Decimal(repr(each)) if isinstance(each, float) else Decimal(each) for each in (value, factor))
+    return _EXACT.remainder(*parts) == 0
 
 
 _ARRAYS: dict[Any, Callable[[Any], Any]] = {

@@ -292,7 +292,8 @@ class AliasNode(Node):
 TIME_PATTERN = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])?$"
 _N = r"[0-9]+(\.[0-9]+)?"
 DURATION_PATTERN = rf"^[+-]?P(?=[0-9]|T)({_N}D)?(T(?=[0-9])({_N}H)?({_N}M)?({_N}S)?)?$"
-DECIMAL_PATTERN = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+# An exponent has at most four digits: arithmetic with 1e999999999 raises, and converting it to an integer never ends.
+DECIMAL_PATTERN = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?$"
 INTEGER_PATTERN = r"^-?(0|[1-9][0-9]*)$"
 
 
@@ -337,9 +338,12 @@ def _decimal(value: Any) -> decimal.Decimal:
 
 
 def _integer_key(value: Any) -> int:
-    if isinstance(value, str) and re.search(INTEGER_PATTERN, value):
+    if not isinstance(value, str) or not re.search(INTEGER_PATTERN, value):
+        raise Misfit("the key is not an integer")
+    try:
         return int(value)
-    raise Misfit("the key is not an integer")
+    except ValueError:  # Python's limit of 4,300 digits
+        raise Misfit("the key has too many digits") from None
 
 
 def _text(type_: Any, what: str, **schema: str) -> ScalarNode:

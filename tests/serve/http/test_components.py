@@ -66,7 +66,7 @@ def test_the_same_definition_is_shared_and_another_one_of_that_name_is_not() -> 
         ({"$ref": "#here", "$defs": {"A": {"$anchor": "here", "type": "null"}}}, ref("A"), {"A": {"type": "null"}}),
         ({"$ref": "A", "$defs": {"x": {"$id": "A", "type": "null"}}}, ref("x"), {"x": {"type": "null"}}),
         ({"$ref": "#/$defs/Page%C2%ABA%C2%BB", "$defs": {"Page«A»": {}}}, ref("Page_A"), {"Page_A": {}}),
-        ({"$defs": {"A": {}}, "default": {"$ref": "#/$defs/A"}}, {"default": {"$ref": "#/$defs/A"}}, {}),
+        ({"$defs": {"A": {}}, "default": {"$ref": "#/$defs/A"}}, {}, {}),
     ],
     ids=["root", "pointer", "inside", "definitions", "components", "anchor", "id", "odd name", "data"],
 )
@@ -184,3 +184,80 @@ def test_base64_text_has_the_format_by_which_tools_know_it() -> None:
     data = {"type": "string", "contentEncoding": "base64"}
     assert place({"properties": {"data": data}}) == {"properties": {"data": {**data, "format": "byte"}}}
     assert place({**data, "format": "own"}) == {**data, "format": "own"}
+
+
+@requirement("http.document.schemas")
+def test_a_discriminator_keeps_its_variants_and_drops_those_that_are_missing() -> None:
+    schema = {
+        "$ref": "#/$defs/Pet",
+        "$defs": {
+            "Pet": {
+                "type": "object",
+                "discriminator": {
+                    "propertyName": "kind",
+                    "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog", "other": "Other"},
+                },
+            },
+            "Cat": {"allOf": [{"$ref": "#/$defs/Pet"}], "properties": {"lives": {"type": "integer"}}},
+        },
+    }
+    components = Components({})
+    assert place(schema, components=components) == ref("Pet")
+    placed: Any = components.schemas
+    assert placed["Pet"]["discriminator"]["mapping"] == {"cat": PREFIX + "Cat", "other": "Other"}
+    assert placed["Cat"]["allOf"] == [ref("Pet")]
+    nothing = {"discriminator": {"propertyName": "kind", "mapping": {"dog": "#/$defs/Dog"}}}
+    assert place(nothing) == {"discriminator": {"propertyName": "kind"}}
+    assert "mapping" in nothing["discriminator"]  # the schema of the operation is not changed
+
+
+@requirement("http.document.schemas")
+def test_the_branches_of_a_discriminated_union_are_references() -> None:
+    wrapped = {"allOf": [{"$ref": "#/$defs/A"}], "properties": {"kind": {"not": {"enum": ["b"]}}}}
+    other = {"allOf": [{"$ref": "#/$defs/A"}], "properties": {"kind": {"const": "a"}}}
+    definitions = {"A": {"type": "object"}, "B": {"type": "object"}}
+    union = {"anyOf": [wrapped, other, {"$ref": "#/$defs/B"}], "$defs": definitions}
+    assert place(union)["anyOf"][0] == {**wrapped, "allOf": [ref("A")]}
+    found = place({**union, "discriminator": {"propertyName": "kind"}})
+    assert found["anyOf"] == [ref("A"), {**other, "allOf": [ref("A")]}, ref("B")]
+
+
+@requirement("http.document.schemas")
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (
+            {"type": "array", "prefixItems": [{"type": "null"}]},
+            {"type": "array", "prefixItems": [{"type": "null"}], "items": {}},
+        ),
+        (
+            {"type": "array", "prefixItems": [{"type": "null"}, {}], "maxItems": 2},
+            {
+                "type": "array",
+                "prefixItems": [{"type": "null"}, {}],
+                "maxItems": 2,
+                "items": {"anyOf": [{"type": "null"}, {}]},
+            },
+        ),
+        ({"type": ["array", "null"]}, {"type": ["array", "null"], "items": {}}),
+        ({"type": "string", "nullable": True, "min_items": 1, "x-a": 1}, {"type": "string", "x-a": 1}),
+        ({"type": "object", "default": None}, {"type": "object"}),
+        ({"type": "integer", "default": 5, "maximum": 4}, {"type": "integer", "maximum": 4}),
+        ({"type": "integer", "default": 5}, {"type": "integer", "default": 5}),
+        ({"type": "object", "examples": [{"$ref": "#/nowhere"}]}, {"type": "object"}),
+        ({"type": "object", "examples": [{"$price": 1}]}, {"type": "object", "examples": [{"$price": 1}]}),
+    ],
+    ids=[
+        "open tuple",
+        "tuple",
+        "nullable array",
+        "unknown keywords",
+        "null",
+        "too large",
+        "valid",
+        "reference",
+        "dollar",
+    ],
+)
+def test_what_validators_of_documents_reject_is_left_out(schema: Any, expected: Any) -> None:
+    assert place(schema) == expected

@@ -86,11 +86,12 @@ def test_an_operation_says_what_it_takes_gives_and_is(document: dict[str, Any]) 
     body = post["requestBody"]
     assert body["required"] is True
     assert body["content"]["application/json"]["schema"]["required"] == ["a"]
-    assert sorted(post["responses"]) == ["200", "default"]
+    assert sorted(post["responses"]) == ["200", "4XX", "default"]
     content = post["responses"]["200"]["content"]
     assert content["application/json"] == {"schema": {"type": "integer"}}
     assert sorted(content) == ["application/json", "application/vnd.opwire.envelope+json"]
-    assert list(post["responses"]["default"]["content"]) == ["application/problem+json"]
+    assert post["responses"]["4XX"] == post["responses"]["default"] == {"$ref": "#/components/responses/Problem"}
+    assert list(document["components"]["responses"]["Problem"]["content"]) == ["application/problem+json"]
     origin = read_origin(post, "x-opwire")
     assert origin is not None
     assert (origin.id, origin.type, origin.tags) == ("math.add", OperationType.QUERY, ("numbers",))
@@ -176,7 +177,7 @@ def test_a_subscription_is_a_stream_of_events_described_as_the_version_can() -> 
 @requirement("http.document.security")
 def test_where_tokens_are_taken_the_document_says_so() -> None:
     specs = spec("open", access=AccessControl(public=True)), spec("closed")
-    assert "security" not in document_of(*specs)
+    assert document_of(*specs)["security"] == []
     found = document_of(*specs, about=DocumentInfo(title="", version="", takes_tokens=True))
     assert found["security"] == [{"bearer": []}, {"apiKey": []}]
     assert sorted(found["components"]["securitySchemes"]) == ["apiKey", "bearer"]
@@ -186,11 +187,20 @@ def test_where_tokens_are_taken_the_document_says_so() -> None:
     assert {} in optional["security"]
 
 
+@requirement("http.document")
+def test_the_tags_of_operations_are_declared() -> None:
+    found = document_of(spec("one", tags=("b", "a", "b")), spec("two"))
+    assert operation(found, "/a/one")["tags"] == ["b", "a"]
+    assert found["tags"] == [{"name": "a"}, {"name": "b"}]
+
+
 def test_the_document_is_about_this_server() -> None:
     about = DocumentInfo(title="Shop", version="2.1", description="Sells tea.", server="/api")
     found = document_of(about=about)
     assert found["info"] == {"title": "Shop", "version": "2.1", "description": "Sells tea."}
     assert found["servers"] == [{"url": "/api"}]
+    public = DocumentInfo(title="Shop", version="2.1", server="/api", servers=("https://shop.example/api",))
+    assert document_of(about=public)["servers"] == [{"url": "https://shop.example/api"}]
     assert found["openapi"] == "3.1.1"
 
 

@@ -293,3 +293,58 @@ async def test_every_name_survives_there_and_back(given_names: list[str], namesp
     async with read_back(registry) as back:
         for name in given_names:
             assert (await back.execute(f"{namespace}.{name}", {})).data == name
+
+
+PETS = {
+    "openapi": "3.0.3",
+    "info": {"title": "Pets", "version": "1"},
+    "paths": {
+        "/pets/{id}": {
+            "get": {
+                "operationId": "pet",
+                "parameters": [
+                    {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "readOnly": True}},
+                    {"name": "owner", "in": "query", "schema": {"$ref": "#/components/schemas/Owner"}},
+                ],
+                "responses": {
+                    "200": {
+                        "description": "",
+                        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Pet"}}},
+                    }
+                },
+            }
+        }
+    },
+    "components": {
+        "schemas": {
+            "Owner": {"type": "string", "readOnly": True},
+            "Pet": {
+                "type": "object",
+                "required": ["kind"],
+                "properties": {"kind": {"type": "string"}},
+                "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/components/schemas/Cat"}},
+            },
+            "Cat": {
+                "allOf": [{"$ref": "#/components/schemas/Pet"}],
+                "properties": {"lives": {"type": "integer"}},
+            },
+        }
+    },
+}
+
+
+@requirement("http.round-trip")
+async def test_read_only_parameters_and_variants_of_a_parent_survive() -> None:
+    registry = OperationRegistry()
+    async with from_openapi(PETS, base_url="http://127.0.0.1:9") as pets:
+        registry.register_all(pets)
+        async with read_back(registry) as once, read_back(once) as twice:
+            spec = twice.get_spec("pets.pet")
+    assert spec is not None
+    found = Schema(spec.input_schema.json)
+    assert found.is_valid({"id": "rex", "owner": "ada"})
+    assert not found.is_valid({"owner": "ada"})
+    assert not found.is_valid({"id": "rex", "owner": 1})
+    output: Any = spec.output_schema.json
+    assert output["discriminator"]["mapping"] == {"cat": "#/$defs/Cat"}
+    assert output["$defs"]["Cat"]["properties"] == {"lives": {"type": "integer"}}

@@ -205,6 +205,7 @@ class _Rewriting:
         if given.get("$recursiveAnchor") is True:
             self._recursive = given
         kept = usable_keywords(given, self._warn)
+        kept.pop(_HIDDEN[self._direction], None)  # a parameter, for example: it would be hidden where this is served
         if not self._schemas.hides_siblings:
             lower_bounds(kept)
         self._rewrite_references(kept, document)
@@ -258,9 +259,11 @@ class _Rewriting:
         named = [prefix + given for prefix in _USUAL_PREFIXES]
         for ref in (given, *named) if "/" in given else (*named, given):
             try:
-                return _DEFINITION + self._schemas.name_of(ref, document)
+                name = self._schemas.name_of(ref, document)
             except SchemaError:
                 continue
+            self.uses.add(name)  # a parent names variants that it does not refer to
+            return _DEFINITION + name
         return given
 
     def _discriminate(self, schema: dict[str, Any], given: dict[str, Any], document: SourceDocument) -> None:

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from opwire.deadlines import Deadlines
 from opwire.dispatch import Dispatcher
-from opwire.errors import CallError, ErrorCode, check_above_zero
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.logs import CANCELLED
 from opwire.monitor import CallMonitor
 from opwire.operation import Interceptor, OperationType
@@ -43,6 +43,7 @@ def serve_http(
     title: str = "opwire",
     version: str = "1.0",
     description: str = "",
+    servers: Iterable[str] = (),
     timeout: float | None = 30.0,
     heartbeat: float = 15.0,
     is_error: IsErrorPolicy = "fail",
@@ -61,6 +62,9 @@ def serve_http(
     default hosts are the loopback names: `hosts=["shop.example"]` replaces them. These and the limits are options of
     `RequestGuard`. Pages of the origins `cors_origins` may call and read the responses.
 
+    `servers` are the public URLs of this server, for its document: ["https://shop.example/api"]. By default the
+    document has the path under which the app is mounted.
+
     `include` and `exclude` are patterns of ids or tags that select the served operations. `interceptors` run around
     every call of this surface, the first outermost. `timeout` is the default of calls in seconds. A stream that is
     silent for `heartbeat` seconds gets a comment line. `is_error`: see `IsErrorPolicy`. `monitor` counts the calls, and
@@ -70,10 +74,13 @@ def serve_http(
         UsageError: an option is invalid.
     """
     check_above_zero(timeout=timeout, heartbeat=heartbeat)
+    if isinstance(servers, str):  # each character would be a URL
+        raise UsageError(f"servers is a list of URLs: write [{servers!r}]")
     info = DocumentInfo(
         title=title,
         version=version,
         description=description,
+        servers=tuple(servers),
         takes_tokens=guard.get("authenticate") is not None,
         allows_anonymous=guard.get("anonymous") is not None,
     )

@@ -11,11 +11,13 @@ schema; generators create better types from named parts, and need the type of a 
 """
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from itertools import chain, count
+from math import inf
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import parse_qs, unquote
 
@@ -37,13 +39,22 @@ from opwire.schema import Schema
 from opwire.schema.dialect import JSONSchema, References, escaped, map_subschemas, unescaped
 from opwire.serve.guard import PROBLEM_JSON
 from opwire.serve.http.request import Route
-from opwire.typed.plain import as_dict
+from opwire.typed.plain import as_dict, as_list
 
 PREFIX = "#/components/schemas/"
 
 _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_QUOTED_REFERENCES = tuple(f'"{each}"'.encode() for each in _REFERENCES)
 _ROOT_KEYWORDS = frozenset("$schema $id $anchor $dynamicAnchor $recursiveAnchor $defs definitions components".split())
+_KEYWORDS = frozenset(
+    "$comment $defs $dynamicRef $recursiveRef $ref additionalProperties allOf anyOf const contains contentEncoding "
+    "contentMediaType contentSchema default definitions dependentRequired dependentSchemas deprecated description "
+    "discriminator else enum examples exclusiveMaximum exclusiveMinimum externalDocs format if items maxContains "
+    "maxItems maxLength maxProperties maximum minContains minItems minLength minProperties minimum multipleOf not "
+    "oneOf pattern patternProperties prefixItems properties propertyNames readOnly required then title type "
+    "unevaluatedItems unevaluatedProperties uniqueItems writeOnly xml".split()
+)
 _BOOLEANS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems")  # where generators expect booleans
 _encoder = msgspec.json.Encoder(order="sorted")
 
@@ -154,20 +165,31 @@ class _Root:
     def _rewritten(self, schema: JSONSchema) -> JSONSchema:
         if not isinstance(schema, dict):
             return {} if schema else {"not": {}}  # equivalent, and known to every generator
-        copy = map_subschemas(schema, self._rewritten)
+        copy = map_subschemas(_published(schema), self._rewritten)
         copy.update({keyword: schema[keyword] for keyword in _BOOLEANS if isinstance(schema.get(keyword), bool)})
         for keyword in _REFERENCES:
             if isinstance(copy.get(keyword), str):
                 copy["$ref"] = self._target(copy.pop(keyword))
-        mapping = as_dict(as_dict(copy.get("discriminator")).get("mapping"))
-        if mapping:
-            moved = {value: self._target(ref) if str(ref).startswith("#/") else ref for value, ref in mapping.items()}
-            copy["discriminator"] = {**copy["discriminator"], "mapping": moved}
-        for keyword in ("$schema", "$id", "$anchor", "$dynamicAnchor"):
-            copy.pop(keyword, None)
+        if discriminator := as_dict(copy.get("discriminator")):
+            self._rewrite_discriminator(copy, discriminator)
         if copy.get("contentEncoding") == "base64":
             copy.setdefault("format", "byte")  # tells tools that not every text is valid
         return copy
+
+    def _rewrite_discriminator(self, schema: dict[str, Any], discriminator: dict[str, Any]) -> None:
+        """Move the targets of the mapping, and refer to the variants directly: the discriminator selects by name.
+
+        `from_openapi` makes each variant reject the tags of the others, and does so again where this is loaded.
+        """
+        moved: dict[str, Any] = {}
+        for tag, reference in as_dict(discriminator.get("mapping")).items():
+            with contextlib.suppress(SchemaError):  # a target that is missing
+                moved[tag] = self._target(reference) if str(reference).startswith("#/") else reference
+        named = {key: each for key, each in discriminator.items() if key != "mapping"}
+        schema["discriminator"] = {**named, "mapping": moved} if moved else named
+        for union in ("anyOf", "oneOf"):
+            if isinstance(schema.get(union), list):
+                schema[union] = [_variant(each) for each in schema[union]]
 
     def _target(self, reference: str) -> str:
         self._references.resolve(reference)  # raises SchemaError if it cannot be resolved
@@ -221,6 +243,38 @@ class _Root:
                     return set()
                 waiting.append(target)
         return found
+
+
+def _published(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without what validators of documents reject: unknown keywords, and data that contradicts it."""
+    kept = {keyword: each for keyword, each in schema.items() if keyword in _KEYWORDS or keyword.startswith("x-")}
+    if _refers(kept.get("examples")):  # validators resolve references in data, too
+        del kept["examples"]
+    if "default" in kept:
+        checked = {keyword: each for keyword, each in schema.items() if keyword != "default" and not _refers(each)}
+        with contextlib.suppress(SchemaError):
+            if _refers(kept["default"]) or not Schema(checked, dialect="2020-12").is_valid(kept["default"]):
+                del kept["default"]
+    if "array" in as_list([kept["type"]] if isinstance(kept.get("type"), str) else kept.get("type")):
+        # Linters require `items`, even of a tuple. Where its length is limited they have no effect, and generators that
+        # do not know tuples create the right union; hey-api would append any other type to the tuple.
+        first = as_list(kept.get("prefixItems"))
+        is_closed = len(first) > 1 and kept.get("maxItems", inf) <= len(first)
+        kept.setdefault("items", {"anyOf": first} if is_closed else {})
+    return kept
+
+
+def _refers(value: Any) -> bool:
+    encoded = _encoder.encode(value)
+    return any(each in encoded for each in _QUOTED_REFERENCES)
+
+
+def _variant(branch: JSONSchema) -> JSONSchema:
+    """Return the reference in a branch of a union that only adds which tags of other branches it rejects."""
+    fields = as_dict(branch)
+    tags = list(as_dict(fields.get("properties")).values())
+    is_wrapped = fields.keys() == {"allOf", "properties"} and len(fields["allOf"]) == len(tags) == 1
+    return fields["allOf"][0] if is_wrapped and as_dict(as_dict(tags[0]).get("not")).keys() == {"enum"} else branch
 
 
 @lru_cache(4_096)
@@ -319,6 +373,9 @@ _VERSIONS: dict[str, OpenAPIVersion] = {
 _MAX_FIELDS = 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 _BINARY = {"type": "string", "format": "binary"}
+_RESPONSES = {
+    "Problem": {"description": "The error", "content": {PROBLEM_JSON: {"schema": {"$ref": f"{PREFIX}Problem"}}}}
+}
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -331,7 +388,8 @@ class DocumentInfo(Struct, frozen=True, kw_only=True):
     title: str
     version: str
     description: str = ""
-    server: str = "/"
+    servers: tuple[str, ...] = ()
+    server: str = "/"  # if there are no others
     takes_tokens: bool = False
     allows_anonymous: bool = False  # callers without a token have an identity, too
     hidden: int = 0  # served operations that callers without a token may not call
@@ -350,9 +408,11 @@ def build_document(
     document: dict[str, Any] = {
         "openapi": VERSIONS[version],
         "info": {"title": info.title, "version": info.version},
-        "servers": [{"url": info.server}],
+        "servers": [{"url": each} for each in info.servers or [info.server]],
+        "security": [],
+        "tags": [{"name": each} for each in sorted({tag for spec in listed for tag in tags_of(spec)})],
         "paths": {path_of(spec.id): builder.path_item(spec) for spec in listed},
-        "components": {"schemas": dict(sorted(builder.components.schemas.items()))},
+        "components": {"schemas": dict(sorted(builder.components.schemas.items())), "responses": _RESPONSES},
     }
     notes = [info.description] if info.description else []
     if info.hidden:
@@ -394,6 +454,11 @@ def summary_of(spec: OperationSpec) -> str:
     return sentence or spec.id
 
 
+def tags_of(spec: OperationSpec) -> list[str]:
+    """Return the tags of an operation, each once; or its namespace."""
+    return list(dict.fromkeys(spec.tags)) or [spec.namespace]
+
+
 class _DocumentBuilder:
     def __init__(self, info: DocumentInfo, version: OpenAPIVersion, names: Mapping[str, str]) -> None:
         self.components = Components(NAMED_SCHEMAS)
@@ -406,7 +471,7 @@ class _DocumentBuilder:
         name = self._names[spec.id]
         input = self.components.place(spec.input_schema, f"{name}_input")
         common = {
-            "tags": list(spec.tags) or [spec.namespace],
+            "tags": tags_of(spec),
             "summary": summary_of(spec),
             **({"description": spec.description} if spec.description else {}),
             **({"security": []} if self._info.takes_tokens and spec.access and spec.access.public else {}),
@@ -432,11 +497,9 @@ class _DocumentBuilder:
         output = self.components.share(self.components.place(spec.output_schema, f"{name}_output"), f"{name}_output")
         streams = spec.type is OperationType.SUBSCRIPTION
         content = self._events(output) if streams else self._content(spec, output)
-        problem = {"schema": {"$ref": f"{PREFIX}Problem"}}
-        return {
-            "200": {"description": "The items, as events" if streams else "The result", "content": content},
-            "default": {"description": "The error", "content": {PROBLEM_JSON: problem}},
-        }
+        problem = {"$ref": "#/components/responses/Problem"}
+        description = "The items, as events" if streams else "The result"
+        return {"200": {"description": description, "content": content}, "4XX": problem, "default": problem}
 
     def _events(self, item: JSONSchema) -> dict[str, Any]:
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": item}
