@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire import Schema
-from opwire.serve.http.document import PREFIX, Components
+from opwire.serve.http.components import PREFIX, Components
 from tests.requirements import requirement
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "value": {"type": "integer"}}}

@@ -9,7 +9,7 @@ import pytest
 from opwire import encode_envelope, http_envelope, local_envelope
 from opwire.envelope import mcp_envelope
 from opwire.schemas import MCP_CONTENT_BLOCK_SCHEMA, RESPONSE_META_SCHEMA
-from opwire.serve.http.document import NAMED_SCHEMAS
+from opwire.serve.http.components import NAMED_SCHEMAS
 from tests.requirements import requirement
 
 BLOCKS: list[dict[str, Any]] = [
