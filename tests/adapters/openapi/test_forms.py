@@ -224,14 +224,13 @@ def test_the_streaming_form_asks_for_a_stream_whatever_the_schema(schema: dict[s
     request = sent(found["chat_stream"], {"body": {"text": "hi"}})
     assert request.body == b'{"text":"hi","stream":true}'
     assert b"stream" not in (sent(found["chat"], {"body": {"text": "hi"}}).body or b"") or schema.get("oneOf")
-    assert not accepts(found["chat_stream"].input_schema.json, {"body": {"text": "hi", "stream": "x"}}) or schema.get(
-        "anyOf"
-    )
+    if not {"allOf", "anyOf"} & schema.keys():  # these may have other properties
+        assert not accepts(found["chat_stream"].input_schema.json, {"body": {"text": "hi", "stream": "x"}})
 
 
 @requirement("openapi.real-documents", "openapi.twins")
 def test_streams_of_mistral_ask_for_a_stream(shared: Path) -> None:
-    api = {each.spec.name: each for each in from_openapi(shared / "openapi" / "mistral.yaml")}
+    api = {each.spec.name: each for each in from_openapi(shared / "openapi" / "mistral.yaml", strict_input=True)}
     for name in ("append", "restart"):
         operation = api[f"agents_api_v1_conversations_{name}_stream"]
         json = operation.spec.input_schema.json

@@ -462,6 +462,16 @@ BASE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": 
         (OVERLAP, {"a": 1, "b": 2}, []),
         ({**OVERLAP, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"a": 1, "b": 2}, {}),
         (CLOSED, {"a": 1, "b": "x", "c": 2}, {"a": 1, "b": "x", "c": "2"}),
+        (
+            {"allOf": [{"$ref": "#/components/schemas/Closed"}, {"$ref": "#/components/schemas/Alias"}]},
+            {"a": 1, "d": 2},
+            {"a": 1, "d": "2"},
+        ),
+        (
+            {"anyOf": [{"$ref": "#/components/schemas/Base"}], "additionalProperties": False},
+            {"a": 1},
+            {"a": "x"},
+        ),
     ],
 )
 @pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
@@ -470,7 +480,10 @@ def test_an_input_that_only_the_document_contradicts_is_accepted_unless_strict(
 ) -> None:
     # As an item, so that the body stays one value.
     operation = {"requestBody": json_body({"type": "array", "items": schema})}
-    given = document({"/x": {"post": operation}}, version, schemas={"Base": BASE})
+    closed = {**BASE, "additionalProperties": False}
+    other = {"type": "object", "properties": {"d": {"type": "integer"}}, "additionalProperties": False}
+    schemas = {"Base": BASE, "Closed": closed, "Other": other, "Alias": {"$ref": "#/components/schemas/Other"}}
+    given = document({"/x": {"post": operation}}, version, schemas=schemas)
     relaxed, strict = read(given).only, read(given, strict_input=True).only
     assert relaxed.input_schema.is_valid({"body": [accepted]})
     assert relaxed.input_schema.problems({"body": [accepted]}) == []
@@ -486,6 +499,15 @@ def test_an_output_and_a_trusted_input_are_checked_as_declared() -> None:
     given = document({"/x": {"post": operation}})
     assert not read(given).only.output_schema.is_valid("yesterday")
     assert not read(given, trust_annotations=True).only.input_schema.is_valid({"body": [{"a": 1, "b": 2}]})
+
+
+@requirement("openapi.relaxed-input")
+def test_a_composed_object_stays_closed_if_only_it_declares_properties() -> None:
+    schema = {**BASE, "additionalProperties": False, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    operation = {"requestBody": json_body({"type": "array", "items": schema})}
+    schema = read(document({"/x": {"post": operation}})).only.input_schema
+    assert schema.is_valid({"body": [{"a": 1}]})
+    assert not schema.is_valid({"body": [{"a": 1, "aa": 1}]})
 
 
 @requirement("openapi.relaxed-input")

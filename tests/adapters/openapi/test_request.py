@@ -126,11 +126,6 @@ def test_a_line_break_is_refused_and_its_parameter_named(name: str, place: str) 
     assert "Evil" not in error.message
 
 
-@pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding", "Connection"])
-def test_headers_that_frame_a_request_are_the_clients_own(name: str) -> None:
-    assert build_request(plan("/", parameter(name, "header")), {name: "5"}).headers == [("Accept", "*/*")]
-
-
 @pytest.mark.parametrize(
     ("broken", "why"),
     [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, cast
 
 from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts
-from opwire.adapters.openapi.plan import Location, Style, is_token, media_type
+from opwire.adapters.openapi.plan import Location, Style, is_token, media_type, without_fragment
 from opwire.adapters.report import Report
 from opwire.errors import SchemaError
 from opwire.typed.plain import as_dict, as_list
@@ -201,9 +201,11 @@ _DEFAULT_STYLES: dict[str, Style] = {"path": "simple", "header": "simple"}
 # Swagger 2.0; `csv` is the default style of the location, not exploded.
 _COLLECTION_STYLES: dict[str, Style] = {"ssv": "spaceDelimited", "tsv": "tabDelimited", "pipes": "pipeDelimited"}
 _NOT_SCHEMA = frozenset("name in required description collectionFormat allowEmptyValue x-example".split())
-# The document describes these elsewhere. Swagger 2.0 has no bearer tokens, and does not mention `authorization`.
-_IGNORED = {"2.0": frozenset({"accept", "content-type"})}
-_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
+# The HTTP client sets the framing; the document describes the others elsewhere. Swagger 2.0 has no bearer tokens, and
+# does not mention `authorization`.
+_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_IGNORED = {"2.0": _FRAMING | {"accept", "content-type"}}
+_IGNORED_HEADERS = _FRAMING | {"accept", "content-type", "authorization"}
 
 
 class DeclaredParameter(NamedTuple):
@@ -273,7 +275,7 @@ def _query_variables(path: str) -> dict[str, Literal["path", "query"]]:
 
     In `/alerts?lat={lat}`, it is the query parameter `lat`. In `/alerts?area={lat},{lon}`, it fills the template.
     """
-    path, _, query = path.partition("#")[0].partition("?")
+    path, _, query = without_fragment(path).partition("?")
     fields = query.split("&")
     outside = VARIABLE.findall(path)
     return {
@@ -354,8 +356,8 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 def is_any(content_type: str) -> bool:
-    """Return whether a content type is a range that includes JSON."""
-    return media_type(content_type).name in ("*/*", "application/*")
+    """Return whether a content type is a range that includes JSON, or missing."""
+    return media_type(content_type).name in ("*/*", "application/*", "*", "")
 
 
 def is_form(content_type: str) -> bool:
@@ -402,6 +404,6 @@ def accept_header(chosen: Iterable[str], others: Iterable[str]) -> str:
     Other JSON types are not requested beside it: they often are other representations of the response.
     """
     wanted = [each for each in chosen if media_type(each).is_json]
-    wanted = wanted or [each for each in others if media_type(each).name != "*/*"]
+    wanted = wanted or [each for each in others if "/" in (name := media_type(each).name) and name != "*/*"]
     wanted = list(dict.fromkeys(each for each in wanted if "\n" not in each and "\r" not in each))[:_MAX_ACCEPTED]
     return ", ".join([*wanted, "*/*;q=0.1"]) if wanted else "*/*"

@@ -38,6 +38,7 @@ from opwire.adapters.openapi.request_bodies import (
 )
 from opwire.adapters.openapi.schemas import SchemaRewriter
 from opwire.adapters.openapi.serialize import FILE_SCHEMA
+from opwire.adapters.openapi.xml_text import XMLRoot
 from opwire.adapters.report import Report
 from opwire.schema import JSONSchema
 from opwire.typed.plain import as_list
@@ -68,6 +69,7 @@ class _BodyInput(NamedTuple):
     form: FormEncoding = FormEncoding()
     fixed: Mapping[str, Any] = {}
     binary: bool = False
+    xml: XMLRoot | None = None
 
     @property
     def required(self) -> bool:
@@ -201,6 +203,7 @@ class InputReader:
             positions=form.positions,
             items=form.items,
             binary=body.binary,
+            xml=body.xml,
             fixed=body.fixed,
         )
         files = [(*body_path, name) for name, part in form.parts.items() if part.binary]
@@ -237,8 +240,17 @@ class InputReader:
 
     def _body(self, declaration: BodyDeclaration) -> _BodyInput:
         annotations = {"description": declaration.description}
+        kind = media_type(declaration.content_type)
+        root = self._schemas.xml_root(*declaration.schema)
         if is_binary_body(declaration, self._schemas):
+            if root is not None:
+                self._warn(f"the body is an array or object, and {kind.name!r} is unknown: it is given as bytes")
             return _BodyInput(declaration, _annotated(FILE_SCHEMA, annotations), binary=True)
+        if root is not None and not (kind.is_xml and root.name):
+            if is_text(kind.name):
+                missing = "its schema does not name the root element (`xml.name`)" if kind.is_xml else "is text"
+                self._warn(f"the body is an array or object, and {missing}: it is given as text")
+            root = None
         has_parts = declaration.is_form or declaration.is_multipart
         fields, form = DeclaredFields({}, {}, [], set()), FormEncoding()
         if self._streams is not None or has_parts:
@@ -251,10 +263,10 @@ class InputReader:
             is_array = kinds == "array" or "array" in as_list(kinds)
             by_position = declaration.is_multipart and not fields.properties and is_array
             form = reader.read_array() if by_position else reader.read(fields)
-        if declaration.is_form or declaration.is_json or is_any(declaration.content_type):
+        if declaration.is_form or declaration.is_json or is_any(kind.name) or root is not None:
             plain = plain_object(*declaration.schema, self._schemas)
             if plain is not None:
-                return self._split_body(declaration, plain, fields, form)
+                return self._split_body(declaration, plain, fields, form)._replace(xml=root)
         # The schema constrains more than single properties: the body stays one value.
         fixed = self._fixed(fields.properties, fields.required) if declaration.is_json else None
         edits = form.edits if fixed is None else replace(form.edits, dropped=frozenset({STREAM}))
@@ -262,9 +274,9 @@ class InputReader:
         rewritten = edited(given, edits, self._schemas)
         self._uses |= rewritten.uses
         schema = rewritten.schema
-        if is_text(declaration.content_type) and not _is_scalar(schema):
+        if is_text(kind.name) and root is None and not _is_scalar(schema):
             schema = {"type": "string"}
-        return _BodyInput(declaration, _annotated(schema, annotations), form=form, fixed=fixed or {})
+        return _BodyInput(declaration, _annotated(schema, annotations), form=form, fixed=fixed or {}, xml=root)
 
     def _split_body(
         self, declaration: BodyDeclaration, plain: PlainObject, fields: DeclaredFields, form: FormEncoding
@@ -279,7 +291,7 @@ class InputReader:
                 continue
             schemas = [self._read(each, f"the property {name!r}") for each in located]
             schema: JSONSchema = schemas[0] if len(schemas) == 1 else {"allOf": schemas}
-            is_optional = declaration.is_form and name not in plain.required
+            is_optional = not declaration.is_json and name not in plain.required
             properties[name] = or_null(schema) if is_optional else schema
         fixed = self._fixed(fields.properties, plain.required)
         if fixed is not None:

@@ -112,8 +112,10 @@ class OutputReader:
         if schema is None:
             is_declared = not {"schema", "itemSchema"}.isdisjoint(content.fields.value)
             schema = Schema.deferred(lambda: self._complete(self._schema(content))) if is_declared else UNKNOWN
-        stream = media_type(content.content_type).stream
-        return ResponseMedia(content_type=content.content_type, schema=schema, stream=stream)
+        kind, (fields, home) = media_type(content.content_type), content.fields
+        root = self._schemas.xml_root(fields.get("schema"), home) if kind.is_xml else None
+        xml = None if root is None else root.node
+        return ResponseMedia(content_type=content.content_type, schema=schema, stream=kind.stream, xml=xml)
 
     def _overall(self, chosen: list[MediaContent | None]) -> JSONSchema:
         if self._streams:
@@ -132,6 +134,7 @@ class OutputReader:
         node = self._schemas.resolve(schema, home).value
         is_string = node.get("type") == "string" and node.get("format") != "binary"
         is_data = kind.is_json or is_any(kind.name) or (is_text(kind.name) and is_string)
+        is_data = is_data or (kind.is_xml and self._schemas.xml_root(schema, home) is not None)
         if schema is None or not is_data or node.get("type") == "file":
             return RewrittenSchema(True, set())
         return self._read(Located(schema, home))

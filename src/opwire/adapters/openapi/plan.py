@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
+from opwire.adapters.openapi.xml_text import XMLNode, XMLRoot
 from opwire.errors import CallError, ErrorCode
 from opwire.oauth.discovery import AuthorizationServer
 from opwire.schema import UNKNOWN, Schema
@@ -78,6 +79,7 @@ class RequestBody(Struct, frozen=True, kw_only=True):
     positions: tuple[PartEncoding, ...] = ()  # the first items of a multipart array
     items: PartEncoding = _PLAIN  # the items after those positions
     binary: bool = False  # bytes, base64 in the input
+    xml: XMLRoot | None = None  # how an array or object is written as XML
     fixed: Mapping[str, Any] = {}  # properties that the operation sets itself: `stream: true`
 
     def part(self, name: str) -> PartEncoding:
@@ -98,6 +100,7 @@ class ResponseMedia(Struct, frozen=True, kw_only=True):
     content_type: str
     schema: Schema = UNKNOWN
     stream: StreamKind | None = None
+    xml: XMLNode | None = None  # how an array or object is read from XML
 
 
 SecretPlace = tuple[str, str]
@@ -160,6 +163,15 @@ class CallPlan(Struct, frozen=True, kw_only=True):
     file_paths: tuple[InputPath, ...] = ()  # input values that may be files
 
 
+def without_fragment(path: str) -> str:
+    """Return a path without its fragment, which only tells it from others, as `/#Action=List` does.
+
+    A `#` before a slash is part of the path.
+    """
+    start, mark, fragment = path.rpartition("#")
+    return start if mark and "/" not in fragment else path
+
+
 def invalid_input(operation_id: str, path: Sequence[str], message: str) -> CallError:
     """Return the error for a value that passes its schema but cannot be sent."""
     pointer = "".join(f"/{escaped(key)}" for key in path)
@@ -174,7 +186,6 @@ _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 _JSON = frozenset({"application/json", "text/json", "application/x-json"})
 _TEXT = frozenset(
     {
-        "application/xml",
         "application/yaml",
         "application/x-yaml",
         "application/javascript",
@@ -199,7 +210,8 @@ class MediaType(NamedTuple):
     name: str
     charset: str | None
     is_json: bool  # one JSON value
-    is_text: bool  # `text/*`, and text types that are registered elsewhere
+    is_xml: bool
+    is_text: bool  # `text/*`, XML, and text types that are registered elsewhere
     stream: StreamKind | None  # the framing of a stream of items
 
 
@@ -215,11 +227,13 @@ def media_type(header: str) -> MediaType:
             charset = None if known in _NO_CHARSETS else known
         except (LookupError, ValueError):
             charset = None
+    is_xml = name in ("application/xml", "text/xml") or name.endswith("+xml")
     return MediaType(
         name,
         charset,
         is_json=name in _JSON or (name.endswith("+json") and name not in _STREAMS),
-        is_text=name.startswith("text/") or name in _TEXT or name.endswith(("+xml", "+yaml")),
+        is_xml=is_xml,
+        is_text=is_xml or name.startswith("text/") or name in _TEXT or name.endswith("+yaml"),
         stream="json-seq" if name.endswith("+json-seq") else _STREAMS.get(name),
     )
 

@@ -15,6 +15,7 @@ from opwire.adapters.openapi.plan import (
     header_value,
     invalid_input,
     media_type,
+    without_fragment,
 )
 from opwire.adapters.openapi.serialize import EncodedBody, Write, body_encoder, parameter_writer
 from opwire.errors import CallError, ErrorCode
@@ -28,7 +29,6 @@ _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _IN_PATH = "/:@!$&'()*+,;=-._~%"  # characters that a template keeps unencoded
 _IN_QUERY = _IN_PATH + "?"
 _NOT_IN_QUERY = str.maketrans({"&": "%26", "+": "%2B"})  # which `allowReserved` keeps in a path
-_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})  # set by the HTTP client
 
 
 class BaseURL(NamedTuple):
@@ -79,7 +79,7 @@ class PathTemplate:
                     raise ValueError(f"no parameter describes the variable {{{name}}} of its path")
             return pieces
 
-        path, _, query = template.partition("#")[0].partition("?")
+        path, _, query = without_fragment(template).partition("?")
         own = {f"{name}={{{name}}}" for name in query_names}
         self._query = pieces_of("&".join(each for each in query.split("&") if each not in own), _IN_QUERY)
         self._segments: list[str | list[str]] = []
@@ -149,7 +149,7 @@ class _RequestBuilder:
             {parameter.name for parameter, _ in self._variables},
             {parameter.name for parameter, _ in self._query},
         )
-        self._headers = [each for each in writers("header") if each[0].name.lower() not in _FRAMING]
+        self._headers = writers("header")
         for parameter, _ in self._headers:
             header_name(parameter.name)
         self._accept = ("Accept", header_value(plan.accept))

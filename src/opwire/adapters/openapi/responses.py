@@ -19,11 +19,12 @@ import msgspec
 from msgspec import Struct
 
 from opwire.adapters.openapi.plan import CallPlan, MediaType, ResponseMedia, choose, media_type
+from opwire.adapters.openapi.xml_text import read_xml
 from opwire.envelope import http_envelope
 from opwire.errors import CallError, ErrorCode
 from opwire.http_client import MAX_WAIT, bounded_number
 from opwire.operation import ShapedResult
-from opwire.schema import UNKNOWN, Schema
+from opwire.schema import UNKNOWN
 from opwire.typed.plain import MAX_DEPTH, harmless, read_json, survey
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class ResponseReader:
 
     def __init__(self, plan: CallPlan) -> None:
         self._plan = plan
-        self._declared: dict[tuple[int, str], tuple[MediaType, Schema]] = {}
+        self._declared: dict[tuple[int, str], tuple[MediaType, ResponseMedia | None]] = {}
 
     def read(self, head: ResponseHead, body: bytes) -> ShapedResult:
         """Return the result, with the schema for its status and content type."""
@@ -107,16 +108,21 @@ class ResponseReader:
                 found = self._find(head)
                 if len(self._declared) < _MAX_CACHED:
                     self._declared[key] = found
-            kind, schema = found
-            if kind.is_json:
+            kind, media = found
+            schema, xml = (UNKNOWN, None) if media is None else (media.schema, media.xml)
+            if kind.is_json or xml is not None:
                 try:
-                    data = _read_json(kind, body)
-                    # JSON with fewer brackets than MAX_DEPTH cannot be nested too deeply.
-                    is_plain = kind.charset in _ASCII_BRACKETS and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+                    if xml is None:
+                        data = _read_json(kind, body)
+                        # JSON with fewer brackets than MAX_DEPTH cannot be nested too deeply.
+                        is_plain = kind.charset in _ASCII_BRACKETS and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+                    else:
+                        data = read_xml(body, xml, kind.charset)
                 except (ValueError, RecursionError) as error:
                     logger.warning(
-                        "%s: the response is declared as JSON but invalid, it is read as text: %s",
+                        "%s: the response is declared as %s but invalid, it is read as text: %s",
                         self._plan.operation_id,
+                        "JSON" if xml is None else "XML",
                         error,
                     )
                     data, schema = self._text(kind, body), UNKNOWN
@@ -125,13 +131,15 @@ class ResponseReader:
         envelope = http_envelope(data, status_code=head.status, headers=head.headers, content_type=head.content_type)
         return ShapedResult(envelope, schema, is_plain)
 
-    def _find(self, head: ResponseHead) -> tuple[MediaType, Schema]:
+    def _find(self, head: ResponseHead) -> tuple[MediaType, ResponseMedia | None]:
         declared = [each for each in declared_for(self._plan, head.status) if each.stream is None]
         kind = head.media_type
         if not kind.name and len(declared) == 1:
             kind = media_type(declared[0].content_type)  # the Content-Type is missing: assume the declared one
         found = choose(declared, kind)
-        return kind, found.schema if found else UNKNOWN
+        if found is not None and found.xml is not None and not kind.is_xml:
+            found = None
+        return kind, found
 
     def _text(self, kind: MediaType, body: bytes) -> str:
         charset = kind.charset or "utf-8"

@@ -9,8 +9,8 @@ which `oneOf` rejects. So each variant rejects the tags of the others; an unknow
 often omit some of them.
 
 Documents contradict themselves, and their APIs do not mind. So inputs are relaxed, unless that is turned off: `oneOf`
-is `anyOf`, because variants often overlap, and `additionalProperties: false` beside `allOf`, which would reject the
-properties of its members, is dropped.
+is `anyOf`, because variants often overlap, and `additionalProperties: false` beside `allOf` or a union, or in one of
+several members of `allOf`, is dropped: it would reject the properties of the others.
 """
 
 import re
@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
 from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, join_uri
+from opwire.adapters.openapi.xml_text import XMLMembers, XMLNode, XMLRoot, is_xml_name
 from opwire.adapters.report import Report
 from opwire.errors import SchemaError
 from opwire.names import UniqueNames
@@ -60,6 +61,8 @@ class SchemaRewriter:
         self._names: dict[int | str, str] = {}
         self._free = UniqueNames()
         self._definitions: dict[tuple[str, Direction], RewrittenSchema] = {}
+        self._open: dict[str, str] = {}
+        self._xml: dict[int, XMLNode] = {}  # by the identity of a schema
 
     def read(self, schema: Any, document: SourceDocument, direction: Direction, where: str) -> RewrittenSchema:
         """Rewrite a schema. Its references point to `$defs`, which `complete` adds. `where` prefixes warnings."""
@@ -135,6 +138,17 @@ class SchemaRewriter:
             self._definitions[name, direction] = known
         return known
 
+    def without_closing(self, name: str) -> str:
+        """Return the name of a definition that is the same, but allows additional properties."""
+        if name not in self._open:
+            node, home = self.resolve(*self._located[name])
+            if node.get("additionalProperties") is not False:
+                return name
+            self._open[name] = self._free.take(f"{name}_open")
+            given = {keyword: value for keyword, value in node.items() if keyword != "additionalProperties"}
+            self._located[self._open[name]] = Located(given, home)
+        return self._open[name]
+
     def is_hidden(self, schema: Any, document: SourceDocument, direction: Direction) -> bool:
         """Return whether a property is only for the other direction."""
         flag, own = _HIDDEN[direction], as_dict(schema)
@@ -160,8 +174,8 @@ class SchemaRewriter:
         ]
         return any("const" in each or "enum" in each for each in found)
 
-    def parts(self, schema: Any, document: SourceDocument) -> Iterator[Located]:
-        """Iterate over the schema and the members of its `allOf`, recursively."""
+    def parts(self, schema: Any, document: SourceDocument, keywords: Collection[str] = ("allOf",)) -> Iterator[Located]:
+        """Iterate over the schema and the members of its `allOf`, or of other keywords, recursively."""
         queue: list[Located] = [Located(schema, document)]
         seen: set[int] = set()
         while queue and len(seen) < _MAX_PARTS:
@@ -169,7 +183,58 @@ class SchemaRewriter:
             if id(located.value) not in seen:
                 seen.add(id(located.value))
                 yield located
-                queue.extend(Located(each, located.document) for each in as_list(located.value.get("allOf")))
+                below = [each for keyword in keywords for each in as_list(located.value.get(keyword))]
+                queue.extend(Located(each, located.document) for each in below)
+
+    def xml_root(self, schema: Any, document: SourceDocument) -> XMLRoot | None:
+        """Return the XML form of an array or object; its name is empty if the schema has none."""
+        node = self._xml_node(Located(schema, document))
+        ref = as_text(as_dict(schema).get("$ref"))
+        name = node.name or unquote(ref.rpartition("/")[2])
+        return XMLRoot(name if is_xml_name(name) else "", node) if node.is_structured else None
+
+    def _xml_node(self, given: Located) -> XMLNode:
+        schema, _ = self.resolve(*given)
+        own = as_dict(as_dict(given.value).get("xml")) if not self.hides_siblings else {}
+        if schema is not given.value and own:  # beside a reference
+            return self._new_xml_node(given, {**as_dict(schema.get("xml")), **own})
+        if id(schema) not in self._xml:
+            self._xml[id(schema)] = self._new_xml_node(given, as_dict(schema.get("xml")))
+        return self._xml[id(schema)]
+
+    def _new_xml_node(self, given: Located, hints: dict[str, Any]) -> XMLNode:
+        parts = list(self.parts(*given, ("allOf", "anyOf", "oneOf")))
+        kinds = [part.get("type") for part, _ in parts]
+        types = {str(each) for kind in kinds for each in as_list(kind) or [kind]}
+        found = [Located(part["items"], home) for part, home in parts if isinstance(part.get("items"), dict)]
+        items = found[0] if found else Located({}, given.document) if "array" in types else None
+
+        def members() -> XMLMembers:
+            properties = {
+                name: self._xml_node(Located(each, home))
+                for part, home in reversed(parts)
+                for name, each in as_dict(part.get("properties")).items()
+            }
+            extras = [Located(part["additionalProperties"], home) for part, home in parts if _has_extras(part)]
+            return XMLMembers(
+                properties,
+                self._xml_node(extras[0]) if extras else None,
+                None if items is None else self._xml_node(items),
+            )
+
+        node_type = as_text(hints.get("nodeType"))
+        if node_type not in ("element", "attribute", "text", "cdata", "none"):
+            is_inline = items is not None and hints.get("wrapped") is not True
+            node_type = "attribute" if hints.get("attribute") is True else "none" if is_inline else "element"
+        return XMLNode(
+            name=as_text(hints.get("name")),
+            namespace=as_text(hints.get("namespace")),
+            prefix=as_text(hints.get("prefix")),
+            node_type=node_type,
+            is_structured=items is not None or "object" in types or any("properties" in part for part, _ in parts),
+            types=frozenset(types - {"integer", "number", "boolean"} if "string" in types else types),
+            members=members,
+        )
 
     def dynamic_target(self, ref: str, document: SourceDocument) -> str | None:
         """Return the definition of a dynamic reference; None if it is ambiguous."""
@@ -225,8 +290,28 @@ class _Rewriting:
         if isinstance(written.get("items"), list) and not self._schemas.hides_siblings:
             written["prefixItems"] = written.pop("items")
         if self._direction == "input" and self._schemas.relaxes_inputs:
-            _relax(written)
+            self._relax(written)
         return written
+
+    def _relax(self, schema: dict[str, Any]) -> None:
+        """Drop what makes an overlapping union or a composed object reject valid input."""
+        if "oneOf" in schema:
+            union = schema.pop("oneOf")
+            if "anyOf" not in schema:
+                schema["anyOf"] = union
+            else:
+                schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": union}]
+        members, variants = (list(map(as_dict, as_list(schema.get(keyword)))) for keyword in ("allOf", "anyOf"))
+        if schema.get("additionalProperties") is False and any(map(_may_declare, [*members, *variants])):
+            del schema["additionalProperties"]
+        if len(members) > 1 or "properties" in schema or variants:
+            for each in members:
+                if each.get("additionalProperties") is False:
+                    del each["additionalProperties"]
+                if "$ref" in each:
+                    name = self._schemas.without_closing(each["$ref"].removeprefix(_DEFINITION))
+                    each["$ref"] = _DEFINITION + name
+                    self.uses.add(name)
 
     def _rewrite_references(self, schema: dict[str, Any], document: SourceDocument) -> None:
         def refer(name: str) -> None:
@@ -295,23 +380,6 @@ class _Rewriting:
                 seen.add(id(fields))
                 variants |= self._variants(fields, found.document)
         return {"propertyName": tags.pop(), "mapping": variants} if len(tags) == 1 else {}
-
-
-def _relax(schema: dict[str, Any]) -> None:
-    """Drop what makes an overlapping union or a composed object reject valid input."""
-    if "oneOf" in schema:
-        union = schema.pop("oneOf")
-        if "anyOf" not in schema:
-            schema["anyOf"] = union
-        else:
-            schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": union}]
-    members = [as_dict(each) for each in as_list(schema.get("allOf"))]
-    if members and schema.get("additionalProperties") is False:
-        del schema["additionalProperties"]
-    if len(members) > 1 or "properties" in schema:
-        for each in members:
-            if each.get("additionalProperties") is False:
-                del each["additionalProperties"]
 
 
 def tags_of(branches: list[Any], mapping: Mapping[str, str], refs: list[str | None]) -> list[set[str]]:
@@ -383,6 +451,8 @@ def usable_keywords(schema: dict[str, Any], warn: Callable[[str], None]) -> dict
             warn(f"invalid keyword `{keyword}: {str(value)[:40]}` is ignored")
     if kept.get("type") == "string" and "enum" in kept:  # YAML parses `1.0` as a number, and `true` as a boolean
         kept["enum"] = [each if each is None else as_text(each) or each for each in kept["enum"]]
+    if "enum" in kept and not _has_values_of_type(kept["enum"], kept.get("type")):
+        warn(f"no value of the `enum` is of the type {str(kept.pop('type'))!r:.40}, which is ignored")
     _move_enum_to_items(kept, warn)
     if kept.get("type") == "null":  # already nullable
         kept.pop("nullable", None)
@@ -399,6 +469,15 @@ def _move_enum_to_items(schema: dict[str, Any], warn: Callable[[str], None]) -> 
     if isinstance(items, dict):
         schema["items"] = {"allOf": [items], "enum": values} if "$ref" in items else {"enum": values, **items}
         warn("the `enum` of an array lists no array: it is applied to the items")
+
+
+def _has_values_of_type(values: list[Any], declared: Any) -> bool:
+    """Return whether one of the values of an `enum` is of its `type`; true if that is not only a number or boolean."""
+    kinds = {declared} if isinstance(declared, str) else set(as_list(declared))
+    if not kinds or not kinds <= {"integer", "number", "boolean"}:
+        return True
+    found = {"boolean" if isinstance(each, bool) else "number" for each in values if isinstance(each, int | float)}
+    return not found.isdisjoint({"number" if kind == "integer" else kind for kind in kinds})
 
 
 def lower_bounds(schema: dict[str, Any]) -> None:
@@ -429,6 +508,15 @@ def is_pattern(text: str) -> bool:
     except SchemaError:
         return False
     return True
+
+
+def _may_declare(schema: dict[str, Any]) -> bool:
+    """Return whether a member of a composed object may declare properties of its own."""
+    return not schema.keys() <= {"required", "not", "type", "title", "description"}
+
+
+def _has_extras(schema: dict[str, Any]) -> bool:
+    return isinstance(schema.get("additionalProperties"), dict)
 
 
 def _is_schema(value: Any) -> bool:

@@ -45,6 +45,7 @@ from opwire.adapters.openapi.plan import (
     invalid_input,
     media_type,
 )
+from opwire.adapters.openapi.xml_text import write_xml
 from opwire.typed.plain import write_json
 
 Escape = Callable[[str], str]
@@ -432,7 +433,9 @@ def body_encoder(body: RequestBody) -> Callable[[Any], EncodedBody]:
         return binary
     if kind.is_json:
         return lambda value: EncodedBody(json_text(value).encode(), declared)
-    if kind.name.endswith("/*"):
+    if (root := body.xml) is not None:
+        return lambda value: EncodedBody(write_xml(value, root, to_text, _charset(declared)), declared)
+    if kind.name.endswith("/*") or "/" not in kind.name:
         return partial(_by_value, kind.name)
     return sequence if kind.stream in _SEPARATORS else partial(_text_body, declared)
 
@@ -515,6 +518,8 @@ def _part(name: str | None, value: Any, part: PartEncoding) -> FormPart:
     kind = part.content_type
     if kind is None and isinstance(value, (dict, list)):
         kind = _JSON
+    if kind is not None and media_type(kind).is_xml and isinstance(value, (dict, list)):
+        raise ValueError(f"{kind} is given as text")
     data = json_text(value) if kind is not None and media_type(kind).is_json else to_text(value)
     kind = _first_concrete(kind)
     return FormPart(name=name, data=data.encode(_charset(kind or "")), content_type=kind, headers=part.headers)

@@ -1,0 +1,307 @@
+"""XML as plain data, and back, by the `xml` hints of a document's schemas. No I/O.
+
+An object is an element, and its properties are elements in it, attributes of it, or its text. An array is one element
+per item; if it is `wrapped`, they are in an element of its own. An element is named by its hint, else by its property,
+by its array, or at the root by its schema. Where the specification is open:
+
+- None is not written. A prefix without a namespace is not written either: nothing would declare it.
+- Names are compared without namespaces, since few documents declare all of those that their APIs send.
+- An undeclared element is kept: its text, or an object of the elements in it. An undeclared attribute is dropped.
+- Text becomes a number or boolean if the schema asks for one and it is one.
+
+Documents with entity declarations are rejected, so nothing is fetched and nothing expands (ADR 0027).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from math import isfinite
+from typing import Any, Final, Literal, NamedTuple, cast
+from xml.parsers import expat
+from xml.sax.saxutils import escape, quoteattr
+
+from opwire.typed.plain import MAX_DEPTH
+
+NodeType = Literal["element", "attribute", "text", "cdata", "none"]
+"""What a value is in XML (3.2's `nodeType`); `none` is nothing of its own: its members are in the parent."""
+
+_NAME = re.compile(r"[^\W\d][\w.\-]*")
+_INVALID = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_INTEGER = re.compile(r"[-+]?[0-9]{1,4000}", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class XMLMembers(NamedTuple):
+    """The schemas below one schema. `items` is None unless that is an array, `extras` is of undeclared properties."""
+
+    properties: Mapping[str, "XMLNode"]
+    extras: "XMLNode | None" = None
+    items: "XMLNode | None" = None
+
+
+class XMLNode:
+    """The XML form of one schema. Schemas may be recursive, so `members` is called lazily."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        namespace: str = "",
+        prefix: str = "",
+        node_type: NodeType = "element",
+        types: frozenset[str] = frozenset(),
+        is_structured: bool = False,
+        members: Callable[[], XMLMembers] = lambda: XMLMembers({}),
+    ) -> None:
+        self.name = name
+        self.node_type: NodeType = node_type
+        self.types = types
+        self.is_structured = is_structured  # an array or object
+        self._namespace = namespace
+        self._prefix = prefix
+        self._members = members
+
+    @cached_property
+    def members(self) -> XMLMembers:
+        """The schemas below this one."""
+        return self._members()
+
+    def member(self, name: str) -> "XMLNode":
+        """Return the node of a property."""
+        return self.members.properties.get(name) or self.members.extras or _ANY
+
+    def item_name(self, name: str) -> str:
+        """Return the name of an item of the array `name`."""
+        items = self.members.items or _ANY
+        return items.name or (self.name if self.node_type == "element" else "") or name
+
+    def tag(self, name: str) -> tuple[str, str]:
+        """Return the qualified name, and the attribute that declares its namespace.
+
+        Raises:
+            ValueError: the name is invalid.
+        """
+        name = self.name or name
+        prefix = self._prefix if self._namespace else ""
+        for each in filter(None, (name, prefix)):
+            if not is_xml_name(each):
+                raise ValueError(f"{each[:80]!r} is not a valid name in XML")
+        if not self._namespace:
+            return name, ""
+        declared = _quoted(self._namespace)
+        return (f"{prefix}:{name}", f" xmlns:{prefix}={declared}") if prefix else (name, f" xmlns={declared}")
+
+
+_ANY: Final = XMLNode()
+
+
+class XMLRoot(NamedTuple):
+    """The root element of a document."""
+
+    name: str
+    node: XMLNode
+
+
+def is_xml_name(text: str) -> bool:
+    """Return whether a text is valid as the name of an element."""
+    return _NAME.fullmatch(text) is not None
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def write_xml(value: Any, root: XMLRoot, to_text: Callable[[Any], str], charset: str = "utf-8") -> bytes:
+    """Serialize a value as an XML document; `to_text` serializes a scalar.
+
+    Raises:
+        ValueError: a name or text is invalid in XML, or an object is meant to be an attribute.
+    """
+    text = _Writer(to_text).element(value, root.node, root.name)
+    return f'<?xml version="1.0" encoding="{charset.upper()}"?>\n{text}'.encode(charset, errors="xmlcharrefreplace")
+
+
+class _Writer:
+    def __init__(self, to_text: Callable[[Any], str]) -> None:
+        self._to_text = to_text
+
+    def element(self, value: Any, node: XMLNode, name: str) -> str:
+        tag, attributes = node.tag(name)
+        if isinstance(value, list):
+            content = self._items(cast("list[Any]", value), node, name)
+        elif isinstance(value, dict):
+            own, content = self._object(cast("dict[str, Any]", value), node)
+            attributes += own
+        else:
+            content = _escaped(self._to_text(value))
+        return f"<{tag}{attributes}>{content}</{tag}>" if content else f"<{tag}{attributes}/>"
+
+    def _items(self, values: list[Any], node: XMLNode, name: str) -> str:
+        items, own_name = node.members.items or _ANY, node.item_name(name)
+        return "".join([self.element(each, items, own_name) for each in values if each is not None])
+
+    def _object(self, value: dict[str, Any], node: XMLNode) -> tuple[str, str]:
+        attributes, content = "", ""
+        for name, each in value.items():
+            if each is None:
+                continue
+            member = node.member(name)
+            match member.node_type:
+                case "attribute":
+                    qualified, declared = member.tag(name)
+                    attributes += f"{declared} {qualified}={_quoted(self._scalar(name, each))}"
+                case "text":
+                    content += _escaped(self._scalar(name, each))
+                case "cdata":
+                    text = _valid(self._scalar(name, each)).replace("]]>", "]]]]><![CDATA[>")
+                    content += f"<![CDATA[{text}]]>"
+                case "none" if isinstance(each, dict):
+                    own, inner = self._object(cast("dict[str, Any]", each), member)
+                    attributes, content = attributes + own, content + inner
+                case _ if isinstance(each, list) and (member.node_type == "none" or member.members.items is None):
+                    content += self._items(cast("list[Any]", each), member, name)
+                case _:
+                    content += self.element(each, member, name)
+        return attributes, content
+
+    def _scalar(self, name: str, value: Any) -> str:
+        if isinstance(value, dict | list):
+            raise ValueError(f"{name[:80]!r} is text in XML, not an array or object")
+        return self._to_text(value)
+
+
+def _valid(text: str) -> str:
+    if _INVALID.search(text):
+        raise ValueError("XML cannot contain control characters")
+    return text
+
+
+def _escaped(text: str) -> str:
+    return escape(_valid(text), {"\r": "&#13;"})  # a parser would read a carriage return as a line feed
+
+
+def _quoted(text: str) -> str:
+    return quoteattr(_valid(text))
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+class _Element:
+    """A parsed element. Lists are created when needed: a hostile document is nothing but empty elements."""
+
+    __slots__ = ("attributes", "children", "name", "texts")
+
+    def __init__(self, name: str, attributes: dict[str, str] | None) -> None:
+        self.name = name
+        self.attributes = attributes
+        self.children: list[_Element] | None = None
+        self.texts: list[str] | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts or ())
+
+
+def read_xml(data: bytes, node: XMLNode, charset: str | None = None) -> Any:
+    """Decode an XML document; `charset` overrides the one that it declares.
+
+    Raises:
+        ValueError: it is not well-formed, declares entities, or is nested too deeply.
+    """
+    if charset not in (None, "utf-8"):
+        data, charset = data.decode(charset).encode(), "utf-8"
+    return _value(_parse(data, charset), node)
+
+
+def _parse(data: bytes, charset: str | None) -> _Element:
+    root = _Element("", None)
+    stack = [root]
+    parser = expat.ParserCreate(charset)
+    parser.buffer_text = True
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        if len(stack) > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
+        element = _Element(name.rpartition(":")[2], attributes or None)
+        parent = stack[-1]
+        if parent.children is None:
+            parent.children = []
+        parent.children.append(element)
+        stack.append(element)
+
+    def text(text: str) -> None:
+        element = stack[-1]
+        if element.texts is None:
+            element.texts = []
+        if element.children is None or not text.isspace():
+            element.texts.append(text)
+
+    def reject(*_: Any) -> None:
+        raise ValueError("it declares or refers to entities")
+
+    parser.StartElementHandler = start
+    parser.EndElementHandler = lambda _: stack.pop()
+    parser.CharacterDataHandler = text
+    parser.EntityDeclHandler = parser.SkippedEntityHandler = reject
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise ValueError(str(error)) from None
+    return (root.children or [root])[0]
+
+
+def _value(element: _Element, node: XMLNode) -> Any:
+    if any(name.endswith(":nil") and text in ("true", "1") for name, text in (element.attributes or {}).items()):
+        return None
+    members = node.members
+    if members.items is not None:
+        return [_value(each, members.items) for each in element.children or ()]
+    if node.is_structured or element.children:
+        return _object(element, node)
+    return _scalar(element.text, node)
+
+
+def _object(element: _Element, node: XMLNode) -> dict[str, Any]:
+    found: dict[str, list[_Element]] = {}
+    for child in element.children or ():
+        found.setdefault(child.name, []).append(child)
+    read = dict(_declared(element, node, found))
+    for name, children in found.items():
+        values = [_value(each, node.members.extras or _ANY) for each in children]
+        read.setdefault(name, values if len(values) > 1 else values[0])
+    return read
+
+
+def _declared(element: _Element, node: XMLNode, found: dict[str, list[_Element]]) -> Iterator[tuple[str, Any]]:
+    """Iterate over the declared properties, and remove their elements from `found`."""
+    attributes = {key.rpartition(":")[2]: text for key, text in (element.attributes or {}).items()}
+    for name, member in node.members.properties.items():
+        key, items = member.name or name, member.members.items
+        match member.node_type:
+            case "attribute" if key in attributes:
+                yield name, _scalar(attributes[key], member)
+            case "text" | "cdata" if element.texts:
+                yield name, _scalar(element.text, member)
+            case "none" if items is not None:
+                if children := found.pop(member.item_name(name), None):
+                    yield name, [_value(each, items) for each in children]
+            case "none":
+                if own := dict(_declared(element, member, found)):
+                    yield name, own
+            case "element" if key in found:
+                values = [_value(each, member) for each in found.pop(key)]
+                yield name, values if len(values) > 1 else values[0]
+            case _:
+                pass
+
+
+def _scalar(text: str, node: XMLNode) -> Any:
+    given = text.strip()
+    if "integer" in node.types and _INTEGER.fullmatch(given):
+        return int(given)
+    if "number" in node.types and _NUMBER.fullmatch(given) and isfinite(number := float(given)):
+        return number
+    if "boolean" in node.types and given in _BOOLEANS:
+        return _BOOLEANS[given]
+    return text
