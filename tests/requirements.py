@@ -828,6 +828,7 @@ OAUTH: dict[str, str] = {
     "oauth.bounded": "Requests to authorization servers follow no redirect, end in time, and read 1 MiB at most.",
     "oauth.hidden": "No code, token or secret of a login is in a repr, a message or a log.",
     "oauth.sign-out": "Signing out deletes the login and revokes it where the server can.",
+    "oauth.mcp": "from_mcp signs in as MCP demands, and sends its token to that server alone.",
 }
 
 MCP_IN: dict[str, str] = {
@@ -1257,6 +1258,8 @@ CLI: dict[str, str] = {
     "cli.sources": "Operations come from the nearest configuration or from sources that options name.",
     "cli.spoke": "Operations are served over a broker by one command.",
     "cli.typed-input": "Words are typed by the schema: a number only if the schema accepts numbers.",
+    "cli.login": "`opwire login` signs in to a source, with a browser, a pasted address or a device; `opwire logout` "
+    "signs out.",
     "cli.watch": "The items of a subscription are printed as they come.",
 }
 

@@ -37,6 +37,7 @@ class AuthorizationServer:
         self.api_headers: list[dict[str, str]] = []
         self.on_token: Callable[[], Any] | None = None
         self.revoked: list[str] = []
+        self.mcp_server = ""  # what is behind /mcp
 
     async def __aenter__(self) -> Self:
         app = web.Application()
@@ -51,6 +52,7 @@ class AuthorizationServer:
                 web.post("/register", self._register),
                 web.post("/revoke", self._revoke),
                 web.get("/me", self._me),
+                web.route("*", "/mcp", self._mcp),
             ]
         )
         self.app = app
@@ -192,6 +194,27 @@ class AuthorizationServer:
         if token not in self.tokens:
             return web.json_response({"detail": "unknown token"}, status=401)
         return web.json_response({"login": self.tokens[token]})
+
+    async def _mcp(self, request: web.Request) -> web.StreamResponse:
+        """An MCP server behind a proxy that checks tokens."""
+        self.api_headers.append(dict(request.headers))
+        if request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
+            place = f"{self.url}/.well-known/oauth-protected-resource/mcp"
+            return web.Response(status=401, headers={"WWW-Authenticate": f'Bearer resource_metadata="{place}"'})
+        kept = {name: value for name, value in request.headers.items() if name not in ("Host", "Authorization")}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(
+                request.method, self.mcp_server, data=await request.read(), headers=kept, allow_redirects=False
+            ) as answer,
+        ):
+            names = ("Content-Type", "Mcp-Session-Id")
+            headers = {name: answer.headers[name] for name in names if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            return response
 
 
 def _error(code: str, status: int = 400) -> web.Response:

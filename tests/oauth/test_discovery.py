@@ -7,7 +7,8 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.http_client import HTTPClient, HTTPRequest
 from opwire.oauth.discovery import AuthorizationServer as Endpoints
-from opwire.oauth.discovery import discover, discover_openid, discover_resource, register, resource_of
+from opwire.oauth.discovery import discover, discover_openid, discover_resource, register
+from opwire.oauth.store import resource_of
 from opwire.oauth.tokens import FetchJSON, OAuthClient, is_secure, json_fetcher
 from tests.adapters.openapi.echo import EchoServer, answer, json_answer, redirect
 from tests.oauth.authorization_server import AuthorizationServer

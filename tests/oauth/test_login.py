@@ -164,7 +164,7 @@ async def test_a_refusal_ends_the_login(
 
 
 async def test_a_login_ends_in_time(server: AuthorizationServer, fetch: FetchJSON) -> None:
-    with pytest.raises(CallError, match="nobody signed in") as caught:
+    with pytest.raises(CallError, match="not completed") as caught:
         await signed_in(fetch, server, lambda prompt: None, timeout=0.05)
     assert caught.value.code is ErrorCode.TIMEOUT
 

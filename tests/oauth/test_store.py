@@ -12,8 +12,7 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.oauth import store as store_module
-from opwire.oauth.store import LoginKey, StoredLogin, TokenStore, default_folder
-from opwire.oauth.tokens import TokenSet
+from opwire.oauth.store import LoginKey, StoredLogin, TokenSet, TokenStore, default_folder
 from tests.requirements import requirement
 
 KEY = LoginKey("https://api.example", "oauth", "cli")

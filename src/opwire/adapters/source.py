@@ -3,13 +3,16 @@
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from opwire.adapters.report import Report
-from opwire.errors import OpwireError
+from opwire.errors import OpwireError, UsageError, needs_extra
 from opwire.operation import Operation, SourceChange
+
+if TYPE_CHECKING:
+    from opwire.oauth.login import LoginOptions
 
 logger = logging.getLogger("opwire.adapters")
 
@@ -64,6 +67,44 @@ class AdapterSource(ABC):
 
     async def close(self) -> None:  # noqa: B027 - not every source holds resources
         """Release all resources; idempotent. A no-op by default."""
+
+    async def login(
+        self,
+        show: Callable[[Any], Any],
+        *,
+        device: bool = False,
+        paste: Callable[[], Awaitable[str]] | None = None,
+        timeout: float = 300.0,
+    ) -> tuple[str, ...]:
+        """Sign in as a person, and store the login for this user; the source need not be open.
+
+            await source.login(lambda prompt: print("open", prompt.url))
+
+        Args:
+            show: shows a `LoginPrompt` to a person, or opens its URL in a browser.
+            device: sign in with a code on another device, instead of a browser on this machine.
+            paste: returns the address at which a browser on another machine ended, instead of awaiting it here.
+            timeout: seconds to sign in.
+
+        Returns:
+            The names of what the login is for: security schemes, or MCP servers.
+
+        Raises:
+            UsageError: the source has no OAuth client with `login`.
+            CallError: the login failed.
+        """
+        with needs_extra("openapi"):
+            from opwire.oauth.login import LoginOptions
+
+        return await self.sign_in(LoginOptions(show=show, device=device, paste=paste, timeout=timeout))
+
+    async def sign_in(self, options: "LoginOptions") -> tuple[str, ...]:
+        """Override it to implement `login`."""
+        raise UsageError("this source has no login")
+
+    async def logout(self) -> tuple[str, ...]:
+        """Delete the stored logins of this source, and revoke them where the server can; return their names."""
+        return ()
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()

@@ -29,6 +29,8 @@ COMMANDS = {
     "ps": "List the servers behind a URL: health, operations, calls and errors.",
     "top": "Show the servers behind a URL and their busiest operations, live.",
     "tap": "Print the calls of a running hub, broker or HTTP API as they end.",
+    "login": "Sign in to an HTTP API or MCP server as a person.",
+    "logout": "Sign out, and forget the login.",
     "doctor": "Check the configuration, each source, and the installed extras.",
     "init": "Write a commented opwire.toml.",
     "install": "Add the operations to an MCP client: Claude, Cursor or VS Code.",
@@ -43,6 +45,7 @@ _MODULES = {
     **dict.fromkeys(("init", "gen", "completion", "demo"), "setup"),
     **dict.fromkeys(("hub", "spoke"), "serve"),
     "watch": "call",
+    "logout": "login",
     **dict.fromkeys(("ps", "top", "tap"), "monitor"),
 }
 

@@ -32,9 +32,10 @@ from opwire.cli.text import cells, cut, padded
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, encode_envelope
 from opwire.errors import CallError, OpwireError
 from opwire.logs import JSONFormatter, traceback_of
-from opwire.typed.plain import harmless, harmless_json, write_json
+from opwire.typed.plain import as_dict, harmless, harmless_json, write_json
 
 _SPINNER_DELAY = 0.3  # seconds before a spinner appears: most calls have returned by then
+_MAX_HINT = 500  # characters
 _encoder = msgspec.json.Encoder()
 
 
@@ -192,7 +193,7 @@ class Screen:
         click.secho(f"warning: {harmless(text)}", fg="yellow", err=True, color=_has_colour(sys.stderr))
 
     def failure(self, error: Exception) -> None:
-        """Print an error as one line or one JSON object; details with `-v`, the traceback with `--debug`."""
+        """Print an error as one line or one JSON object, and its hint; `-v` adds details, `--debug` the traceback."""
         if self.log_format == "json":
             self._log_line(logging.ERROR, _error_text(error), error if self.debug else None)
             return
@@ -204,6 +205,8 @@ class Screen:
         click.secho(f"error: {_error_text(error)}", fg="red", err=True, color=_has_colour(sys.stderr))
         if self.verbose and isinstance(error, CallError) and error.details is not None:
             click.echo(json_text(error.details, indent=True), err=True)
+        elif isinstance(error, CallError) and isinstance(hint := as_dict(error.details).get("hint"), str):
+            click.echo(f"hint: {one_line(hint)[:_MAX_HINT]}", err=True)
 
     def _log_line(self, level: int, text: str, error: Exception | None = None) -> None:
         caught = None if error is None else (type(error), error, error.__traceback__)

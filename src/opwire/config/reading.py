@@ -21,6 +21,7 @@ from opwire.config.settings import (
     SECRET_IN_FILE,
     USE_ENVIRONMENT,
     AnySource,
+    ClientSettings,
     Config,
     EnvText,
     OpenAPISettings,
@@ -285,6 +286,7 @@ def _check_source(path: Key, name: str, source: AnySource) -> Iterator[ConfigPro
             # The arguments are not shown: one of them may be a secret.
             hint = f'write command = "{program}", and the rest as args = ["…", "…"]'
             yield ConfigProblem((*path, "command"), "expected a program without arguments", hint)
+    yield from _check_clients(path, source)
     headers: dict[str, EnvText] = getattr(source, "headers", {})
     for header, value in headers.items():
         if header.lower() in _SECRET_HEADERS and not value.variables:
@@ -292,6 +294,14 @@ def _check_source(path: Key, name: str, source: AnySource) -> Iterator[ConfigPro
     for field in ("url", "openapi", "base_url", "proxy"):
         if isinstance(text := getattr(source, field, None), EnvText):
             yield from _check_password((*path, field), text)
+
+
+def _check_clients(path: Key, source: AnySource) -> Iterator[ConfigProblem]:
+    clients: dict[Key, Any] = {("auth",): getattr(source, "auth", None)}
+    clients |= {("credentials", name): each for name, each in getattr(source, "credentials", {}).items()}
+    for at, client in clients.items():
+        if isinstance(client, ClientSettings) and not client.login and client.client_secret is None:
+            yield ConfigProblem((*path, *at), "missing key `client_secret`", "or write login = true to sign in")
 
 
 def _check_password(path: Key, url: EnvText) -> Iterator[ConfigProblem]:

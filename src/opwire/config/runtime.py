@@ -33,6 +33,7 @@ from opwire.adapters.source import AdapterSource
 from opwire.config.problems import Key, did_you_mean, dotted
 from opwire.config.settings import (
     AnySource,
+    ClientSettings,
     Config,
     EnvText,
     MCPSettings,
@@ -44,6 +45,7 @@ from opwire.config.settings import (
     UserCredential,
 )
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError, needs_extra
+from opwire.oauth.store import LoginKey, TokenStore, resource_of
 from opwire.operation import (
     Context,
     NormalizeMode,
@@ -70,6 +72,20 @@ async def open_source(name: str, settings: AnySource, folder: Path, modules: "Pr
     Raises:
         OpwireError: it cannot be opened; the message has the reason.
     """
+    source = await create_source(name, settings, folder, modules)
+    try:
+        return await source.open()
+    except BaseException:
+        await source.close()
+        raise
+
+
+async def create_source(name: str, settings: AnySource, folder: Path, modules: "ProjectModules") -> AdapterSource:
+    """Return the source `[sources.NAME]`, which is not opened yet.
+
+    Raises:
+        OpwireError: its settings cannot be used.
+    """
     key: Key = ("sources", name)
     if isinstance(settings, PythonSource):
         registries = await modules.registries(settings.python, dotted((*key, "python")))
@@ -80,14 +96,8 @@ async def open_source(name: str, settings: AnySource, folder: Path, modules: "Pr
         await asyncio.to_thread(importlib.import_module, f"opwire.adapters.{extra}")
     values = resolve(settings, key)
     if isinstance(settings, OpenAPISettings):
-        source = _openapi_source(name, settings, values, folder)
-    else:
-        source = _mcp_source(name, settings, values, folder)
-    try:
-        return await source.open()
-    except BaseException:
-        await source.close()
-        raise
+        return _openapi_source(name, settings, values, folder)
+    return _mcp_source(name, settings, values, folder)
 
 
 def resolve(value: Any, key: Key) -> Any:
@@ -101,6 +111,9 @@ def resolve(value: Any, key: Key) -> Any:
             return value.resolve(dotted(key))
         case UserCredential():
             return resolve(value.user, (*key, "user")), resolve(value.password, (*key, "password"))
+        case ClientSettings():
+            given = {name: each for name, each in msgspec.structs.asdict(value).items() if each is not None}
+            return resolve(given, key)
         case msgspec.Struct():
             return {name: resolve(each, (*key, name)) for name, each in msgspec.structs.asdict(value).items()}
         case dict():
@@ -139,11 +152,19 @@ def _mcp_source(
     server: MCPServer
     if isinstance(settings, ServerSource):
         server = HTTPServer(values["url"], values["headers"], settings.type)
+        options["auth"] = values["auth"] or _stored_login(values)
     else:
         cwd = folder / Path(values["cwd"] or "").expanduser()
         server = StdioServer(values["command"], values["args"], values["env"] or None, str(cwd))
     options["namespace"] = settings.namespace or name
     return from_mcp(server, **options)
+
+
+def _stored_login(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the client of a login to an MCP server without `auth`, if there ever was one: `opwire login NAME`."""
+    has_header = any(name.lower() == "authorization" for name in values["headers"])
+    key = LoginKey(resource_of(values["url"]), "mcp")
+    return {"login": True} if not has_header and TokenStore().may_have(key) else None
 
 
 def _openapi_source(name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path) -> AdapterSource:

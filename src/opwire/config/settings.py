@@ -141,15 +141,6 @@ class ProgramSource(MCPSettings, frozen=True, kw_only=True):
     namespace: str | None = None
 
 
-class ServerSource(MCPSettings, frozen=True, kw_only=True):
-    """An MCP server behind a URL. Its namespace is NAME by default."""
-
-    url: EnvText
-    headers: dict[str, EnvText] = {}
-    type: Literal["http", "sse"] = "http"
-    namespace: str | None = None
-
-
 class ServersFileSource(MCPSettings, frozen=True, kw_only=True):
     """All MCP servers of an `mcpServers` file, each with its key there as the namespace."""
 
@@ -163,14 +154,41 @@ class UserCredential(Settings, frozen=True, kw_only=True):
     password: Secret
 
 
-class ClientCredential(Settings, frozen=True, kw_only=True):
-    """An OAuth client, which requests its own tokens."""
+class ClientSettings(Settings, frozen=True, kw_only=True):
+    """The keys of an OAuth client; see `OAuthClient`. With `login`, `opwire login` signs in as a person."""
+
+    client_secret: Secret | None = None
+    login: bool = False
+    scopes: tuple[str, ...] | None = None
+    issuer: EnvText | None = None
+    token_url: EnvText | None = None
+    authorization_url: EnvText | None = None
+    device_url: EnvText | None = None
+    redirect_uri: EnvText | None = None
+    auth: Literal["basic", "body"] = "basic"
+    extra: dict[str, EnvText] = {}
+
+
+class ClientCredential(ClientSettings, frozen=True, kw_only=True):
+    """An OAuth client of an API, which requests its own tokens or uses the login of a person."""
 
     client_id: EnvText
-    client_secret: Secret
-    scopes: tuple[str, ...] | None = None
-    token_url: EnvText | None = None
-    auth: Literal["basic", "body"] = "basic"
+
+
+class ServerClient(ClientSettings, frozen=True, kw_only=True):
+    """An OAuth client of an MCP server. Without an id it is registered at login."""
+
+    client_id: EnvText | None = None
+
+
+class ServerSource(MCPSettings, frozen=True, kw_only=True):
+    """An MCP server behind a URL. Its namespace is NAME by default."""
+
+    url: EnvText
+    headers: dict[str, EnvText] = {}
+    auth: ServerClient | None = None  # by default that of `opwire login`, if there is one
+    type: Literal["http", "sse"] = "http"
+    namespace: str | None = None
 
 
 Credential = Secret | UserCredential | ClientCredential
@@ -430,6 +448,7 @@ TEMPLATE = """\
 #url = "https://tools.example/mcp"
 #headers = { Authorization = "Bearer ${TOOLS_TOKEN}" }
 #trust_annotations = true  # tools that it marks as read-only are queries
+#auth = { login = true, client_id = "opwire" }  # instead of headers; `opwire login tools` signs in, also without this
 
 # All servers of a file of another program, each with its key there as the namespace.
 #[sources.desktop]
@@ -448,6 +467,7 @@ TEMPLATE = """\
 #token = "${GITHUB_TOKEN}"
 #login = { user = "robot", password = "${GITHUB_PASSWORD}" }
 #oauth = { client_id = "robot", client_secret = "${GITHUB_SECRET}", scopes = ["repo"] }
+#person = { client_id = "cli", login = true }  # `opwire login github` signs in
 
 # --- Callers ---------------------------------------------------------------------------------------------------------
 # Callers with this token are "alice". The scope "*" includes every scope.

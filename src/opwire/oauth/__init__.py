@@ -4,8 +4,22 @@ api = from_openapi("api.yaml", credentials={"oauth": OAuthClient(client_id="cli"
 await api.login(print)  # once: the login is stored for this user
 """
 
-from opwire.oauth.login import LoginPrompt
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from opwire.oauth.store import TokenStore
-from opwire.oauth.tokens import OAuthClient
+
+if TYPE_CHECKING:
+    from opwire.oauth.login import LoginPrompt
+    from opwire.oauth.tokens import OAuthClient
 
 __all__ = ["LoginPrompt", "OAuthClient", "TokenStore"]
+
+# Imported lazily: they need aiohttp, which takes 0.15 s.
+_LAZY = {"LoginPrompt": "login", "OAuthClient": "tokens"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
 from opwire.http_client import HTTPClient, HTTPRequest, host_of
+from opwire.oauth.store import resource_of
 from opwire.oauth.tokens import FetchJSON, OAuthClient, is_secure
 from opwire.typed.plain import as_dict, as_list
 
@@ -40,6 +41,7 @@ class AuthorizationServer(Struct, frozen=True, kw_only=True):
     sends_issuer: bool = False  # in authorization responses (RFC 9207)
     challenge_methods: tuple[str, ...] | None = None  # of PKCE; None: unknown
     token_auth_methods: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
 
     def checked(self) -> "AuthorizationServer":
         """Return the server.
@@ -130,6 +132,7 @@ def _server(metadata: Mapping[str, Any], issuer: str) -> AuthorizationServer:
         sends_issuer=metadata.get("authorization_response_iss_parameter_supported") is True,
         challenge_methods=None if methods is None else _texts(methods),
         token_auth_methods=_texts(metadata.get("token_endpoint_auth_methods_supported")),
+        scopes=_texts(metadata.get("scopes_supported")),
     ).checked()
 
 
@@ -166,13 +169,6 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"the metadata of {host_of(url)} names no authorization server")
     supported = _texts(metadata.get("scopes_supported"))[:_MAX_SCOPES]
     return ProtectedResource(resource=resource, issuer=issuers[0], scopes=challenged or supported)
-
-
-def resource_of(url: str) -> str:
-    """Return the URL of an MCP server as a resource identifier (RFC 8707): without user, query and fragment."""
-    parts = urlsplit(url)
-    netloc = parts.netloc.rpartition("@")[2].lower()
-    return urlunsplit((parts.scheme.lower(), netloc, parts.path.rstrip("/"), "", ""))
 
 
 async def register(

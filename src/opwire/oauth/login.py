@@ -24,11 +24,10 @@ from msgspec.structs import replace
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http_client import HTTPRequest, bounded_number, host_of
 from opwire.oauth.discovery import AuthorizationServer, register
-from opwire.oauth.store import LoginKey, StoredLogin, TokenStore
+from opwire.oauth.store import LoginKey, StoredLogin, TokenSet, TokenStore
 from opwire.oauth.tokens import (
     FetchJSON,
     OAuthClient,
-    TokenSet,
     is_secure,
     request_tokens,
     token_request,
@@ -97,7 +96,7 @@ async def sign_in(
             flow = _device_flow if options.device else _code_flow
             client, tokens = await flow(fetch, server, client, options, fields)
     except TimeoutError:
-        raise CallError(ErrorCode.TIMEOUT, f"nobody signed in within {options.timeout:g} s") from None
+        raise CallError(ErrorCode.TIMEOUT, f"the login was not completed within {options.timeout:g} s") from None
     return StoredLogin(
         key=key,
         tokens=tokens,
@@ -355,7 +354,7 @@ class LoginTokens:
         self._loading: asyncio.Task[str | None] | None = None
 
     async def get(self) -> str | None:
-        """Return a valid token, or None if nobody is signed in.
+        """Return a valid token, or None without a login.
 
         Raises:
             CallError: the refresh failed, and may succeed later; the store cannot be read.

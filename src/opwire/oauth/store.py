@@ -3,6 +3,8 @@
 A file has the mode 0600, in a folder of mode 0700, and is replaced atomically. A file or folder that belongs to another
 user is not used. Locks are files beside them: two processes never use the same refresh token at the same time, since
 servers that rotate refresh tokens revoke a login when one is used twice.
+
+Imports no HTTP client: the command line looks here whether there is a login at all.
 """
 
 import asyncio
@@ -19,18 +21,18 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
-from opwire.oauth.tokens import TokenSet
 
 logger = logging.getLogger("opwire.oauth")
 
 _SERVICE = "opwire"
 _MAX_FILE = 1024 * 1024  # bytes
-_KEYRING_TIMEOUT = 10.0  # seconds: a keyring may wait for a dialog that nobody sees
+_KEYRING_TIMEOUT = 10.0  # seconds: a keyring may wait for a dialog that is not visible
 _LOCK_TIMEOUT = 60.0  # seconds
 _LOCK_POLL = 0.02  # seconds
 
@@ -46,6 +48,19 @@ class LoginKey(Struct, frozen=True):
     def digest(self) -> str:
         """The name of its file."""
         return sha256(msgspec.json.encode(self)).hexdigest()[:32]
+
+
+class TokenSet(Struct, frozen=True, omit_defaults=True):
+    """The tokens of one response. The repr omits them."""
+
+    access_token: str
+    expires_at: float | None = None  # seconds since 1970; None: until the API rejects it
+    refresh_at: float | None = None  # a little earlier
+    refresh_token: str | None = None
+    scope: str = ""
+
+    def __repr__(self) -> str:
+        return "<TokenSet>"
 
 
 class StoredLogin(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +79,13 @@ class StoredLogin(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __repr__(self) -> str:
         return f"<StoredLogin {self.key.resource}>"
+
+
+def resource_of(url: str) -> str:
+    """Return the URL of an MCP server as a resource identifier (RFC 8707): without user, query and fragment."""
+    parts = urlsplit(url)
+    netloc = parts.netloc.rpartition("@")[2].lower()
+    return urlunsplit((parts.scheme.lower(), netloc, parts.path.rstrip("/"), "", ""))
 
 
 def default_folder() -> Path:
@@ -87,6 +109,10 @@ class TokenStore:
 
     def __repr__(self) -> str:
         return f"<TokenStore {self._folder}>"
+
+    def may_have(self, key: LoginKey) -> bool:
+        """Return whether there ever was a login of a key, without asking the keyring: its lock file is kept."""
+        return (self._folder / f"{key.digest}.lock").exists()
 
     async def read(self, key: LoginKey) -> StoredLogin | None:
         """Return the login of a key, or None.

@@ -20,6 +20,7 @@ from yarl import URL
 
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http_client import MAX_WAIT, HTTPClient, HTTPRequest, bounded_number, host_of
+from opwire.oauth.store import TokenSet
 from opwire.typed.plain import as_dict, read_json
 
 MAX_BODY = 1024 * 1024
@@ -71,19 +72,6 @@ class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __repr__(self) -> str:
         return f"<OAuthClient {self.client_id}>"
-
-
-class TokenSet(Struct, frozen=True, omit_defaults=True):
-    """The tokens of one response. The repr omits them."""
-
-    access_token: str
-    expires_at: float | None = None  # seconds since 1970; None: until the API rejects it
-    refresh_at: float | None = None  # a little earlier
-    refresh_token: str | None = None
-    scope: str = ""
-
-    def __repr__(self) -> str:
-        return "<TokenSet>"
 
 
 def read_client(given: Any) -> OAuthClient:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opwire.adapters.mcp.source import usable_namespace, usable_namespaces
+from opwire.adapters.mcp.servers import usable_namespace, usable_namespaces
 from opwire.adapters.mcp.tools import MAX_NAME, is_usable_name
 from opwire.operation import OperationSpec
 from tests.properties import examples

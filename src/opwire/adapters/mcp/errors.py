@@ -46,7 +46,7 @@ _MAX_DATA = 4000  # bytes of its error's data that are kept
 _UNKNOWN_TOOL = re.compile(r"unknown tool|tool\b.{0,200}\bnot found", re.IGNORECASE | re.DOTALL)
 _HTTP_MESSAGES = {
     0: "cannot be reached",
-    401: "rejected the credentials (HTTP 401): check its headers or its auth option",
+    401: "rejected the credentials (HTTP 401): check its headers, or sign in with `opwire login`",
     403: "denied access (HTTP 403): check the rights of the credentials",
     404: "has nothing at this address (HTTP 404)",
 }

@@ -9,9 +9,9 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,10 +21,17 @@ from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND
 from mcp_types.methods import validate_client_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.names import UniqueNames
+from opwire.oauth.store import TokenStore
 from opwire.operation import NormalizeMode
+
+if TYPE_CHECKING:
+    from opwire.adapters.mcp.auth import MCPAuth
+    from opwire.oauth.tokens import OAuthClient
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -36,6 +43,7 @@ MAX_MESSAGE = 16 * 1024 * 1024
 MAX_QUESTIONS = 100
 """Input requests in one result."""
 
+_MAX_NAMESPACE = 100  # characters: every id starts with it
 _KINDS: dict[str, HTTPKind | Literal["stdio"]] = {
     "stdio": "stdio",
     "http": "http",
@@ -307,6 +315,8 @@ class MCPOptions(Callbacks, frozen=True, kw_only=True):
     strip: bool | None = None
     connect_timeout: float = 30.0
     max_message: int = MAX_MESSAGE
+    auth: Any = None
+    token_store: TokenStore | None = None
 
 
 class MCPKeywords(TypedDict, total=False):
@@ -325,3 +335,29 @@ class MCPKeywords(TypedDict, total=False):
     strip: bool | None
     connect_timeout: float
     max_message: int
+    auth: "OAuthClient | Mapping[str, Any] | None"
+    token_store: TokenStore | None
+
+
+def authorized(server: MCPServer, options: MCPOptions) -> "tuple[MCPServer, MCPAuth | None]":
+    """Return the server with the OAuth client of the options as the `auth` of its HTTP client."""
+    if options.auth is None or isinstance(server, StdioServer):
+        return server, None
+    from opwire.adapters.mcp.auth import MCPAuth
+
+    auth = MCPAuth(server.url, options.auth, options.token_store)
+    return replace(server, options={**server.options, "auth": auth}), auth
+
+
+def usable_namespace(name: str, default: str = "mcp") -> str:
+    """Return the name, cut, with underscores for dots and control characters, which a namespace cannot contain."""
+    given = name.strip()[:_MAX_NAMESPACE]
+    return "".join(char if char.isprintable() and char != "." else "_" for char in given) or default
+
+
+def usable_namespaces(names: Iterable[str]) -> dict[str, str]:
+    """Return a unique namespace for each name: "a.b" and "a_b" become "a_b_2" and "a_b"."""
+    names = list(names)
+    unchanged = {name for name in names if usable_namespace(name) == name}
+    unique = UniqueNames(unchanged)
+    return {name: name if name in unchanged else unique.take(usable_namespace(name)) for name in names}

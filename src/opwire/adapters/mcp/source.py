@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -24,8 +24,11 @@ from opwire.adapters.mcp.servers import (
     MCPOptions,
     MCPServer,
     StdioServer,
+    authorized,
     read_server,
     read_servers,
+    usable_namespace,
+    usable_namespaces,
 )
 from opwire.adapters.mcp.session import MCPSession, ResourceUpdates
 from opwire.adapters.mcp.tools import (
@@ -41,10 +44,12 @@ from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
-from opwire.names import UniqueNames
 from opwire.operation import Context, Operation, OperationSpec, OperationType, SourceChange
 from opwire.schema import Schema
 from opwire.typed.plain import as_dict, as_list
+
+if TYPE_CHECKING:
+    from opwire.oauth.login import LoginOptions
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -360,7 +365,6 @@ SETTLE = 0.05
 LONGEST_SETTLE = 5.0
 """The limit for a server that reports a change whenever it is listed: the delay doubles each time."""
 
-_MAX_NAMESPACE = 100  # characters: every id starts with it
 _CHANGES = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed"})
 
 
@@ -394,6 +398,9 @@ def from_mcp(
     - `normalize`, `strip`: those of `OperationSpec`.
     - `connect_timeout`: of connecting and listing, in seconds.
     - `max_message`: bytes of one message from a server.
+    - `auth`: the OAuth client for servers behind a URL, `OAuthClient(login=True)` for the login of a person; see
+      `MCPSource.login`. Needs the extra `openapi`.
+    - `token_store`: where logins are stored; by default in the user's keyring, or in files.
 
     Raises:
         UsageError: the server is invalid, or a namespace is given for a whole file.
@@ -421,20 +428,6 @@ def from_mcp(
     namespaces = usable_namespaces(servers)
     named = {name: (each, replace(given, namespace=namespaces[name])) for name, each in servers.items()}
     return MCPSource(named, required=required)
-
-
-def usable_namespace(name: str, default: str = "mcp") -> str:
-    """Return the name, cut, with underscores for dots and control characters, which a namespace cannot contain."""
-    given = name.strip()[:_MAX_NAMESPACE]
-    return "".join(char if char.isprintable() and char != "." else "_" for char in given) or default
-
-
-def usable_namespaces(names: Iterable[str]) -> dict[str, str]:
-    """Return a unique namespace for each name: "a.b" and "a_b" become "a_b_2" and "a_b"."""
-    names = list(names)
-    unchanged = {name for name in names if usable_namespace(name) == name}
-    unique = UniqueNames(unchanged)
-    return {name: name if name in unchanged else unique.take(usable_namespace(name)) for name in names}
 
 
 class MCPSource(AdapterSource):
@@ -525,6 +518,20 @@ class MCPSource(AdapterSource):
         """Disconnect from every server; idempotent. Calls in flight fail."""
         await asyncio.gather(*(each.close() for each in self._servers.values()))
 
+    async def sign_in(self, options: "LoginOptions") -> tuple[str, ...]:
+        """Sign in to each server whose `auth` has `login`."""
+        auths = {name: each.auth for name, each in self._servers.items() if each.auth and each.auth.is_login}
+        if not auths:
+            raise UsageError("no server behind a URL has an OAuth client with `login` as its auth")
+        for auth in auths.values():
+            await auth.sign_in(options)
+        return tuple(auths)
+
+    async def logout(self) -> tuple[str, ...]:
+        """Delete the stored logins of these servers, and revoke them; return the names of the servers."""
+        auths = {name: each.auth for name, each in self._servers.items() if each.auth}
+        return tuple([name for name, auth in auths.items() if await auth.sign_out()])
+
 
 class ServerOperations:
     """The operations of one server, from `open` to `close`."""
@@ -532,6 +539,7 @@ class ServerOperations:
     def __init__(self, server: MCPServer, options: MCPOptions, notify: Callable[[SourceChange], None]) -> None:
         self._options = options
         self._notify = notify
+        server, self.auth = authorized(server, options)
         self._updates = ResourceUpdates()
         self._stale = asyncio.Event()
         self._reconnected = False
@@ -571,6 +579,8 @@ class ServerOperations:
             await asyncio.gather(self._task, return_exceptions=True)
         self._updates.close()
         await self.session.close()
+        if self.auth is not None:
+            await self.auth.close()
 
     def _on_notification(self, method: str, params: Mapping[str, Any]) -> None:
         if method in _CHANGES:

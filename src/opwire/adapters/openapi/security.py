@@ -9,7 +9,7 @@
 - They never appear in a message, a repr or a log.
 
 Tokens of OAuth clients are requested or refreshed by `opwire.oauth`. The login of a person is a credential like any
-other: if nobody is signed in, it is missing.
+other: without one, it is missing.
 """
 
 import inspect
@@ -229,7 +229,7 @@ class APICredentials:
     # --- credentials --------------------------------------------------------------------------------------------------
 
     async def _find(self, plan: CallPlan, name: str, context: Context, offline: bool) -> Any:
-        """Return the credential of a scheme; of a login its token, or None if nobody is signed in."""
+        """Return the credential of a scheme; of a login its token, or None without a login."""
         credential = await self._given_for(plan, name, context)
         if self._fetch is None or not _is_login(credential):
             return credential

@@ -6,7 +6,7 @@ error: operations that need it are skipped with the reason.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -31,7 +31,7 @@ from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
 from opwire.http_client import REDIRECTS, ClientOptions, ClientSettings, HTTPClient, HTTPRequest, redirected
-from opwire.oauth.login import LoginOptions, Show
+from opwire.oauth.login import LoginOptions
 from opwire.oauth.store import TokenStore
 from opwire.oauth.tokens import json_fetcher
 from opwire.operation import NormalizeMode, Operation, OperationType
@@ -436,32 +436,8 @@ class OpenAPISource(AdapterSource):
             self._lazy = read_operations(documents, self.report, self._options)
             return tuple(map(self._operation, self._lazy))
 
-    async def login(
-        self,
-        show: Show,
-        *,
-        device: bool = False,
-        paste: Callable[[], Awaitable[str]] | None = None,
-        timeout: float = 300.0,
-    ) -> tuple[str, ...]:
-        """Sign in with each OAuth client of the credentials that has `login`, and store the logins of this user.
-
-            await api.login(lambda prompt: print("open", prompt.url))
-
-        Args:
-            show: shows a `LoginPrompt` to a person, or opens its URL in a browser.
-            device: sign in with a code on another device, instead of a browser on this machine.
-            paste: returns the address at which a browser on another machine ended, instead of awaiting it here.
-            timeout: seconds to sign in.
-
-        Returns:
-            The names of the security schemes.
-
-        Raises:
-            UsageError: the credentials have no client with `login` for a scheme of this API.
-            CallError: the login failed.
-        """
-        options = LoginOptions(show=show, device=device, paste=paste, timeout=timeout)
+    async def sign_in(self, options: LoginOptions) -> tuple[str, ...]:
+        """Sign in with each OAuth client of the credentials that has `login`."""
         done = [
             requirement.scheme.name
             for operation, requirement in await self._schemes()
@@ -472,7 +448,7 @@ class OpenAPISource(AdapterSource):
         return tuple(done)
 
     async def logout(self) -> tuple[str, ...]:
-        """Delete the stored logins for this API, and revoke them where the server can; return their schemes."""
+        """Delete the stored logins for this API, and revoke them; return the names of their schemes."""
         done = [
             requirement.scheme.name
             for operation, requirement in await self._schemes()

@@ -27,6 +27,7 @@ _EXTRAS = {
     "auth": "pyjwt",
     "cli": "rich",
     "http": "starlette",
+    "keyring": "keyring",
     "mcp": "mcp",
     "nats": "cryptography",
     "openapi": "aiohttp",

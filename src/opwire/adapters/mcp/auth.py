@@ -1,0 +1,123 @@
+"""Tokens for an MCP server behind a URL: of a person's login, or of client credentials.
+
+The server says which authorization server issues its tokens (RFC 9728). A token is requested for this server
+(RFC 8707), and sent to its origin only.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx2
+from msgspec.structs import replace
+
+from opwire.errors import CallError, UsageError
+from opwire.http_client import HTTPClient
+from opwire.oauth.discovery import (
+    AuthorizationServer,
+    ProtectedResource,
+    discover,
+    discover_resource,
+    origin_of,
+)
+from opwire.oauth.login import LoginOptions, LoginTokens, sign_in
+from opwire.oauth.store import LoginKey, TokenStore, resource_of
+from opwire.oauth.tokens import TokenCache, json_fetcher, read_client
+
+LOGIN_NAME = "mcp"
+"""The name in the key of a login."""
+
+
+class MCPAuth(httpx2.Auth):
+    """The `auth` of an HTTP client for one server. A rejected token is refreshed once."""
+
+    def __init__(self, url: str, client: Any, store: TokenStore | None = None) -> None:
+        try:
+            self._client = read_client(client)
+        except ValueError as error:
+            raise UsageError(f"auth: {error}") from None
+        self._url = url
+        self._key = LoginKey(resource_of(url), LOGIN_NAME, self._client.client_id)
+        self._store = store or TokenStore()
+        self._open()
+
+    def _open(self) -> None:
+        self._http = HTTPClient()
+        self._fetch = json_fetcher(self._http)
+        self._login = LoginTokens(self._fetch, self._store, self._key)
+        self._cache = TokenCache(self._fetch)
+        self._found: tuple[ProtectedResource, AuthorizationServer] | None = None
+
+    @property
+    def is_login(self) -> bool:
+        """Whether a person signs in."""
+        return self._client.login
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Add the token to a request; repeat the request once if the server rejects it."""
+        if origin_of(str(request.url)) != origin_of(self._url):
+            yield request
+            return
+        token = await self._token()
+        if token is not None:
+            request.headers["Authorization"] = f"Bearer {token}"
+        response = yield request
+        if response.status_code != 401 or token is None:
+            return
+        self._login.reject(token)
+        self._cache.forget(token)
+        again = await self._token()
+        if again not in (None, token):
+            request.headers["Authorization"] = f"Bearer {again}"
+            yield request
+
+    async def _token(self) -> str | None:
+        try:
+            if self._client.login:
+                return await self._login.get()
+            resource, server = await self._discovered()
+            scopes = resource.scopes if self._client.scopes is None else self._client.scopes
+            return await self._cache.get(self._client, server.token_url, scopes, resource.resource)
+        except CallError as error:
+            raise httpx2.RequestError(error.message) from error  # the HTTP client repeats the messages of these alone
+
+    async def _discovered(self) -> tuple[ProtectedResource, AuthorizationServer]:
+        if self._found is None:
+            client = self._client
+            resource = await discover_resource(self._http, self._fetch, self._url)
+            if client.token_url is not None:
+                server = AuthorizationServer().with_client(client)
+            else:
+                server = (await discover(self._fetch, client.issuer or resource.issuer)).with_client(client)
+                # MCP demands that the metadata announce PKCE.
+                server = replace(server, challenge_methods=server.challenge_methods or ())
+            self._found = resource, server
+        return self._found
+
+    async def sign_in(self, options: LoginOptions) -> None:
+        """Sign in, and store the login.
+
+        Raises:
+            CallError: as `opwire.oauth.login.sign_in`; the server's metadata is missing or invalid.
+        """
+        self._found = None
+        resource, server = await self._discovered()
+        scopes = resource.scopes if self._client.scopes is None else self._client.scopes
+        if self._client.scopes is None and scopes and "offline_access" in server.scopes:
+            scopes = tuple(dict.fromkeys([*scopes, "offline_access"]))  # for a refresh token
+        login = await sign_in(
+            self._fetch, self._key, server, self._client, options, scopes=scopes, resource=resource.resource
+        )
+        async with self._store.lock(self._key):
+            await self._store.write(login)
+        self._login = LoginTokens(self._fetch, self._store, self._key)
+
+    async def sign_out(self) -> bool:
+        """Delete the login, and revoke it; return whether there was one."""
+        return await self._login.sign_out()
+
+    async def close(self) -> None:
+        """End the requests in flight; a later one opens new connections."""
+        await self._login.close()
+        await self._cache.close()
+        await self._http.close()
+        self._open()

@@ -1,0 +1,108 @@
+"""`opwire login` signs in to an API or MCP server as a person; `opwire logout` signs out."""
+
+import asyncio
+import os
+import sys
+import webbrowser
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec.structs import replace
+
+from opwire.cli.options import served_source_options, shared_options
+from opwire.cli.screen import Screen
+from opwire.cli.sources import Sources, run
+
+if TYPE_CHECKING:
+    from opwire.adapters.source import AdapterSource
+    from opwire.oauth.login import LoginPrompt
+
+
+@click.command(name="login")
+@click.argument("source", required=False)
+@click.option("--device", is_flag=True, help="Sign in with a code on another device.")
+@click.option("--no-browser", is_flag=True, help="Print the address, and ask for the one at which the browser ends.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1, max=3600), default=300.0, help="Seconds to sign in.  [default: 300]"
+)
+@served_source_options
+@shared_options
+@click.pass_obj
+def login_command(screen: Screen, **arguments: Any) -> None:
+    """Sign in to a source as a person, with OAuth: SOURCE is its name in the configuration.
+
+    The login is stored for this user, in the system's keyring or in a file that only this user can read, and refreshed
+    when needed. On a machine without a browser use --device, or --no-browser if the server has no device flow.
+    """
+    run(_login(screen, **arguments))
+
+
+async def _login(
+    screen: Screen, *, source: str | None, device: bool, no_browser: bool, timeout: float, sources: Sources
+) -> None:
+    if device and no_browser:
+        raise click.UsageError("--device and --no-browser exclude each other")
+
+    async def show(prompt: "LoginPrompt") -> None:
+        if prompt.code is not None:
+            screen.line(f"Open {prompt.url} and enter the code {prompt.code}")
+            return
+        is_open = not no_browser and _has_display() and await asyncio.to_thread(webbrowser.open, prompt.url)
+        screen.line("The browser shows where to sign in; if not, open" if is_open else "Open in a browser:")
+        screen.line(prompt.url)
+
+    async def paste() -> str:
+        return await asyncio.to_thread(click.prompt, "Address at which the browser ended", hide_input=True)
+
+    async with _opened(sources, source) as (name, opened):
+        await opened.login(show, device=device, paste=paste if no_browser else None, timeout=timeout)
+    screen.line(f"Signed in to {name}.")
+
+
+@click.command(name="logout")
+@click.argument("source", required=False)
+@served_source_options
+@shared_options
+@click.pass_obj
+def logout_command(screen: Screen, source: str | None, sources: Sources) -> None:
+    """Sign out of a source: delete its stored login, and revoke it where the server can."""
+
+    async def logout() -> None:
+        async with _opened(sources, source) as (name, opened):
+            done = await opened.logout()
+        screen.line(f"Signed out of {name}." if done else f"Not signed in to {name}.")
+
+    run(logout())
+
+
+@asynccontextmanager
+async def _opened(sources: Sources, wanted: str | None) -> "AsyncGenerator[tuple[str, AdapterSource]]":
+    """Yield the only source, or the one with this name; it is not connected."""
+    from opwire.config.runtime import ProjectModules, create_source
+    from opwire.config.settings import OpenAPISettings, ServerClient, ServerSource
+
+    config = sources.read()
+    able = {name: each for name, each in config.sources.items() if isinstance(each, ServerSource | OpenAPISettings)}
+    names = ", ".join(able) or "none"
+    if wanted is None and len(able) != 1:
+        raise click.UsageError(f"name the source to sign in to; HTTP APIs and MCP servers with a URL: {names}")
+    name = next(iter(able)) if wanted is None else wanted
+    if name not in able:
+        raise click.UsageError(f"unknown source {name!r}; HTTP APIs and MCP servers with a URL: {names}")
+    settings = able[name]
+    if isinstance(settings, ServerSource) and settings.auth is None:
+        settings = replace(settings, auth=ServerClient(login=True))
+    source = await create_source(name, settings, config.folder, ProjectModules(config.folder))
+    try:
+        yield name, source
+    finally:
+        await source.close()
+
+
+def _has_display() -> bool:
+    """Return whether a browser would open a window here, instead of taking over the terminal."""
+    if os.environ.get("SSH_CONNECTION"):
+        return False
+    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
