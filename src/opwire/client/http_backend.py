@@ -22,12 +22,12 @@ from opwire.http_client import (
     ClientOptions,
     HTTPClient,
     HTTPRequest,
-    SSEParser,
     bounded_number,
     host_of,
 )
 from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
 from opwire.origin import ENVELOPE_JSON, path_of
+from opwire.sse import SSEParser
 from opwire.typed.plain import read_json, to_plain, write_json
 
 if TYPE_CHECKING:
