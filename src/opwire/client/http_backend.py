@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.adapters.openapi import from_openapi
+from opwire.adapters.openapi.source import from_openapi
 from opwire.client.backends import SpecCache
 from opwire.envelope import ResponseEnvelope, decode_envelope
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError, UsageError

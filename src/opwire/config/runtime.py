@@ -59,7 +59,7 @@ from opwire.registry import Change, OperationRegistry
 from opwire.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from opwire.adapters.mcp import MCPKeywords, MCPServer
+    from opwire.adapters.mcp.servers import MCPKeywords, MCPServer
 
 
 _PYTHON_FILE = re.compile(r"(.+\.py)(:(.*))?")
@@ -135,7 +135,8 @@ def files_of(settings: AnySource, folder: Path) -> list[Path]:
 def _mcp_source(
     name: str, settings: ProgramSource | ServerSource | ServersFileSource, values: dict[str, Any], folder: Path
 ) -> AdapterSource:
-    from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
+    from opwire.adapters.mcp.servers import HTTPServer, StdioServer
+    from opwire.adapters.mcp.source import from_mcp
 
     options: MCPKeywords = {
         "trust_annotations": settings.trust_annotations,
@@ -168,7 +169,7 @@ def _stored_login(values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _openapi_source(name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path) -> AdapterSource:
-    from opwire.adapters.openapi import from_openapi
+    from opwire.adapters.openapi.source import from_openapi
 
     document = values["openapi"]
     return from_openapi(
