@@ -910,6 +910,17 @@ MCP_IN: dict[str, str] = {
     "mcp.in.prompts": "Each prompt is a query that takes its arguments; all of them are listed.",
 }
 
+LLM: dict[str, str] = {
+    "llm.definitions": "Every operation is a tool of OpenAI, Anthropic and Gemini with a name that they accept, its "
+    "description and its input schema; the list follows the registry.",
+    "llm.handle": "A tool call is answered by the message of its provider, also if it fails: the model reads why.",
+    "llm.media": "Images are shown to a model where its API shows images, and described where it does not.",
+    "llm.bounded": "What a model reads of one call is bounded.",
+    "llm.access": "With an identity, a model sees and calls only what that identity may.",
+    "llm.strict": "A strict schema keeps the published rules of its provider; the nulls that it asks for are dropped.",
+    "llm.packages": "The packages of the providers, pydantic-ai, LangChain and the OpenAI Agents SDK accept the tools.",
+}
+
 SERVE_MCP: dict[str, str] = {
     "serve-mcp.tools": "An operation is served as an MCP tool with title, description, hints, schemas and its origin.",
     "serve-mcp.names": "Tool names are readable: letters, digits, _ and -, at most 50 by default, different for "
@@ -1295,6 +1306,7 @@ SECTIONS = (
     MONITOR,
     DURABLE,
     MCP_IN,
+    LLM,
     SERVE_MCP,
     OPENAPI,
     SERVE,
