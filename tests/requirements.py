@@ -832,11 +832,6 @@ OAUTH: dict[str, str] = {
 }
 
 MCP_IN: dict[str, str] = {
-    "mcp.engine.lossless": "Messages are decoded as they were encoded, with unknown fields.",
-    "mcp.engine.once": "Every request has at most one outcome, over any network.",
-    "mcp.engine.bounded": "The other end has a bounded number of open requests, and each id once.",
-    "mcp.engine.headers": "Arguments that are sent as headers are declared, written and checked as by the SDK.",
-    "mcp.engine.envelope": "A stateless request is accepted or rejected as by the SDK.",
     "mcp.in.config": "An `mcpServers` file is read as it is; what is wrong is said with its key.",
     "mcp.in.secrets": "Servers are shown without arguments, header values, environment, user info and query.",
     "mcp.in.transports": "stdio, streamable HTTP and the SSE transport of 2024 give the same results.",
@@ -867,8 +862,6 @@ MCP_IN: dict[str, str] = {
     "mcp.in.changes": "Changes are told alike in every revision, also after a subscription or a connection broke.",
     "mcp.in.http": "An HTTP failure costs one call, says what happened, and is never passed on as our own refusal.",
     "mcp.in.session-lost": "A session that the server has forgotten is begun anew, once, and the call made again.",
-    "mcp.in.resumption": "A stream that is cut before the answer is resumed where the server supports that, a bounded "
-    "number of times.",
     "mcp.in.redirect": "Headers never follow a redirect, or an endpoint, to another origin.",
     "mcp.in.source": "`from_mcp` gives a source that is awaited or entered, iterates over operations once "
     "connected, and leaves nothing behind when it is closed or given up.",
@@ -1125,6 +1118,22 @@ SERVE_HTTP: dict[str, str] = {
     "http.chain": "Chains of HTTP and MCP keep data equal.",
 }
 
+WEBHOOKS: dict[str, str] = {
+    "webhooks.operations": "With a receiver, the webhooks and callbacks of a document are subscriptions: one for all, "
+    "and one for each, with the schema of its body.",
+    "webhooks.signed": "A webhook with a signature of Stripe, GitHub or Standard Webhooks reaches its subscribers.",
+    "webhooks.forged": "A missing or wrong signature is 403, before anything of the body is parsed.",
+    "webhooks.replayed": "A webhook with an old timestamp is rejected, and a repeated one is not delivered again.",
+    "webhooks.unsigned": "Nothing is accepted without verification unless that is said.",
+    "webhooks.verify": "Any function can verify webhooks; only True or an id accepts one.",
+    "webhooks.checked": "The body of a webhook is checked by the schema of the document.",
+    "webhooks.limits": "Size, type, method and path of a webhook are checked.",
+    "webhooks.names": "A webhook is found by the name of its event in the body or in a header, or by its path.",
+    "webhooks.subscribers": "Each subscriber has a queue and data of its own, on any event loop.",
+    "webhooks.unavailable": "What no subscriber can take is 503, so that the sender repeats it; a slow one ends alone.",
+    "webhooks.config": "The webhooks of a source are configured in `opwire.toml`.",
+}
+
 MCP_JUDGES: dict[str, str] = {
     "mcp.conformance.server": "A served registry passes the public MCP conformance suite for 2025-11-25 and "
     "2026-07-28, but for the checks that are listed with their reasons; the list can neither grow nor be too long "
@@ -1311,6 +1320,7 @@ SECTIONS = (
     OPENAPI,
     SERVE,
     SERVE_HTTP,
+    WEBHOOKS,
     MCP_JUDGES,
     OPENAPI_JUDGES,
     TELEMETRY,

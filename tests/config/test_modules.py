@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opwire.config.runtime import ProjectModules
+from opwire.config.sources import ProjectModules
 from opwire.errors import ConfigError
 from tests.config.projects import shop, write
 

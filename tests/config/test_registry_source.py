@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from opwire import CallError, Context, Identity, OperationRegistry, OperationSpec, Progress, Schema
-from opwire.config.runtime import RegistrySource
+from opwire.config.sources import RegistrySource
 
 
 @dataclass

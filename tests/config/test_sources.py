@@ -10,7 +10,7 @@ import pytest
 from opwire import OperationRegistry
 from opwire.adapters.source import AdapterSource
 from opwire.config import load_config
-from opwire.config.runtime import ProjectModules, files_of, open_source
+from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.errors import CallError, ConfigError, MissingExtraError, OpwireError, UsageError
 from opwire.serve.mcp import serve_mcp
 from tests.adapters.openapi.echo import EchoServer, answer
@@ -244,7 +244,7 @@ async def test_a_package_that_is_not_installed_is_named_with_what_to_do(
         assert name == f"opwire.adapters.{extra}"
         raise ModuleNotFoundError(name=f"{module}.inner")
 
-    monkeypatch.setattr("opwire.config.runtime.importlib.import_module", import_module)
+    monkeypatch.setattr("opwire.config.sources.importlib.import_module", import_module)
     with pytest.raises(MissingExtraError, match=rf"package {module} is not installed.*pip install 'opwire\[{extra}\]'"):
         await opened(tmp_path, f"[sources.x]\n{settings}")
 

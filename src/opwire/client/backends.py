@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from opwire.call.discovery import discover
-from opwire.call.pending import PendingRequestMap
+from opwire.call import PendingRequestMap, discover
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import RegistrationError

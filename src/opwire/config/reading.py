@@ -28,8 +28,10 @@ from opwire.config.settings import (
     ProgramSource,
     ServerSource,
     SignedSettings,
+    WebhookSettings,
 )
 from opwire.errors import ConfigError
+from opwire.origin import path_of
 
 NAME = "opwire.toml"
 """The default name of the file."""
@@ -287,6 +289,7 @@ def _check_source(path: Key, name: str, source: AnySource) -> Iterator[ConfigPro
             hint = f'write command = "{program}", and the rest as args = ["…", "…"]'
             yield ConfigProblem((*path, "command"), "expected a program without arguments", hint)
     yield from _check_clients(path, source)
+    yield from _check_webhooks((*path, "webhooks"), name, getattr(source, "webhooks", None))
     headers: dict[str, EnvText] = getattr(source, "headers", {})
     for header, value in headers.items():
         if header.lower() in _SECRET_HEADERS and not value.variables:
@@ -302,6 +305,24 @@ def _check_clients(path: Key, source: AnySource) -> Iterator[ConfigProblem]:
     for at, client in clients.items():
         if isinstance(client, ClientSettings) and not client.login and client.client_secret is None:
             yield ConfigProblem((*path, *at), "missing key `client_secret`", "or write login = true to sign in")
+
+
+def _check_webhooks(path: Key, name: str, webhooks: WebhookSettings | None) -> Iterator[ConfigProblem]:
+    if webhooks is None:
+        return
+    given = [key for key in ("signature", "verify", "unsigned") if getattr(webhooks, key)]
+    if len(given) != 1:
+        problem = f"the keys {' and '.join(given)} exclude each other" if given else "the signature is missing"
+        hint = "set signature and secret, or verify, or unsigned = true, which accepts everything"
+        yield ConfigProblem(path, problem, hint)
+    elif (webhooks.signature is None) != (webhooks.secret is None):
+        missing = "secret" if webhooks.secret is None else "signature"
+        yield ConfigProblem(path, f"missing key `{missing}`", "signature and secret belong together")
+    if webhooks.verify is not None and ":" not in webhooks.verify:
+        yield ConfigProblem((*path, "verify"), "expected a function", 'write "module:function"')
+    if path_of(f"webhooks.{name}") != f"/webhooks/{name}":
+        hint = "write a name of letters, digits, - and _"
+        yield ConfigProblem(path, "the name of the source is part of the path of its webhooks", hint)
 
 
 def _check_password(path: Key, url: EnvText) -> Iterator[ConfigProblem]:

@@ -194,6 +194,24 @@ class ServerSource(MCPSettings, frozen=True, kw_only=True):
 Credential = Secret | UserCredential | ClientCredential
 
 
+class WebhookSettings(Settings, frozen=True, kw_only=True):
+    """`[sources.NAME.webhooks]`: receive the webhooks of an API at `/webhooks/NAME` of `[serve.http]`.
+
+    See `WebhookReceiver`. `signature` needs a `secret`, several while one replaces another; `verify` is a function of a
+    module, "shop.hooks:verify"; `unsigned` accepts everything.
+    """
+
+    signature: Literal["stripe", "github", "standard"] | None = None
+    secret: Secret | tuple[Secret, ...] | None = None
+    verify: str | None = None
+    unsigned: bool = False
+    tolerance: Annotated[float, Meta(gt=0, le=3_600)] = 300.0  # seconds, of a signed timestamp
+    events: tuple[str, ...] = ()  # patterns of the webhooks that become operations; all by default
+    strict: bool = True  # reject what the document does not allow
+    max_body: Count = 1024 * 1024
+    max_waiting: Count = 1_000  # webhooks, per subscriber
+
+
 class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
     """An HTTP API with an OpenAPI document, a file or a URL. Its namespace is NAME by default.
 
@@ -217,6 +235,7 @@ class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
     max_response: Count = 64 * 1024 * 1024
     proxy: EnvText | None = None
     reconnect: bool = False
+    webhooks: WebhookSettings | None = None
 
 
 AnySource = PythonSource | ProgramSource | ServerSource | ServersFileSource | OpenAPISettings
@@ -468,6 +487,12 @@ TEMPLATE = """\
 #login = { user = "robot", password = "${GITHUB_PASSWORD}" }
 #oauth = { client_id = "robot", client_secret = "${GITHUB_SECRET}", scopes = ["repo"] }
 #person = { client_id = "cli", login = true }  # `opwire login github` signs in
+
+# Its webhooks are subscriptions, and are received at /webhooks/github of [serve.http].
+#[sources.github.webhooks]
+#signature = "github"  # or "stripe" or "standard"; or verify = "shop.hooks:verify", a function of yours
+#secret = "${GITHUB_WEBHOOK_SECRET}"
+#events = ["issues-*", "push"]  # all by default
 
 # --- Callers ---------------------------------------------------------------------------------------------------------
 # Callers with this token are "alice". The scope "*" includes every scope.

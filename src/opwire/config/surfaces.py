@@ -12,7 +12,9 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 import msgspec
 
-from opwire.auth.tokens import Authenticator, ClaimNames, Grant, StaticTokens
+from opwire.auth import Authenticator, Grant, StaticTokens
+from opwire.auth.tokens import ClaimNames
+from opwire.call import LOCAL_IDENTITY
 from opwire.config.problems import dotted
 from opwire.config.settings import (
     BrokerSettings,
@@ -26,20 +28,21 @@ from opwire.config.settings import (
     SurfaceSettings,
 )
 from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
-from opwire.hub.hub import Hub
-from opwire.hub.spoke import BrokerNode, Spoke
+from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.monitor import CallMonitor
-from opwire.operation import LOCAL_IDENTITY, Identity, OperationSpec
+from opwire.operation import Identity, OperationSpec
 from opwire.registry import OperationRegistry
+from opwire.webhooks import WebhookReceiver
 
 if TYPE_CHECKING:
-    from opwire.auth.signed import SignedRequests
-    from opwire.durable.worker import DurableWorker
+    from opwire.auth import SignedRequests
+    from opwire.durable import DurableWorker
     from opwire.serve.guard import GuardOptions
-    from opwire.serve.http.app import HTTPApp
-    from opwire.serve.mcp.app import MCPHTTPOptions, MCPSurface
-    from opwire.transports.nats.journal import NatsJournal
-    from opwire.transports.redis.journal import RedisJournal
+    from opwire.serve.http import HTTPApp
+    from opwire.serve.mcp import MCPSurface
+    from opwire.serve.mcp.app import MCPHTTPOptions
+    from opwire.transports.nats import NatsJournal
+    from opwire.transports.redis import RedisJournal
 
 
 _MAX_KEYS = 1024 * 1024  # bytes of a published key set
@@ -113,7 +116,7 @@ def _grant(config: Config, name: str) -> Grant:
 
 def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:
     with needs_extra("auth"):
-        from opwire.auth.jwt import JWTs
+        from opwire.auth import JWTs
     key = None if settings.key is None else settings.key.resolve("auth.jwt.key")
     if settings.key_file is not None:
         try:
@@ -164,7 +167,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         MissingExtraError: its package is not installed.
     """
     with needs_extra("mcp"):
-        from opwire.serve.mcp.app import serve_mcp
+        from opwire.serve.mcp import serve_mcp
     settings = config.serve.mcp or MCPSurfaceSettings()
     return serve_mcp(
         registry,
@@ -192,15 +195,20 @@ def mcp_http_options(config: Config) -> "MCPHTTPOptions":
     return {**_guard_options(config, settings), "path": settings.path}
 
 
-def http_surface(config: Config, registry: OperationRegistry, monitor: CallMonitor | None = None) -> "HTTPApp":
-    """Return the HTTP API of `[serve.http]`; `monitor` counts its calls.
+def http_surface(
+    config: Config,
+    registry: OperationRegistry,
+    monitor: CallMonitor | None = None,
+    webhooks: Mapping[str, WebhookReceiver] | None = None,
+) -> "HTTPApp":
+    """Return the HTTP API of `[serve.http]`; `monitor` counts its calls, `webhooks` are those of `OpenedConfig`.
 
     Raises:
         MissingExtraError: its package is not installed.
         ConfigError: a token or key is missing in the environment, or invalid.
     """
     with needs_extra("http"):
-        from opwire.serve.http.app import serve_http
+        from opwire.serve.http import serve_http
     settings = config.serve.http or HTTPSurfaceSettings()
     return serve_http(
         registry,
@@ -213,6 +221,7 @@ def http_surface(config: Config, registry: OperationRegistry, monitor: CallMonit
         is_error=settings.is_error,
         cors_origins=settings.cors_origins,
         monitor=monitor,
+        webhooks=webhooks,
         **_guard_options(config, settings),
     )
 
@@ -292,7 +301,7 @@ def durable_of(
     settings = config.durable
     if settings is None:
         return None
-    from opwire.durable.worker import DurableWorker
+    from opwire.durable import DurableWorker
 
     url = settings.url.resolve("durable.url")
     options: dict[str, Any] = {"trusted": settings.trusted, **_connection_options("durable", settings, config.folder)}
@@ -301,11 +310,11 @@ def durable_of(
     with _config_errors("durable"):
         if url.startswith(("nats://", "tls://")):
             with needs_extra("nats"):
-                from opwire.transports.nats.journal import NatsJournal
+                from opwire.transports.nats import NatsJournal
             journal = NatsJournal(url, **options)
         else:
             with needs_extra("redis"):
-                from opwire.transports.redis.journal import RedisJournal
+                from opwire.transports.redis import RedisJournal
             journal = RedisJournal(url, **options)
         worker = DurableWorker(
             registry,
@@ -339,7 +348,7 @@ def _connection_options(key: str, settings: BrokerSettings, folder: Path) -> dic
 
 def _signed_requests(key: str, settings: SignedSettings, folder: Path) -> "SignedRequests":
     with needs_extra("auth"):
-        from opwire.auth.signed import SignedRequests, Signer, SigningKey, Verifier
+        from opwire.auth import SignedRequests, Signer, SigningKey, Verifier
 
     def read(name: str, file: str) -> str:
         try:

@@ -317,7 +317,7 @@ def read_operations(documents: DocumentSet, report: Report, options: ReadOptions
     _warn_of_typos(found, options, report)
     names = unique_names(_candidate(each, api.origin_of(each)) for each in wanted)
     taken = UniqueNames(names.values())
-    default = options.namespace or namespace_from(as_dict(documents.main.root.get("info")).get("title"))
+    default = namespace_of(documents, options)
     operations: list[LazyOperation] = []
     for endpoint in wanted:
         origin = api.origin_of(endpoint)
@@ -450,6 +450,11 @@ def unique_names(candidates: Iterable[NameCandidate]) -> dict[tuple[str, str], s
         longer = f"{name}_{name_from_path(method, path)}" if is_given else name
         names[method, path] = free.take(longer)
     return names
+
+
+def namespace_of(documents: DocumentSet, options: ReadOptions) -> str:
+    """Return the namespace of a document's operations, unless another opwire names its own."""
+    return options.namespace or namespace_from(as_dict(documents.main.root.get("info")).get("title"))
 
 
 def namespace_from(title: object) -> str:

@@ -24,9 +24,10 @@ from opwire.adapters.openapi.document import (
     references_in,
     version_of,
 )
-from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, read_operations
+from opwire.adapters.openapi.operations import LazyOperation, ReadOptions, namespace_of, read_operations
 from opwire.adapters.openapi.plan import SecurityRequirement
 from opwire.adapters.openapi.security import APICredentials, GivenCredentials
+from opwire.adapters.openapi.webhooks import read_webhooks
 from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
@@ -36,6 +37,7 @@ from opwire.oauth.store import TokenStore
 from opwire.oauth.tokens import json_fetcher
 from opwire.operation import NormalizeMode, Operation, OperationType
 from opwire.typed.plain import collection_paused
+from opwire.webhooks import WebhookReceiver
 
 DocumentLike = Mapping[str, Any] | str | bytes | Path
 """A document: a mapping, text, a path, or a URL."""
@@ -300,7 +302,7 @@ def _shown(address: str) -> str:
 
 
 class OpenAPIOptions(ClientSettings, total=False):
-    """Further options of `from_openapi`: those of `ClientOptions`, and limits."""
+    """Further options of `from_openapi`: those of `ClientOptions`, limits, and webhooks."""
 
     max_documents: int
     """How many other documents to load, not counting files below the document's folder; 1,000 by default."""
@@ -310,6 +312,10 @@ class OpenAPIOptions(ClientSettings, total=False):
 
     token_store: TokenStore
     """Where logins are stored; by default in the user's keyring, or in files."""
+
+    webhooks: WebhookReceiver | None
+    """Receives the webhooks and callbacks of the document, which become subscriptions: `namespace.webhooks` for all of
+    them, `namespace.webhooks.NAME` for each. `serve_http` takes it as well."""
 
 
 def from_openapi(
@@ -357,7 +363,7 @@ def from_openapi(
         reconnect: whether to resume a lost event stream.
         trust_annotations: whether to trust ids and types in `x-opwire`, which may declare a DELETE as a query.
         settings: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others; and
-            the limits `max_documents` and `max_document_bytes`, see `OpenAPIOptions`.
+            `max_documents`, `max_document_bytes`, `token_store` and `webhooks`, see `OpenAPIOptions`.
     """
     options = ReadOptions(
         namespace=namespace,
@@ -391,6 +397,7 @@ class OpenAPISource(AdapterSource):
         max_documents = settings.pop("max_documents", MAX_DOCUMENTS)
         max_bytes = settings.pop("max_document_bytes", MAX_DOCUMENT_BYTES)
         store = settings.pop("token_store", None)
+        self.webhooks = settings.pop("webhooks", None)
         client = self._client = HTTPClient(ClientOptions(**cast("ClientSettings", settings)))
         self._loader = DocumentLoader(
             document, self.report, allow_external_refs, client, max_documents=max_documents, max_bytes=max_bytes
@@ -420,7 +427,9 @@ class OpenAPISource(AdapterSource):
         return f"<OpenAPISource: {state}>"
 
     async def close(self) -> None:
-        """Close the connections. Calls fail from now on."""
+        """Close the connections, and end the subscriptions to webhooks. Calls fail from now on."""
+        if self.webhooks is not None:
+            self.webhooks.close()
         await self._credentials.close()
         await self._client.close()
 
@@ -434,7 +443,17 @@ class OpenAPISource(AdapterSource):
     def _read(self, documents: DocumentSet) -> tuple[Operation, ...]:
         with collection_paused():
             self._lazy = read_operations(documents, self.report, self._options)
-            return tuple(map(self._operation, self._lazy))
+            operations = list(map(self._operation, self._lazy))
+            if (receiver := self.webhooks) is not None:
+                options, namespace = self._options, namespace_of(documents, self._options)
+                declared = read_webhooks(documents, self.report)
+                taken = {each.spec.id for each in operations}
+                for each in receiver.operations(namespace, declared, normalize=options.normalize, strip=options.strip):
+                    if each.spec.id in taken:
+                        self.report.warn(f"{each.spec.name} is skipped: an operation has this name")
+                    else:
+                        operations.append(each)
+            return tuple(operations)
 
     async def sign_in(self, options: LoginOptions) -> tuple[str, ...]:
         """Sign in with each OAuth client of the credentials that has `login`."""

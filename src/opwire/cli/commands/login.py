@@ -80,8 +80,8 @@ def logout_command(screen: Screen, source: str | None, sources: Sources) -> None
 @asynccontextmanager
 async def _opened(sources: Sources, wanted: str | None) -> "AsyncGenerator[tuple[str, AdapterSource]]":
     """Yield the only source, or the one with this name; it is not connected."""
-    from opwire.config.runtime import ProjectModules, create_source
     from opwire.config.settings import OpenAPISettings, ServerClient, ServerSource
+    from opwire.config.sources import ProjectModules, create_source
 
     config = sources.read()
     able = {name: each for name, each in config.sources.items() if isinstance(each, ServerSource | OpenAPISettings)}

@@ -1,10 +1,10 @@
 """The HTTP surface as an ASGI app: route, parse, dispatch, respond."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 from urllib.parse import quote
 
 from starlette.middleware.cors import CORSMiddleware
@@ -30,11 +30,14 @@ from opwire.serve.guard import (
     send_problem,
 )
 from opwire.serve.http.document import DocumentCache, DocumentInfo
-from opwire.serve.http.request import READS, CancelOnDisconnect, Request, Route
+from opwire.serve.http.request import READS, CancelOnDisconnect, Request, Route, parse_body
 from opwire.serve.http.responses import EventStream, IsErrorPolicy, encode_response
 from opwire.serve.listener import ListeningApp
+from opwire.webhooks import WebhookReceiver, WebhookRequest
 
 logger = logging.getLogger("opwire.serve.http")
+
+_WEBHOOKS = "/webhooks/"
 
 
 def serve_http(
@@ -52,6 +55,7 @@ def serve_http(
     exclude: Iterable[str] = (),
     interceptors: Iterable[Interceptor] = (),
     monitor: CallMonitor | None = None,
+    webhooks: Mapping[str, WebhookReceiver] | None = None,
     **guard: Unpack[GuardOptions],
 ) -> "HTTPApp":
     """Return the registry as an ASGI app.
@@ -70,10 +74,12 @@ def serve_http(
     silent for `heartbeat` seconds gets a comment line. `is_error`: see `IsErrorPolicy`. `monitor` counts the calls, and
     serves its two operations, unlisted, to callers with the scope `opwire:observe`.
 
+    `webhooks` are receivers by name: senders POST to `/webhooks/NAME`, or to `/webhooks/NAME/WEBHOOK` for one of them.
+    They need a signature instead of a token. The paths have priority over those of a namespace `webhooks`.
+
     Raises:
         UsageError: an option is invalid.
     """
-    check_above_zero(timeout=timeout, heartbeat=heartbeat)
     if isinstance(servers, str):  # each character would be a URL
         raise UsageError(f"servers is a list of URLs: write [{servers!r}]")
     info = DocumentInfo(
@@ -90,38 +96,42 @@ def serve_http(
         dispatcher.use(monitor.interceptor("http"))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
-    cors = list(cors_origins)
-    if cors:
-        guard["origins"] = [*guard.get("origins", ()), *cors]
-    return HTTPApp(dispatcher, info, timeout=timeout, heartbeat=heartbeat, is_error=is_error, cors=cors, guard=guard)
+    options = HTTPAppOptions(timeout, heartbeat, is_error, list(cors_origins), webhooks or {})
+    return HTTPApp(dispatcher, info, options, guard)
+
+
+class HTTPAppOptions(NamedTuple):
+    """The options of `HTTPApp` besides those of its guard; see `serve_http`."""
+
+    timeout: float | None
+    heartbeat: float
+    is_error: IsErrorPolicy
+    cors: Sequence[str]
+    webhooks: Mapping[str, WebhookReceiver]
 
 
 class HTTPApp(ListeningApp):
     """A registry as an ASGI app; `serve_http` returns one."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        info: DocumentInfo,
-        *,
-        timeout: float | None,
-        heartbeat: float,
-        is_error: IsErrorPolicy,
-        cors: Sequence[str],
-        guard: GuardOptions,
+        self, dispatcher: Dispatcher, info: DocumentInfo, options: HTTPAppOptions, guard: GuardOptions
     ) -> None:
+        check_above_zero(timeout=options.timeout, heartbeat=options.heartbeat)
+        for name in options.webhooks:
+            if path_of(f"webhooks.{name}") != _WEBHOOKS + name:
+                raise UsageError(f"the name of a webhook receiver has letters, digits, -, _ and ., unlike {name!r}")
         self.draining = False
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
-        self._timeout = timeout
-        self._heartbeat = heartbeat
-        self._is_error: IsErrorPolicy = is_error
+        self._options = options
         self._documents = DocumentCache(dispatcher, info)
+        if options.cors:
+            guard["origins"] = [*guard.get("origins", ()), *options.cors]
         self._guarded: App = RequestGuard(self._handle, surface="http", **guard)
-        if cors:
+        if options.cors:
             wildcard = ["*"]
             self._guarded = CORSMiddleware(
-                self._guarded, cors, allow_methods=wildcard, allow_headers=wildcard, expose_headers=wildcard
+                self._guarded, options.cors, allow_methods=wildcard, allow_headers=wildcard, expose_headers=wildcard
             )
         self._deadlines = Deadlines()
         self._routes: dict[str, Route] = {}
@@ -165,7 +175,8 @@ class HTTPApp(ListeningApp):
         if request.access is not None:
             request.access.request_id = request.request_id
         try:
-            await self._respond(request, receive, send)
+            if not (self._options.webhooks and await self._take_webhook(request, receive, send)):
+                await self._respond(request, receive, send)
         except (CallError, HTTPStatusError) as error:
             await _send_error(send, request, error)
         except Exception:
@@ -191,7 +202,7 @@ class HTTPApp(ListeningApp):
         if route.spec.type is OperationType.SUBSCRIPTION:
             await self._stream(route, request, input, receive, send)
             return
-        context, whole, envelope = request.context(self._timeout), request.wants_envelope, None
+        context, whole, envelope = request.context(self._options.timeout), request.wants_envelope, None
         with CancelOnDisconnect(receive, self._deadlines):
             envelope = await self._dispatcher.execute(route.spec, input, context)
         if envelope is None:  # the client has disconnected
@@ -201,7 +212,7 @@ class HTTPApp(ListeningApp):
         if access is not None:
             access.answered(envelope)
         status, content_type, body, more = encode_response(
-            envelope, whole=whole, is_error=self._is_error, request_id=request.request_id
+            envelope, whole=whole, is_error=self._options.is_error, request_id=request.request_id
         )
         headers = [(b"content-type", content_type), (b"cache-control", b"no-store"), (b"vary", b"accept"), *more]
         await _send_response(send, request, status, body, headers)
@@ -216,7 +227,9 @@ class HTTPApp(ListeningApp):
         running = CancelOnDisconnect(receive, self._deadlines)
         self._streams.add(running)
         try:
-            error = await EventStream(request, running, send, headers, heartbeat=self._heartbeat).run(items, after)
+            error = await EventStream(request, running, send, headers, heartbeat=self._options.heartbeat).run(
+                items, after
+            )
         finally:
             self._streams.discard(running)
         if request.access is not None:
@@ -224,6 +237,29 @@ class HTTPApp(ListeningApp):
                 request.access.failed(error)
             elif running.interrupted:
                 request.access.outcome = CANCELLED
+
+    async def _take_webhook(self, request: Request, receive: Receive, send: Send) -> bool:
+        """Respond to a webhook, and return whether it is one. Nothing of it is parsed before it is verified."""
+        name, _, webhook = request.path.removeprefix(_WEBHOOKS).partition("/")
+        receiver = self._options.webhooks.get(name)
+        if receiver is None or not request.path.startswith(_WEBHOOKS) or not request.is_plain:
+            return False
+        if request.access is not None:
+            request.access.operation = f"{name}.webhooks"
+        if request.method != "POST":
+            await _send_methods(send, request, ("POST",))
+            return True
+        if self.draining:
+            raise _shutting_down()
+        given = WebhookRequest(request.text_headers, await request.body(receive))
+        delivery = await receiver.verify(given)
+        request.check_json()
+        id = id_of(f"/{name}/{webhook}")
+        named = None if id is None else id.partition(".")[2]
+        outcome = receiver.deliver(parse_body(given.body), given, delivery=delivery, webhook=named)
+        headers: list[Header] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+        await _send_response(send, request, HTTPStatus.OK, b'{"status":"%s"}' % outcome.encode(), headers)
+        return True
 
     def _find(self, request: Request) -> Route:
         """Return the route of a path, which has to be spelled exactly as `path_of` spells it.

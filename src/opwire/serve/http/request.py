@@ -149,14 +149,31 @@ class Request:
             HTTPStatusError: its content type is not JSON.
             CallError: PROTOCOL_ERROR, if it is invalid.
         """
-        body: bytes = (await receive()).get("body", b"")  # complete: the guard has buffered it
+        body = await self.body(receive)
         if not body:
             return UNSET
+        self.check_json()
+        return parse_body(body)
+
+    @property
+    def text_headers(self) -> dict[str, str]:
+        """The headers as text."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers.items()}
+
+    async def body(self, receive: Receive) -> bytes:
+        """Return the body, which is complete: the guard has buffered it."""
+        return (await receive()).get("body", b"")
+
+    def check_json(self) -> None:
+        """Check the content type.
+
+        Raises:
+            HTTPStatusError: it is not JSON.
+        """
         if not _JSON.fullmatch(self.headers.get(b"content-type", b"")):
             wrong = "the body must be JSON in UTF-8, sent as content-type: application/json"
             error = CallError(ErrorCode.PROTOCOL_ERROR, wrong)
             raise HTTPStatusError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error, (b"accept", b"application/json"))
-        return parse_body(body)
 
 
 # --- JSON bodies ------------------------------------------------------------------------------------------------------

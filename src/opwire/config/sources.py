@@ -1,0 +1,415 @@
+"""The sources of a configuration, created by their adapters, which are imported lazily.
+
+`RegistrySource` mounts a registry in another: its operations keep their own argument conversion, threads and result
+normalization. `ProjectModules` imports the Python modules of the project around a configuration file.
+"""
+
+import asyncio
+import importlib
+import re
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from opwire.adapters.source import AdapterSource
+from opwire.config.problems import Key, did_you_mean, dotted
+from opwire.config.settings import (
+    AnySource,
+    ClientSettings,
+    EnvText,
+    OpenAPISettings,
+    ProgramSource,
+    PythonSource,
+    ServersFileSource,
+    ServerSource,
+    UserCredential,
+    WebhookSettings,
+)
+from opwire.errors import ConfigError, UsageError, needs_extra
+from opwire.oauth.store import LoginKey, TokenStore, resource_of
+from opwire.operation import (
+    Context,
+    NormalizeMode,
+    Operation,
+    OperationSpec,
+    OperationType,
+    PreparedRequest,
+    SourceChange,
+)
+from opwire.registry import Change, OperationRegistry
+from opwire.webhooks import GitHubSignature, StandardSignature, StripeSignature, Verify, WebhookReceiver
+from opwire.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from opwire.adapters.mcp import MCPKeywords, MCPServer
+
+
+_PYTHON_FILE = re.compile(r"(.+\.py)(:(.*))?")
+_THREADS = 16  # concurrent imports, not counting those that hang
+
+
+async def open_source(name: str, settings: AnySource, folder: Path, modules: "ProjectModules") -> AdapterSource:
+    """Open the source `[sources.NAME]`.
+
+    Raises:
+        OpwireError: it cannot be opened; the message has the reason.
+    """
+    source = await create_source(name, settings, folder, modules)
+    try:
+        return await source.open()
+    except BaseException:
+        await source.close()
+        raise
+
+
+async def create_source(name: str, settings: AnySource, folder: Path, modules: "ProjectModules") -> AdapterSource:
+    """Return the source `[sources.NAME]`, which is not opened yet.
+
+    Raises:
+        OpwireError: its settings cannot be used.
+    """
+    key: Key = ("sources", name)
+    if isinstance(settings, PythonSource):
+        registries = await modules.registries(settings.python, dotted((*key, "python")))
+        return RegistrySource(registries, normalize=settings.normalize, strip=settings.strip)
+    extra = "openapi" if isinstance(settings, OpenAPISettings) else "mcp"
+    with needs_extra(extra):
+        # Adapters are imported on a thread, which takes up to a second: other sources are loaded meanwhile.
+        await asyncio.to_thread(importlib.import_module, f"opwire.adapters.{extra}")
+    values = resolve(settings, key)
+    if isinstance(settings, OpenAPISettings):
+        receiver = None
+        if settings.webhooks is not None:
+            receiver = await _webhook_receiver(settings.webhooks, values["webhooks"], modules, (*key, "webhooks"))
+        return _openapi_source(name, settings, values, folder, receiver)
+    return _mcp_source(name, settings, values, folder)
+
+
+def resolve(value: Any, key: Key) -> Any:
+    """Return a value with all environment variables replaced; settings become dicts.
+
+    Raises:
+        ConfigError: a variable is not set; the message names its key.
+    """
+    match value:
+        case EnvText():
+            return value.resolve(dotted(key))
+        case UserCredential():
+            return resolve(value.user, (*key, "user")), resolve(value.password, (*key, "password"))
+        case ClientSettings():
+            given = {name: each for name, each in msgspec.structs.asdict(value).items() if each is not None}
+            return resolve(given, key)
+        case msgspec.Struct():
+            return {name: resolve(each, (*key, name)) for name, each in msgspec.structs.asdict(value).items()}
+        case dict():
+            return {name: resolve(each, (*key, name)) for name, each in cast("dict[str, Any]", value).items()}
+        case tuple():
+            return tuple(resolve(each, (*key, n)) for n, each in enumerate(cast("tuple[Any, ...]", value)))
+        case _:
+            return value
+
+
+def files_of(settings: AnySource, folder: Path) -> list[Path]:
+    """Return the files that a source is loaded from, except Python modules."""
+    given = settings.openapi if isinstance(settings, OpenAPISettings) else getattr(settings, "mcp_servers", None)
+    if given is None or given.missing or "://" in (path := given.resolve("")):
+        return []
+    return [folder / Path(path).expanduser()]
+
+
+def _mcp_source(
+    name: str, settings: ProgramSource | ServerSource | ServersFileSource, values: dict[str, Any], folder: Path
+) -> AdapterSource:
+    from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
+
+    options: MCPKeywords = {
+        "trust_annotations": settings.trust_annotations,
+        "resources": settings.resources,
+        "prompts": settings.prompts,
+        "tool_timeout": settings.tool_timeout,
+        "normalize": settings.normalize,
+        "strip": settings.strip,
+        "connect_timeout": settings.timeout,
+    }
+    if isinstance(settings, ServersFileSource):
+        path = folder / Path(values["mcp_servers"]).expanduser()
+        return from_mcp(path, required=settings.required, **options)
+    server: MCPServer
+    if isinstance(settings, ServerSource):
+        server = HTTPServer(values["url"], values["headers"], settings.type)
+        options["auth"] = values["auth"] or _stored_login(values)
+    else:
+        cwd = folder / Path(values["cwd"] or "").expanduser()
+        server = StdioServer(values["command"], values["args"], values["env"] or None, str(cwd))
+    options["namespace"] = settings.namespace or name
+    return from_mcp(server, **options)
+
+
+def _stored_login(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the client of a login to an MCP server without `auth`, if there ever was one: `opwire login NAME`."""
+    has_header = any(name.lower() == "authorization" for name in values["headers"])
+    key = LoginKey(resource_of(values["url"]), "mcp")
+    return {"login": True} if not has_header and TokenStore().may_have(key) else None
+
+
+async def _webhook_receiver(
+    settings: WebhookSettings, values: dict[str, Any], modules: "ProjectModules", key: Key
+) -> WebhookReceiver:
+    verify: Verify | None = None
+    try:
+        match settings.signature:
+            case "stripe":
+                verify = StripeSignature(values["secret"], tolerance=settings.tolerance)
+            case "github":
+                verify = GitHubSignature(values["secret"])
+            case "standard":
+                verify = StandardSignature(values["secret"], tolerance=settings.tolerance)
+            case None if settings.verify is not None:
+                verify = await modules.function(settings.verify, dotted((*key, "verify")))
+            case None:
+                pass
+    except UsageError as error:
+        raise ConfigError(f"{dotted((*key, 'secret'))}: {error}") from error
+    return WebhookReceiver(
+        verify,
+        unsigned=settings.unsigned,
+        events=settings.events,
+        strict=settings.strict,
+        max_body=settings.max_body,
+        max_waiting=settings.max_waiting,
+    )
+
+
+def _openapi_source(
+    name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path, webhooks: WebhookReceiver | None
+) -> AdapterSource:
+    from opwire.adapters.openapi import from_openapi
+
+    document = values["openapi"]
+    return from_openapi(
+        document if "://" in document else folder / Path(document).expanduser(),
+        namespace=settings.namespace or name,
+        base_url=values["base_url"],
+        server_variables=values["server_variables"],
+        credentials=values["credentials"],
+        allow_external_refs=True if "*" in settings.external_refs else settings.external_refs,
+        strict_input=settings.strict_input,
+        max_documents=settings.max_documents,
+        max_document_bytes=settings.max_document_bytes,
+        include=settings.include,
+        exclude=settings.exclude,
+        normalize=settings.normalize,
+        strip=bool(settings.strip),
+        reconnect=settings.reconnect,
+        trust_annotations=settings.trust_annotations,
+        timeout=settings.call_timeout,
+        max_response=settings.max_response,
+        headers=values["headers"],
+        proxy=values["proxy"],
+        webhooks=webhooks,
+    )
+
+
+class RegistrySource(AdapterSource):
+    """The operations of registries. `normalize` is applied to results in addition; it is off by default."""
+
+    def __init__(
+        self,
+        registries: Sequence[OperationRegistry],
+        *,
+        normalize: NormalizeMode | None = None,
+        strip: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self._registries = registries
+        self._normalize: NormalizeMode = normalize or "off"
+        self._strip = strip
+
+    def __iter__(self) -> Iterator[Operation]:
+        """Iterate over the current operations."""
+        return (self._operation(registry, spec) for registry in self._registries for spec in registry.list())
+
+    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
+        """Call the listener after every change; the returned function removes it."""
+
+        def forward(registry: OperationRegistry, change: Change) -> None:
+            if change.kind == "removed":
+                listener(SourceChange(gone=(change.spec.id,)))
+            else:
+                listener(SourceChange(put=(self._operation(registry, change.spec),)))
+
+        removes = [registry.on_change(partial(forward, registry)) for registry in self._registries]
+
+        def remove_all() -> None:
+            for remove in removes:
+                remove()
+
+        return remove_all
+
+    def _operation(self, registry: OperationRegistry, spec: OperationSpec) -> Operation:
+        outer = replace(spec, normalize=self._normalize, strip=self._strip)
+        if registry.get_handler(spec.id) is None:
+            return Operation(outer)
+
+        async def execute(input: Any, context: Context) -> Any:
+            return await registry.execute(spec.id, input, context)
+
+        async def subscribe(input: Any, context: Context) -> AsyncIterator[Any]:
+            async with aclosing(registry.subscribe(spec.id, input, context)) as envelopes:
+                async for envelope in envelopes:
+                    yield envelope
+
+        def preview(input: Any, context: Context, reveal: bool) -> Awaitable[PreparedRequest]:
+            return registry.preview(spec.id, input, context, reveal=reveal)
+
+        handler = subscribe if spec.type is OperationType.SUBSCRIPTION else execute
+        return Operation(outer, handler, preview=preview)
+
+
+class ProjectModules:
+    """Import modules, from `folder` first, and record the files of those that were found there.
+
+    Imports run on threads, because one may block forever. The folder is in `sys.path` while one runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = frozenset(sys.modules)  # modules of the process itself are never removed
+        self._threads = WorkerPool(_THREADS)
+        self._lock = threading.Lock()
+        self._running: Counter[Path] = Counter()  # imports, by their folder
+        self._folders = {folder}
+        self.files: set[Path] = set()
+        """The files of the modules, including those that could not be imported."""
+
+    async def registries(self, target: str, at: str) -> list[OperationRegistry]:
+        """Return the registries of "module:attribute", "module", or a file "shop.py"; `at` is the key with this value.
+
+        Raises:
+            ConfigError: the target does not exist, or the import failed.
+        """
+        module, attribute = await self._module(target, at)
+        name = module.__name__
+        found = {name: each for name, each in vars(module).items() if isinstance(each, OperationRegistry)}
+        if not attribute:
+            if not found:
+                raise ConfigError(f"{at}: the module {name} has no OperationRegistry")
+            return list({id(each): each for each in found.values()}.values())  # one may have two names
+        try:
+            registry: Any = attrgetter(attribute)(module)
+        except AttributeError:
+            hint = did_you_mean(attribute, found) or (f"it has {', '.join(found)}" if found else "")
+            message = f"{at}: the module {name} has no {attribute}{f'; {hint}' if hint else ''}"
+            raise ConfigError(message) from None
+        if not isinstance(registry, OperationRegistry):
+            kind = type(registry).__name__
+            raise ConfigError(f"{at}: {attribute} of {name} is not an OperationRegistry, but of type {kind}")
+        return [registry]
+
+    async def function(self, target: str, at: str) -> Callable[..., Any]:
+        """Return the function "module:function", or "file.py:function"; `at` is the key with this value.
+
+        Raises:
+            ConfigError: the target does not exist, or the import failed.
+        """
+        module, attribute = await self._module(target, at)
+        found: Any = getattr(module, attribute, None)
+        if not callable(found):
+            raise ConfigError(f"{at}: the module {module.__name__} has no function {attribute}")
+        return found
+
+    async def _module(self, target: str, at: str) -> tuple[ModuleType, str]:
+        """Import the module of a target, and return it with the name of the attribute."""
+        folder = self._folder
+        if found := _PYTHON_FILE.fullmatch(target):
+            colon, attribute = found[2] or "", found[3] or ""
+            folder, name = self._module_of(found[1], at)
+        else:
+            name, colon, attribute = target.partition(":")
+        if not name or (colon and not attribute):
+            raise ConfigError(f'{at}: write "module:registry", "module" or "file.py"')
+        module: ModuleType = await self._threads.run(partial(self._import, name, at, folder), f"the import of {name}")
+        return module, attribute
+
+    def _module_of(self, given: str, at: str) -> tuple[Path, str]:
+        """Return the folder to import a file from, and its module; a file of a package is imported as its part."""
+        file = (self._folder / Path(given).expanduser()).resolve()
+        if not file.is_file():
+            raise ConfigError(f"{at}: {given}: no such file")
+        folder, names = file.parent, [file.stem]
+        while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+            folder, names = folder.parent, [folder.name, *names]
+        name = ".".join(names)
+        known = sys.modules.get(name)
+        taken = known is not None and Path(getattr(known, "__file__", None) or "").resolve() != file
+        if taken or not file.stem.isidentifier():
+            raise ConfigError(f"{at}: {given} cannot be imported as {name}, which is another module: rename the file")
+        return folder, name
+
+    def forget(self) -> None:
+        """Remove the project's modules from `sys.modules`, so that the next import loads them again."""
+        for name in self._modules():
+            sys.modules.pop(name, None)
+
+    def _import(self, name: str, at: str, folder: Path) -> ModuleType:
+        try:
+            with self._on_path(folder):
+                return importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            if isinstance(error, SyntaxError) and error.filename:
+                files.append(error.filename)
+            self.files |= {Path(file) for file in files if self._is_ours(file)}
+            self.files.add(self._folder / f"{name.replace('.', '/')}.py")
+            raise ConfigError(f"{at}: {self._reason(name, error)}") from error
+        finally:
+            self.files |= {Path(module.__file__) for module in self._modules().values() if module.__file__}
+
+    @contextmanager
+    def _on_path(self, folder: Path) -> Generator[None]:
+        with self._lock:
+            self._running[folder] += 1
+            if self._running[folder] == 1:
+                sys.path.insert(0, str(folder))
+                self._folders.add(folder)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[folder] -= 1
+                if self._running[folder] == 0 and str(folder) in sys.path:
+                    sys.path.remove(str(folder))
+
+    def _modules(self) -> dict[str, ModuleType]:
+        """Return the modules that were imported from the folder since the start."""
+        return {
+            name: module
+            for name, module in tuple(sys.modules.items())
+            if name.partition(".")[0] not in self._before and self._is_ours(getattr(module, "__file__", None))
+        }
+
+    def _is_ours(self, file: str | None) -> bool:
+        ours = file is not None and any(Path(file).is_relative_to(each) for each in tuple(self._folders))
+        return ours and "site-packages" not in Path(file or "").parts
+
+    def _reason(self, name: str, error: BaseException) -> str:
+        if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
+            return f"unknown module {error.name}: it is neither in {self._folder} nor installed"
+        reason = f"{name} cannot be imported: {type(error).__name__}: {error}"
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if self._is_ours(each.filename)]
+        if not frames or isinstance(error, SyntaxError):  # its message has the position
+            return reason
+        file = Path(frames[-1].filename)
+        shown = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file
+        return f"{reason} ({shown}, line {frames[-1].lineno})"
