@@ -10,7 +10,7 @@ import jsonschema_rs
 from benchmarks.measure import Contender, Row, Table, ladder
 from benchmarks.peers import PEERS, measure_peer
 from benchmarks.work import BARE, EXECUTE, INPUT, SUM, add, data_of, registry
-from opwire import build_env
+from opwire import OperationRegistry, Reshape, build_env
 
 
 async def _env(n: int) -> Any:
@@ -41,13 +41,31 @@ def _validated() -> Contender:
     return Contender(f"+ validation, jsonschema-rs {version('jsonschema-rs')}", run, SUM)
 
 
+def _in_view(name: str, view: OperationRegistry, id: str, input: Any, limit: float | None) -> Contender:
+    async def run(n: int) -> Any:
+        result = None
+        for _ in range(n):
+            result = await view.execute(id, input)
+        return result
+
+    return Contender(name, run, SUM, data_of, limit=limit)
+
+
 def tables() -> Iterator[Table]:
-    """One table: opwire's own ladder, then the peers."""
+    """Two tables: opwire's own ladder with the peers, and views."""
     contenders = (BARE, _validated(), EXECUTE, Contender("through build_env", _env, SUM, data_of))
     rows = asyncio.run(ladder(contenders))
     for peer in PEERS:
         rows += _beside(peer)
     yield Table("a call of add(a, b) with input and output schema", "µs", "bare", rows)
+    fixed = {"math.add": Reshape(fix={"b": INPUT["b"]})}
+    views = (
+        EXECUTE,
+        _in_view("in a view", registry.view(), "math.add", INPUT, 1.1),
+        _in_view("in a view that renames it", registry.view(rename={"math": "m"}), "m.add", INPUT, 1.1),
+        _in_view("in a view that fixes a parameter", registry.view(reshape=fixed), "math.add", {"a": INPUT["a"]}, None),
+    )
+    yield Table("a call of add(a, b) through a view", "µs", "execute", asyncio.run(ladder(views)))
 
 
 def _beside(peer: str) -> list[Row]:

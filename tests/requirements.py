@@ -240,6 +240,20 @@ OPERATIONS: dict[str, str] = {
     "search.bounded": "A search takes bounded work, whatever the request and the texts of an operation contain.",
     "search.recall": "Over nine real documents the right operation is first for 60 % of the requests and among the "
     "first five for 78 %.",
+    "view.selection": "A view selects operations by id, namespace, tag, type, scope and predicate.",
+    "view.rename": "A view renames operations one by one, by pattern and by namespace, in results and errors too.",
+    "view.parameters": "A view renames, hides, fixes and narrows parameters; callers cannot pass what is hidden.",
+    "view.results": "A view keeps some fields of a result, and shortens long ones; the rest can be fetched by the same "
+    "caller.",
+    "view.problems": "A pattern that matches nothing is reported; operations with inapplicable rules are left out.",
+    "view.follows": "A view follows its registry, can be followed and viewed again, and is not kept alive by it.",
+    "view.interceptors": "A call through a view runs the interceptors of its registry, with the ids of the registry.",
+    "view.identity": "A view can require scopes, and can be that of one identity.",
+    "view.env": "A handler that is called through a view reaches all operations of its registry.",
+    "view.registry": "A view is a registry: searched, previewed, with operations of its own.",
+    "view.served": "Served over MCP and HTTP, a view takes values from the identity of each caller.",
+    "config.views": "Views of a file select by source too, are served by surfaces, and are checked when the file is "
+    "read; sources select and rename.",
     "registry.listeners": "Listeners are told of every addition, replacement and removal; a failing one harms nobody.",
     "registry.duplicate-id": "A second operation of the same id is refused unless it is to replace the first.",
     "registry.no-handler": "A spec without a handler is known, but calling it is OPERATION_NOT_FOUND, and says why.",

@@ -16,7 +16,8 @@ PINNED = """
     ERROR_TABLE RESPONSE_SOURCES UNKNOWN AccessControl CallError CastError Change Client ConfigError Context
     ConversionError Env ErrorCode HTTPResponseMeta Handler HintError Hub Identity Interceptor LocalResponseMeta
     MCPContentBlock MCPResponseMeta MissingExtraError NormalizeMode NotPlainError Operation OperationRegistry
-    OperationSpec OperationType OpwireError Problem Progress RegistrationError ResourceRule ResponseEnvelope
+    OperationSpec OperationType OpwireError Problem Progress RegistrationError RegistryView Reshape ResourceRule
+    ResponseEnvelope
     ResponseMeta ResponseSource Schema SchemaError Source SourceChange Spoke SyncClient ToolEnvelopeError UsageError
     build_env check_access decode_envelope encode_envelope from_mcp from_openapi http_envelope is_response_envelope
     local_envelope mcp_envelope read_envelope serve_http serve_mcp unwrap

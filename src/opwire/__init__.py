@@ -47,6 +47,7 @@ from opwire.errors import (
 )
 from opwire.operation import (
     AccessControl,
+    Change,
     Context,
     Handler,
     Identity,
@@ -61,8 +62,9 @@ from opwire.operation import (
     SourceChange,
     check_access,
 )
-from opwire.registry import Change, OperationRegistry, build_env
+from opwire.registry import OperationRegistry, RegistryView, build_env
 from opwire.schema import UNKNOWN, Problem, Schema
+from opwire.view import Reshape
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp import from_mcp
@@ -109,6 +111,8 @@ __all__ = [
     "Problem",
     "Progress",
     "RegistrationError",
+    "RegistryView",
+    "Reshape",
     "ResourceRule",
     "ResponseEnvelope",
     "ResponseMeta",

@@ -44,6 +44,16 @@ def is_generator_function(function: Callable[..., Any]) -> bool:
     return inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target)
 
 
+def check_kind(type: OperationType, function: Callable[..., Any], id: str) -> None:
+    """Raise unless a function fits the type of its operation.
+
+    Raises:
+        RegistrationError: a generator function is not a subscription.
+    """
+    if type is not OperationType.SUBSCRIPTION and is_generator_function(function):
+        raise RegistrationError(f"{id} yields, so it is a subscription and not a {type.value}")
+
+
 def _unwrapped(function: Any) -> Any:
     """Return the function behind a partial or a callable object."""
     if isinstance(function, partial):
@@ -415,6 +425,13 @@ class BoundOperation:
         self.flat: type[Struct] | None = None  # input that msgspec converts to this is valid and needs no conversion
         self.accepts: Callable[[Any], bool] = self._compile_and_test
 
+    def under(self, spec: OperationSpec, pipeline: ResultPipeline) -> "BoundOperation":
+        """Return the same operation, with the same input and results, under another spec."""
+        bound = BoundOperation(spec, self.handler, pipeline)
+        for name in ("convert", "exact", "flat", "open", "prepare", "preview", "run"):
+            setattr(bound, name, getattr(self, name))
+        return bound
+
     def arguments(self, input: Any) -> Any:
         """Validate the input and convert it to the handler's arguments.
 
@@ -476,7 +493,7 @@ class BoundOperation:
             if not self.spec.unchecked_input:
                 raise CallError(ErrorCode.EXECUTION_ERROR, _UNUSABLE.format(self.spec.id, error)) from error
             logger.warning("%s: the input schema is ignored, because it is invalid: %s", self.spec.id, error)
-            self.accepts = _always
+            self.accepts = always
         return self.accepts(input)
 
     def _invalid(self, problems: list[Problem]) -> CallError:
@@ -486,5 +503,6 @@ class BoundOperation:
         return CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: {shown}{more}", details)
 
 
-def _always(_: Any) -> bool:
+def always(_: Any) -> bool:
+    """Accept every input."""
     return True

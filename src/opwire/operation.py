@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeGuard
 from uuid import uuid4
 
 from msgspec import Struct
@@ -394,6 +394,32 @@ class Source(Protocol):
     def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
         """Call the listener on every change; the returned function removes it."""
         ...
+
+
+class Change(NamedTuple):
+    """An operation was added, replaced or removed."""
+
+    kind: Literal["added", "replaced", "removed"]
+    spec: OperationSpec
+
+
+class OperationOptions(TypedDict, total=False):
+    """Options of the decorators, beside the operation's id; see `OperationSpec`."""
+
+    title: str
+    description: str
+    tags: Iterable[str]
+    version: str
+    input_schema: Schema | Mapping[str, Any]
+    output_schema: Schema | Mapping[str, Any]
+    access: AccessControl | None
+    normalize: NormalizeMode | None
+    strip: bool | None
+    timeout: float | None
+    idle_timeout: float | None
+    examples: Iterable[Any]
+    inline: bool  # run a sync function on the event loop; only if it never blocks
+    replace: bool
 
 
 EVERYTHING = "*"

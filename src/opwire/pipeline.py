@@ -184,6 +184,16 @@ class ResultPipeline:
             logger.log(level, "%s: %s%s", self.operation_id, "; ".join(map(_short, shown)), more)
 
 
+class FinishedResults(ResultPipeline):
+    """Passes on envelopes that another pipeline has returned: the survey of their data would add 1 µs."""
+
+    __slots__ = ()
+
+    def envelope(self, result: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
+        """Return the envelope."""
+        return result
+
+
 def _described(repair: Repair) -> str:
     return f"{repair.kind} {repair.path or 'the data'}"
 

@@ -1,13 +1,12 @@
 """The registry: register operations, look them up, call them in process."""
 
-import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from functools import partial
-from heapq import nlargest
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+from weakref import WeakSet
 
 import msgspec
 from msgspec import structs
@@ -20,36 +19,39 @@ from opwire.invoke import (
     END,
     FAILURES,
     BoundOperation,
+    InterceptedCall,
     Interceptors,
     Open,
     Run,
+    always,
+    check_kind,
     failure,
-    is_generator_function,
     isolated,
     next_item,
     opener,
     run_within,
     runner,
 )
+from opwire.names import MAX_COMPARED_NAME, similar_names
 from opwire.operation import (
     NORMALIZE_MODES,
-    AccessControl,
+    Change,
     Context,
     Handler,
     Interceptor,
     NormalizeMode,
     Operation,
+    OperationOptions,
     OperationSpec,
     OperationType,
     PreparedRequest,
     Source,
     SourceChange,
-    split_id,
 )
-from opwire.pipeline import ResultPipeline, typed_envelope
-from opwire.schema import Schema
-from opwire.signature import Signature, read_signature
+from opwire.pipeline import FinishedResults, ResultPipeline, typed_envelope
+from opwire.signature import Signature, describe_function
 from opwire.typed.plain import html_table, to_plain
+from opwire.view import MORE, RegistryOperations, Reshaping, ViewOptions, ViewRules, operation_through
 from opwire.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -60,39 +62,7 @@ logger = logging.getLogger("opwire.registry")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-# Limits of the search for similar ids: characters compared and shown, substrings, ids scanned, ids compared in full.
-_MAX_SHOWN = 200
-_MAX_PIECES = 12
-_MAX_SEARCHED = 4_000
-_MAX_COMPARED = 12
-
 _MAX_ROWS = 200  # in a notebook
-
-
-class Change(NamedTuple):
-    """An operation was added, replaced or removed."""
-
-    kind: Literal["added", "replaced", "removed"]
-    spec: OperationSpec
-
-
-class OperationOptions(TypedDict, total=False):
-    """Options of the decorators, beside the operation's id; see `OperationSpec`."""
-
-    title: str
-    description: str
-    tags: Iterable[str]
-    version: str
-    input_schema: Schema | Mapping[str, Any]
-    output_schema: Schema | Mapping[str, Any]
-    access: AccessControl | None
-    normalize: NormalizeMode | None
-    strip: bool | None
-    timeout: float | None
-    idle_timeout: float | None
-    examples: Iterable[Any]
-    inline: bool  # run a sync function on the event loop; only if it never blocks
-    replace: bool
 
 
 class OperationRegistry:
@@ -133,6 +103,7 @@ class OperationRegistry:
         self._context = Context(bind_env=self.bind_env)  # the default
         self._index: SearchIndex | None = None  # built by the first search
         self._embed: Embed | None = None
+        self._views: WeakSet[RegistryView] = WeakSet()
 
     # --- registration -----------------------------------------------------------------------------------------------
 
@@ -163,17 +134,21 @@ class OperationRegistry:
         for each in bound:
             self._add(each, replace=replace)
 
-    def follow(self, source: Source, *, replace: bool = False) -> Callable[[], None]:
+    def follow(self, source: "Source | OperationRegistry", *, replace: bool = False) -> Callable[[], None]:
         """Add the operations of a source and follow its changes; the returned function stops that.
 
             async with from_mcp("https://tools.example/mcp") as tools:
                 registry.follow(tools)
+
+        A source may also be another registry, or a view of one.
 
         An operation that the source adds later is ignored, with a warning, if its id is taken by another owner.
 
         Raises:
             RegistrationError: as `register_all`.
         """
+        if isinstance(source, OperationRegistry):
+            source = RegistryOperations(source)
         self.register_all(followed := tuple(source), replace=replace)
         ours = {each.spec.id for each in followed}
 
@@ -236,28 +211,16 @@ class OperationRegistry:
 
     def _decorate(self, type: OperationType, target: Any, options: OperationOptions) -> Any:
         def register(function: F) -> F:
-            self._register_function(type, target if isinstance(target, str) else None, function, options)
+            id: str = target if isinstance(target, str) else getattr(function, "__name__", "")
+            check_kind(type, function, id)
+            spec, signature = describe_function(function, type, id, self._namespace, options)
+            bound = self._bind(
+                spec, signature.handler, function, inline=options.get("inline", False), signature=signature
+            )
+            self._add(bound, replace=options.get("replace", False))
             return function
 
         return register(target) if callable(target) else register
-
-    def _register_function(
-        self, type: OperationType, id: str | None, function: Callable[..., Any], options: OperationOptions
-    ) -> None:
-        name: str = id or getattr(function, "__name__", "")
-        _check_kind(type, function, name)
-        namespace, name = split_id(name) if "." in name else (self._namespace, name)
-        signature = read_signature(
-            function,
-            streams=type is OperationType.SUBSCRIPTION,
-            input_schema=_given(options.get("input_schema")),
-            output_schema=_given(options.get("output_schema")),
-        )
-        fields: dict[str, Any] = {"description": _docstring(function), **options}
-        fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
-        inline, replace = fields.pop("inline", False), fields.pop("replace", False)
-        spec = OperationSpec(namespace=namespace, name=name, type=type, **fields)
-        self._add(self._bind(spec, signature.handler, function, inline=inline, signature=signature), replace=replace)
 
     def _bind_operation(self, operation: Operation) -> BoundOperation:
         bound = self._bind(operation.spec, operation.handler, operation.handler, inline=operation.inline)
@@ -278,7 +241,7 @@ class OperationRegistry:
             bound.convert, bound.exact, bound.flat = signature.convert, signature.exact, signature.flat
         if handler is None or function is None:
             return bound
-        _check_kind(spec.type, function, spec.id)
+        check_kind(spec.type, function, spec.id)
         if spec.type is OperationType.SUBSCRIPTION:
             bound.open = opener(handler, self._workers, spec.id)
         else:
@@ -310,11 +273,11 @@ class OperationRegistry:
         operation and returns its envelope; that of a subscription returns an async iterator of envelopes.
         """
         remove = self._interceptors.use(interceptor)
-        self._intercept(*self._operations.values())
+        self._rebind()
 
         def remove_and_rebind() -> None:
             remove()
-            self._intercept(*self._operations.values())
+            self._rebind()
 
         return remove_and_rebind
 
@@ -326,11 +289,35 @@ class OperationRegistry:
         self._rejected.append(listener)
         return lambda: self._rejected.remove(listener) if listener in self._rejected else None
 
-    def _intercept(self, *operations: BoundOperation) -> None:
-        for bound in operations:
-            if bound.handler is not None:
-                call = self._stream if bound.open is not None else self._call
-                bound.intercepted = self._interceptors.around(bound.spec, partial(call, bound))
+    def _rebind(self) -> None:
+        for bound in self._operations.values():
+            self._intercept(bound)
+        for view in self._views:
+            view._rebind()
+
+    def _intercept(self, bound: BoundOperation) -> None:
+        if bound.handler is not None:
+            call = self._stream if bound.open is not None else self._call
+            bound.intercepted = self._interceptors.around(bound.spec, partial(call, bound))
+
+    def view(self, **options: Unpack[ViewOptions]) -> "RegistryView":
+        """Return some of the operations, under other names, with other inputs and results.
+
+            support = registry.view(
+                include=["shop", "github.issues/*"],
+                exclude=["*.delete*"],
+                rename={"github": "code"},
+                reshape={"shop.order": Reshape(from_context={"customer": "identity.id"}, keep=["total"])},
+            )
+            serve_mcp(support)
+
+        See `ViewOptions`. The view follows the changes of this registry, and its calls run the interceptors of both.
+        Its `problems` are patterns that match nothing, and operations left out because a rule cannot be applied.
+
+        Raises:
+            UsageError: an option is invalid.
+        """
+        return RegistryView(self, ViewRules(options))
 
     # --- looking up -------------------------------------------------------------------------------------------------
 
@@ -415,6 +402,8 @@ class OperationRegistry:
         if self._index is not None:
             self._index.drop(change.spec.id) if change.kind == "removed" else self._index.put(change.spec)
         self._changes += 1
+        for view in tuple(self._views):
+            view.refresh(change.spec.id)
         for listener in tuple(self._listeners):
             try:
                 listener(change)
@@ -447,7 +436,8 @@ class OperationRegistry:
         try:
             if bound.intercepted is not None:
                 envelope = await bound.intercepted.execute(input, self._context if context is None else context)
-            elif bound.timeout is None and (context is None or context.watched):  # `_call` without the call: 0.1 µs
+            elif bound.timeout is None and (context is None or context.watched or context is self._context):
+                # `_call` without the call: 0.1 µs
                 result = await bound.run(bound.arguments(input), self._context if context is None else context)
                 envelope = bound.pipeline.envelope(result)
             else:
@@ -587,7 +577,7 @@ class OperationRegistry:
         """Return the error for an unknown id; its message suggests similar ones."""
         close = self.suggestions(operation_id, visible=visible)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        shown = operation_id if len(operation_id) <= _MAX_SHOWN else f"{operation_id[:_MAX_SHOWN]}…"
+        shown = operation_id if len(operation_id) <= MAX_COMPARED_NAME else f"{operation_id[:MAX_COMPARED_NAME]}…"
         return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {shown}{hint}")
 
     def suggestions(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> "list[str]":
@@ -596,19 +586,74 @@ class OperationRegistry:
         Pass `visible` for ids from outside, so that only operations the caller may see are suggested. The work is
         bounded, independent of the length of the id and the number of operations.
         """
-        import difflib
 
-        if len(operation_id) > _MAX_SHOWN:
-            return []
-        pieces = [operation_id[at : at + 3] for at in range(0, len(operation_id), 1 + len(operation_id) // _MAX_PIECES)]
-        # difflib takes 0.1 ms per id; counting shared substrings, at 1 µs per id, selects the candidates.
-        likely = nlargest(
-            4 * _MAX_COMPARED,
-            islice(self._operations, _MAX_SEARCHED),
-            key=lambda id: sum(map(id.__contains__, pieces)) - abs(len(id) - len(operation_id)) / 100,
-        )
-        shown = [id for id in likely if visible is None or visible(self._operations[id].spec)]
-        return difflib.get_close_matches(operation_id, shown[:_MAX_COMPARED], n=3)
+        def is_visible(id: str) -> bool:
+            return visible is None or visible(self._operations[id].spec)
+
+        return similar_names(operation_id, self._operations, visible=is_visible)
+
+
+class RegistryView(OperationRegistry):
+    """Operations of another registry, selected, renamed and reshaped; `OperationRegistry.view` returns one.
+
+    It is a registry: it can be served, searched, followed and viewed again, and have operations of its own. Handlers
+    are not copied, and call other operations by `context.env` in the registry that is viewed.
+    """
+
+    def __init__(self, source: OperationRegistry, rules: ViewRules) -> None:
+        super().__init__(namespace=source._namespace, normalize=source._normalize, strip=source._strip)
+        rules.share_results(source._rules if isinstance(source, RegistryView) else None)
+        self._source, self._rules = source, rules
+        self._workers, self._deadlines = source._workers, source._deadlines
+        self._context = rules.context(source._context)
+        self._ids: dict[str, str] = {}  # of the source, and of the view
+        self._origins: dict[str, tuple[BoundOperation, Reshaping]] = {}  # by the id of the view
+        for spec in source.list():
+            self.refresh(spec.id)
+        if rules.shortens and MORE not in self:
+            self.query(MORE, inline=True)(rules.store.more)
+        source._views.add(self)
+        rules.log_unmatched(source._operations)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Patterns that match nothing, and operations that are left out because a rule cannot be applied."""
+        return self._rules.problems(self._source._operations)
+
+    def bind_env(self, context: Context) -> Env:
+        """Return the env of a call's context: operations of the registry that is viewed."""
+        return self._source.bind_env(context)
+
+    def refresh(self, source_id: str) -> None:
+        """Add, replace or remove an operation that was changed in the registry that is viewed."""
+        old, source = self._ids.pop(source_id, None), self._source._operations.get(source_id)
+        derived = self._rules.derive(source_id, None if source is None else source.spec)
+        if derived is not None and derived.spec.id != old and derived.spec.id in self._operations:
+            self._rules.leave_out(source_id, f"the view has another {derived.spec.id}")
+            derived = None
+        if old is not None and (derived is None or derived.spec.id != old):
+            del self._origins[old]
+            self.unregister(old)
+        if derived is not None and source is not None:
+            self._ids[source_id] = derived.spec.id
+            self._origins[derived.spec.id] = source, derived.reshaping
+            self._add(self._bind_derived(source, *derived), replace=True)
+
+    def _bind_derived(self, source: BoundOperation, spec: OperationSpec, reshaping: Reshaping) -> BoundOperation:
+        if reshaping.is_trivial or source.handler is None:  # it runs the handler itself: 0 µs more than its registry
+            return source.under(spec, ResultPipeline(spec, normalize=self._normalize, strip=self._strip))
+        bound = self._bind_operation(operation_through(self._source, source.spec, spec, reshaping))
+        bound.accepts, bound.prepare = always, source.prepare  # the source validates the input
+        bound.pipeline = FinishedResults(spec, normalize="off", strip=False)
+        return bound
+
+    def _intercept(self, bound: BoundOperation) -> None:
+        source, reshaping = self._origins.get(bound.spec.id, (None, None))
+        if source is None or reshaping is None or not reshaping.is_trivial or source.intercepted is None:
+            super()._intercept(bound)
+        else:
+            handler = operation_through(self._source, source.spec, bound.spec, reshaping).handler
+            bound.intercepted = InterceptedCall(bound.spec, cast("Handler", handler), self._interceptors.installed)
 
 
 def build_env(registry: OperationRegistry, context: Context | None = None, *, checked: bool = False) -> Env:
@@ -617,16 +662,3 @@ def build_env(registry: OperationRegistry, context: Context | None = None, *, ch
     Calls inherit the context's identity, deadline and request id. `checked` enables access control.
     """
     return Env(registry, context, checked=checked)
-
-
-def _given(schema: Schema | Mapping[str, Any] | bool | None) -> Schema | None:
-    return schema if schema is None or isinstance(schema, Schema) else Schema(schema).compile()
-
-
-def _check_kind(type: OperationType, function: Callable[..., Any], id: str) -> None:
-    if type is not OperationType.SUBSCRIPTION and is_generator_function(function):
-        raise RegistrationError(f"{id} yields, so it is a subscription and not a {type.value}")
-
-
-def _docstring(function: Callable[..., Any]) -> str:
-    return inspect.getdoc(function) or "" if inspect.isroutine(function) else ""

@@ -6,7 +6,7 @@ positional-only parameter receives the whole input, and `**extra` receives undec
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import NoneType, UnionType
@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType, defstruct
 
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import HintError, NotPlainError, RegistrationError
-from opwire.operation import Context, Handler
+from opwire.operation import Context, Handler, OperationOptions, OperationSpec, OperationType, split_id
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed import converter, identity_kinds, json_schema_of, yield_type_of
 from opwire.typed.plain import SCALARS, to_plain
@@ -83,6 +83,33 @@ def read_signature(
         _exact(hints.get(each.name, Any) for each in inputs),
         _flat(inputs, hints) if input_schema is None else None,
     )
+
+
+def describe_function(
+    function: Callable[..., Any], type: OperationType, id: str, namespace: str, options: OperationOptions
+) -> tuple[OperationSpec, Signature]:
+    """Return the spec of a function as an operation, and its signature; `namespace` is that of an id without one.
+
+    Raises:
+        HintError: as `read_signature`.
+        RegistrationError: as `read_signature`, or the id is invalid.
+    """
+    namespace, name = split_id(id) if "." in id else (namespace, id)
+    signature = read_signature(
+        function,
+        streams=type is OperationType.SUBSCRIPTION,
+        input_schema=_given(options.get("input_schema")),
+        output_schema=_given(options.get("output_schema")),
+    )
+    docstring = inspect.getdoc(function) or "" if inspect.isroutine(function) else ""
+    fields: dict[str, Any] = {"description": docstring, **options}
+    fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
+    fields = {key: value for key, value in fields.items() if key not in ("inline", "replace")}
+    return OperationSpec(namespace=namespace, name=name, type=type, **fields), signature
+
+
+def _given(schema: Schema | Mapping[str, Any] | bool | None) -> Schema | None:
+    return schema if schema is None or isinstance(schema, Schema) else Schema(schema).compile()
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:

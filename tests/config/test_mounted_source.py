@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from opwire import OperationRegistry, OperationSpec
 from opwire.adapters.source import AdapterSource
 from opwire.config.runtime import MountedSource
+from opwire.config.views import ConfigRegistry
 from opwire.operation import Operation, SourceChange
+from opwire.view import ViewRules
+from tests.requirements import requirement
 
 
 class Changing(AdapterSource):
@@ -32,9 +35,9 @@ def ids(registry: OperationRegistry) -> list[str]:
 
 
 async def test_changes_of_the_source_are_followed_as_long_as_it_is_mounted() -> None:
-    registry = OperationRegistry()
+    registry = ConfigRegistry()
     source = Changing(one=1)
-    mounted = MountedSource(source, registry)
+    mounted = MountedSource("one", source, registry)
     source.change("a.one", two=2)
     assert ids(registry) == ["a.two"]
     source.change(two=22)
@@ -46,11 +49,11 @@ async def test_changes_of_the_source_are_followed_as_long_as_it_is_mounted() -> 
 
 
 async def test_ids_of_another_source_are_duplicates() -> None:
-    registry = OperationRegistry()
-    MountedSource(Changing(one=1), registry)
+    registry = ConfigRegistry()
+    MountedSource("one", Changing(one=1), registry)
     other = Changing(one=11, two=2)
-    second = MountedSource(other, registry)
-    assert (second.ids, second.duplicates) == ({"a.two"}, {"a.one"})
+    second = MountedSource("two", other, registry)
+    assert (second.ids, second.duplicates) == ({"a.two": "a.two"}, {"a.one"})
     other.change(one=111)
     assert (await registry.execute("a.one")).data == 1
     other.change("a.one")
@@ -60,8 +63,24 @@ async def test_ids_of_another_source_are_duplicates() -> None:
 
 
 def test_an_operation_that_was_unregistered_by_hand_is_no_trouble() -> None:
-    registry = OperationRegistry()
-    mounted = MountedSource(Changing(one=1), registry)
+    registry = ConfigRegistry()
+    mounted = MountedSource("one", Changing(one=1), registry)
     registry.unregister("a.one")
     mounted.unmount()
     assert ids(registry) == []
+
+
+@requirement("config.views")
+async def test_operations_are_selected_and_renamed_as_they_come_and_go() -> None:
+    registry = ConfigRegistry()
+    source = Changing(one=1, two=2)
+    rules = ViewRules({"exclude": ["a.two", "a.tow"], "rename": {"a": "b"}})
+    mounted = MountedSource("one", source, registry, rules)
+    assert ids(registry) == ["b.one"]
+    assert registry.sources == {"b.one": "one"}
+    assert mounted.problems == ("exclude: 'a.tow' matches nothing; did you mean 'a.two'?",)
+    source.change("a.one", two=22, three=3)
+    assert (await registry.execute("b.three")).data == 3
+    assert ids(registry) == ["b.three"]
+    mounted.unmount()
+    assert (ids(registry), registry.sources) == ([], {})

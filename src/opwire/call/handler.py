@@ -30,6 +30,7 @@ from opwire.logs import CANCELLED, OK, AccessEntry, begin_access
 from opwire.monitor import CallMonitor, ServerStatistics, json_size, outcome_of
 from opwire.operation import (
     LOCAL_IDENTITY,
+    Change,
     Context,
     Identity,
     Inbound,
@@ -39,7 +40,7 @@ from opwire.operation import (
     Progress,
     is_own,
 )
-from opwire.registry import Change, OperationRegistry
+from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.call")
 

@@ -30,6 +30,7 @@ from opwire.config.settings import (
     SignedSettings,
     WebhookSettings,
 )
+from opwire.config.views import check_views
 from opwire.errors import ConfigError
 from opwire.origin import path_of
 
@@ -144,6 +145,8 @@ class TableReader:
         return kind(**{name: value for name, value in values.items() if value is not _INVALID})
 
     def _value(self, path: Key, value: Any, kind: Any) -> Any:
+        if kind is Any:
+            return value
         kinds = [each for each in get_args(kind) if each is not NoneType] if _is_union(kind) else [kind]
         texts = [each for each in kinds if isinstance(each, type) and issubclass(each, EnvText)]
         tables = [each for each in kinds if isinstance(each, type) and issubclass(each, Struct) and each not in texts]
@@ -225,6 +228,7 @@ def check_settings(config: Config) -> Iterator[ConfigProblem]:
         if name is not None and name not in config.identities:
             hint = did_you_mean(name, config.identities) or f"add [identities.{name}]"
             yield ConfigProblem(path, f"unknown identity {name!r}", hint)
+    yield from check_views(config)
     if (jwt := config.auth.jwt) is not None:
         given = [name for name in ("key", "key_file", "jwks_url") if getattr(jwt, name) is not None]
         if len(given) != 1:

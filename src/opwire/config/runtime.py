@@ -11,14 +11,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.adapters.source import AdapterSource
 from opwire.config.problems import dotted
 from opwire.config.settings import AnySource, Config, MCPSettings
 from opwire.config.sources import ProjectModules, files_of, open_source
+from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
 from opwire.operation import Operation, SourceChange
-from opwire.registry import OperationRegistry
+from opwire.view import ViewRules
 from opwire.webhooks import WebhookReceiver
 
 logger = logging.getLogger("opwire.config")
@@ -81,7 +83,7 @@ class OpenedConfig:
     def __init__(self, config: Config, on_event: Callable[[LoadEvent], object] = lambda event: None) -> None:
         settings = config.registry
         self.config = config
-        self.registry = OperationRegistry(
+        self.registry = ConfigRegistry(
             normalize=settings.normalize, strip=settings.strip, max_workers=settings.max_workers
         )
         """The operations of all sources."""
@@ -112,7 +114,7 @@ class OpenedConfig:
 
     def source_of(self, operation_id: str) -> str | None:
         """Return the name of an operation's source, or None."""
-        return next((name for name, mounted in self._mounted.items() if operation_id in mounted.ids), None)
+        return self.registry.sources.get(operation_id)
 
     def notes_of(self, source: str) -> list[str]:
         """Return the report of a source: skipped items, warnings and duplicate ids."""
@@ -120,7 +122,7 @@ class OpenedConfig:
         if mounted is None:
             return []
         duplicates = (f"skipped {id}: another source has this id" for id in sorted(mounted.duplicates))
-        return [*mounted.source.report, *duplicates]
+        return [*mounted.source.report, *duplicates, *mounted.problems]
 
     async def load(self) -> None:
         """Load the enabled sources.
@@ -138,7 +140,8 @@ class OpenedConfig:
             raise first from first.__cause__
         for name in enabled:  # in the order of the file, which decides between duplicate ids
             if name in self._opened:
-                self._mounted[name] = MountedSource(self._opened[name], self.registry)
+                rules = source_rules(self.config.sources[name])
+                self._mounted[name] = MountedSource(name, self._opened[name], self.registry, rules)
 
     async def close(self) -> None:
         """Close all sources, and remove their operations from the registry; idempotent."""
@@ -206,18 +209,28 @@ class MountedSource:
     Unlike `registry.follow`, it tolerates ids of other sources: they are skipped, and in `duplicates`.
     """
 
-    def __init__(self, source: AdapterSource, registry: OperationRegistry) -> None:
+    def __init__(
+        self, name: str, source: AdapterSource, registry: ConfigRegistry, rules: ViewRules | None = None
+    ) -> None:
         self.source = source
-        self.ids: set[str] = set()
+        self.ids: dict[str, str] = {}
+        """The ids of the source, and those of the registry."""
         self.duplicates: set[str] = set()
+        self._name = name
         self._registry = registry
+        self._rules = rules
         self._unfollow = source.on_change(self._follow)
         self._put(source)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Patterns of the rules that match nothing, and operations that they leave out."""
+        return () if self._rules is None else self._rules.problems(each.spec.id for each in self.source)
 
     def unmount(self) -> None:
         """Remove the operations from the registry."""
         self._unfollow()
-        self._drop(self.ids)
+        self._drop(tuple(self.ids))
 
     def _follow(self, change: SourceChange) -> None:
         self._put(change.put)
@@ -225,17 +238,26 @@ class MountedSource:
 
     def _put(self, operations: Iterable[Operation]) -> None:
         given = {each.spec.id: each for each in operations}
-        self.duplicates |= {id for id in given if id in self._registry and id not in self.ids}
+        if self._rules is not None:
+            derived = {id: self._rules.derive(id, each.spec) for id, each in given.items()}
+            given = {id: replace(given[id], spec=each.spec) for id, each in derived.items() if each is not None}
+        sources = self._registry.sources
+        self.duplicates |= {
+            id
+            for id, each in given.items()
+            if each.spec.id in self._registry and sources.get(each.spec.id) != self._name
+        }
         own = {id: each for id, each in given.items() if id not in self.duplicates}
+        self.ids |= {id: each.spec.id for id, each in own.items()}
+        sources |= dict.fromkeys(self.ids.values(), self._name)
         self._registry.register_all(own.values(), replace=True)
-        self.ids |= own.keys()
 
     def _drop(self, gone: Iterable[str]) -> None:
         self.duplicates.difference_update(gone)
-        for id in self.ids.intersection(gone):
-            self.ids.discard(id)
+        for id in (self.ids.pop(each) for each in gone if each in self.ids):
             if id in self._registry:
                 self._registry.unregister(id)
+            self._registry.sources.pop(id, None)
 
 
 async def watch(paths: Iterable[Path], *, interval: float = 0.5) -> AsyncGenerator[set[Path]]:

@@ -104,13 +104,19 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class SourceSettings(Settings, frozen=True, kw_only=True):
-    """The keys of every `[sources.NAME]`. A failure of a `required` source stops the start."""
+    """The keys of every `[sources.NAME]`. A failure of a `required` source stops the start.
+
+    `include` and `exclude` are patterns of ids and tags; `rename` maps ids, namespaces or patterns; see `ViewOptions`.
+    """
 
     enabled: bool = True
     required: bool = False
     timeout: Seconds = 30.0  # to load it
     normalize: NormalizeMode | None = None
     strip: bool | None = None
+    include: tuple[str, ...] = ()  # of an OpenAPI document: operationId, tag, path or "GET /path"
+    exclude: tuple[str, ...] = ()
+    rename: dict[str, str] = {}
 
 
 class PythonSource(SourceSettings, frozen=True, kw_only=True):
@@ -224,8 +230,6 @@ class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
     server_variables: dict[str, EnvText] = {}
     credentials: dict[str, Credential] = {}
     headers: dict[str, EnvText] = {}
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
     trust_annotations: bool = False  # trust `x-opwire`, for a document of `serve_http`
     strict_input: bool = False  # check `format` in inputs, and `oneOf` as more than `anyOf`
     external_refs: tuple[str, ...] = ()  # hosts of other documents that this one may refer to; "*" is any
@@ -249,6 +253,30 @@ class RegistrySettings(Settings, frozen=True, kw_only=True):
     max_workers: Count = 32
 
 
+class ReshapeSettings(Settings, frozen=True, kw_only=True):
+    """`[views.NAME.reshape."ID"]`: see `Reshape`. ID is an id or a pattern."""
+
+    title: str | None = None
+    description: str | None = None
+    rename: dict[str, str] = {}
+    hide: tuple[str, ...] = ()
+    fix: dict[str, Any] = {}
+    from_context: dict[str, str] = {}
+    narrow: dict[str, dict[str, Any]] = {}
+    keep: tuple[str, ...] = ()
+    max_chars: Count | None = None
+
+
+class ViewSettings(Settings, frozen=True, kw_only=True):
+    """`[views.NAME]`: see `ViewOptions`. Patterns may also be "source:NAME", of a source of this file."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    rename: dict[str, str] = {}
+    reshape: dict[str, ReshapeSettings] = {}
+    scopes: tuple[str, ...] = ()
+
+
 class SurfaceSettings(Settings, frozen=True, kw_only=True):
     """The keys of both surfaces. `anonymous` is the identity of callers without a token; by default they have none."""
 
@@ -257,6 +285,7 @@ class SurfaceSettings(Settings, frozen=True, kw_only=True):
     hosts: tuple[str, ...] | None = None  # accepted host names; the loopback ones by default
     origins: tuple[str, ...] = ()  # origins of web pages that may call
     anonymous: str | None = None
+    view: str | None = None  # the NAME of `[views.NAME]`; all operations by default
 
 
 class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
@@ -427,6 +456,7 @@ class Config(Settings, frozen=True, kw_only=True):
     file: Path | None = None
     registry: RegistrySettings = RegistrySettings()
     sources: dict[str, AnySource] = {}
+    views: dict[str, ViewSettings] = {}
     serve: ServeSettings = ServeSettings()
     hub: HubSettings | None = None
     spoke: SpokeSettings | None = None
@@ -450,7 +480,8 @@ TEMPLATE = """\
 
 # --- Sources of operations -------------------------------------------------------------------------------------------
 # Every source may have: enabled = false, required = true (by default a failure is reported, and the others are used),
-# timeout = 30 (seconds to load it), normalize = "fit" | "cast" | "check" | "off", strip = true | false.
+# timeout = 30 (seconds to load it), normalize = "fit" | "cast" | "check" | "off", strip = true | false,
+# include = ["time.*"], exclude = ["time.set_*"], rename = { "time.get_current_time" = "clock.now" }.
 
 # Python functions: an OperationRegistry in a module beside this file, or in an installed package.
 #[sources.shop]
@@ -515,6 +546,23 @@ TEMPLATE = """\
 #issuer = "https://id.example"
 #jwks_url = "https://id.example/.well-known/jwks.json"
 
+# --- Views: some of the operations, under other names, with other inputs and results ----------------------------------
+
+#[views.support]
+#include = ["shop", "source:github", "type:query"]  # ids with * and ?, namespaces, tags; source:, type:, tag:, scope:
+#exclude = ["*.delete*"]
+#rename = { "github" = "code", "shop.order" = "shop.buy" }
+#scopes = ["support"]  # required of callers
+#[views.support.reshape."shop.order"]  # an id, or a pattern
+#description = "Order articles for the customer who calls."
+#rename = { lines = "items" }
+#fix = { currency = "EUR" }  # hidden from callers
+#from_context = { customer = "identity.id" }  # or identity.scopes, or metadata.NAME
+#hide = ["debug"]
+#narrow = { lines = { maxItems = 10 } }  # keywords of JSON Schema
+#keep = ["total", "customer.name"]  # fields of the result
+#max_chars = 4000  # of the result; the operation results.more returns the rest
+
 # --- Surfaces: `opwire serve` ----------------------------------------------------------------------------------------
 
 #[serve.mcp]
@@ -523,6 +571,7 @@ TEMPLATE = """\
 #port = 8000
 #name = "shop"
 #instructions = "Orders of the shop."
+#view = "support"  # all operations by default
 
 #[serve.http]
 #host = "127.0.0.1"

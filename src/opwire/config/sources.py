@@ -11,16 +11,16 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from msgspec.structs import replace
 
 from opwire.adapters.source import AdapterSource
 from opwire.config.problems import Key, did_you_mean, dotted
@@ -39,15 +39,12 @@ from opwire.config.settings import (
 from opwire.errors import ConfigError, UsageError, needs_extra
 from opwire.oauth.store import LoginKey, TokenStore, resource_of
 from opwire.operation import (
-    Context,
     NormalizeMode,
     Operation,
-    OperationSpec,
-    OperationType,
-    PreparedRequest,
     SourceChange,
 )
-from opwire.registry import Change, OperationRegistry
+from opwire.registry import OperationRegistry
+from opwire.view import RegistryOperations
 from opwire.webhooks import GitHubSignature, StandardSignature, StripeSignature, Verify, WebhookReceiver
 from opwire.workers import WorkerPool
 
@@ -232,49 +229,21 @@ class RegistrySource(AdapterSource):
         strip: bool | None = None,
     ) -> None:
         super().__init__()
-        self._registries = registries
-        self._normalize: NormalizeMode = normalize or "off"
-        self._strip = strip
+        self._parts = [RegistryOperations(each, normalize=normalize or "off", strip=strip) for each in registries]
 
     def __iter__(self) -> Iterator[Operation]:
         """Iterate over the current operations."""
-        return (self._operation(registry, spec) for registry in self._registries for spec in registry.list())
+        return chain.from_iterable(self._parts)
 
     def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
         """Call the listener after every change; the returned function removes it."""
-
-        def forward(registry: OperationRegistry, change: Change) -> None:
-            if change.kind == "removed":
-                listener(SourceChange(gone=(change.spec.id,)))
-            else:
-                listener(SourceChange(put=(self._operation(registry, change.spec),)))
-
-        removes = [registry.on_change(partial(forward, registry)) for registry in self._registries]
+        removes = [each.on_change(listener) for each in self._parts]
 
         def remove_all() -> None:
             for remove in removes:
                 remove()
 
         return remove_all
-
-    def _operation(self, registry: OperationRegistry, spec: OperationSpec) -> Operation:
-        outer = replace(spec, normalize=self._normalize, strip=self._strip)
-        if registry.get_handler(spec.id) is None:
-            return Operation(outer)
-
-        async def execute(input: Any, context: Context) -> Any:
-            return await registry.execute(spec.id, input, context)
-
-        async def subscribe(input: Any, context: Context) -> AsyncIterator[Any]:
-            async with aclosing(registry.subscribe(spec.id, input, context)) as envelopes:
-                async for envelope in envelopes:
-                    yield envelope
-
-        def preview(input: Any, context: Context, reveal: bool) -> Awaitable[PreparedRequest]:
-            return registry.preview(spec.id, input, context, reveal=reveal)
-
-        handler = subscribe if spec.type is OperationType.SUBSCRIPTION else execute
-        return Operation(outer, handler, preview=preview)
 
 
 class ProjectModules:

@@ -27,6 +27,7 @@ from opwire.config.settings import (
     SignedSettings,
     SurfaceSettings,
 )
+from opwire.config.views import view_of
 from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
 from opwire.hub import BrokerNode, Hub, Spoke
 from opwire.monitor import CallMonitor
@@ -170,7 +171,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         from opwire.serve.mcp import serve_mcp
     settings = config.serve.mcp or MCPSurfaceSettings()
     return serve_mcp(
-        registry,
+        registry if settings.view is None else view_of(config, settings.view, registry),
         name=settings.name,
         version=settings.version,
         title=settings.title,
@@ -211,7 +212,7 @@ def http_surface(
         from opwire.serve.http import serve_http
     settings = config.serve.http or HTTPSurfaceSettings()
     return serve_http(
-        registry,
+        registry if settings.view is None else view_of(config, settings.view, registry),
         title=settings.title,
         version=settings.version,
         description=settings.description,

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from fnmatch import fnmatchcase
 from http import HTTPStatus
 from itertools import chain
 from math import ceil
@@ -27,6 +26,7 @@ from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_a
 from opwire.logs import OK, AccessEntry, SurfaceName, begin_access
 from opwire.operation import Identity, OperationSpec
 from opwire.typed.plain import write_json
+from opwire.view import Selection
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -489,21 +489,12 @@ def has_no_token(scope: Mapping[str, Any]) -> bool:
 
 
 def operation_filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[OperationSpec], bool] | None:
-    """Return a predicate that matches patterns (`*` and `?`) with the id and the tags of an operation; None: no filter.
+    """Return a predicate that matches patterns, as those of a view, with an operation; None: no filter.
 
     `include` selects operations, all by default; `exclude` removes some of these.
 
     Raises:
         UsageError: `include` or `exclude` is a string.
     """
-    for option, patterns in (("include", include), ("exclude", exclude)):
-        if isinstance(patterns, str):  # each character would be a pattern
-            raise UsageError(f"{option} is a list of patterns: write [{patterns!r}]")
-    included, excluded = tuple(include), tuple(exclude)
-    if not included and not excluded:
-        return None
-
-    def matches(spec: OperationSpec, patterns: tuple[str, ...]) -> bool:
-        return any(fnmatchcase(name, pattern) for name in (spec.id, *spec.tags) for pattern in patterns)
-
-    return lambda spec: (not included or matches(spec, included)) and not matches(spec, excluded)
+    selection = Selection(include, exclude)
+    return selection.selects if selection.include or selection.exclude else None

@@ -18,6 +18,7 @@ from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, opened
 from opwire.config import Config
 from opwire.config.settings import ProgramSource, missing_variables
+from opwire.config.views import view_of
 from opwire.errors import OpwireError
 
 Status = Literal["ok", "note", "wrong"]
@@ -140,6 +141,10 @@ async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
             count = sum(1 for spec in running.registry.list() if running.source_of(spec.id) == name)
             results.append(CheckResult(f"source {name}", "ok", counted(count, "operation")))
             results += [CheckResult(f"source {name}", "note", note) for note in running.notes_of(name)]
+        for name in config.views:
+            view = view_of(config, name, running.registry)
+            results.append(CheckResult(f"view {name}", "ok", counted(len(view), "operation")))
+            results += [CheckResult(f"view {name}", "note", problem) for problem in view.problems]
     return results
 
 
