@@ -846,6 +846,11 @@ OAUTH: dict[str, str] = {
 }
 
 MCP_IN: dict[str, str] = {
+    "mcp.engine.lossless": "Messages are decoded as they were encoded, with unknown fields.",
+    "mcp.engine.once": "Every request has at most one outcome, over any network.",
+    "mcp.engine.bounded": "The other end has a bounded number of open requests, and each id once.",
+    "mcp.engine.headers": "Arguments that are sent as headers are declared, written and checked as by the SDK.",
+    "mcp.engine.envelope": "A stateless request is accepted or rejected as by the SDK.",
     "mcp.in.config": "An `mcpServers` file is read as it is; what is wrong is said with its key.",
     "mcp.in.secrets": "Servers are shown without arguments, header values, environment, user info and query.",
     "mcp.in.transports": "stdio, streamable HTTP and the SSE transport of 2024 give the same results.",
@@ -876,6 +881,8 @@ MCP_IN: dict[str, str] = {
     "mcp.in.changes": "Changes are told alike in every revision, also after a subscription or a connection broke.",
     "mcp.in.http": "An HTTP failure costs one call, says what happened, and is never passed on as our own refusal.",
     "mcp.in.session-lost": "A session that the server has forgotten is begun anew, once, and the call made again.",
+    "mcp.in.resumption": "A stream that is cut before the answer is resumed where the server supports that, a bounded "
+    "number of times.",
     "mcp.in.redirect": "Headers never follow a redirect, or an endpoint, to another origin.",
     "mcp.in.source": "`from_mcp` gives a source that is awaited or entered, iterates over operations once "
     "connected, and leaves nothing behind when it is closed or given up.",

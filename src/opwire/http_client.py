@@ -7,10 +7,6 @@ Redirects change method and body as fetch does: 303 turns everything but HEAD in
 so with POST, 307 and 308 keep both. Credentials stay in their origin: authentication headers, every cookie, and the
 headers configured for this API are dropped at its border, and do not come back if a later redirect returns. A redirect
 from https to http is rejected.
-
-`SSEParser` parses `text/event-stream` as the WHATWG specifies, without I/O. It splits lines before decoding them: a
-line break is one byte in UTF-8 and ends any broken sequence before it, so decoding line by line equals decoding the
-whole stream.
 """
 
 import asyncio
@@ -40,9 +36,6 @@ with needs_extra("openapi"):
 MAX_WAIT = 30 * 24 * 60 * 60.0
 """Seconds, at most, of a `retry_after`: a longer delay means never."""
 
-MAX_EVENT = 16 * 1024 * 1024
-"""Bytes of one server-sent event, by default."""
-
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 _LARGE_BODY = 1024 * 1024  # above this, aiohttp wants a body that it can send in chunks
@@ -50,11 +43,8 @@ _MAX_HEADER = 64 * 1024  # bytes of one response header; aiohttp's default of 8 
 _MAX_HEADERS = 256
 _MAX_HEAD = 256 * 1024  # bytes of all response headers, which go into the meta of every result
 _CHUNK = 16 * 1024  # bytes of a stream that are parsed at a time: 1,800 of the smallest events, 40 ms
-_MAX_RETRY = 1e15  # milliseconds; the reader of the stream has its own limit
-_MAX_ID = 4 * 1024  # bytes; the id is repeated in the meta of every event, and sent as a header
 _MAX_NUMBER_TEXT = 100  # characters; a longer number has no meaning
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
-_BOM = b"\xef\xbb\xbf"
 
 _ENCODED = re.compile(r"[!-~]*")
 _BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
@@ -466,93 +456,3 @@ async def _keep_open(session: ClientSession) -> AsyncGenerator[None]:
 
 def _closed() -> CallError:
     return CallError(ErrorCode.UNAVAILABLE, "the HTTP client is closed", retryable=False)
-
-
-class SSEEvent(Struct, frozen=True):
-    """One event. `last_event_id` is the most recent id, of this event or of an earlier one."""
-
-    event: str
-    data: str
-    last_event_id: str
-
-
-class SSEParser:
-    """Parses an event stream that arrives in chunks.
-
-        parser = SSEParser()
-        parser.feed(b"id: 7\\ndata: a\\n")  # []
-        parser.feed(b"\\n")                 # [SSEEvent(event='message', data='a', last_event_id='7')]
-
-    An event is dispatched at its blank line, even if that ends in a lone CR. An incomplete event at the end of the
-    stream is ignored. Pass `last_event_id` to parse a stream that was resumed there.
-    """
-
-    def __init__(self, *, last_event_id: str = "", max_event: int = MAX_EVENT) -> None:
-        self.retry: int | None = None  # milliseconds to wait before a reconnect
-        self.last_event_id = last_event_id  # of complete events: where to resume the stream
-        self._id = last_event_id
-        self._event = ""
-        self._data: list[str] = []
-        self._line: list[bytes] = []  # chunks of an incomplete line
-        self._size = 0  # bytes of the buffered line and data
-        self._max_event = max_event
-        self._is_first = True  # before the end of the first line, which may start with a byte order mark
-        self._after_cr = False  # the last byte was a CR: skip a LF that follows
-
-    def feed(self, chunk: bytes) -> list[SSEEvent]:
-        """Return the events that a chunk completes.
-
-        Raises:
-            CallError: PAYLOAD_TOO_LARGE, an event exceeds `max_event`.
-        """
-        if not chunk:
-            return []
-        if self._after_cr and chunk.startswith(b"\n"):
-            chunk = chunk[1:]
-        self._after_cr = chunk.endswith(b"\r")
-        lines = chunk.splitlines()  # bytes split at CR, LF and CRLF only
-        rest = b"" if chunk.endswith((b"\n", b"\r")) or not lines else lines.pop()
-        events: list[SSEEvent] = []
-        for line in lines:
-            if self._line:
-                self._line.append(line)
-                line = b"".join(self._line)  # noqa: PLW2901
-                self._size -= sum(map(len, self._line[:-1]))
-                self._line.clear()
-            if self._is_first:
-                self._is_first = False
-                line = line.removeprefix(_BOM)  # noqa: PLW2901
-            if line:
-                self._read_field(line)
-                continue
-            self.last_event_id = self._id
-            if self._data:
-                events.append(SSEEvent(self._event or "message", "\n".join(self._data), self._id))
-            self._event, self._data, self._size = "", [], 0
-        if rest:
-            self._line.append(rest)
-            self._grow(len(rest))
-        return events
-
-    def _read_field(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        match name:
-            case b"data":
-                self._data.append(value.decode(errors="replace"))
-                self._grow(len(value) + 1)
-            case b"event":
-                self._event = value.decode(errors="replace")
-                self._grow(len(value))
-            case b"id" if b"\0" not in value and len(value) <= _MAX_ID:
-                self._id = value.decode(errors="replace")
-            case b"retry" if value.isdigit() and (retry := bounded_number(value.decode(), _MAX_RETRY)) is not None:
-                self.retry = int(retry)
-            case _:  # a comment, or an unknown field
-                pass
-
-    def _grow(self, size: int) -> None:
-        self._size += size
-        if self._size > self._max_event:
-            message = f"an event of the stream is larger than {self._max_event:,} bytes"
-            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)

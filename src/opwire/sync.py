@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 from opwire.client.client import Client, PageOptions, RequestOptions, SubscribeOptions, Target
-from opwire.config import load_config, open_config
+from opwire.config.reading import load_config
+from opwire.config.runtime import open_config
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.operation import Interceptor, OperationSpec

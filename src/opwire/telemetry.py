@@ -37,7 +37,8 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from opwire.call import CallHandler, PendingRequestMap
+from opwire.call.handler import CallHandler
+from opwire.call.pending import PendingRequestMap
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode
 from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, Trace, trace_of

@@ -154,7 +154,7 @@ def test_a_package_that_is_not_installed_is_named_with_what_to_do(
         def __getattr__(self, name: str) -> Any:
             raise ModuleNotFoundError(name="starlette")
 
-    monkeypatch.setitem(sys.modules, f"opwire.serve.{surface}", Broken("broken"))
+    monkeypatch.setitem(sys.modules, f"opwire.serve.{surface}.app", Broken("broken"))
     build = mcp_surface if surface == "mcp" else http_surface
     with pytest.raises(MissingExtraError, match=rf"starlette is not installed; run: pip install 'opwire\[{surface}\]'"):
         build(project(tmp_path, ""), registry)

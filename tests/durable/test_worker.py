@@ -698,7 +698,7 @@ def test_a_result_that_is_too_large_for_the_journal_is_an_outcome_that_says_so(b
         registry, runs = OperationRegistry(), 0
 
         @registry.mutation("shop.order", access=PUBLIC)
-        def order() -> str:
+        async def order() -> str:  # a thread would take real time
             nonlocal runs
             runs += 1
             if buried:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
-from opwire.http_client import SSEEvent, SSEParser
+from opwire.sse import SSEEvent, SSEParser
 from tests.properties import examples
 from tests.requirements import requirement
 

@@ -9,8 +9,8 @@ import pytest
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import BrokerNode
-from opwire.hub.broker import DiscoveryPoller
 from opwire.hub.remote_operations import RemoteOperations
+from opwire.hub.spoke import DiscoveryPoller
 from opwire.operation import Identity
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon

@@ -40,7 +40,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, as_grant, grant_of, not_delegated, rejected
-from opwire.call import CallRequested
+from opwire.call.events import CallRequested
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Identity, is_own
 from opwire.typed.plain import json_form, write_json

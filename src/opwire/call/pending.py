@@ -496,9 +496,7 @@ class PendingRequestMap:
         """Handle the loss of a peer, or (None) of all of them."""
         for sink in self._table.lost(peer):
             _fail(sink, CallError(ErrorCode.UNAVAILABLE, f"{reason} before the call ended"))
-        for request_id, caller in list(self._callers.items()):
-            if peer is None or caller == peer:
-                del self._callers[request_id]
+        self._callers = {id: caller for id, caller in self._callers.items() if peer is not None and caller != peer}
         if self._handler is not None:
             self._handler.lost(peer)
 
@@ -545,10 +543,7 @@ class PendingRequestMap:
         callback = self._table.progressed(event, sender)
         progress = Progress(event.progress, event.total, event.message).bounded()
         if callback is not None and progress is not None:
-            try:
-                callback(progress)
-            except Exception:
-                logger.exception("a progress callback failed")
+            _run_callback("a progress callback", callback, progress)
 
     def _retry(self, event: CallRequested, sink: _Sink, move: int) -> None:
         """Send a request that was not started to another server, in the time that is left."""
@@ -600,10 +595,14 @@ class PendingRequestMap:
 
     def _call_observers(self, event: CallEvent) -> None:
         for observer in tuple(self._observers.values()):
-            try:
-                observer(event)
-            except Exception:
-                logger.exception("an observer failed on %s", type(event).__name__)
+            _run_callback("an observer", observer, event)
+
+
+def _run_callback(what: str, callback: Callable[[T], object], value: T) -> None:
+    try:
+        callback(value)
+    except Exception:
+        logger.exception("%s failed on %s", what, type(value).__name__)
 
 
 def _fail(sink: _Sink, error: CallError) -> None:

@@ -22,9 +22,10 @@ import msgspec
 from msgspec.structs import replace
 
 from opwire.cli.screen import Screen, Spinner, counted
-from opwire.config import Config, OpenedConfig, find_config, load_config, open_config
-from opwire.config.runtime import LoadEvent, SourceFailed, SourceLoaded, SourceStarted
+from opwire.config.reading import find_config, load_config
+from opwire.config.runtime import LoadEvent, OpenedConfig, SourceFailed, SourceLoaded, SourceStarted, open_config
 from opwire.config.settings import (
+    Config,
     EnvText,
     OpenAPISettings,
     ProgramSource,
@@ -39,7 +40,7 @@ from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry
 
 if TYPE_CHECKING:
-    from opwire.client import Client
+    from opwire.client.client import Client
 
 T = TypeVar("T")
 
@@ -156,7 +157,7 @@ class LoadedOperations(NamedTuple):
         if not isinstance(self.target, OperationRegistry):
             yield self.target
             return
-        from opwire.client import Client
+        from opwire.client.client import Client
 
         async with Client(self.target) as client:
             yield client
@@ -297,7 +298,7 @@ class Sources(NamedTuple):
 
     @asynccontextmanager
     async def _connect(self, url: str, source: str | None) -> AsyncGenerator[LoadedOperations]:
-        from opwire.client import Client
+        from opwire.client.client import Client
 
         if source or self.config or self.python or self.mcp or self.openapi:
             raise click.UsageError("--url cannot be combined with other sources: its operations are loaded remotely")

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from opwire.call import PendingRequestMap, discover
+from opwire.call.discovery import discover
+from opwire.call.pending import PendingRequestMap
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import RegistrationError

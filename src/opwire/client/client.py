@@ -29,7 +29,8 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.call import PendingRequestMap, Transport
+from opwire.call.pending import PendingRequestMap
+from opwire.call.transport import Transport
 from opwire.client.backends import Backend, CallsBackend, RegistryBackend
 from opwire.deadlines import Deadlines, back_off
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.adapters.openapi import from_openapi
+from opwire.adapters.openapi.source import from_openapi
 from opwire.client.backends import SpecCache
 from opwire.envelope import ResponseEnvelope, decode_envelope
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError, UsageError
@@ -22,12 +22,12 @@ from opwire.http_client import (
     ClientOptions,
     HTTPClient,
     HTTPRequest,
-    SSEParser,
     bounded_number,
     host_of,
 )
 from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
 from opwire.origin import ENVELOPE_JSON, path_of
+from opwire.sse import SSEParser
 from opwire.typed.plain import read_json, to_plain, write_json
 
 if TYPE_CHECKING:

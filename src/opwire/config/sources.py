@@ -49,7 +49,7 @@ from opwire.webhooks import GitHubSignature, StandardSignature, StripeSignature,
 from opwire.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from opwire.adapters.mcp import MCPKeywords, MCPServer
+    from opwire.adapters.mcp.servers import MCPKeywords, MCPServer
 
 
 _PYTHON_FILE = re.compile(r"(.+\.py)(:(.*))?")
@@ -128,7 +128,8 @@ def files_of(settings: AnySource, folder: Path) -> list[Path]:
 def _mcp_source(
     name: str, settings: ProgramSource | ServerSource | ServersFileSource, values: dict[str, Any], folder: Path
 ) -> AdapterSource:
-    from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
+    from opwire.adapters.mcp.servers import HTTPServer, StdioServer
+    from opwire.adapters.mcp.source import from_mcp
 
     options: MCPKeywords = {
         "trust_annotations": settings.trust_annotations,
@@ -191,7 +192,7 @@ async def _webhook_receiver(
 def _openapi_source(
     name: str, settings: OpenAPISettings, values: dict[str, Any], folder: Path, webhooks: WebhookReceiver | None
 ) -> AdapterSource:
-    from opwire.adapters.openapi import from_openapi
+    from opwire.adapters.openapi.source import from_openapi
 
     document = values["openapi"]
     return from_openapi(

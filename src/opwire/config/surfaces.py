@@ -12,9 +12,7 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 import msgspec
 
-from opwire.auth import Authenticator, Grant, StaticTokens
-from opwire.auth.tokens import ClaimNames
-from opwire.call import LOCAL_IDENTITY
+from opwire.auth.tokens import Authenticator, ClaimNames, Grant, StaticTokens
 from opwire.config.problems import dotted
 from opwire.config.settings import (
     BrokerSettings,
@@ -29,21 +27,21 @@ from opwire.config.settings import (
 )
 from opwire.config.views import view_of
 from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
-from opwire.hub import BrokerNode, Hub, Spoke
+from opwire.hub.hub import Hub
+from opwire.hub.spoke import BrokerNode, Spoke
 from opwire.monitor import CallMonitor
-from opwire.operation import Identity, OperationSpec
+from opwire.operation import LOCAL_IDENTITY, Identity, OperationSpec
 from opwire.registry import OperationRegistry
 from opwire.webhooks import WebhookReceiver
 
 if TYPE_CHECKING:
-    from opwire.auth import SignedRequests
-    from opwire.durable import DurableWorker
+    from opwire.auth.signed import SignedRequests
+    from opwire.durable.worker import DurableWorker
     from opwire.serve.guard import GuardOptions
-    from opwire.serve.http import HTTPApp
-    from opwire.serve.mcp import MCPSurface
-    from opwire.serve.mcp.app import MCPHTTPOptions
-    from opwire.transports.nats import NatsJournal
-    from opwire.transports.redis import RedisJournal
+    from opwire.serve.http.app import HTTPApp
+    from opwire.serve.mcp.app import MCPHTTPOptions, MCPSurface
+    from opwire.transports.nats.journal import NatsJournal
+    from opwire.transports.redis.journal import RedisJournal
 
 
 _MAX_KEYS = 1024 * 1024  # bytes of a published key set
@@ -117,7 +115,7 @@ def _grant(config: Config, name: str) -> Grant:
 
 def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:
     with needs_extra("auth"):
-        from opwire.auth import JWTs
+        from opwire.auth.jwt import JWTs
     key = None if settings.key is None else settings.key.resolve("auth.jwt.key")
     if settings.key_file is not None:
         try:
@@ -168,7 +166,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         MissingExtraError: its package is not installed.
     """
     with needs_extra("mcp"):
-        from opwire.serve.mcp import serve_mcp
+        from opwire.serve.mcp.app import serve_mcp
     settings = config.serve.mcp or MCPSurfaceSettings()
     return serve_mcp(
         registry if settings.view is None else view_of(config, settings.view, registry),
@@ -209,7 +207,7 @@ def http_surface(
         ConfigError: a token or key is missing in the environment, or invalid.
     """
     with needs_extra("http"):
-        from opwire.serve.http import serve_http
+        from opwire.serve.http.app import serve_http
     settings = config.serve.http or HTTPSurfaceSettings()
     return serve_http(
         registry if settings.view is None else view_of(config, settings.view, registry),
@@ -302,7 +300,7 @@ def durable_of(
     settings = config.durable
     if settings is None:
         return None
-    from opwire.durable import DurableWorker
+    from opwire.durable.worker import DurableWorker
 
     url = settings.url.resolve("durable.url")
     options: dict[str, Any] = {"trusted": settings.trusted, **_connection_options("durable", settings, config.folder)}
@@ -311,11 +309,11 @@ def durable_of(
     with _config_errors("durable"):
         if url.startswith(("nats://", "tls://")):
             with needs_extra("nats"):
-                from opwire.transports.nats import NatsJournal
+                from opwire.transports.nats.journal import NatsJournal
             journal = NatsJournal(url, **options)
         else:
             with needs_extra("redis"):
-                from opwire.transports.redis import RedisJournal
+                from opwire.transports.redis.journal import RedisJournal
             journal = RedisJournal(url, **options)
         worker = DurableWorker(
             registry,
@@ -349,7 +347,7 @@ def _connection_options(key: str, settings: BrokerSettings, folder: Path) -> dic
 
 def _signed_requests(key: str, settings: SignedSettings, folder: Path) -> "SignedRequests":
     with needs_extra("auth"):
-        from opwire.auth import SignedRequests, Signer, SigningKey, Verifier
+        from opwire.auth.signed import SignedRequests, Signer, SigningKey, Verifier
 
     def read(name: str, file: str) -> str:
         try:

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.call import CallEvent, CallFailed, CallRequested, CallResponded, encode_event
+from opwire.call.events import CallEvent, CallFailed, CallRequested, CallResponded, encode_event
 from opwire.deadlines import back_off
 from opwire.dispatch import Dispatcher
 from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, seconds_within

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import msgspec
 
-from opwire.call import CallFailed, CallRequested, encode_event
+from opwire.call.events import CallFailed, CallRequested, encode_event
 from opwire.call.pending import DEFAULT_TIMEOUT
 from opwire.durable.journal import MAX_SECONDS, Journal, JournalInfo, Outcome, Task, seconds_within
 from opwire.envelope import ResponseEnvelope

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from opwire.call import CallFailed, CallRequested, CallResponded, decode_event
+from opwire.call.events import CallFailed, CallRequested, CallResponded, decode_event
 from opwire.errors import CallError, ErrorCode, UsageError
 
 KEEP = 7 * 24 * 3600.0

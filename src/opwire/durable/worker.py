@@ -17,7 +17,6 @@ from typing import Self
 
 from msgspec import Struct, field
 
-from opwire.call import LOCAL_IDENTITY
 from opwire.deadlines import back_off as growing_delay
 from opwire.durable.attempt import (
     MAX_DELAY,
@@ -32,7 +31,7 @@ from opwire.durable.attempt import (
 from opwire.durable.journal import MAX_SECONDS, Claim, Journal, Outcome, check_seconds, seconds_within
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts
 from opwire.invoke import FAILURES
-from opwire.operation import Identity, OperationType
+from opwire.operation import LOCAL_IDENTITY, Identity, OperationType
 from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.durable")

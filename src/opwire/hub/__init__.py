@@ -1,9 +1,8 @@
 """Registries that call each other: a WebSocket hub with its spokes, or nodes on a broker."""
 
-from opwire.hub.broker import BrokerNode
 from opwire.hub.hub import Hub
 from opwire.hub.observer import ObservedServer, Observer
-from opwire.hub.spoke import Spoke
+from opwire.hub.spoke import BrokerNode, Spoke
 from opwire.transports.connect import connect
 
 __all__ = ["BrokerNode", "Hub", "ObservedServer", "Observer", "Spoke", "connect"]

@@ -20,9 +20,12 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field, json
 from msgspec.structs import replace
 
-from opwire.auth import Authenticator, Grant
-from opwire.call import Address, CallHandler, OperationInfo, PendingRequestMap
+from opwire.auth.tokens import Authenticator, Grant
+from opwire.call.description import OperationInfo
 from opwire.call.discovery import OPERATIONS
+from opwire.call.handler import CallHandler
+from opwire.call.pending import PendingRequestMap
+from opwire.call.transport import Address
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts, check_not_below_zero, needs_extra
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
@@ -93,7 +96,7 @@ class Hub:
         check_counts(max_described=max_described)
         check_not_below_zero(linger=linger)  # 0: operations of a lost spoke are removed at once
         with needs_extra("websocket"):
-            from opwire.transports.websocket import WebSocketServer
+            from opwire.transports.websocket.server import WebSocketServer
         try:
             parts = urlsplit(url)
             port = parts.port

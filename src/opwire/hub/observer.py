@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, Self
 
-from opwire.call import Address, PendingRequestMap, Transport
-from opwire.call.transport import Announcing
+from opwire.call.pending import PendingRequestMap
+from opwire.call.transport import Address, Announcing, Transport
 from opwire.client.client import Client
 from opwire.errors import CallError, ErrorCode
 from opwire.monitor import CALLS, STATISTICS, CallRecord, ServerStatistics

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from opwire.call import Address, OperationInfo, PendingRequestMap
+from opwire.call.description import OperationInfo
+from opwire.call.pending import PendingRequestMap
+from opwire.call.transport import Address
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
 from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType, is_own

@@ -12,7 +12,7 @@ that make calls.
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
+from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
 from opwire.errors import CallError, ErrorCode
 from opwire.testing import contract_calls as calls
 from opwire.testing.harness import Connect, Probe, TransportHarness, expect, item, named_checks

@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from opwire.call import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress, PendingRequestMap, discover
+from opwire.call.discovery import discover
+from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress
+from opwire.call.pending import PendingRequestMap
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, Handler, Progress
 from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon

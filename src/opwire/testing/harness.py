@@ -9,18 +9,12 @@ from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from opwire.call import (
-    LOCAL_IDENTITY,
-    Address,
-    CallEvent,
-    CallHandler,
-    CallRequested,
-    CallResponded,
-    PendingRequestMap,
-    Transport,
-)
+from opwire.call.events import CallEvent, CallRequested, CallResponded
+from opwire.call.handler import CallHandler
+from opwire.call.pending import PendingRequestMap
+from opwire.call.transport import Address, Transport
 from opwire.envelope import local_envelope
-from opwire.operation import Handler, OperationSpec, OperationType
+from opwire.operation import LOCAL_IDENTITY, Handler, OperationSpec, OperationType
 from opwire.registry import OperationRegistry
 
 Connect = Callable[[], Transport]

@@ -13,18 +13,13 @@ from itertools import count
 from secrets import randbits, token_hex
 from typing import TYPE_CHECKING
 
-from opwire.call import (
+from opwire.call.events import (
+    BULK,
     MAX_MESSAGE,
-    Address,
     CallAborted,
     CallEvent,
     CallFailed,
     CallRequested,
-    Receiver,
-    encode_event,
-)
-from opwire.call.events import (
-    BULK,
     Here,
     Left,
     Serving,
@@ -33,9 +28,11 @@ from opwire.call.events import (
     Waiting,
     Who,
     decode_message,
+    encode_event,
     encode_session,
     is_final,
 )
+from opwire.call.transport import Address, Receiver
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_connection import BrokerConnection
@@ -43,7 +40,7 @@ from opwire.transports.leases import Asked, Leases, Probes
 from opwire.transports.link import keep_running
 
 if TYPE_CHECKING:  # it needs PyJWT, which is optional
-    from opwire.auth import SignedRequests
+    from opwire.auth.signed import SignedRequests
 
 logger = logging.getLogger("opwire.transports")
 

@@ -8,7 +8,7 @@ beside it.
 from collections.abc import Iterable
 from typing import Protocol
 
-from opwire.call import Address
+from opwire.call.transport import Address
 
 
 class BrokerListener(Protocol):

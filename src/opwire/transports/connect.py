@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from opwire.call import Transport
+from opwire.call.transport import Transport
 from opwire.errors import UsageError, needs_extra
 
 _TRANSPORTS = {

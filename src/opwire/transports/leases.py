@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from opwire.call import Address, CallAborted, CallCredit, CallEvent
-from opwire.call.events import Waiting, encode_session, is_final
-from opwire.call.transport import random_ids
+from opwire.call.events import CallAborted, CallCredit, CallEvent, Waiting, encode_session, is_final
+from opwire.call.transport import Address, random_ids
 from opwire.errors import CallError
 from opwire.transports.broker_connection import BrokerConnection
 

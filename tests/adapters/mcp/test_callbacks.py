@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from mcp.shared.exceptions import MCPError
 
 from opwire.adapters.mcp.servers import MAX_QUESTIONS, Callbacks
 from opwire.errors import CallError, ErrorCode
+from opwire.mcp.messages import RPCError
 from tests.requirements import requirement
 
 
@@ -54,7 +54,7 @@ async def test_a_callback_that_fails_or_gives_nonsense_is_an_error_for_the_serve
             raise answer
         return answer
 
-    with pytest.raises(MCPError, match=r"^the callback for elicitation/create failed$") as failure:
+    with pytest.raises(RPCError, match=r"^the callback for elicitation/create failed$") as failure:
         await Callbacks(elicit=elicit).answer("elicitation/create", {})
     assert failure.value.code == -32603
     assert "the callback for elicitation/create raised, or returned an invalid result" in caplog.text
@@ -64,7 +64,7 @@ async def test_a_call_error_of_a_callback_is_said_to_the_server() -> None:
     def elicit(_: dict[str, Any]) -> Any:
         raise CallError("UNAVAILABLE", "nobody is at the keyboard")
 
-    with pytest.raises(MCPError, match="nobody is at the keyboard"):
+    with pytest.raises(RPCError, match="nobody is at the keyboard"):
         await Callbacks(elicit=elicit).answer("elicitation/create", {})
 
 

@@ -3,15 +3,15 @@
 from typing import Any
 
 import pytest
-from mcp.shared.exceptions import MCPError
 
-from opwire.adapters.mcp.errors import HTTP_FAILURE, call_error
+from opwire.adapters.mcp.errors import HTTPExchangeError, call_error
 from opwire.errors import CallError, ErrorCode
+from opwire.mcp.messages import RPCError
 from tests.requirements import requirement
 
 
 def mapped(code: int, message: str = "no", data: Any = None, method: str = "tools/call") -> CallError:
-    return call_error(MCPError(code, message, data), "judge", method)
+    return call_error(RPCError(code, message, data), "judge", method)
 
 
 @requirement("mcp.in.errors")
@@ -25,7 +25,6 @@ def mapped(code: int, message: str = "no", data: Any = None, method: str = "tool
         (-32602, "a is required", ErrorCode.VALIDATION_ERROR),
         (-32600, "Invalid Request", ErrorCode.PROTOCOL_ERROR),
         (-32700, "Parse error", ErrorCode.PROTOCOL_ERROR),
-        (-32000, "SSE stream ended without a response", ErrorCode.UNAVAILABLE),
         (-32000, "out of paper", ErrorCode.EXECUTION_ERROR),
         (-32603, "Internal error", ErrorCode.EXECUTION_ERROR),
         (1, "", ErrorCode.EXECUTION_ERROR),
@@ -67,14 +66,7 @@ def test_what_a_server_says_is_kept_up_to_a_limit() -> None:
     ],
 )
 def test_what_http_says_is_never_passed_on_as_if_we_said_it(status: int, words: str, retryable: bool) -> None:
-    error = mapped(-32603, "HTTP", {HTTP_FAILURE: {"status": status, "retry_after": 1.5}})
+    error = call_error(HTTPExchangeError(status, retry_after=1.5), "judge", "tools/call")
     assert error.code is ErrorCode.UNAVAILABLE
     assert error.message.startswith(f"the MCP server judge {words}")
     assert (error.retryable, error.retry_after) == (retryable, 1.5)
-
-
-@pytest.mark.parametrize("forged", [5, {}, {"status": 0, "retry_after": 1e308}, {"status": 404, "lost": True}, None])
-def test_a_server_cannot_forge_what_http_says(forged: Any) -> None:
-    error = mapped(-32603, "x", {"opwire/http": forged})
-    assert (error.code, error.retry_after) == (ErrorCode.EXECUTION_ERROR, None)
-    assert HTTP_FAILURE != "opwire/http"

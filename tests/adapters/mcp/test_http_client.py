@@ -13,9 +13,9 @@ import httpx2
 import pytest
 
 from opwire.adapters.mcp import http
-from opwire.adapters.mcp.http import RepairedEvents
 from opwire.adapters.mcp.servers import HTTPServer
 from opwire.errors import CallError, ErrorCode
+from opwire.sse import SSEParser
 from tests.adapters.mcp.connections import PATIENCE, Answer, at, call, connected, http_server
 from tests.requirements import requirement
 from tests.servers.certificates import self_signed
@@ -322,9 +322,9 @@ async def test_a_transport_that_breaks_in_a_way_that_nobody_foresaw_is_logged_an
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(http.MCPHTTPClient, "build_request", fail)
+    monkeypatch.setattr(http.MCPHTTPClient, "respond", fail)
     async with connected(HTTPServer("http://127.0.0.1:1/mcp")) as session:
-        with pytest.raises(CallError, match="is closed") as failure:
+        with pytest.raises(CallError, match=r"cannot be reached \(RuntimeError\)") as failure:
             await session.start()
         assert failure.value.code is ErrorCode.UNAVAILABLE
     assert "RuntimeError: unforeseen" in caplog.text
@@ -363,13 +363,50 @@ async def test_an_answer_of_too_many_values_is_an_error_for_its_caller_alone(kin
 
 
 @requirement("mcp.in.limits")
-@pytest.mark.parametrize(
-    ("said", "used"),
-    [(b"0", b"100"), (b"1500", b"1500"), (b"9" * 400, b"59999"), (b"99999999", b"59999"), (b"soon", b"soon")],
-)
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-async def test_a_server_does_not_say_at_will_when_it_is_connected_again(said: bytes, used: bytes, end: bytes) -> None:
-    event = end.join([b"retry: " + said, b'data: {"a": "retry: 0"}', b"", b""])
-    response = httpx2.Response(200, content=event)
-    seen = b"".join([each async for each in RepairedEvents(response, 1000)])
-    assert seen == event.replace(b"retry: " + said + end, b"retry: " + used + end)
+@pytest.mark.parametrize(("said", "used"), [(b"0", 0.1), (b"1500", 1.5), (b"9" * 90, 60), (b"soon", 1)])
+def test_a_server_does_not_say_at_will_when_it_is_connected_again(said: bytes, used: float) -> None:
+    parser = SSEParser()
+    parser.feed(b"retry: " + said + b"\ndata: a\n\n")
+    assert http._pause(parser) == used
+
+
+class Resumed(Old):
+    """A server that cuts its stream once, and continues it where the client says."""
+
+    def __init__(self, *streams: str) -> None:
+        super().__init__(lambda _, body: self._begin(body))
+        self._streams = list(streams)
+        self.resumed: list[str] = []
+
+    def _begin(self, body: bytes) -> Answer:
+        self._id = json.loads(body)["id"]
+        return self._next()
+
+    def _next(self) -> Answer:
+        stream = self._streams.pop(0).replace("%", json.dumps({"jsonrpc": "2.0", "id": self._id, "result": {"n": 1}}))
+        return 200, {"content-type": "text/event-stream"}, stream.encode()
+
+    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if method != "GET" or "last-event-id" not in headers:
+            return await super().__call__(method, path, headers, body)
+        self.resumed.append(headers["last-event-id"])
+        return self._next() if self._streams else (404, {}, b"")
+
+
+@requirement("mcp.in.resumption")
+async def test_a_stream_that_was_cut_is_resumed_after_its_last_event() -> None:
+    server = Resumed("retry: 100\nid: 7\ndata:\n\n", "id: 8\ndata:\n\n", "id: 9\ndata: %\n\n")
+    async with http_server(server) as address, connected(at(address)) as session:
+        assert await call(session, "any") == {"n": 1}
+    assert server.resumed == ["7", "8"]
+
+
+@requirement("mcp.in.resumption")
+@pytest.mark.parametrize(("first", "attempts"), [("retry: 100\nid: 7\ndata:\n\n", 2), ("retry: 100\ndata:\n\n", 0)])
+async def test_a_stream_that_cannot_be_resumed_is_an_error_at_once(first: str, attempts: int) -> None:
+    server = Resumed(first)
+    async with http_server(server) as address, connected(at(address)) as session:
+        with pytest.raises(CallError, match="ended the stream without a response") as failure:
+            await call(session, "any")
+        assert failure.value.code is ErrorCode.UNAVAILABLE
+    assert len(server.resumed) == attempts

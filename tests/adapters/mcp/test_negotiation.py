@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from mcp.shared.exceptions import MCPError
 
 import opwire
-from opwire.adapters.mcp.errors import HTTP_FAILURE
+from opwire.adapters.mcp.errors import HTTPExchangeError
 from opwire.adapters.mcp.negotiation import Agreement, MCPServerInfo, negotiate
 from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
+from opwire.mcp.messages import RPCError
 from tests.adapters.mcp.connections import at, call, connected, rogue
 from tests.requirements import requirement
 
@@ -24,15 +24,17 @@ class Peer:
         self._answers = {method.replace("_", "/"): list(given) for method, given in answers.items()}
         self.sent: list[tuple[str, Any]] = []
 
-    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
+    async def request_once(
+        self, method: str, params: dict[str, Any], headers: Mapping[str, str], timeout: float | None = None
+    ) -> dict[str, Any]:
         self.sent.append((method, params))
         answer = self._answers[method].pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> None:
-        self.sent.append((method, params))
+    async def notify(self, method: str, headers: Mapping[str, str]) -> None:
+        self.sent.append((method, None))
 
     @property
     def methods(self) -> list[str]:
@@ -47,12 +49,12 @@ def old(version: str = "2025-06-18") -> dict[str, Any]:
     return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}}
 
 
-def unsupported(*versions: str) -> MCPError:
-    return MCPError(-32022, "Unsupported protocol version", {"supported": list(versions), "requested": "x"})
+def unsupported(*versions: str) -> RPCError:
+    return RPCError(-32022, "Unsupported protocol version", {"supported": list(versions), "requested": "x"})
 
 
-def refused(status: int) -> MCPError:
-    return MCPError(-32603, "HTTP", {HTTP_FAILURE: {"status": status}})
+def refused(status: int) -> HTTPExchangeError:
+    return HTTPExchangeError(status)
 
 
 MODERN = {"supportedVersions": ["2026-07-28"], "capabilities": {}, "instructions": "Be nice."}
@@ -72,7 +74,7 @@ async def test_every_revision_with_a_handshake_is_spoken(version: str) -> None:
         ("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": greeting}),
         ("notifications/initialized", None),
     ]
-    assert agreement.prepare("ping", {"a": 1}, {}) == ({"a": 1}, {"headers": {"mcp-protocol-version": version}})
+    assert agreement.prepare("ping", {"a": 1}, {}) == ({"a": 1}, {"mcp-protocol-version": version})
 
 
 @requirement("mcp.in.revisions")
@@ -83,12 +85,12 @@ async def test_a_stateless_server_is_told_everything_with_every_request() -> Non
     agreement = await agree(peer, callbacks)
     assert agreement.info == MCPServerInfo("s", "2", "2026-07-28", {}, "Be nice.")
     assert agreement.modern
-    params, options = agreement.prepare("tools/call", {"name": "é", "_meta": {"mine": 1}}, {"Mcp-Param-A": "b"})
+    params, headers = agreement.prepare("tools/call", {"name": "é", "_meta": {"mine": 1}}, {"Mcp-Param-A": "b"})
     assert params["_meta"]["mine"] == 1
     assert params["_meta"][META + "protocolVersion"] == "2026-07-28"
     assert params["_meta"][META + "clientCapabilities"] == {"elicitation": {"form": {}, "url": {}}}
     assert params["_meta"][META + "logLevel"] == "info"
-    assert {name.lower(): value for name, value in options.get("headers", {}).items()} == {
+    assert {name.lower(): value for name, value in headers.items()} == {
         "mcp-protocol-version": "2026-07-28",
         "mcp-method": "tools/call",
         "mcp-name": "=?base64?w6k=?=",
@@ -100,9 +102,9 @@ async def test_a_stateless_server_is_told_everything_with_every_request() -> Non
 @pytest.mark.parametrize(
     ("answers", "methods"),
     [
-        ([MCPError(-32601, "Method not found")], FELL_BACK),
-        ([MCPError(-32000, "Bad Request: Server not initialized")], FELL_BACK),
-        ([MCPError(-32001, "timed out")], FELL_BACK),
+        ([RPCError(-32601, "Method not found")], FELL_BACK),
+        ([RPCError(-32000, "Bad Request: Server not initialized")], FELL_BACK),
+        ([RPCError(-32001, "timed out")], FELL_BACK),
         ([refused(404)], FELL_BACK),
         ([refused(400)], FELL_BACK),
         ([{}], FELL_BACK),
@@ -126,7 +128,7 @@ async def test_a_server_is_asked_first_and_greeted_as_before_if_it_does_not_know
     "answers",
     [
         {"server_discover": [unsupported("2026-07-28"), MODERN]},
-        {"server_discover": [MCPError(-32001, "too slow"), MODERN], "initialize": [unsupported("2026-07-28")]},
+        {"server_discover": [RPCError(-32001, "too slow"), MODERN], "initialize": [unsupported("2026-07-28")]},
     ],
     ids=["at once", "in answer to the handshake"],
 )
@@ -140,9 +142,9 @@ async def test_a_server_that_names_a_revision_that_we_know_is_asked_once_more(an
     [
         ({"server_discover": [unsupported("2099-01-01")]}, lambda e: e.code == -32022),
         ({"server_discover": [unsupported("2026-07-28")] * 2}, lambda e: e.code == -32022),
-        ({"server_discover": [refused(401)]}, lambda e: e.data is not None),
-        ({"server_discover": [refused(0)]}, lambda e: e.data is not None),
-        ({"server_discover": [refused(503)]}, lambda e: e.data is not None),
+        ({"server_discover": [refused(401)]}, lambda e: isinstance(e, HTTPExchangeError)),
+        ({"server_discover": [refused(0)]}, lambda e: isinstance(e, HTTPExchangeError)),
+        ({"server_discover": [refused(503)]}, lambda e: isinstance(e, HTTPExchangeError)),
         ({"server_discover": [unsupported("2026-07-28"), {}]}, lambda e: e.code is ErrorCode.PROTOCOL_ERROR),
         ({"server_discover": [{}], "initialize": [old("1999")]}, lambda e: "'1999'" in e.message),
         ({"server_discover": [{}], "initialize": [{}]}, lambda e: "'None'" in e.message),
@@ -151,7 +153,7 @@ async def test_a_server_that_names_a_revision_that_we_know_is_asked_once_more(an
 async def test_where_nothing_can_be_agreed_on_that_is_the_end(
     answers: dict[str, list[Any]], error: Callable[[Any], bool]
 ) -> None:
-    with pytest.raises((MCPError, CallError)) as failure:
+    with pytest.raises((RPCError, HTTPExchangeError, CallError)) as failure:
         await agree(Peer(**answers))
     assert error(failure.value)
 

@@ -83,8 +83,8 @@ async def test_what_a_server_prints_between_its_messages_is_logged_once_and_pass
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"jsonrpc": "2.0", "id": %, "result": [5]}', "the answer is not a JSON-RPC response"),
-        ('{"jsonrpc": "2.0", "id": %, "error": "no"}', "the answer is not a JSON-RPC response"),
+        ('{"jsonrpc": "2.0", "id": %, "result": [5]}', "with what is not a JSON-RPC response"),
+        ('{"jsonrpc": "2.0", "id": %, "error": "no"}', "with what is not a JSON-RPC response"),
         ('{"jsonrpc": "2.0", "id": %, "result": {', "broke the protocol: a message that is not JSON"),
     ],
 )

@@ -1,16 +1,10 @@
 """All transports behave alike, against the SDK's own server, and bound what a server asks."""
 
-import asyncio
-from typing import Any, cast
+from typing import Any
 
-import anyio
 import pytest
-from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from opwire.adapters.mcp import connection
-from opwire.adapters.mcp.connection import ServerRequests, TransportStreams
-from opwire.adapters.mcp.process import MessageStream
 from opwire.adapters.mcp.servers import Callbacks
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Progress
@@ -32,87 +26,6 @@ async def test_the_same_calls_give_the_same_results_over_every_transport(transpo
         assert steps == [Progress(number, 3, f"step {number}") for number in range(3)]
         assert len((await call(session, "large", size=1_500_000))["structuredContent"]["result"]) == 1_500_000
         assert (await call(session, "nothing"))["isError"] is True
-
-
-class Line(MessageStream):
-    """What a server sends, and what it is sent; one that is stuck takes nothing."""
-
-    def __init__(self, *messages: Any) -> None:
-        self.incoming = [SessionMessage(each) for each in messages]
-        self.outgoing: list[Any] = []
-        self.stuck = False
-
-    async def send(self, item: SessionMessage, /) -> None:
-        if self.stuck:
-            await asyncio.Event().wait()
-        self.outgoing.append(item.message)
-
-    async def receive(self) -> SessionMessage:
-        if not self.incoming:
-            raise anyio.EndOfStream
-        return self.incoming.pop(0)
-
-
-def question(id: int, method: str = "sampling/createMessage") -> JSONRPCRequest:
-    return JSONRPCRequest(jsonrpc="2.0", id=id, method=method)
-
-
-def bounded(*messages: Any) -> tuple[ServerRequests, Line]:
-    line = Line(*messages)
-    return ServerRequests(TransportStreams(line, line, lambda: None), "judge"), line
-
-
-@requirement("mcp.in.question-limits")
-async def test_questions_above_the_limit_are_refused_until_others_are_answered() -> None:
-    count = connection.MAX_OPEN_REQUESTS
-    questions, line = bounded(*map(question, range(count + 3)))
-    seen = [cast("JSONRPCRequest", each.message).id async for each in questions]
-    assert seen == list(range(count))
-    assert [(each.id, each.error.code) for each in line.outgoing] == [(count + n, -32600) for n in range(3)]
-    for _ in range(count):
-        questions.answered()
-    await questions.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=0, result={})))
-    line.incoming += map(SessionMessage, map(question, range(count)))
-    assert len([each async for each in questions]) == count
-
-
-@requirement("mcp.in.question-limits")
-async def test_an_answer_that_the_server_does_not_read_counts_as_open() -> None:
-    questions, line = bounded()
-    line.stuck = True
-    answer = SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=0, result={}))
-    sending = [asyncio.create_task(questions.send(answer)) for _ in range(connection.MAX_OPEN_REQUESTS)]
-    await asyncio.sleep(0)
-    line.stuck = False
-    line.incoming.append(SessionMessage(question(5)))
-    assert [each async for each in questions] == []
-    assert isinstance(line.outgoing[0], JSONRPCError)
-    for each in sending:
-        each.cancel()
-    await asyncio.gather(*sending, return_exceptions=True)
-    line.incoming.append(SessionMessage(question(6)))
-    assert [cast("JSONRPCRequest", each.message).id async for each in questions] == [6]
-
-
-@requirement("mcp.in.question-limits")
-async def test_there_are_so_many_questions_for_each_request_and_pings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_REQUESTS", 3)
-    questions, line = bounded()
-
-    async def ask(*messages: Any) -> list[Any]:
-        line.incoming = [SessionMessage(each) for each in messages]
-        seen = [each.message async for each in questions]
-        for each in seen:
-            if isinstance(each, JSONRPCRequest):
-                questions.answered()
-        return seen
-
-    await questions.send(SessionMessage(question(1, "tools/call")))
-    told = JSONRPCNotification(jsonrpc="2.0", method="notifications/message")
-    assert len(await ask(question(1), question(2, "ping"), told, question(3), question(4), question(5))) == 5
-    assert "more than 3 requests came for one" in line.outgoing[-1].error.message
-    await questions.send(SessionMessage(question(2, "tools/call")))
-    assert len(await ask(question(6))) == 1
 
 
 @requirement("mcp.in.question-limits")

@@ -8,8 +8,8 @@ import pytest
 from opwire.adapters.openapi.call import EventDecoder, stream_kind, value_decoder
 from opwire.adapters.openapi.plan import CallPlan, ResponseMedia, StreamKind
 from opwire.adapters.openapi.responses import ResponseHead
-from opwire.http_client import SSEParser
 from opwire.schema import UNKNOWN, Schema
+from opwire.sse import SSEParser
 from tests.requirements import requirement
 
 

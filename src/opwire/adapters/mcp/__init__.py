@@ -1,19 +1,16 @@
-"""MCP servers as a source of operations; needs the extra `mcp`."""
+"""MCP servers as a source of operations; those over HTTP need the extra `mcp`."""
 
-from opwire.errors import needs_extra
-
-with needs_extra("mcp"):
-    from opwire.adapters.mcp.negotiation import MCPServerInfo
-    from opwire.adapters.mcp.servers import (
-        Callbacks,
-        HTTPServer,
-        MCPKeywords,
-        MCPServer,
-        StdioServer,
-        read_server,
-        read_servers,
-    )
-    from opwire.adapters.mcp.source import MCPSource, from_mcp
+from opwire.adapters.mcp.negotiation import MCPServerInfo
+from opwire.adapters.mcp.servers import (
+    Callbacks,
+    HTTPServer,
+    MCPKeywords,
+    MCPServer,
+    StdioServer,
+    read_server,
+    read_servers,
+)
+from opwire.adapters.mcp.source import MCPSource, from_mcp
 from opwire.adapters.report import Report, Skipped
 
 __all__ = [

@@ -1,36 +1,25 @@
 """One connection to an MCP server, from the handshake to its end.
 
-One task owns the connection: the SDK's transports and dispatcher open cancel scopes, which must be left by the task
-that entered them. Each request runs in a task of its own, so that a cancelled caller returns at once while the
-cancellation is still being sent to the server.
+`JsonRpcPeer` keeps the requests of both sides, the transport carries them, and one task owns both. A request runs in
+the task of its caller, which is cancelled at any time: the peer forgets the request, and the server is notified.
 
-A server may send requests too, at any rate. `ServerRequests` bounds how many are open and how many it may send for each
-request of the client; those above are rejected, and a server that does not read the rejections is disconnected.
+A server may send requests too, at any rate. Those above the limits of the peer are rejected, and a server that does not
+read the rejections is disconnected.
 """
 
 import asyncio
 import inspect
-import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import anyio
-import anyio.abc
 import msgspec
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.dispatcher import CallOptions, DispatchContext
-from mcp.shared.exceptions import MCPError
-from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse
+from msgspec import Struct
 
-from opwire.adapters.mcp.errors import ServerLog, call_error, http_failure, with_output
-from opwire.adapters.mcp.http import MCPHTTPClient, sse_stream
+from opwire.adapters.mcp.errors import HTTPExchangeError, ServerLog, call_error, with_output
 from opwire.adapters.mcp.negotiation import (
     Agreement,
     ListenStreams,
@@ -39,19 +28,37 @@ from opwire.adapters.mcp.negotiation import (
     as_text,
     negotiate,
 )
-from opwire.adapters.mcp.process import MessageStream, server_process
+from opwire.adapters.mcp.process import server_process
 from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
+from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
+from opwire.mcp.messages import (
+    INTERNAL_ERROR,
+    REQUEST_TIMEOUT,
+    InvalidReply,
+    ReceivedMessage,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCMessage,
+    RPCNotification,
+    RPCRequest,
+    RPCResponse,
+)
+from opwire.mcp.peer import (
+    MAX_REQUESTS,
+    Answer,
+    CancelledRequest,
+    JsonRpcPeer,
+    Rejection,
+    Reported,
+    with_progress_token,
+)
+from opwire.mcp.protocol import ArgumentHeader, argument_headers, write_argument_headers
 from opwire.typed.plain import as_dict
 
 logger = logging.getLogger("opwire.mcp")
-
-MAX_OPEN_REQUESTS = 100
-"""Requests of a server without a response, or with one that it has not read."""
-
-MAX_REQUESTS = 1000
-"""Requests of a server for each request of the client."""
 
 MAX_ROUNDS = 10
 """Input-required results of one call."""
@@ -67,87 +74,52 @@ _LEVELS = {"debug": logging.DEBUG, "warning": logging.WARNING} | dict.fromkeys(
 )
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds, if a server wants the call repeated without requesting input
 
+ProgressCallback = Callable[[dict[str, Any]], object]
+
 
 class SessionLostError(Exception):
     """The server has dropped the session, and has not processed the request."""
 
 
-class TransportStreams(NamedTuple):
-    """The two streams of the SDK's dispatcher, the reason of their end, if known, and the server's last lines."""
+class SentRequest(Struct, eq=False):
+    """A request on its way: who waits for it, and for its progress."""
 
-    read: Any
-    write: Any
-    failure: Callable[[], CallError | None]
-    last_output: Callable[[], str] = str
+    method: str
+    response: asyncio.Future[dict[str, Any]]
+    on_progress: ProgressCallback
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the caller, unless it has an outcome or has left."""
+        if not self.response.done():
+            self.response.set_exception(error)
+
+    def complete(self, answer: RPCResponse | RPCFailure | InvalidReply, server: str) -> None:
+        """Return the result in the caller, or raise the error of the server."""
+        if isinstance(answer, RPCFailure):
+            self.fail(RPCError(answer.error.code, answer.error.message, answer.error.data))
+        elif isinstance(answer, InvalidReply):
+            self.fail(CallError(answer.code, f"the MCP server {server} answered {self.method} with {answer.reason}"))
+        elif not self.response.done():
+            self.response.set_result(answer.result)
 
 
 @asynccontextmanager
-async def open_streams(server: MCPServer, max_message: int) -> AsyncGenerator[TransportStreams]:
+async def open_transport(
+    server: MCPServer, max_message: int, events: TransportEvents
+) -> AsyncGenerator[ClientTransport]:
     """Start the server or connect to it; stop or disconnect on exit.
 
     Raises:
         CallError: UNAVAILABLE, or PROTOCOL_ERROR. Streamable HTTP connects lazily: its first request fails.
     """
     if isinstance(server, StdioServer):
-        async with server_process(server, max_message) as process:
-            yield TransportStreams(process, process, lambda: process.failure, lambda: process.last_output)
+        async with server_process(server, max_message, events) as process:
+            yield process
         return
-    if server.kind == "sse":
-        async with sse_stream(server, max_message) as stream:
-            yield TransportStreams(stream, stream, lambda: stream.failure)
-        return
-    async with (
-        MCPHTTPClient(server, max_message) as client,
-        streamable_http_client(server.name, http_client=client, max_sse_event_size=max_message) as (read, write),
-    ):
-        yield TransportStreams(read, write, lambda: None)
+    from opwire.adapters.mcp.http import http_transport  # its HTTP client takes 0.2 s to import
 
-
-class ServerRequests(MessageStream):
-    """The streams of a connection, with bounded server requests. Call `answered` when a callback has finished."""
-
-    def __init__(self, streams: TransportStreams, server: str) -> None:
-        self._streams = streams
-        self._server = server
-        self._open = 0
-        self._left = MAX_REQUESTS
-
-    def answered(self) -> None:
-        """Count a finished callback; sending its response is counted separately."""
-        self._open -= 1
-
-    async def send(self, item: SessionMessage, /) -> None:
-        if isinstance(item.message, JSONRPCRequest):
-            self._left = MAX_REQUESTS
-        if not isinstance(item.message, JSONRPCResponse | JSONRPCError):
-            return await self._streams.write.send(item)
-        self._open += 1
-        try:
-            await self._streams.write.send(item)
-        finally:
-            self._open -= 1
-
-    async def receive(self) -> Any:
-        while True:
-            item = await self._streams.read.receive()
-            message = None if isinstance(item, Exception) else item.message
-            if not isinstance(message, JSONRPCRequest):
-                return item
-            self._left -= message.method != "ping"
-            if self._open >= MAX_OPEN_REQUESTS:
-                reason = f"more than {MAX_OPEN_REQUESTS} requests are open"
-            elif self._left < 0:
-                reason = f"more than {MAX_REQUESTS} requests came for one of the client"
-            else:
-                self._open += 1
-                return item
-            error = ErrorData(code=INVALID_REQUEST, message=f"rejected: {reason}")
-            with anyio.move_on_after(_PATIENCE) as waiting:
-                await self._streams.write.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=message.id, error=error)))
-            if waiting.cancelled_caught:
-                reason = f"the MCP server {self._server} asks without reading the answers; the connection is closed"
-                self.failure = CallError(ErrorCode.PROTOCOL_ERROR, reason)
-                raise anyio.EndOfStream
+    async with http_transport(server, max_message, events) as transport:
+        yield transport
 
 
 class MCPConnection:
@@ -173,15 +145,15 @@ class MCPConnection:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._log = ServerLog(server.name)
         self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks, which are in `_tasks` as well
-        self._tokens = itertools.count(1)
-        self._progress: dict[str, Callable[[dict[str, Any]], object]] = {}  # callbacks, by token
-        self._headers: dict[str, dict[tuple[str, ...], str]] = {}  # arguments that are sent as headers, by tool
+        self._peer: JsonRpcPeer[SentRequest] = JsonRpcPeer(max_requests=MAX_REQUESTS)
+        self._transport: ClientTransport | None = None
+        self._answering: dict[RequestId, asyncio.Task[Any]] = {}  # callbacks for requests of the server
+        self._headers: dict[str, list[ArgumentHeader]] = {}  # arguments that are sent as headers, by tool
         self._listening = ListenStreams(
-            lambda params, id: self._send("subscriptions/listen", params, id), self._on_notification
+            lambda params, id: self._send("subscriptions/listen", params, id=id), self._on_notification
         )
         self._watches: dict[str, asyncio.Task[None]] = {}  # of resources, by URI
         self._is_closing = False
-        self._streams_failure: Callable[[], CallError | None] = lambda: None
         self.lost = False
         """Whether nothing can be sent any more."""
         self.failure: CallError | None = None
@@ -231,56 +203,30 @@ class MCPConnection:
 
     async def _run(self, timeout: float) -> None:
         try:
-            async with open_streams(self._server, self._max_message) as streams:
-                requests: Any = ServerRequests(streams, self._server.name)
-                self._streams_failure = lambda: streams.failure() or requests.failure
-                self._dispatcher = JSONRPCDispatcher(requests, requests)
-                async with anyio.create_task_group() as group:
-                    await group.start(self._receive, requests, streams)
-                    group.start_soon(self._handshake, min(_DISCOVERY, timeout / 2))
-                    await self._over.wait()
-                    group.cancel_scope.cancel()
-                for task in self._tasks:  # those that wait for a callback, not for the server
+            async with open_transport(self._server, self._max_message, self) as self._transport:
+                self._spawn(self._handshake(min(_DISCOVERY, timeout / 2)))
+                await self._over.wait()
+                self._fail_requests()
+                for task in self._tasks:
                     task.cancel()
         except CallError as error:
             self.failure = self.failure or error
-        except Exception as error:  # from a transport of the SDK
+        except Exception as error:
             logger.exception("the connection to the MCP server %s broke", self._server.name)
             self.failure = self.failure or self._reason()
             self.failure.__cause__ = error
         finally:
             self._end()
+            self._fail_requests()
 
-    async def _receive(
-        self,
-        requests: ServerRequests,
-        streams: TransportStreams,
-        *,
-        task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-    ) -> None:
-        async def on_request(context: DispatchContext[Any], method: str, params: Any) -> dict[str, Any]:
-            try:
-                return await self._callbacks.answer(method, params)
-            finally:
-                requests.answered()
-
-        async def ignore(context: DispatchContext[Any], method: str, params: Any) -> None:
-            """Ignore notifications: `_on_notify` has handled them, in their order."""
-
-        try:
-            await self._dispatcher.run(on_request, ignore, self._on_notify, task_status=task_status)
-        finally:  # nothing is received any more; stopping the server may still take a while
-            self.failure = self.failure or self._reason()
-            self.last_output = streams.last_output()
-            if self._agreement is not None and not self._is_closing:
-                logger.warning("%s", with_output(self.failure.message, self.last_output))
-            self._end()
+    def _fail_requests(self) -> None:
+        for each in self._peer.close():
+            each.fail(self._reason())
 
     async def _handshake(self, patience: float) -> None:
         try:
-            agreement = await negotiate(self._dispatcher, self._callbacks, discover=self._discover, patience=patience)
-        except (MCPError, CallError) as error:
-            self.died_in_handshake = self._streams_failure() is not None
+            agreement = await negotiate(self, self._callbacks, discover=self._discover, patience=patience)
+        except (RPCError, HTTPExchangeError, CallError) as error:
             mapped = error if isinstance(error, CallError) else self._mapped(error, "the handshake")
             self.failure = self.failure or (mapped if isinstance(mapped, CallError) else self._reason())
             self._end()
@@ -290,15 +236,11 @@ class MCPConnection:
         wanted = announced_changes(agreement.info.capabilities)
         if not (agreement.modern and wanted):
             return
-
-        async def follow_changes() -> None:
-            try:
-                await self._listening.run(wanted, lambda: None)
-            except CallError as error:
-                if not self.lost:
-                    logger.warning("changes of the MCP server %s are not reported: %s", self._server.name, error)
-
-        self._spawn(follow_changes())
+        try:
+            await self._listening.run(wanted, lambda: None)
+        except CallError as error:
+            if not self.lost:
+                logger.warning("changes of the MCP server %s are not reported: %s", self._server.name, error)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         def done(task: asyncio.Task[Any]) -> None:
@@ -329,21 +271,18 @@ class MCPConnection:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline had passed before {method} was sent")
-        token, params = self._with_token(params, on_progress)
-        if on_progress is not None:
-            self._progress[token] = on_progress
-        task = self._spawn(self._exchange(method, params))
+        timer = asyncio.timeout(left)
         try:
-            await asyncio.wait((task,), timeout=left)
-        finally:
-            self._progress.pop(token, None)
-            late = not task.done() and task.cancel()
-        if late:
+            async with timer:
+                result = await self._send(method, params, on_progress)
+                if method in _INPUT_METHODS and result.get("resultType") == "input_required":
+                    result = await self._answer_input_requests(method, params, on_progress, result)
+                return result
+        except TimeoutError:
+            if not timer.expired():
+                raise
             message = f"the MCP server {self._server.name} did not answer {method} before the deadline"
-            raise CallError(ErrorCode.TIMEOUT, message)
-        if task.cancelled():
-            raise self._reason()
-        return task.result()
+            raise CallError(ErrorCode.TIMEOUT, message) from None
 
     def preview(self, method: str, params: dict[str, Any], on_progress: object) -> dict[str, Any]:
         """Return the message that `request` would send first; its id is an example.
@@ -351,66 +290,115 @@ class MCPConnection:
         Raises:
             CallError: the reason of the connection's end.
         """
-        _, params = self._with_token(params, on_progress)
-        return {"jsonrpc": "2.0", "id": 1, "method": method, "params": self._prepared(method, params)[0]}
+        prepared = self._prepared(method, params)[0]
+        prepared = prepared if on_progress is None else with_progress_token(prepared, 1)
+        return {"jsonrpc": "2.0", "id": 1, "method": method, "params": prepared}
 
-    def _with_token(self, params: dict[str, Any], on_progress: object) -> tuple[str, dict[str, Any]]:
-        token = str(next(self._tokens))
-        if on_progress is None:
-            return token, params
-        return token, {**params, "_meta": {**(params.get("_meta") or {}), "progressToken": int(token)}}
-
-    def _prepared(self, method: str, params: dict[str, Any]) -> tuple[dict[str, Any], CallOptions]:
+    def _prepared(self, method: str, params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         if self._agreement is None or self.lost:
             raise self._reason()
         headers: Mapping[str, str] = {}
         if method == "tools/call" and self._headers:
-            headers = mcp_param_headers(self._headers.get(params.get("name", ""), {}), params.get("arguments") or {})
+            headers = write_argument_headers(
+                self._headers.get(params.get("name", ""), []), params.get("arguments") or {}
+            )
         return self._agreement.prepare(method, params, headers)
 
-    async def _exchange(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and repeat it with the input that the server requests."""
-        result = await self._send(method, params)
+    async def _answer_input_requests(
+        self, method: str, params: dict[str, Any], on_progress: ProgressCallback | None, result: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Repeat a request with the input that the server requests, until it returns a result."""
         for attempt in range(1, MAX_ROUNDS + 1):
-            if method not in _INPUT_METHODS or result.get("resultType") != "input_required":
-                return result
             more: dict[str, Any] = {}
             if result.get("inputRequests"):
                 prefix = f"the MCP server {self._server.name} answered {method} with questions"
-                more["inputResponses"] = await self._callbacks.answer_all(result["inputRequests"], prefix)
+                # A task of its own, which ends with the connection.
+                task = self._spawn(self._callbacks.answer_all(result["inputRequests"], prefix))
+                try:
+                    await asyncio.wait((task,))
+                finally:
+                    task.cancel()
+                if task.cancelled():
+                    raise self._reason()
+                more["inputResponses"] = task.result()
             else:
                 await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
             if "requestState" in result:
                 more["requestState"] = result["requestState"]
-            result = await self._send(method, {**params, **more})
+            result = await self._send(method, {**params, **more}, on_progress)
+            if result.get("resultType") != "input_required":
+                return result
         message = f"the MCP server {self._server.name} answered {method} with questions {MAX_ROUNDS} times"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
 
-    async def _send(self, method: str, params: dict[str, Any], id: str | None = None) -> dict[str, Any]:
-        prepared, options = self._prepared(method, params)
-        if id is not None:
-            options["request_id"] = id
+    async def _send(
+        self,
+        method: str,
+        params: dict[str, Any],
+        on_progress: ProgressCallback | None = None,
+        *,
+        id: str | None = None,
+    ) -> dict[str, Any]:
+        prepared, headers = self._prepared(method, params)
         try:
-            msgspec.json.encode(prepared)  # over HTTP, an encoding error would end the connection
-            return await self._dispatcher.send_raw_request(method, prepared, options)
-        except MCPError as error:
+            return await self._exchange(method, prepared, headers, on_progress, id)
+        except (RPCError, HTTPExchangeError) as error:
             raise self._mapped(error, method) from error
         except (TypeError, ValueError, RecursionError) as error:
             message = f"the input for the MCP server {self._server.name} has no JSON form: {error}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
 
-    def _mapped(self, error: MCPError, method: str) -> CallError | SessionLostError:
-        if error.code == CONNECTION_CLOSED and (self.lost or error.message == "Connection closed"):
-            self._end()  # the dispatcher fails requests before `run` returns, and the next call must not be sent here
-            return self._reason()
-        http = http_failure(error)
-        if http is not None and http.lost:
+    async def _exchange(
+        self,
+        method: str,
+        params: dict[str, Any],
+        headers: Mapping[str, str],
+        on_progress: ProgressCallback | None = None,
+        id: str | None = None,
+    ) -> dict[str, Any]:
+        """Send one request, and return its result."""
+        if self._transport is None or self.lost:
+            raise self._reason()
+        sent = SentRequest(method, asyncio.get_running_loop().create_future(), on_progress or as_dict)
+        request = self._peer.request(method, params, sent, id=id, reports=on_progress is not None)
+        try:
+            await self._transport.send(request, headers)
+        except BaseException:
+            self._peer.fail(request.id)
+            raise
+        try:
+            return await sent.response
+        finally:
+            if sent.response.cancelled():  # the caller has left
+                self._transport.cancel(request.id, self._peer.abandon(request.id))
+
+    async def request_once(
+        self, method: str, params: dict[str, Any], headers: Mapping[str, str], timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Send a request of the handshake."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._exchange(method, params, headers)
+        except TimeoutError:
+            raise RPCError(REQUEST_TIMEOUT, f"no response to {method} within {timeout:g} seconds") from None
+
+    async def notify(self, method: str, headers: Mapping[str, str]) -> None:
+        """Send a notification of the handshake."""
+        if self._transport is not None:
+            await self._transport.send(RPCNotification(method), headers)
+
+    def _mapped(self, error: RPCError | HTTPExchangeError, method: str) -> CallError | SessionLostError:
+        if isinstance(error, HTTPExchangeError) and error.lost:
             return SessionLostError()
         return call_error(error, self._server.name, method)
 
+    @property
+    def _transport_failure(self) -> CallError | None:
+        return None if self._transport is None else self._transport.failure
+
     def _reason(self) -> CallError:
         """Return the reason of the end: a copy for each caller, since it will carry the caller's traceback."""
-        known = self.failure or self._streams_failure()
+        known = self.failure or self._transport_failure
         if known is not None:
             return copy(known)
         return CallError(ErrorCode.UNAVAILABLE, f"the connection to the MCP server {self._server.name} is closed")
@@ -421,32 +409,97 @@ class MCPConnection:
         invalid: dict[str, str] = {}
         for tool in map(as_dict, tools if self._agreement is not None and self._agreement.modern else ()):
             name, schema = as_text(tool.get("name")), tool.get("inputSchema")
-            reason = find_invalid_x_mcp_header(schema)
-            if reason is None:
-                self._headers[name] = x_mcp_header_map(schema)
+            try:
+                declared = argument_headers(schema)
+            except ValueError as error:
+                invalid[name] = str(error)
             else:
-                invalid[name] = reason
+                if declared:
+                    self._headers[name] = declared
         return invalid
 
-    # --- notifications ------------------------------------------------------------------------------------------------
+    # --- what the transport reports -----------------------------------------------------------------------------------
 
-    def _on_notify(self, method: str, params: Mapping[str, Any] | None) -> bool:
-        """Handle a notification, in the order of arrival; True: the dispatcher does not have to."""
-        given = dict(params or {})
-        match method:
-            case "notifications/progress":
-                callback = self._progress.get(str(given.get("progressToken")))  # some servers return it as a string
-                if callback is not None:
-                    _guarded(callback, given)
-            case "notifications/subscriptions/acknowledged":
-                self._listening.acknowledge(given)
-            case "notifications/cancelled":  # the dispatcher handles cancelled requests of the server
-                self._listening.end(given)
-            case "notifications/message":
-                self._on_log(given)
+    def received(self, message: ReceivedMessage) -> Awaitable[None] | None:
+        """Handle a message, in the order of arrival."""
+        if self.lost:
+            return None
+        match self._peer.receive(message):
+            case Answer(waiter=sent, message=answer):
+                sent.complete(answer, self._server.name)
+            case Reported(waiter=sent, params=params):
+                _guarded(sent.on_progress, params)
+            case RPCNotification() as notification:
+                self._on_notify(notification.method, notification.params or {})
+            case RPCRequest() as request:
+                self._start_answer(request)
+            case CancelledRequest(id=id):
+                self._answering[id].cancel()
+            case Rejection(reply=reply):
+                return self._reject(reply)
             case _:
-                _guarded(self._on_notification, method, given)
-        return True
+                pass
+        return None
+
+    def _start_answer(self, request: RPCRequest) -> None:
+        def done(_: asyncio.Task[Any]) -> None:  # also if it was cancelled before it started
+            self._answering.pop(request.id, None)
+            self._peer.finish(request.id)
+
+        task = self._answering[request.id] = self._spawn(self._answer(request))
+        task.add_done_callback(done)
+
+    def failed(self, id: RequestId, error: Exception) -> None:
+        """Fail one request."""
+        pending = self._peer.fail(id)
+        if pending is not None:
+            pending.waiter.fail(error)
+
+    def ended(self) -> None:
+        """Fail all requests: nothing is received any more. Stopping the server may still take a while."""
+        self.failure = self.failure or self._reason()
+        self.died_in_handshake = self._agreement is None and not self._is_closing
+        self.last_output = "" if self._transport is None else self._transport.last_output
+        if self._agreement is not None and not self._is_closing:
+            logger.warning("%s", with_output(self.failure.message, self.last_output))
+        self._end()
+        self._fail_requests()
+
+    async def _answer(self, request: RPCRequest) -> None:
+        """Answer a request of the server; it counts as open until the server has read the response."""
+        transport = cast("ClientTransport", self._transport)
+        try:
+            reply: RPCMessage = RPCResponse(request.id, await self._callbacks.answer(request.method, request.params))
+        except RPCError as error:
+            reply = RPCFailure.of(request.id, error)
+        try:
+            await transport.send(reply)
+        except (TypeError, ValueError, RecursionError):
+            logger.exception("the callback for %s returned what has no JSON form", request.method)
+            failed = RPCError(INTERNAL_ERROR, f"the callback for {request.method} failed")
+            await transport.send(RPCFailure.of(request.id, failed))
+
+    async def _reject(self, reply: RPCFailure) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await cast("ClientTransport", self._transport).send(reply)
+        except TimeoutError:
+            reason = f"the MCP server {self._server.name} asks without reading the answers; the connection is closed"
+            self.failure = self.failure or CallError(ErrorCode.PROTOCOL_ERROR, reason)
+            self.ended()
+        except CallError:
+            pass  # the transport has ended
+
+    def _on_notify(self, method: str, params: dict[str, Any]) -> None:
+        match method:
+            case "notifications/subscriptions/acknowledged":
+                self._listening.acknowledge(params)
+            case "notifications/cancelled":
+                self._listening.end(params)
+            case "notifications/message":
+                self._on_log(params)
+            case _:
+                _guarded(self._on_notification, method, params)
 
     def _on_log(self, params: dict[str, Any]) -> None:
         if self._callbacks.log is None:

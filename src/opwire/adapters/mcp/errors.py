@@ -1,31 +1,15 @@
-"""Failures and log lines of MCP servers: JSON-RPC and HTTP errors as `CallError`, bounded logging. No I/O.
-
-The SDK's HTTP transport drops everything of a failed response except a JSON-RPC error. So an `HTTPFailure` travels
-through it as the `data` of such an error, under the key `HTTP_FAILURE`. The key is random because servers write `data`
-too.
-"""
+"""Failures and log lines of MCP servers: JSON-RPC and HTTP errors as `CallError`, bounded logging. No I/O."""
 
 import logging
 import re
-import secrets
 import time
 from typing import Any
 
 import msgspec
-from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    CONNECTION_CLOSED,
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    ErrorData,
-)
-from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
-from opwire.typed.plain import as_dict, harmless, replace_surrogates
+from opwire.mcp.messages import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, RPCError
+from opwire.typed.plain import harmless, replace_surrogates
 
 logger = logging.getLogger("opwire.mcp")
 
@@ -34,9 +18,6 @@ MAX_SHOWN = 2000
 
 MAX_LINES = 100
 """Lines of one server that the log shows per second."""
-
-HTTP_FAILURE = f"opwire/http/{secrets.token_hex(8)}"
-"""The key of an `HTTPFailure` in `data`, random for every process: servers cannot forge one."""
 
 MAX_RETRY_AFTER = 86_400.0
 """Seconds: longer delays that a server asks for are reduced to a day."""
@@ -75,23 +56,28 @@ class ServerLog:
             logger.warning("%s writes more than %d lines a second; the rest is dropped", self._name, MAX_LINES)
 
 
-class HTTPFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The reason of a failed HTTP exchange.
+class HTTPExchangeError(Exception):
+    """A failed HTTP exchange.
 
     A `status` of 0 means that there was no response. `lost`: the server has dropped the session. `too_long`: the
-    response exceeds a limit, on any transport.
+    response exceeds a limit.
     """
 
-    status: int
-    reason: str = ""
-    retry_after: float | None = None
-    lost: bool = False
-    too_long: bool = False
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The `data` of the JSON-RPC error that carries this failure."""
-        return {HTTP_FAILURE: msgspec.to_builtins(self)}
+    def __init__(
+        self,
+        status: int,
+        reason: str = "",
+        *,
+        retry_after: float | None = None,
+        lost: bool = False,
+        too_long: bool = False,
+    ) -> None:
+        super().__init__(f"HTTP {status}{reason}")
+        self.status = status
+        self.reason = reason
+        self.retry_after = retry_after
+        self.lost = lost
+        self.too_long = too_long
 
 
 def with_output(message: str, last_output: str) -> str:
@@ -99,22 +85,10 @@ def with_output(message: str, last_output: str) -> str:
     return f"{message}; {last_output}" if last_output else message
 
 
-def too_large(what: str) -> ErrorData:
-    """Return the error that replaces an oversized response."""
-    failure = HTTPFailure(status=0, reason=f" {what}", too_long=True)
-    return ErrorData(code=INTERNAL_ERROR, message="too large", data=failure.data)
-
-
-def http_failure(error: MCPError) -> HTTPFailure | None:
-    """Return the HTTP failure that an error carries, or None."""
-    data = as_dict(error.data)
-    return msgspec.convert(data[HTTP_FAILURE], HTTPFailure) if HTTP_FAILURE in data else None
-
-
-def call_error(error: MCPError, server: str, method: str) -> CallError:
-    """Return the `CallError` for a JSON-RPC error response to `method`."""
-    if (http := http_failure(error)) is not None:
-        return _http_error(http, server)
+def call_error(error: RPCError | HTTPExchangeError, server: str, method: str) -> CallError:
+    """Return the `CallError` for a failed request of `method`."""
+    if isinstance(error, HTTPExchangeError):
+        return _http_error(error, server)
     code, text = error.code, str(replace_surrogates(error.message))[:_MAX_TEXT]
     details = {"code": code, "data": _shortened(error.data)}
     message = f"the MCP server {server} answered {method} with an error: {text}"
@@ -124,17 +98,13 @@ def call_error(error: MCPError, server: str, method: str) -> CallError:
         return CallError(ErrorCode.VALIDATION_ERROR, message, details)
     if code in (PARSE_ERROR, INVALID_REQUEST):
         return CallError(ErrorCode.PROTOCOL_ERROR, message, details)
-    if code == CONNECTION_CLOSED and text.startswith("SSE stream"):  # the SDK's own wording for a truncated response
-        return CallError(ErrorCode.UNAVAILABLE, f"the MCP server {server} did not finish its answer: {text}", details)
     return CallError(ErrorCode.EXECUTION_ERROR, message, details)
 
 
-def _http_error(http: HTTPFailure, server: str) -> CallError:
+def _http_error(http: HTTPExchangeError, server: str) -> CallError:
     """Return UNAVAILABLE even for 401 and 403: the server rejected opwire, not opwire's caller."""
     status = http.status
     words = _HTTP_MESSAGES.get(status) or f"answered with HTTP {status}"
-    if http.too_long and not status:
-        words = "answered with"
     return CallError(
         ErrorCode.PAYLOAD_TOO_LARGE if http.too_long else ErrorCode.UNAVAILABLE,
         f"the MCP server {server} {words}{http.reason}",

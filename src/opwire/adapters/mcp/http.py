@@ -1,59 +1,69 @@
-"""HTTP transports: the client below streamable HTTP, and the HTTP+SSE transport of 2024.
+"""HTTP transports: streamable HTTP, and the HTTP+SSE transport of 2024.
 
-The SDK's streamable HTTP transport drops the status of a failed response, and ends the whole connection when one
-request cannot be sent. `MCPHTTPClient` turns every failure into a JSON-RPC error in the body of a response, which that
-transport does pass on: only one request fails, with a useful error.
+Every request is a POST in a task of its own, so that one that fails costs no other. In streamable HTTP its response
+carries the messages of that request, as JSON or as events; a stream that breaks is resumed where the server supports
+that. In the transport of 2024, all messages arrive in one event stream, which names the address for POSTs.
 
-In the transport of 2024, messages arrive in one event stream and are sent as POSTs to an address that it names. The
-SDK's `sse_client` limits an event to 1 MiB, and silently sends nothing more after a failed POST, so that callers would
-wait forever. `SSEStream` replaces it.
+Redirects are followed within the server's origin only: headers may be secrets.
 """
 
+import asyncio
 import logging
-import re
-from codecs import BOM_UTF8
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import Any, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-import anyio
-import httpx2
-import msgspec
-from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
-from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND, JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
-
-from opwire.adapters.mcp.errors import MAX_RETRY_AFTER, HTTPFailure, call_error
-from opwire.adapters.mcp.process import (
-    MessageStream,
+from opwire.adapters.mcp.errors import MAX_RETRY_AFTER, HTTPExchangeError, call_error
+from opwire.adapters.mcp.servers import HTTPServer
+from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
+from opwire.errors import CallError, ErrorCode, needs_extra
+from opwire.mcp.messages import (
+    METHOD_NOT_FOUND,
+    InvalidMessageError,
+    InvalidReply,
+    ReceivedMessage,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCMessage,
+    RPCNotification,
+    RPCRequest,
+    RPCResponse,
+    decode_message,
+    encode_message,
     has_few_values,
-    large_message,
     max_values,
     read_message,
-    repair_surrogates,
-    write_message,
 )
-from opwire.adapters.mcp.servers import HTTPServer
-from opwire.errors import CallError, ErrorCode
+from opwire.mcp.protocol import METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
+from opwire.sse import SSEParser
+
+with needs_extra("mcp"):
+    import httpx2
 
 logger = logging.getLogger("opwire.mcp")
 
 PATIENCE = httpx2.Timeout(30.0, read=300.0, pool=None)  # a server may take long before it responds
+MAX_REDIRECTS = 5
+MAX_RESUMPTIONS = 2
+"""Attempts in a row, without an event, to resume a stream."""
+
 _DELETE_TIMEOUT = 2.0  # seconds for the request that ends a session
 _MAX_ERROR_BODY = 64 * 1024  # bytes that are read of a failed response
-_RETRY = re.compile(rb"(?m)^retry:[ ]?([0-9]+)(?=\r?$|\r)")
-_RETRIES = range(100, 60_000)  # milliseconds until the SDK reconnects: at 0 it never stops, at 10^400 it breaks
+_RETRY, _SHORTEST_RETRY, _LONGEST_RETRY = 1000, 100, 60_000  # milliseconds until a stream is resumed
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_CHUNK = 64 * 1024  # bytes of events that are parsed at a time
 
 
 class MCPHTTPClient(httpx2.AsyncClient):
-    """The HTTP client of one server. `send` never raises, except when it is cancelled.
+    """The HTTP client of one server.
 
     Raises:
         CallError: VALIDATION_ERROR, the server's options or headers are invalid.
     """
 
-    def __init__(self, server: HTTPServer, max_message: int) -> None:
+    def __init__(self, server: HTTPServer) -> None:
         limits = httpx2.Limits(max_connections=None)  # calls are limited elsewhere; here they would wait unseen
         options: dict[str, Any] = {"timeout": PATIENCE, "limits": limits, **server.options}
         try:
@@ -62,70 +72,43 @@ class MCPHTTPClient(httpx2.AsyncClient):
             reason = str(error) if isinstance(error, (TypeError, OSError)) else type(error).__name__
             message = f"the options or headers for the MCP server {server.name} cannot be used: {reason}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
-        self._server = server
-        self._max_message = max_message
-        self._errors_from = 300 if server.kind == "sse" else 400  # the SDK follows redirects within the origin
 
-    def build_request(self, method: str, url: httpx2.URL | str, **options: Any) -> httpx2.Request:
-        """Encode NaN and infinities as null: the default encoder raises, and that ends the connection.
+    @asynccontextmanager
+    async def respond(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None, **options: Any
+    ) -> AsyncGenerator[httpx2.Response]:
+        """Send a request, follow redirects within its origin, and yield the response, which is not read yet.
 
-        The SDK is given the server's name, which it logs, instead of its URL, which may contain secrets.
+        Raises:
+            HTTPExchangeError: there is no response, or it is a redirect to another origin.
         """
-        if (body := options.pop("json", None)) is not None:
-            options["content"] = msgspec.json.encode(body)
-        request = super().build_request(method, self._server.url if url == self._server.name else url, **options)
-        request.url = _QuietURL(request.url)
-        return request
+        for left in reversed(range(MAX_REDIRECTS)):
+            response = await self._respond(method, url, headers, body, options)
+            try:
+                if not 300 <= response.status_code < 400:
+                    yield response
+                    return
+            finally:
+                await response.aclose()
+            location = urljoin(url, response.headers.get("location", ""))
+            keeps_method = method == "GET" or response.status_code in (307, 308)
+            if not left or not keeps_method or not _keeps_origin(url, location):
+                reason = ", a redirect that is not followed: use its target as the url"
+                raise HTTPExchangeError(response.status_code, reason)
+            url = location
 
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request; return a response with a JSON-RPC error for every failure."""
+    async def _respond(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, options: Mapping[str, Any]
+    ) -> httpx2.Response:
         try:
-            with anyio.fail_after(_DELETE_TIMEOUT if request.method == "DELETE" else None):
-                response = await super().send(request, **options)
-                content_type = response.headers.get("content-type", "").lower()
-                if response.status_code >= self._errors_from:
-                    return await self._error_response(response)
-                if response.status_code < 300 and content_type.startswith("application/json"):
-                    return await self._read(response)
-            if response.status_code < 300 and content_type.startswith("text/event-stream"):
-                return _with_body(response, stream=RepairedEvents(response, self._max_message))
-            return response
-        except Exception as error:  # also from an auth flow of the user
-            logger.debug("%s %s failed", request.method, request.url.host, exc_info=True)
-            known = str(error) if isinstance(error, (httpx2.HTTPError, OSError)) else ""  # others may contain secrets
-            return _failed(request, HTTPFailure(status=0, reason=f" ({known[:200] or type(error).__name__})"))
-
-    async def _read(self, response: httpx2.Response) -> httpx2.Response:
-        """Return the response with its body, unless that exceeds a limit."""
-        body = await _body(response, self._max_message)
-        limit = max_values(self._max_message)
-        if body is None or not has_few_values(body, limit):
-            unit = f"{self._max_message} bytes" if body is None else f"{limit:,} JSON values"
-            failure = HTTPFailure(status=response.status_code, reason=f" and more than {unit}", too_long=True)
-            return _failed(response.request, failure)
-        try:
-            body.decode()
-        except UnicodeDecodeError:
-            body = body.decode("utf-8", "replace").encode()
-        return _with_body(response, content=repair_surrogates(body.removeprefix(BOM_UTF8)))
-
-    async def _error_response(self, response: httpx2.Response) -> httpx2.Response:
-        """Return the JSON-RPC error in the body of a failed response, or one for its status."""
-        status, request = response.status_code, response.request
-        body = await _body(response, _MAX_ERROR_BODY)
-        try:
-            message = jsonrpc_message_adapter.validate_json(body or b"", by_name=False)
-            code = message.error.code if isinstance(message, JSONRPCError) else None
-        except ValueError:
-            code = None
-        # A dropped session is 404, regardless of the body.
-        lost = status == 404 and "mcp-session-id" in request.headers and code != METHOD_NOT_FOUND
-        if code is not None and body is not None and status not in (401, 403) and not lost:
-            headers = {"content-type": "application/json"}
-            return httpx2.Response(status, headers=headers, content=body, request=request)
-        delay = response.headers.get("retry-after", "")
-        retry_after = min(float(delay), MAX_RETRY_AFTER) if delay.isascii() and delay.isdigit() else None
-        return _failed(request, HTTPFailure(status=status, retry_after=retry_after, lost=lost))
+            request = self.build_request(method, url, headers=headers, content=body, **options)
+            request.url = _QuietURL(request.url)
+            return await self.send(request, stream=True, follow_redirects=False)
+        except (httpx2.HTTPError, OSError) as error:
+            raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
+        except Exception as error:  # of an auth flow of the user, for example; it may contain secrets
+            logger.debug("a request failed", exc_info=True)
+            raise HTTPExchangeError(0, f" ({type(error).__name__})") from error
 
 
 class _QuietURL(httpx2.URL):
@@ -135,169 +118,374 @@ class _QuietURL(httpx2.URL):
         return f"{self.scheme}://{self.netloc.decode('ascii')}{self.path}"
 
 
-class RepairedEvents(httpx2.AsyncByteStream):
-    """The event stream of a response, repaired for the SDK's transport.
+def _keeps_origin(url: str, location: str) -> bool:
+    try:
+        old, new = urlsplit(url), urlsplit(location)
+        is_upgrade = (
+            (old.scheme, new.scheme) == ("http", "https") and old.port in (None, 80) and new.port in (None, 443)
+        )
+        return old.hostname == new.hostname and (is_upgrade or (old.scheme, old.port) == (new.scheme, new.port))
+    except ValueError:
+        return False
 
-    That transport would lose a message with a lone surrogate, parse any number of values, and reconnect immediately if
-    the server says so.
+
+async def read_body(response: httpx2.Response, limit: int) -> bytes | None:
+    """Return the whole body, or None if it is longer than the limit.
+
+    Raises:
+        HTTPExchangeError: it was cut off.
     """
-
-    def __init__(self, response: httpx2.Response, max_message: int) -> None:
-        self._response = response
-        self._max_message = max_message
-        self._max_values = max_values(max_message)
-
-    async def __aiter__(self) -> AsyncGenerator[bytes]:
-        buffer = bytearray()
-        async for chunk in self._response.aiter_bytes():
-            scanned = len(buffer)
-            buffer += chunk
-            end = max(buffer.rfind(b"\n", scanned), buffer.rfind(b"\r", scanned)) + 1
-            if len(buffer) - end > self._max_message:  # the transport will reject it
-                end = len(buffer)
-            if end:
-                yield self._repair(bytes(buffer[:end]))
-                del buffer[:end]
-        yield self._repair(bytes(buffer))
-
-    def _repair(self, lines: bytes) -> bytes:
-        def retry(found: re.Match[bytes]) -> bytes:
-            delay = int(found[1]) if len(found[1]) < 10 else _RETRIES[-1]
-            return b"retry: %d" % min(max(delay, _RETRIES[0]), _RETRIES[-1])
-
-        def replace_large(line: bytes) -> bytes:
-            """Return the line, or for a message of too many values the error that replaces it."""
-            if not line.startswith(b"data:") or has_few_values(line, self._max_values):
-                return line
-            try:
-                small = large_message(line.removeprefix(b"data:"), self._max_values)
-            except CallError:
-                small = None
-            return b"" if small is None else b"data: " + write_message(small) + b"\n"
-
-        if b"retry:" in lines:
-            lines = _RETRY.sub(retry, lines)
-        if not has_few_values(lines, self._max_values):
-            lines = b"".join(map(replace_large, lines.splitlines(keepends=True)))
-        return repair_surrogates(lines)
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
-
-
-def _with_body(response: httpx2.Response, **body: Any) -> httpx2.Response:
-    """Return the response with another body: headers for the encoding and length of the old one are dropped."""
-    headers = [pair for pair in response.headers.multi_items() if not pair[0].startswith("content-")]
-    headers.append(("content-type", response.headers["content-type"]))
-    return httpx2.Response(response.status_code, headers=headers, request=response.request, **body)
-
-
-async def _body(response: httpx2.Response, limit: int) -> bytes | None:
-    """Return the whole body, or None if it is longer than the limit."""
     body = bytearray()
     try:
         async for chunk in response.aiter_bytes():
             body += chunk
             if len(body) > limit:
                 return None
-    finally:
-        await response.aclose()
+    except (httpx2.HTTPError, httpx2.StreamError) as error:
+        raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
     return bytes(body)
 
 
-def _failed(request: httpx2.Request, failure: HTTPFailure) -> httpx2.Response:
-    error = {"code": INTERNAL_ERROR, "message": f"HTTP {failure.status}", "data": failure.data}
-    body = {"jsonrpc": "2.0", "id": None, "error": error}
-    return httpx2.Response(max(failure.status, 400), json=body, request=request)
+async def failure_in(response: httpx2.Response, *, has_session: bool) -> RPCError | HTTPExchangeError:
+    """Return the JSON-RPC error in the body of a failed response, or an error for its status."""
+    status = response.status_code
+    body = await read_body(response, _MAX_ERROR_BODY)
+    found = None
+    with suppress(InvalidMessageError):
+        message = decode_message(body or b"")
+        if isinstance(message, RPCFailure):
+            found = RPCError(message.error.code, message.error.message, message.error.data)
+    # A dropped session is 404, regardless of the body.
+    lost = status == 404 and has_session and (found is None or found.code != METHOD_NOT_FOUND)
+    if found is not None and status not in (401, 403) and not lost:
+        return found
+    delay = response.headers.get("retry-after", "")
+    retry_after = min(float(delay[:20]), MAX_RETRY_AFTER) if delay.isascii() and delay.isdigit() else None
+    return HTTPExchangeError(status, retry_after=retry_after, lost=lost)
 
 
-@asynccontextmanager
-async def sse_stream(server: HTTPServer, max_message: int) -> AsyncGenerator["SSEStream"]:
-    """Open the event stream of the transport of 2024, and wait for the address for messages.
+class HTTPTransport(ClientTransport):
+    """The tasks of a connection over HTTP: a POST for each request, and streams."""
 
-    Raises:
-        CallError: UNAVAILABLE, or PROTOCOL_ERROR if the response is not such a stream.
-    """
-    async with MCPHTTPClient(server, max_message) as client:
-        timeout = {**client.timeout.as_dict(), "read": None}  # the stream may be silent for any time
-        accept = {"accept": "text/event-stream"}
-        request = client.build_request("GET", server.url, headers=accept, extensions={"timeout": timeout})
-        response = await client.send(request, stream=True, follow_redirects=False)
-        try:
-            stream = SSEStream(server, client, response, max_message)
-            await stream.read_endpoint()
-            yield stream
-        finally:
-            await response.aclose()
-
-
-class SSEStream(MessageStream):
-    """An event stream for received messages, and the address for sent ones."""
-
-    def __init__(self, server: HTTPServer, client: MCPHTTPClient, response: httpx2.Response, max_message: int) -> None:
+    def __init__(self, server: HTTPServer, client: MCPHTTPClient, max_message: int, events: TransportEvents) -> None:
         self._server = server
         self._client = client
-        self._response = response
+        self._max_message = max_message
         self._max_values = max_values(max_message)
-        self._events = aiter(httpx2.EventSource(response, max_event_size=max_message))
-        self._endpoint = server.url
+        self._events = events
+        self._posts: dict[RequestId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def read_endpoint(self) -> None:
-        """Wait for the event with the address for messages.
+    async def send(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> None:
+        if self.failure is not None:
+            raise self.failure
+        body = encode_message(message)
+        if isinstance(message, RPCRequest):
+            self._posts[message.id] = task = self._spawn(self._attempt(message, body, headers or {}))
+            task.add_done_callback(lambda _: self._posts.pop(message.id, None))
+        else:
+            try:
+                await self._post(message, body, headers or {})
+            except (HTTPExchangeError, RPCError) as error:
+                logger.debug("%s rejected a message: %s", self._server.name, error)
+
+    def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
+        task = self._posts.pop(id, None)
+        if task is not None:
+            task.cancel()
+        if notification is not None and self.failure is None:
+            self._spawn(self.send(notification))
+
+    async def close(self) -> None:
+        """End all requests and streams."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _attempt(self, request: RPCRequest, body: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            await self._post(request, body, headers)
+        except (RPCError, HTTPExchangeError, CallError) as error:
+            self._events.failed(request.id, error)
+        except Exception as error:
+            logger.exception("a request to the MCP server %s failed unexpectedly", self._server.name)
+            self._events.failed(request.id, HTTPExchangeError(0, f" ({type(error).__name__})"))
+
+    async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
+        raise NotImplementedError
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _parsed(self, response: httpx2.Response, parser: SSEParser) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield kind and data of the events of a response.
+
+        Raises:
+            HTTPExchangeError: the stream was cut off.
+            CallError: PAYLOAD_TOO_LARGE, an event exceeds the limit.
+        """
+        try:
+            async for chunk in response.aiter_bytes():  # without a size, which would wait until a chunk is full
+                for start in range(0, len(chunk), _CHUNK):
+                    for event in parser.feed(chunk[start : start + _CHUNK]):
+                        if event.data:
+                            yield event.event, event.data.encode()
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
+
+    async def _deliver(self, message: ReceivedMessage) -> None:
+        wait_for = self._events.received(message)
+        if wait_for is not None:
+            await wait_for
+
+    def _broken(self, words: str, code: ErrorCode) -> CallError:
+        return CallError(code, f"the MCP server {self._server.name} {words}")
+
+
+class StreamableHTTP(HTTPTransport):
+    """Streamable HTTP, of revision 2025-03-26 and later. Sessions exist up to 2025-11-25."""
+
+    _session: str | None = None
+    _version: str | None = None  # of the agreement
+
+    def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
+        # In the stateless era, the end of the connection is the cancellation.
+        super().cancel(id, None if self._version is None else notification)
+
+    async def close(self) -> None:
+        if self._session is not None and self.failure is None:
+            with suppress(HTTPExchangeError, TimeoutError):
+                async with (
+                    asyncio.timeout(_DELETE_TIMEOUT),
+                    self._client.respond("DELETE", self._server.url, self._headers({})),
+                ):
+                    pass
+        await super().close()
+
+    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        known: dict[str, str] = {"accept": f"{_JSON}, {_EVENTS}", "content-type": _JSON}
+        if self._session is not None:
+            known[SESSION_HEADER] = self._session
+        if self._version is not None:
+            known[VERSION_HEADER] = self._version
+        return known | dict(headers)
+
+    async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
+        request = message if isinstance(message, RPCRequest) else None
+        if request is not None and request.method == "initialize":
+            self._session = self._version = None
+        elif METHOD_HEADER not in headers:  # a message of the handshake era
+            self._version = headers.get(VERSION_HEADER, self._version)
+        has_session = self._session is not None
+        parser = SSEParser(max_event=self._max_message)
+        async with self._client.respond("POST", self._server.url, self._headers(headers), body) as response:
+            if response.status_code >= 400:
+                raise await failure_in(response, has_session=has_session)
+            self._session = response.headers.get(SESSION_HEADER, self._session)
+            if request is not None and await self._read_response(request, response, parser):
+                return
+        if request is not None:
+            await self._resume(request.id, parser)
+        elif isinstance(message, RPCNotification) and message.method == "notifications/initialized":
+            self._spawn(self._listen())
+
+    async def _read_response(self, request: RPCRequest, response: httpx2.Response, parser: SSEParser) -> bool:
+        """Deliver the messages of a response; return False if it is a stream that ended early."""
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == _EVENTS:
+            return await self._read_events(request.id, response, parser)
+        if kind != _JSON:
+            words = f"answered {request.method} with {kind[:100] or 'nothing'!r}, which is neither JSON nor events"
+            raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
+        await self._read_json(request.id, response)
+        return True
+
+    async def _read_json(self, id: RequestId, response: httpx2.Response) -> None:
+        body = await read_body(response, self._max_message)
+        if body is None or not has_few_values(body, self._max_values):
+            unit = f"{self._max_message} bytes" if body is None else f"{self._max_values:,} JSON values"
+            raise HTTPExchangeError(response.status_code, f" and more than {unit}", too_long=True)
+        message = read_message(body, self._max_values)
+        if not isinstance(message, RPCResponse | RPCFailure | InvalidReply):
+            raise self._broken("answered with JSON that is not a JSON-RPC response", ErrorCode.PROTOCOL_ERROR)
+        await self._deliver(_for_request(id, message))
+
+    async def _read_events(self, id: RequestId | None, response: httpx2.Response, parser: SSEParser) -> bool:
+        """Deliver the messages of a stream; return whether the response to a request was among them."""
+        try:
+            async for kind, data in self._parsed(response, parser):
+                message = read_message(data, self._max_values) if kind == "message" else None
+                if message is None:
+                    continue
+                if id is not None and isinstance(message, RPCResponse | RPCFailure | InvalidReply):
+                    await self._deliver(_for_request(id, message))
+                    return True
+                await self._deliver(message)
+        except HTTPExchangeError as error:
+            logger.debug("a stream of the MCP server %s was cut off: %s", self._server.name, error)
+        return False
+
+    async def _resume(self, id: RequestId, parser: SSEParser) -> None:
+        """Continue a stream that ended before the response, if its events had ids."""
+        attempt = 0
+        while parser.last_event_id and attempt < MAX_RESUMPTIONS:
+            attempt += 1
+            await asyncio.sleep(_pause(parser))
+            before = parser.last_event_id
+            with suppress(HTTPExchangeError):
+                async with self._open_stream(before) as response:
+                    parser = SSEParser(last_event_id=before, max_event=self._max_message)
+                    if await self._read_events(id, response, parser):
+                        return
+            if parser.last_event_id != before:
+                attempt = 0
+        raise self._broken("ended the stream without a response to the request", ErrorCode.UNAVAILABLE)
+
+    async def _listen(self) -> None:
+        """Read the messages that belong to no request, while the server offers a stream for them."""
+        attempt, parser = 0, SSEParser()
+        while self._session is not None and attempt < MAX_RESUMPTIONS:
+            attempt += 1
+            try:
+                async with self._open_stream(parser.last_event_id) as response:
+                    attempt = 0
+                    parser = SSEParser(last_event_id=parser.last_event_id, max_event=self._max_message)
+                    await self._read_events(None, response, parser)
+            except HTTPExchangeError as error:
+                if error.status in (400, 404, 405):  # the server has no such stream, or no such session
+                    return
+            except CallError as error:
+                logger.warning("the stream of the MCP server %s is closed: %s", self._server.name, error)
+                return
+            await asyncio.sleep(_pause(parser))
+
+    @asynccontextmanager
+    async def _open_stream(self, last_event_id: str) -> AsyncGenerator[httpx2.Response]:
+        resumed = {"last-event-id": last_event_id} if last_event_id else {}
+        headers = self._headers({"accept": _EVENTS, **resumed})
+        async with self._client.respond("GET", self._server.url, headers, timeout=_silent(self._client)) as response:
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if response.status_code >= 300 or kind != _EVENTS:
+                raise HTTPExchangeError(response.status_code if response.status_code >= 300 else 405)
+            yield response
+
+
+class SSETransport(HTTPTransport):
+    """The HTTP+SSE transport of 2024: one event stream, and an address for POSTs."""
+
+    _endpoint = ""
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncGenerator[None]:
+        """Open the event stream, and wait for the address.
 
         Raises:
             CallError: UNAVAILABLE, or PROTOCOL_ERROR if the address is not at the server's own origin.
         """
-        if self._response.status_code >= 400:
-            raise call_error(_error_in(self._response), self._server.name, "the event stream")
-        kind, data = await self._next()
-        self._endpoint = urljoin(self._server.url, data)
-        if kind != "endpoint" or urlsplit(self._endpoint)[:2] != urlsplit(self._server.url)[:2]:
-            raise self._failure("does not send an endpoint event for its own origin", ErrorCode.PROTOCOL_ERROR)
-
-    async def send(self, item: SessionMessage, /) -> None:
-        """Post one message; its response arrives in the event stream.
-
-        Raises:
-            MCPError: the server rejected a request. A rejected response is only logged.
-        """
-        headers = {"content-type": "application/json"}
-        request = self._client.build_request(
-            "POST", self._endpoint, content=write_message(item.message), headers=headers
-        )
-        response = await self._client.send(request, stream=True, follow_redirects=False)
-        await response.aclose()
-        if response.status_code < 300:
-            return
-        if isinstance(item.message, JSONRPCRequest):
-            raise _error_in(response)
-        logger.debug("%s rejected a message: HTTP %s", self._server.name, response.status_code)
-
-    async def receive(self) -> SessionMessage:
-        while True:
-            try:
-                kind, data = await self._next()
-                message = read_message(data.encode(), self._max_values) if kind == "message" and data else None
-            except CallError as error:
-                self.failure = error
-                raise anyio.EndOfStream from None
-            if message is not None:
-                return message
-
-    async def _next(self) -> tuple[str, str]:
+        accept = {"accept": _EVENTS}
         try:
-            async for event in self._events:
-                return event.event, event.data
-        except httpx2.SSEError as error:
-            raise self._failure(f"broke the event stream: {error}", ErrorCode.PROTOCOL_ERROR) from error
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise self._failure("was cut off", ErrorCode.UNAVAILABLE) from error
-        raise self._failure("ended the event stream", ErrorCode.UNAVAILABLE)
+            async with self._client.respond("GET", self._server.url, accept, timeout=_silent(self._client)) as response:
+                if response.status_code >= 300:
+                    raise await failure_in(response, has_session=False)
+                kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if kind != _EVENTS:
+                    words = f"broke the event stream: its content type is {kind[:100]!r}"
+                    raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
+                events = self._parsed(response, SSEParser(max_event=self._max_message))
+                event, data = await self._next(events)
+                self._endpoint = urljoin(self._server.url, data.decode())
+                if event != "endpoint" or urlsplit(self._endpoint)[:2] != urlsplit(self._server.url)[:2]:
+                    words = "does not send an endpoint event for its own origin"
+                    raise self._broken(words, ErrorCode.PROTOCOL_ERROR)
+                reading = self._spawn(self._read(events))
+                try:
+                    yield
+                finally:
+                    reading.cancel()
+                    await asyncio.gather(reading, return_exceptions=True)
+        except (HTTPExchangeError, RPCError) as error:
+            raise call_error(error, self._server.name, "the event stream") from error
 
-    def _failure(self, words: str, code: ErrorCode) -> CallError:
-        return CallError(code, f"the MCP server {self._server.name} {words}; the connection is closed")
+    async def _read(self, events: AsyncIterator[tuple[str, bytes]]) -> None:
+        try:
+            while True:
+                kind, data = await self._next(events)
+                message = read_message(data, self._max_values) if kind == "message" else None
+                if message is not None:
+                    await self._deliver(message)
+        except CallError as error:
+            is_final = error.code is ErrorCode.UNAVAILABLE
+            code = ErrorCode.UNAVAILABLE if is_final else ErrorCode.PROTOCOL_ERROR
+            words = error.message if is_final else f"broke the event stream: {error.message}"
+            self.failure = error if is_final else self._broken(f"{words}; the connection is closed", code)
+        except Exception:
+            logger.exception("the event stream of the MCP server %s cannot be handled", self._server.name)
+            self.failure = self._broken(
+                "sent what could not be handled; the connection is closed", ErrorCode.UNAVAILABLE
+            )
+        self._events.ended()
+
+    async def _next(self, events: AsyncIterator[tuple[str, bytes]]) -> tuple[str, bytes]:
+        try:
+            return await anext(events)
+        except StopAsyncIteration:
+            raise self._broken("ended the event stream; the connection is closed", ErrorCode.UNAVAILABLE) from None
+        except HTTPExchangeError as error:
+            raise self._broken("was cut off; the connection is closed", ErrorCode.UNAVAILABLE) from error
+
+    async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
+        async with self._client.respond("POST", self._endpoint, {"content-type": _JSON}, body) as response:
+            if response.status_code >= 300:
+                raise await failure_in(response, has_session=False)
 
 
-def _error_in(response: httpx2.Response) -> MCPError:
-    message = cast("JSONRPCError", jsonrpc_message_adapter.validate_json(response.content))
-    return MCPError.from_error_data(message.error)
+@asynccontextmanager
+async def http_transport(
+    server: HTTPServer, max_message: int, events: TransportEvents
+) -> AsyncGenerator[HTTPTransport]:
+    """Connect to a server. Streamable HTTP connects lazily: its first request fails.
+
+    Raises:
+        CallError: UNAVAILABLE, PROTOCOL_ERROR, or VALIDATION_ERROR for invalid options.
+    """
+    async with MCPHTTPClient(server) as client:
+        if server.kind == "sse":
+            transport = SSETransport(server, client, max_message, events)
+            async with transport.stream():
+                try:
+                    yield transport
+                finally:
+                    await transport.close()
+            return
+        transport = StreamableHTTP(server, client, max_message, events)
+        try:
+            yield transport
+        finally:
+            await transport.close()
+
+
+def _for_request(
+    id: RequestId, message: RPCResponse | RPCFailure | InvalidReply
+) -> RPCResponse | RPCFailure | InvalidReply:
+    """Return a response with the id of the request whose POST it answers: some servers repeat it incorrectly."""
+    if message.id == id:
+        return message
+    if isinstance(message, RPCResponse):
+        return RPCResponse(id, message.result)
+    if isinstance(message, RPCFailure):
+        return RPCFailure(id, message.error)
+    return InvalidReply(id, message.code, message.reason)
+
+
+def _pause(parser: SSEParser) -> float:
+    """Return the seconds until a stream is resumed: at 0 a server would be asked all the time."""
+    wanted = _RETRY if parser.retry is None else parser.retry
+    return min(max(wanted, _SHORTEST_RETRY), _LONGEST_RETRY) / 1000
+
+
+def _silent(client: MCPHTTPClient) -> httpx2.Timeout:
+    """Return the timeouts of a stream that may be silent for any time."""
+    return httpx2.Timeout(**{**client.timeout.as_dict(), "read": None})

@@ -1,6 +1,6 @@
 """The handshake: agree on a protocol revision, and add to each request what that revision requires.
 
-As in the SDK's own client, `server/discover` (2026-07-28) is tried first, and the `initialize` handshake of 2024-11-05
+`server/discover` (2026-07-28) is tried first, and the `initialize` handshake of 2024-11-05
 to 2025-11-25 is the fallback for servers that do not know it.
 
 Servers of 2026-07-28 report changes in the stream of a long-running request, `subscriptions/listen`; earlier ones send
@@ -13,38 +13,27 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib import metadata
-from typing import Any
+from typing import Any, Protocol
 
-from mcp.shared.dispatcher import CallOptions, Outbound
-from mcp.shared.exceptions import MCPError
-from mcp.shared.inbound import (
-    MCP_METHOD_HEADER,
-    MCP_NAME_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    NAME_BEARING_METHODS,
-    encode_header_value,
-)
-from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
-from mcp_types import (
-    CLIENT_CAPABILITIES_META_KEY,
-    CLIENT_INFO_META_KEY,
-    LOG_LEVEL_META_KEY,
-    PROTOCOL_VERSION_META_KEY,
-    SERVER_INFO_META_KEY,
-    UNSUPPORTED_PROTOCOL_VERSION,
-)
-from mcp_types.version import (
-    HANDSHAKE_PROTOCOL_VERSIONS,
-    LATEST_HANDSHAKE_VERSION,
-    LATEST_MODERN_VERSION,
-    MODERN_PROTOCOL_VERSIONS,
-)
 from msgspec import Struct
 
-from opwire.adapters.mcp.errors import http_failure
+from opwire.adapters.mcp.errors import HTTPExchangeError
 from opwire.adapters.mcp.servers import Callbacks
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
+from opwire.mcp.messages import UNSUPPORTED_PROTOCOL_VERSION, RPCError
+from opwire.mcp.protocol import (
+    CLIENT_CAPABILITIES_META,
+    CLIENT_INFO_META,
+    HANDSHAKE_VERSIONS,
+    LOG_LEVEL_META,
+    SERVER_INFO_META,
+    STATELESS_VERSIONS,
+    SUBSCRIPTION_META,
+    VERSION_HEADER,
+    VERSION_META,
+    request_headers,
+)
 from opwire.typed.plain import as_dict, as_list
 
 logger = logging.getLogger("opwire.mcp")
@@ -52,7 +41,7 @@ logger = logging.getLogger("opwire.mcp")
 _CLIENT = {"name": "opwire", "version": metadata.version("opwire")}
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until an ended stream is reopened
 _LISTS = ("tools", "prompts", "resources")
-_ids = itertools.count(1)  # per process: the SDK's transport requires that ids are never reused
+_ids = itertools.count(1)
 
 
 def as_text(value: Any) -> str:
@@ -91,35 +80,48 @@ class Agreement(Struct, frozen=True):
 
     def prepare(
         self, method: str, params: dict[str, Any], headers: Mapping[str, str]
-    ) -> tuple[dict[str, Any], CallOptions]:
-        """Return the params and options of one request."""
-        http_headers = {MCP_PROTOCOL_VERSION_HEADER: self.info.protocol}
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the params and HTTP headers of one request."""
         if not self.modern:
-            return params, {"headers": http_headers}
-        http_headers[MCP_METHOD_HEADER] = method
-        name = params.get(NAME_BEARING_METHODS.get(method, ""))
-        if isinstance(name, str):
-            http_headers[MCP_NAME_HEADER] = encode_header_value(name)
-        http_headers |= headers
-        return {**params, "_meta": {**(params.get("_meta") or {}), **self.meta}}, {"headers": http_headers}
+            return params, {VERSION_HEADER: self.info.protocol}
+        http_headers = {**request_headers(self.info.protocol, method, params), **headers}
+        return {**params, "_meta": {**(params.get("_meta") or {}), **self.meta}}, http_headers
+
+
+class Outbound(Protocol):
+    """The requests and notifications of a connection before the agreement."""
+
+    async def request_once(
+        self, method: str, params: dict[str, Any], headers: Mapping[str, str], timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Return the result of a request.
+
+        Raises:
+            RPCError, HTTPExchangeError, CallError: it failed; REQUEST_TIMEOUT after the timeout.
+        """
+        ...
+
+    async def notify(self, method: str, headers: Mapping[str, str]) -> None:
+        """Send a notification."""
+        ...
 
 
 async def negotiate(peer: Outbound, callbacks: Callbacks, *, discover: bool, patience: float) -> Agreement:
     """Agree on a revision; `patience` is the timeout of `server/discover` in seconds.
 
     Raises:
-        MCPError: the server rejected the handshake, or is gone.
+        RPCError, HTTPExchangeError: the server rejected the handshake, or is gone.
         CallError: PROTOCOL_ERROR, without a common revision, or for an invalid response.
     """
     if not discover:
         return await _initialize(peer, callbacks)
     try:
-        return await _discover(peer, callbacks, LATEST_MODERN_VERSION, patience) or await _initialize(peer, callbacks)
-    except MCPError as refusal:
+        return await _discover(peer, callbacks, STATELESS_VERSIONS[-1], patience) or await _initialize(peer, callbacks)
+    except RPCError as refusal:
         # Only modern servers use this code. It also answers `initialize`, if the server started so slowly that the
         # discovery timed out.
         supported = as_list(as_dict(refusal.data).get("supported"))
-        version = next((each for each in reversed(MODERN_PROTOCOL_VERSIONS) if each in supported), None)
+        version = next((each for each in reversed(STATELESS_VERSIONS) if each in supported), None)
         if refusal.code != UNSUPPORTED_PROTOCOL_VERSION or version is None:
             raise
     agreement = await _discover(peer, callbacks, version, patience)
@@ -130,53 +132,51 @@ async def negotiate(peer: Outbound, callbacks: Callbacks, *, discover: bool, pat
 
 async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience: float) -> Agreement | None:
     """Return None if the server is older than `server/discover`."""
-    options: CallOptions = {
-        "timeout": patience,
-        "cancel_on_abandon": False,
-        "headers": {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: "server/discover"},
-    }
+    headers = request_headers(version, "server/discover", {})
+    params = {"_meta": _request_meta(callbacks, version)}
     try:
-        found = await peer.send_raw_request("server/discover", {"_meta": _request_meta(callbacks, version)}, options)
-    except MCPError as refusal:
-        http = http_failure(refusal)
-        if http is not None and (http.status in (0, 401, 403, 407, 408, 429) or http.status >= 500):
+        found = await peer.request_once("server/discover", params, headers, patience)
+    except HTTPExchangeError as refusal:
+        if refusal.status in (0, 401, 403, 407, 408, 429) or refusal.status >= 500:
             raise  # unreachable or not authorized, which is unrelated to the server's age
+        return None
+    except RPCError as refusal:
         versions = as_list(as_dict(refusal.data).get("supported"))
         is_modern = refusal.code == UNSUPPORTED_PROTOCOL_VERSION and versions
-        if is_modern and not any(each in HANDSHAKE_PROTOCOL_VERSIONS for each in versions):
+        if is_modern and not any(each in HANDSHAKE_VERSIONS for each in versions):
             raise
         return None
     supported = as_list(found.get("supportedVersions"))
-    mutual = [each for each in MODERN_PROTOCOL_VERSIONS if each in supported]
+    mutual = [each for each in STATELESS_VERSIONS if each in supported]
     if not mutual:
         return None
-    server = as_dict(found.get("_meta")).get(SERVER_INFO_META_KEY)
+    server = as_dict(found.get("_meta")).get(SERVER_INFO_META)
     return Agreement(MCPServerInfo.parse(found, server, mutual[-1]), _request_meta(callbacks, mutual[-1]), modern=True)
 
 
 async def _initialize(peer: Outbound, callbacks: Callbacks) -> Agreement:
     params = {
-        "protocolVersion": LATEST_HANDSHAKE_VERSION,
+        "protocolVersion": HANDSHAKE_VERSIONS[-1],
         "capabilities": callbacks.capabilities,
         "clientInfo": _CLIENT,
     }
-    found = await peer.send_raw_request("initialize", params, {"cancel_on_abandon": False})
+    found = await peer.request_once("initialize", params, {})
     version = found.get("protocolVersion")
-    if version not in HANDSHAKE_PROTOCOL_VERSIONS:
-        known = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
+    if version not in HANDSHAKE_VERSIONS:
+        known = ", ".join((*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS))
         message = f"the MCP server speaks revision {str(version)[:50]!r} of the protocol; known are {known}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
-    await peer.notify("notifications/initialized", None, {"headers": {MCP_PROTOCOL_VERSION_HEADER: version}})
+    await peer.notify("notifications/initialized", {VERSION_HEADER: version})
     return Agreement(MCPServerInfo.parse(found, found.get("serverInfo"), version))
 
 
 def _request_meta(callbacks: Callbacks, version: str) -> dict[str, Any]:
     meta: dict[str, Any] = {
-        PROTOCOL_VERSION_META_KEY: version,
-        CLIENT_INFO_META_KEY: _CLIENT,
-        CLIENT_CAPABILITIES_META_KEY: callbacks.capabilities,
+        VERSION_META: version,
+        CLIENT_INFO_META: _CLIENT,
+        CLIENT_CAPABILITIES_META: callbacks.capabilities,
     }
-    return meta if callbacks.log is None else {**meta, LOG_LEVEL_META_KEY: "info"}
+    return meta if callbacks.log is None else {**meta, LOG_LEVEL_META: "info"}
 
 
 def announced_changes(capabilities: Mapping[str, Any]) -> dict[str, bool]:
@@ -235,7 +235,7 @@ class ListenStreams:
 
     def acknowledge(self, params: Mapping[str, Any]) -> None:
         """Handle `notifications/subscriptions/acknowledged`."""
-        opened = self._unacknowledged.pop(as_text(as_dict(params.get("_meta")).get(SUBSCRIPTION_ID_META_KEY)), None)
+        opened = self._unacknowledged.pop(as_text(as_dict(params.get("_meta")).get(SUBSCRIPTION_META)), None)
         if opened is not None:
             opened()
 

@@ -1,17 +1,11 @@
 """The stdio transport: JSON-RPC messages as lines, and the server's process with its process group.
 
-The SDK parses messages strictly. A call with an invalid response would then wait forever, so an invalid response
-becomes an error for its caller, and ends the connection if its caller is unknown. Other output of a server is ignored.
-
-The size in bytes bounds the cost of a message only if it has few values: 16 MB of `[],` took 15 s and 1.2 GB to parse.
-So the values are bounded too, and counted before anything is decoded.
-
-The SDK's `stdio_client` does not limit the length of a line, does not notice that a server died while a child process
-still holds the pipe, and leaves such a child behind. `ServerProcess` uses asyncio's own subprocess protocol instead.
+`ServerProcess` uses asyncio's own subprocess protocol: lines are limited, a dead server is noticed while a child
+process still holds the pipe, and such a child is ended. Messages are handled in the callback that receives them, since
+a reader task would add a switch to every call; after 10 ms other tasks run.
 """
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -20,194 +14,19 @@ import signal
 import sys
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Self, cast
+from typing import Any, cast
 
-import anyio
-import msgspec
-from mcp.shared.message import SessionMessage
-from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCRequest, jsonrpc_message_adapter
-from msgspec import Struct
-
-from opwire.adapters.mcp.errors import MAX_SHOWN, ServerLog, too_large
+from opwire.adapters.mcp.errors import MAX_SHOWN, ServerLog
 from opwire.adapters.mcp.servers import StdioServer
+from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
 from opwire.errors import CallError, ErrorCode
-from opwire.typed.plain import harmless, replace_surrogates
+from opwire.mcp.messages import RequestId, RPCMessage, RPCNotification, encode_message, max_values, read_message
+from opwire.typed.plain import harmless
 
 logger = logging.getLogger("opwire.mcp")
-
-# A surrogate pair, or (in the group) a lone surrogate, or any other escape: an escaped backslash starts nothing.
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
-)
-MAX_ID = 200
-"""Characters of a request id: longer ones are not the client's, and every log line would repeat them."""
-
-_decoder = msgspec.json.Decoder()
-
-
-class _Head(Struct):
-    """The id and method of a message, decoded without the rest of it."""
-
-    id: int | str | None = None
-    method: str | None = None
-
-
-_head_decoder = msgspec.json.Decoder(_Head)
-
-
-def max_values(max_message: int) -> int:
-    """Return the limit of JSON values in a message: 262,144 for 16 MiB, which take about 100 ms to parse."""
-    return max(max_message // 64, 1000)
-
-
-def has_few_values(raw: bytes, limit: int) -> bool:
-    """Return whether JSON has at most `limit` values: each needs a comma or a bracket outside of strings."""
-
-    def separators(json: bytes) -> int:
-        return json.count(b",") + json.count(b"[") + json.count(b"{")
-
-    if len(raw) <= limit or separators(raw) <= limit:
-        return True
-    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # every remaining quote starts or ends a string
-    if plain.count(b'"') > 2 * limit:
-        return False
-    return separators(b"".join(plain.split(b'"')[::2])) <= limit
-
-
-class MessageStream(ABC):
-    """Both streams of the SDK's dispatcher in one; `failure` is the reason of its end.
-
-    The code that opened it closes it: `aclose` is a no-op.
-    """
-
-    failure: CallError | None = None
-
-    @abstractmethod
-    async def send(self, item: SessionMessage, /) -> None:
-        """Send one message.
-
-        Raises:
-            BrokenResourceError: the stream has ended. The dispatcher expects this exception.
-        """
-
-    @abstractmethod
-    async def receive(self) -> SessionMessage:
-        """Return the next message.
-
-        Raises:
-            EndOfStream: the stream has ended.
-        """
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def aclose(self) -> None:  # noqa: B027 - the same for every stream
-        """Do nothing."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-def write_message(message: JSONRPCMessage) -> bytes:
-    """Encode a message as one line, without its end. NaN and infinities become null."""
-    return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
-
-
-def repair_surrogates(raw: bytes) -> bytes:
-    """Replace escapes of lone surrogates by U+FFFD: JavaScript encodes them where it cuts a string."""
-    if b"\\ud" not in raw and b"\\uD" not in raw:
-        return raw
-    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], raw)
-
-
-def read_message(raw: bytes, limit: int) -> SessionMessage | None:
-    """Parse a message of at most `limit` values; return None if this is not a message.
-
-    Raises:
-        CallError: PROTOCOL_ERROR, an invalid response to an unknown request.
-    """
-    if not has_few_values(raw, limit):
-        large = large_message(raw, limit)
-        return SessionMessage(large) if large is not None and _has_usable_id(large) else None
-    try:
-        # msgspec decodes the values in a third of the time of the adapter's own parser.
-        message = jsonrpc_message_adapter.validate_python(_decoder.decode(raw), by_name=False)
-    except (ValueError, RecursionError):
-        return _parse_leniently(raw)
-    return SessionMessage(message) if _has_usable_id(message) else None
-
-
-def _has_usable_id(message: JSONRPCMessage) -> bool:
-    """Return whether the id is a plausible one, not a number of thousands of digits."""
-    id = getattr(message, "id", None)
-    return len(id) <= MAX_ID if isinstance(id, str) else id is None or abs(id) < 2**63
-
-
-def large_message(raw: bytes, limit: int) -> JSONRPCMessage | None:
-    """Return the replacement of a message of too many values: an error for its caller, or a request to reject.
-
-    A notification is dropped.
-
-    Raises:
-        CallError: PROTOCOL_ERROR, invalid JSON, or a response to an unknown request.
-    """
-    try:
-        head = _head_decoder.decode(raw)
-    except (ValueError, RecursionError):
-        head = _Head()
-    if head.id is None and head.method is None:
-        raise CallError(ErrorCode.PROTOCOL_ERROR, f"a message of more than {limit:,} JSON values was received")
-    if head.id is None:
-        logger.warning("a notification of more than %s JSON values is ignored", f"{limit:,}")
-        return None
-    if head.method is None:
-        return JSONRPCError(jsonrpc="2.0", id=head.id, error=too_large(f"more than {limit:,} JSON values"))
-    return JSONRPCRequest(jsonrpc="2.0", id=head.id, method=f"{head.method[:100]} with more than {limit:,} JSON values")
-
-
-def _parse_leniently(raw: bytes) -> SessionMessage | None:
-    """Parse what strict parsing rejects: a byte order mark, invalid UTF-8, lone surrogates, invalid responses."""
-    try:
-        found = json.loads(raw.decode("utf-8-sig", "replace"))
-    except (ValueError, RecursionError) as error:
-        if b'"jsonrpc"' in raw[:200]:
-            raise CallError(
-                ErrorCode.PROTOCOL_ERROR, "a message that is not JSON, or nested too deeply, was received"
-            ) from error
-        return None
-    if not isinstance(found, dict):
-        return None
-    message = cast("dict[str, Any]", found)
-    id = message.get("id")
-    if isinstance(id, float) and id.is_integer():  # some languages only have floats
-        id = message["id"] = int(id)
-    try:
-        plain = replace_surrogates(message)
-        read = jsonrpc_message_adapter.validate_python(plain, by_name=False)
-    except (ValueError, RecursionError):
-        pass
-    else:
-        return SessionMessage(read) if _has_usable_id(read) else None
-    is_answer = "method" not in message and not message.keys().isdisjoint(("jsonrpc", "result", "error"))
-    if is_answer and type(id) in (int, str):
-        invalid = ErrorData(code=PARSE_ERROR, message="the answer is not a JSON-RPC response of MCP, or is too deep")
-        answer = JSONRPCError(jsonrpc="2.0", id=replace_surrogates(id), error=invalid)
-        return SessionMessage(answer) if _has_usable_id(answer) else None
-    return None
-
 
 _READ_AHEAD = 256 * 1024  # buffered bytes of whole lines: short lines take a multiple of that in memory
 _SLICE = 0.01  # seconds of reading until other tasks run: a server can always have one more line ready
@@ -220,7 +39,9 @@ _MIN_SECRET = 8  # characters: shorter values of `env`, such as "true" or a port
 
 
 @asynccontextmanager
-async def server_process(server: StdioServer, max_message: int) -> AsyncGenerator["ServerProcess"]:
+async def server_process(
+    server: StdioServer, max_message: int, events: TransportEvents
+) -> AsyncGenerator["ServerProcess"]:
     """Start the server; stop it and its children on exit.
 
     Raises:
@@ -230,7 +51,7 @@ async def server_process(server: StdioServer, max_message: int) -> AsyncGenerato
     environment = server.environment
     try:
         _, process = await loop.subprocess_exec(
-            lambda: ServerProcess(server, max_message),
+            lambda: ServerProcess(server, max_message, events),
             # Windows starts `npx.cmd` only by its full name.
             shutil.which(server.command, path=environment.get("PATH")) or server.command,
             *server.args,
@@ -249,27 +70,29 @@ async def server_process(server: StdioServer, max_message: int) -> AsyncGenerato
         await process.stop()
 
 
-class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
+class ServerProcess(ClientTransport, asyncio.SubprocessProtocol):
     """A server process; each line of its output is a message."""
 
-    def __init__(self, server: StdioServer, max_message: int) -> None:
+    def __init__(self, server: StdioServer, max_message: int, events: TransportEvents) -> None:
         self._server = server
+        self._events = events
         self._max_message = max_message
         self._max_values = max_values(max_message)
         self._log = ServerLog(server.name)
-        self._slice_ends = 0.0
         self._lines: deque[bytes] = deque()
         self._buffered = 0  # bytes in `_lines`
         self._partial = bytearray()  # the start of a line
         self._partial_stderr = b""
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._stderr_ended = False
-        self._received = asyncio.Event()
+        self._busy = False  # lines are being handled, or will be soon
+        self._held: asyncio.Task[None] | None = None  # reading waits for this
         self._writable = asyncio.Event()
         self._writable.set()
         self._exited = asyncio.Event()
         self._over = asyncio.Event()
         self._output_ended = False
+        self._reported = False  # the end
         self._warned = False
 
     # --- callbacks of asyncio -----------------------------------------------------------------------------------------
@@ -298,9 +121,6 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
             del self._partial[: end + 1]
             self._lines.extend(lines)
             self._buffered += end + 1
-            self._received.set()
-            if self._buffered > _READ_AHEAD:
-                self._stdout.pause_reading()
             longest = max(map(len, lines))
         else:
             longest = len(self._partial)
@@ -308,6 +128,10 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
             self._lines.clear()
             self._partial.clear()
             self.fail(ErrorCode.PAYLOAD_TOO_LARGE, f"sent {longest} bytes in one message")
+        if not self._busy:
+            self._handle_lines()
+        if self._buffered > _READ_AHEAD:
+            self._stdout.pause_reading()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -349,8 +173,9 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
         message = f"the MCP server {self._server.name} {words}; the connection is closed"
         self.failure = self.failure or CallError(code, message)
         self._over.set()
-        self._received.set()
         self._writable.set()
+        if not self._busy:
+            self._handle_lines()
 
     def _read_stderr(self, line: bytes) -> None:
         text = line[:MAX_SHOWN].decode("utf-8", "replace").rstrip()
@@ -372,51 +197,76 @@ class ServerProcess(MessageStream, asyncio.SubprocessProtocol):
             lines.append(f"not passed on to the server, although set here: {', '.join(missing)}; add it to its env")
         return "\n".join(("its last lines on stderr:", *lines))
 
-    # --- the streams of the dispatcher --------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------------
 
-    async def send(self, item: SessionMessage, /) -> None:
+    async def send(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> None:
         if self._stdin.is_closing():
             await self._over.wait()  # soon: until then, the reason is unknown
-        await self._writable.wait()  # before encoding, so that a server that does not read costs no memory
-        if self.failure is None:
-            self._stdin.write(write_message(item.message) + b"\n")
-            await self._writable.wait()
+        if not self._writable.is_set():
+            await self._writable.wait()  # before encoding, so that a server that does not read costs no memory
         if self.failure is not None:
-            raise anyio.BrokenResourceError
+            raise self.failure
+        self._stdin.write(encode_message(message) + b"\n")
 
-    async def receive(self) -> SessionMessage:
-        while True:
-            while not self._lines:
-                if self.failure is not None:
-                    raise anyio.EndOfStream
-                self._received.clear()
-                await self._received.wait()
-                self._slice_ends = time.monotonic() + _SLICE
-            if time.monotonic() > self._slice_ends:
-                await asyncio.sleep(0)
-                self._slice_ends = time.monotonic() + _SLICE
-                continue  # the connection may be over by now
+    def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
+        if notification is not None and self.failure is None and not self._stdin.is_closing():
+            self._stdin.write(encode_message(notification) + b"\n")
+
+    def _handle_lines(self) -> None:
+        """Handle received lines; after a while, or while the receiver is busy, later."""
+        self._busy = True
+        slice_ends = time.monotonic() + _SLICE
+        while self._lines:
             line = self._lines.popleft()
             self._buffered -= len(line) + 1
-            if self._buffered <= _READ_AHEAD:
-                self._stdout.resume_reading()
             try:
-                message = read_message(line, self._max_values)
+                wait_for = self._handle(line)
             except CallError as error:
                 self._lines.clear()
                 self.fail(error.code, f"broke the protocol: {error.message}")
-                continue
-            if message is not None:
-                return message
-            if line.strip() and not self._warned:  # once: a server that prints to stdout does so all the time
-                self._warned = True
-                shown = line[:200].decode("utf-8", "replace")
-                logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
+                break
+            except Exception:
+                logger.exception("a message of the MCP server %s cannot be handled", self._server.name)
+                self._lines.clear()
+                self.fail(ErrorCode.UNAVAILABLE, "sent a message that could not be handled")
+                break
+            if wait_for is not None:
+                self._held = asyncio.ensure_future(self._hold(wait_for))
+                return
+            if time.monotonic() > slice_ends:
+                asyncio.get_running_loop().call_soon(self._handle_lines)
+                return
+        self._busy = False
+        if self.failure is not None:
+            if not self._reported:
+                self._reported = True
+                self._events.ended()
+        elif not self._output_ended:
+            self._stdout.resume_reading()
+
+    async def _hold(self, wait_for: Awaitable[None]) -> None:
+        try:
+            await wait_for
+        finally:
+            self._held = None
+            self._handle_lines()
+
+    def _handle(self, line: bytes) -> Awaitable[None] | None:
+        message = read_message(line, self._max_values)
+        if message is not None:
+            return self._events.received(message)
+        if line.strip() and not self._warned:  # once: a server that prints to stdout does so all the time
+            self._warned = True
+            shown = line[:200].decode("utf-8", "replace")
+            logger.warning("%s writes to stdout what is not a message, for example: %r", self._server.name, shown)
+        return None
 
     # --- shutdown -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
         """Close the input, then terminate the process group, then kill it; children end with it."""
+        if self._held is not None:
+            self._held.cancel()
         pid, patience = self._transport.get_pid(), self._server.stop_timeout
         try:
             self._stdin.close()

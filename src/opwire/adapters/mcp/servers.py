@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from mcp.client.stdio import get_default_environment
-from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND
-from mcp_types.methods import validate_client_result
-from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.mcp.messages import INTERNAL_ERROR, METHOD_NOT_FOUND, RPCError
 from opwire.names import UniqueNames
 from opwire.oauth.store import TokenStore
 from opwire.operation import NormalizeMode
@@ -52,8 +48,11 @@ _KINDS: dict[str, HTTPKind | Literal["stdio"]] = {
     "streamableHttp": "http",
     "sse": "sse",
 }
-# In addition to those of the SDK: without them, a server behind a company's proxy reaches nothing.
 _INHERITED = (
+    *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"),
+    *("APPDATA", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROCESSOR_ARCHITECTURE"),  # on Windows
+    *("SYSTEMDRIVE", "SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE"),
+    # Without these, a server behind a company's proxy reaches nothing.
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
@@ -84,8 +83,10 @@ class StdioServer(Struct, frozen=True):
     @property
     def environment(self) -> dict[str, str]:
         """The environment of the process."""
-        kept = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
-        return get_default_environment() | kept | (self.env or {})
+        values = ((name, os.environ.get(name)) for name in _INHERITED)
+        # A value that starts with "()" is a function that an old bash exported.
+        kept = {name: value for name, value in values if value is not None and not value.startswith("()")}
+        return kept | (self.env or {})
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -231,6 +232,33 @@ class _Question(Struct):
     params: dict[str, Any] | None = None
 
 
+class _ElicitResult(Struct):
+    action: Literal["accept", "decline", "cancel"]
+    content: dict[str, Any] | None = None
+
+
+class _SampleResult(Struct):
+    role: Literal["user", "assistant"]
+    content: dict[str, Any] | list[dict[str, Any]]
+    model: str
+
+
+class _Root(Struct):
+    uri: str
+    name: str | None = None
+
+
+class _RootsResult(Struct):
+    roots: list[_Root]
+
+
+_RESULTS: dict[str, type[Struct]] = {
+    "elicitation/create": _ElicitResult,
+    "sampling/createMessage": _SampleResult,
+    "roots/list": _RootsResult,
+}
+
+
 class Callbacks(Struct, frozen=True, kw_only=True):
     """The answers to requests of servers. Each may be a coroutine function; missing ones are not announced.
 
@@ -259,26 +287,26 @@ class Callbacks(Struct, frozen=True, kw_only=True):
         """Return the result of a request of the server.
 
         Raises:
-            MCPError: the callback is missing, or failed. The server gets this error.
+            RPCError: the callback is missing, or failed. The server gets this error.
         """
         if method == "ping":
             return {}
         callbacks = {"elicitation/create": self.elicit, "sampling/createMessage": self.sample, "roots/list": self.roots}
         callback: Callable[..., Any] | None = callbacks.get(method)
         if callback is None:
-            raise MCPError(METHOD_NOT_FOUND, f"this client does not answer {method}")
+            raise RPCError(METHOD_NOT_FOUND, f"this client does not answer {method}")
         try:
             answer: Any = callback() if method == "roots/list" else callback(dict(params or {}))
             if inspect.isawaitable(answer):
                 answer = await answer
             if method == "roots/list":
                 answer = {"roots": [{"uri": root} if isinstance(root, str) else root for root in answer]}
-            validate_client_result(method, LATEST_HANDSHAKE_VERSION, answer)  # later revisions have the same results
+            msgspec.convert(answer, _RESULTS[method])  # only checked: unknown fields are sent as well
         except CallError as error:
-            raise MCPError(INTERNAL_ERROR, error.message) from error
+            raise RPCError(INTERNAL_ERROR, error.message) from error
         except Exception as error:
             logger.exception("the callback for %s raised, or returned an invalid result", method)
-            raise MCPError(INTERNAL_ERROR, f"the callback for {method} failed") from error
+            raise RPCError(INTERNAL_ERROR, f"the callback for {method} failed") from error
         return answer
 
     async def answer_all(self, questions: Any, prefix: str) -> dict[str, Any]:
@@ -298,7 +326,7 @@ class Callbacks(Struct, frozen=True, kw_only=True):
             async with asyncio.TaskGroup() as group:
                 answers = {key: group.create_task(self.answer(one.method, one.params)) for key, one in asked.items()}
         except ExceptionGroup as rejected:
-            reason = cast("MCPError", rejected.exceptions[0]).message  # `answer` raises nothing else
+            reason = cast("RPCError", rejected.exceptions[0]).message  # `answer` raises nothing else
             raise CallError(ErrorCode.EXECUTION_ERROR, f"{prefix}, and {reason}") from rejected
         return {key: answer.result() for key, answer in answers.items()}
 

@@ -37,9 +37,10 @@ from opwire.adapters.openapi.security import APICredentials
 from opwire.adapters.openapi.serialize import prepare_files
 from opwire.envelope import HTTPResponseMeta, http_envelope
 from opwire.errors import CallError, ErrorCode, SchemaError
-from opwire.http_client import ChunkReader, HTTPClient, HTTPRequest, SSEParser, host_of
+from opwire.http_client import ChunkReader, HTTPClient, HTTPRequest, host_of
 from opwire.operation import Context, PreparedRequest, ShapedResult, trace_of
 from opwire.schema import UNKNOWN, Schema
+from opwire.sse import SSEParser
 from opwire.typed.plain import read_json
 
 logger = logging.getLogger("opwire.adapters.openapi")

@@ -16,8 +16,7 @@ from opwire.cli import exit_codes
 from opwire.cli.options import json_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, opened
-from opwire.config import Config
-from opwire.config.settings import ProgramSource, missing_variables
+from opwire.config.settings import Config, ProgramSource, missing_variables
 from opwire.config.views import view_of
 from opwire.errors import OpwireError
 
@@ -104,7 +103,7 @@ def _withheld_variables(config: Config, screen: Screen) -> Iterator[CheckResult]
 
     for name, source in config.sources.items():
         if isinstance(source, ProgramSource) and importlib.util.find_spec("mcp") is not None:
-            from opwire.adapters.mcp import StdioServer
+            from opwire.adapters.mcp.servers import StdioServer
 
             withheld = StdioServer("", env=dict.fromkeys(source.env, "")).withheld
             shown = ": " + ", ".join(withheld) if screen.verbose or screen.as_json else "; -v lists them"
@@ -115,7 +114,7 @@ def _withheld_variables(config: Config, screen: Screen) -> Iterator[CheckResult]
 
 
 def _check_callers(config: Config) -> Iterator[CheckResult]:
-    from opwire.config import build_authenticator
+    from opwire.config.surfaces import build_authenticator
 
     if missing_variables((config.identities, config.auth)):
         return  # reported by name already
@@ -149,7 +148,7 @@ async def _check_sources(config: Config, screen: Screen) -> list[CheckResult]:
 
 
 async def _check_spoke(config: Config) -> list[CheckResult]:
-    from opwire.config import spoke_of
+    from opwire.config.surfaces import spoke_of
 
     if config.spoke is None:
         return []

@@ -20,7 +20,7 @@ from opwire.cli.sources import Sources, complete_url
 from opwire.errors import CallError, ErrorCode
 
 if TYPE_CHECKING:
-    from opwire.hub import ObservedServer, Observer
+    from opwire.hub.observer import ObservedServer, Observer
     from opwire.monitor import CallRecord, OperationStatistics, ServerStatistics
 
 _RETRY = 1.0  # seconds between two attempts after a lost connection
@@ -53,13 +53,13 @@ def _observer(sources: Sources) -> "Observer":
     Raises:
         click.UsageError: there is neither.
     """
-    from opwire.hub import Observer
+    from opwire.hub.observer import Observer
 
     url, token = sources.url, os.environ.get(sources.token_env)
     if url is None:
         config = sources.read(may_be_empty=True)
         if config.spoke is not None:
-            from opwire.config import spoke_of
+            from opwire.config.surfaces import spoke_of
 
             return Observer(spoke_of(config, None).transport)
         if config.hub is None:

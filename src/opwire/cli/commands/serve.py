@@ -21,8 +21,10 @@ from msgspec.structs import replace
 from opwire.cli.options import log_options, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, check_variables, opened
-from opwire.config import Config, OpenedConfig, load_config, watch
+from opwire.config.reading import load_config
+from opwire.config.runtime import OpenedConfig, watch
 from opwire.config.settings import (
+    Config,
     DurableSettings,
     EnvText,
     HTTPSurfaceSettings,
@@ -230,7 +232,7 @@ async def _serve_mcp(
     config: Config, running: OpenedConfig, surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
 ) -> list[Awaitable[None]]:
     """Listen over HTTP, or return the awaitable that serves standard input."""
-    from opwire.config import mcp_http_options, mcp_surface
+    from opwire.config.surfaces import mcp_http_options, mcp_surface
 
     settings = config.serve.mcp
     if settings is None:
@@ -251,7 +253,7 @@ async def _serve_mcp(
 async def _serve_http(
     config: Config, running: OpenedConfig, surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
 ) -> None:
-    from opwire.config import http_surface
+    from opwire.config.surfaces import http_surface
 
     settings = config.serve.http
     if settings is None:
@@ -340,7 +342,7 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
     sources, if there are any. Without callers in the configuration, a token is required: the one in OPWIRE_TOKEN, or a
     generated one that is printed.
     """
-    from opwire.config import hub_of
+    from opwire.config.surfaces import hub_of
 
     config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
     config = chosen_hub(config, url, is_open=is_open, broker=broker)
@@ -385,7 +387,7 @@ def spoke_command(screen: Screen, sources: Sources, durable: str | None, **optio
     anonymous, and without --open they can call public operations only, unless they sign their requests and --authority
     verifies them.
     """
-    from opwire.config import durable_of, spoke_of
+    from opwire.config.surfaces import durable_of, spoke_of
 
     config = chosen_spoke(sources.read(), **options)
     if durable is not None:

@@ -26,7 +26,7 @@ from click.shell_completion import (
 from opwire.cli.options import namespace_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
-from opwire.config import TEMPLATE
+from opwire.config.settings import TEMPLATE
 from opwire.errors import needs_extra
 
 # Unlike click's script, words are neither split nor expanded (`*` would expand to file names). COMP_ESCAPED tells the
@@ -259,7 +259,7 @@ def client(
     screen: Screen, output: Path | None, namespace: tuple[str, ...], class_name: str, *, sync: bool, sources: Sources
 ) -> None:
     """Write a typed Python module: a method for each operation, a type for each schema."""
-    from opwire.client import generate_client
+    from opwire.client.codegen import generate_client
 
     found = sources.load(screen).specs.values()
     specs = [spec for spec in found if not namespace or spec.namespace in namespace]

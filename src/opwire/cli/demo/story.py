@@ -1,8 +1,11 @@
 """The script of `opwire demo`. Every call in it is real, and everything stays on this machine.
 
-The first source is the Python functions here; the others are `warehouse` (MCP) and `rates` (HTTP).
+The first source is the Python functions here, the second the MCP server in `warehouse`, and the third an HTTP API with
+an OpenAPI document and a stream of server-sent events.
 """
 
+import asyncio
+import json
 import secrets
 import shutil
 import sys
@@ -16,20 +19,26 @@ from typing import Annotated, Any
 import click
 import msgspec
 from msgspec import Meta
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from opwire import CallError, Context, Identity, OperationRegistry, ResponseEnvelope, encode_envelope
-from opwire.adapters.mcp import HTTPServer, StdioServer, from_mcp
-from opwire.adapters.openapi import from_openapi
-from opwire.auth import StaticTokens
-from opwire.cli.demo.rates import rates
+from opwire.adapters.mcp.servers import HTTPServer, StdioServer
+from opwire.adapters.mcp.source import from_mcp
+from opwire.adapters.openapi.source import from_openapi
+from opwire.auth.tokens import StaticTokens
 from opwire.cli.text import cut
-from opwire.client import Client
-from opwire.serve.http import serve_http
+from opwire.client.client import Client
+from opwire.serve.http.app import serve_http
 from opwire.serve.listener import listening
-from opwire.serve.mcp import serve_mcp
+from opwire.serve.mcp.app import serve_mcp
 
 _GAP = "  "
 _NARROWEST = 30  # characters of a readable column
+_RATES = {"EUR": 1.0, "USD": 1.09, "JPY": 163.2}
+_STEP = 0.05  # seconds between two events
 _PRICES = {"tea": 4.5, "cup": 11.0, "pot": 39.0}
 _OFFER = {"article": "tea", "pieces": 2, "currency": "JPY"}
 
@@ -125,6 +134,77 @@ async def offer(article: str, pieces: Pieces, currency: str, context: Context) -
         currency=currency,
         shelf=stock.data["shelf"],
     )
+
+
+# --- the third source -------------------------------------------------------------------------------------------------
+
+
+async def get_rate(request: Request) -> Response:
+    """Handle `GET /rates/{currency}`."""
+    currency = request.path_params["currency"]
+    if currency not in _RATES:
+        return JSONResponse({"error": f"unknown currency {currency}"}, status_code=404)
+    return JSONResponse({"currency": currency, "rate": _RATES[currency]})
+
+
+async def follow_rate(request: Request) -> Response:
+    """Handle `GET /rates/{currency}/changes`: stream an event for each change of the rate."""
+    rate, count = _RATES[request.path_params["currency"]], int(request.query_params["count"])
+
+    async def events() -> AsyncGenerator[str]:
+        for number in range(count):
+            yield f"id: {number}\ndata: {json.dumps({'rate': round(rate + number / 100, 2)})}\n\n"
+            await asyncio.sleep(_STEP)
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+async def document(_: Request) -> Response:
+    """Handle `GET /openapi.json`."""
+    return JSONResponse(_DOCUMENT)
+
+
+def rates() -> Starlette:
+    """Return the API as an ASGI application."""
+    return Starlette(
+        routes=[
+            Route("/openapi.json", document),
+            Route("/rates/{currency}", get_rate),
+            Route("/rates/{currency}/changes", follow_rate),
+        ]
+    )
+
+
+def _response(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"200": {"description": "Found.", "content": {media_type: {"schema": schema}}}}
+
+
+_RATE = {"rate": {"type": "number"}}
+_NAMED = {"type": "object", "properties": {"currency": {"type": "string"}, **_RATE}, "required": ["currency", "rate"]}
+_CURRENCY = {"name": "currency", "in": "path", "required": True, "schema": {"type": "string"}}
+_COUNT = {"name": "count", "in": "query", "required": True, "schema": {"type": "integer", "minimum": 1}}
+_DOCUMENT: dict[str, Any] = {
+    "openapi": "3.1.0",
+    "info": {"title": "rates", "version": "1.0"},
+    "paths": {
+        "/rates/{currency}": {
+            "get": {
+                "operationId": "get",
+                "summary": "The exchange rate of the euro",
+                "parameters": [_CURRENCY],
+                "responses": _response("application/json", _NAMED),
+            }
+        },
+        "/rates/{currency}/changes": {
+            "get": {
+                "operationId": "follow",
+                "summary": "The exchange rate of the euro, at each change",
+                "parameters": [_CURRENCY, _COUNT],
+                "responses": _response("text/event-stream", {"type": "object", "properties": _RATE}),
+            }
+        },
+    },
+}
 
 
 # --- the script -------------------------------------------------------------------------------------------------------

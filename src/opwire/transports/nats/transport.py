@@ -39,7 +39,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from opwire.call import MAX_MESSAGE, Address, Describing, Description
+from opwire.call.description import Describing, Description
+from opwire.call.events import MAX_MESSAGE
+from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener
@@ -47,7 +49,7 @@ from opwire.transports.nats.connection import NatsConnection, NatsCredentials, N
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, publish, subscribe, unsubscribe
 
 if TYPE_CHECKING:
-    from opwire.auth import SignedRequests
+    from opwire.auth.signed import SignedRequests
 
 logger = logging.getLogger("opwire.transports.nats")
 

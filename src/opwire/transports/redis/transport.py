@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from opwire.call import MAX_MESSAGE, Address
+from opwire.call.events import MAX_MESSAGE
+from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener
@@ -37,7 +38,7 @@ from opwire.transports.redis.connection import (
 )
 
 if TYPE_CHECKING:  # needs PyJWT, which unsigned calls do without
-    from opwire.auth import SignedRequests
+    from opwire.auth.signed import SignedRequests
 
 logger = logging.getLogger("opwire.transports")
 

@@ -22,19 +22,21 @@ from websockets.protocol import State
 from websockets.uri import WebSocketURI, parse_uri
 
 from opwire import deadlines
-from opwire.call import (
+from opwire.call import events
+from opwire.call.events import (
     MAX_MESSAGE,
-    Address,
     CallAborted,
     CallEvent,
     CallFailed,
     CallProgress,
     CallRequested,
-    Receiver,
+    Here,
+    Who,
+    Withdraw,
     encode_event,
-    events,
+    refusal_error,
 )
-from opwire.call.events import Here, Who, Withdraw, refusal_error
+from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.transports.link import MAX_BACKLOG
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection

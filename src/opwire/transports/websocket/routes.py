@@ -26,19 +26,21 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from opwire.auth.tokens import not_delegated
-from opwire.call import (
-    Address,
+from opwire.call.discovery import OPERATIONS
+from opwire.call.events import (
     CallAborted,
     CallCompleted,
     CallCredit,
     CallFailed,
+    CallMessage,
     CallProgress,
     CallRequested,
     CallResponded,
+    ends_call,
 )
-from opwire.call.discovery import OPERATIONS
-from opwire.call.events import CallMessage, ends_call
+from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
+from opwire.logs import CANCELLED
 from opwire.monitor import CALLS
 from opwire.operation import Identity, is_own
 from opwire.typed.plain import read_json
@@ -61,6 +63,7 @@ class EventHead(Struct, rename="camel", tag_field="type"):
     kind: ClassVar[type[CallMessage]]
     responds: ClassVar[bool] = True  # may come from the server of the call
     steers: ClassVar[bool] = False  # may come from its caller
+    outcome: ClassVar[str] = ""  # of a call that it ends, in logs
     request_id: Annotated[str, Meta(max_length=MAX_ID)]
     peer: str | None = None
     unmatched: bool = False
@@ -96,12 +99,17 @@ class FailedHead(EventHead, tag="call.error"):
     kind = CallFailed
     code: str = ""
 
+    def __post_init__(self) -> None:
+        if self.code not in ErrorCode.__members__:
+            self.code = ErrorCode.EXECUTION_ERROR
+
 
 class AbortedHead(EventHead, tag="call.aborted"):
     """The end of a call by either side."""
 
     kind = CallAborted
     steers = True
+    outcome = CANCELLED
 
 
 class CreditHead(EventHead, tag="call.credit"):

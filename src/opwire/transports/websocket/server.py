@@ -15,10 +15,12 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin
 
-from opwire.auth import RateLimit
-from opwire.call import (
+from opwire.auth.tokens import RateLimit
+from opwire.call.events import (
+    BULK,
     MAX_MESSAGE,
-    Address,
+    VERSION,
+    Announce,
     CallAborted,
     CallCompleted,
     CallEvent,
@@ -26,29 +28,23 @@ from opwire.call import (
     CallProgress,
     CallRequested,
     CallResponded,
-    Receiver,
-    decode_event,
-    encode_event,
-)
-from opwire.call.events import (
-    BULK,
-    VERSION,
-    Announce,
     GoAway,
     Hello,
     Here,
     Welcome,
     Who,
     Withdraw,
+    decode_event,
     decode_message,
+    encode_event,
     is_final,
 )
+from opwire.call.transport import Address, Receiver
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.operation import Identity
 from opwire.transports.link import MAX_BACKLOG, Backlogs, Link
-from opwire.transports.websocket.admission import TOO_MUCH, Admission, AdmissionPolicy, Peer
 from opwire.transports.websocket.connection import SUBPROTOCOL, WebSocketConnection
-from opwire.transports.websocket.relay import Relay
+from opwire.transports.websocket.peers import TOO_MUCH, Admission, AdmissionPolicy, Peer, Relay
 from opwire.transports.websocket.routes import (
     ANONYMOUS,
     MARGIN,

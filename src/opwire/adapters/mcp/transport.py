@@ -1,0 +1,49 @@
+"""What a transport to an MCP server is: messages out, messages in, and the reason of its end."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping
+from typing import Protocol
+
+from opwire.errors import CallError
+from opwire.mcp.messages import ReceivedMessage, RequestId, RPCMessage, RPCNotification
+
+
+class TransportEvents(Protocol):
+    """What a transport reports, in the order of events. All of these are called on the event loop."""
+
+    def received(self, message: ReceivedMessage) -> Awaitable[None] | None:
+        """Handle a message; the transport reads on after what is returned."""
+        ...
+
+    def failed(self, id: RequestId, error: Exception) -> None:
+        """Fail one request; the transport itself works."""
+        ...
+
+    def ended(self) -> None:
+        """Handle the end; `failure` is its reason."""
+        ...
+
+
+class ClientTransport(ABC):
+    """An open connection to a server. The code that opened it closes it."""
+
+    failure: CallError | None = None
+    """The reason of its end."""
+
+    @property
+    def last_output(self) -> str:
+        """The last lines of the server's log, for an error message, if the transport has them."""
+        return ""
+
+    @abstractmethod
+    async def send(self, message: RPCMessage, headers: Mapping[str, str] | None = None) -> None:
+        """Send a message; the response to a request is reported later. `headers` are for HTTP.
+
+        Raises:
+            CallError: the transport has ended.
+            TypeError, ValueError, RecursionError: the message has no JSON form.
+        """
+
+    @abstractmethod
+    def cancel(self, id: RequestId, notification: RPCNotification | None) -> None:
+        """Stop waiting for the response to a request, and notify the server, without blocking."""

@@ -1,0 +1,231 @@
+"""The names, revisions and headers of MCP. No I/O.
+
+The handshake era (2024-11-05 to 2025-11-25) agrees on a revision with `initialize`, once for a connection. From
+2026-07-28 on there is no connection state: every request says in its `_meta` what it is made with, and over HTTP
+mirrors part of that in headers, so that proxies can route it. `x-mcp-header` in the schema of a tool adds arguments to
+these headers.
+"""
+
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+from opwire.mcp.messages import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_PROTOCOL_VERSION, RPCError
+from opwire.typed.plain import as_dict, as_list
+
+HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+STATELESS_VERSIONS = ("2026-07-28",)
+DEFAULT_VERSION = "2025-03-26"
+"""The revision of an HTTP request without the header: the header is newer."""
+
+VERSION_META = "io.modelcontextprotocol/protocolVersion"
+CLIENT_INFO_META = "io.modelcontextprotocol/clientInfo"
+CLIENT_CAPABILITIES_META = "io.modelcontextprotocol/clientCapabilities"
+SERVER_INFO_META = "io.modelcontextprotocol/serverInfo"
+LOG_LEVEL_META = "io.modelcontextprotocol/logLevel"
+SUBSCRIPTION_META = "io.modelcontextprotocol/subscriptionId"
+
+SESSION_HEADER = "mcp-session-id"
+VERSION_HEADER = "mcp-protocol-version"
+METHOD_HEADER = "mcp-method"
+NAME_HEADER = "mcp-name"
+PARAM_HEADER = "mcp-param-"
+
+NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""The param that the name header repeats, by method."""
+
+_SCHEMA_KEYWORD = "x-mcp-header"
+_ENCODED = re.compile(r"=\?base64\?(.*)\?=")
+_PLAIN = re.compile(r"[\x20-\x7e]*")
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_DECIMAL = re.compile(r"(-?[0-9]{1,400})(?:\.0+)?")
+_HEADER_TYPES = ("string", "integer", "boolean")  # the text of a float depends on the language
+_SCHEMAS = frozenset(
+    "items contains unevaluatedItems additionalProperties propertyNames unevaluatedProperties not if then else "
+    "contentSchema".split()
+)
+_SCHEMA_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
+_SCHEMA_MAPS = frozenset(("patternProperties", "dependentSchemas", "$defs", "definitions"))
+
+
+def request_headers(version: str, method: str, params: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of a request of the stateless era, without those of arguments."""
+    headers = {VERSION_HEADER: version, METHOD_HEADER: method}
+    name = params.get(NAMED_BY.get(method, ""))
+    if isinstance(name, str):
+        headers[NAME_HEADER] = encode_header(name)
+    return headers
+
+
+def read_envelope(method: str, params: Mapping[str, Any] | None, headers: Mapping[str, str] | None) -> str:
+    """Check what a request of the stateless era says about itself; return its revision.
+
+    `headers` have names in lower case; None for transports without them.
+
+    Raises:
+        RPCError: the envelope is incomplete, contradicts the headers, or is of an unknown revision.
+    """
+    meta = as_dict((params or {}).get("_meta"))
+    missing = [key for key in (VERSION_META, CLIENT_CAPABILITIES_META) if key not in meta]
+    if missing:
+        raise RPCError(INVALID_PARAMS, f"params._meta is missing {' and '.join(missing)}")
+    version: Any = meta[VERSION_META]
+    if headers is not None:
+        given = headers.get(VERSION_HEADER)
+        if given is None or given != version:
+            raise RPCError(HEADER_MISMATCH, f"the header {VERSION_HEADER} differs from {VERSION_META}")
+        if headers.get(METHOD_HEADER) != method:
+            raise RPCError(HEADER_MISMATCH, f"the header {METHOD_HEADER} differs from the method")
+        name = None if (key := NAMED_BY.get(method)) is None else cast("Mapping[str, Any]", params).get(key)
+        if name is not None and decode_header(headers.get(NAME_HEADER)) != name:
+            raise RPCError(HEADER_MISMATCH, f"the header {NAME_HEADER} differs from params.{NAMED_BY[method]}")
+    if not isinstance(version, str):
+        raise RPCError(INVALID_PARAMS, f"{VERSION_META} is not a string")
+    check_stateless_version(version)
+    return version
+
+
+def check_stateless_version(version: str) -> None:
+    """Reject a revision that is not one of the stateless era.
+
+    Raises:
+        RPCError: it is unknown; the data lists the known ones.
+    """
+    if version not in STATELESS_VERSIONS:
+        data = {"supported": list(STATELESS_VERSIONS), "requested": version[:100]}
+        raise RPCError(UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", data)
+
+
+# --- header values ----------------------------------------------------------------------------------------------------
+
+
+def encode_header(value: str) -> str:
+    """Return the value of a header; base64 if it would not arrive unchanged."""
+    if _PLAIN.fullmatch(value) and value == value.strip() and not _ENCODED.fullmatch(value):
+        return value
+    return f"=?base64?{b64encode(value.encode()).decode('ascii')}?="
+
+
+def decode_header(value: str | None) -> str | None:
+    """Return the text that `encode_header` has encoded; None if it is missing or invalid."""
+    encoded = None if value is None else _ENCODED.fullmatch(value)
+    if encoded is None:
+        return value
+    try:
+        decoded = b64decode(encoded[1], validate=True)
+        # Only the canonical encoding: otherwise a proxy and this server may read two values.
+        return decoded.decode() if b64encode(decoded).decode("ascii") == encoded[1] else None
+    except (Base64Error, ValueError):
+        return None
+
+
+class ArgumentHeader(NamedTuple):
+    """An argument that is sent as a header too: its path in the arguments, the header and the type in the schema."""
+
+    path: tuple[str, ...]
+    token: str
+    type: Any
+
+    @property
+    def name(self) -> str:
+        """The header's name in lower case."""
+        return f"{PARAM_HEADER}{self.token.lower()}"
+
+    def value_in(self, arguments: Any) -> Any:
+        """Return the argument; None if it is missing."""
+        for step in self.path:
+            arguments = as_dict(arguments).get(step)
+        return arguments
+
+
+def argument_headers(schema: Any) -> list[ArgumentHeader]:
+    """Return the arguments of a tool that are sent as headers.
+
+    Raises:
+        ValueError: the schema declares one that is invalid; clients then leave out the tool.
+    """
+    found: list[ArgumentHeader] = []
+    names: set[str] = set()
+    for path, position in _schema_positions(schema):
+        if _SCHEMA_KEYWORD not in position:
+            continue
+        if not path:
+            raise ValueError(
+                f"{_SCHEMA_KEYWORD} is only allowed on properties of the arguments, not below other keywords"
+            )
+        at, token, kind = ".".join(path)[:200], position[_SCHEMA_KEYWORD], position.get("type")
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token) or len(token) > 200:
+            raise ValueError(f"the {_SCHEMA_KEYWORD} of {at!r} is not the name of a header")
+        if kind not in _HEADER_TYPES:
+            raise ValueError(f"{_SCHEMA_KEYWORD} is only allowed for strings, integers and booleans, unlike {at!r}")
+        if token.lower() in names:
+            raise ValueError(f"the {_SCHEMA_KEYWORD} of {at!r} is a duplicate")
+        names.add(token.lower())
+        found.append(ArgumentHeader(path, token, kind))
+    return found
+
+
+def _schema_positions(root: Any) -> Iterator[tuple[tuple[str, ...] | None, dict[str, Any]]]:
+    """Yield every schema in a schema, with its path if that consists of `properties` only."""
+    stack: list[tuple[tuple[str, ...] | None, Any]] = [((), root)]
+    while stack:
+        path, schema = stack.pop()
+        if not isinstance(schema, dict):
+            continue
+        yield path, cast("dict[str, Any]", schema)
+        for keyword, value in cast("dict[str, Any]", schema).items():
+            if keyword == "properties":
+                inner = as_dict(value).items()
+                stack += [(None if path is None else (*path, name), each) for name, each in inner]
+            elif keyword in _SCHEMAS:
+                stack.append((None, value))
+            elif keyword in _SCHEMA_LISTS:
+                stack += [(None, each) for each in as_list(value)]
+            elif keyword in _SCHEMA_MAPS:
+                stack += [(None, each) for each in as_dict(value).values()]
+
+
+def header_text(value: Any) -> str | None:
+    """Return an argument as the text of a header; None if it has no such form."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        return None
+    try:
+        return str(value)
+    except ValueError:  # thousands of digits
+        return None
+
+
+def write_argument_headers(declared: list[ArgumentHeader], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of a call."""
+    texts = {f"Mcp-Param-{each.token}": header_text(each.value_in(arguments)) for each in declared}
+    return {name: encode_header(text) for name, text in texts.items() if text is not None}
+
+
+def check_argument_headers(
+    declared: list[ArgumentHeader], arguments: Mapping[str, Any], headers: Mapping[str, str]
+) -> None:
+    """Reject a call whose headers differ from its arguments: a proxy has routed it by another value.
+
+    Raises:
+        RPCError: one differs, or only one of both is there.
+    """
+    for each in declared:
+        given, value = headers.get(each.name), each.value_in(arguments)
+        text = header_text(value)
+        if given is None and text is None:
+            continue
+        decoded = decode_header(given)
+        if text is None or decoded is None or not _is_same(each.type, value, text, decoded):
+            raise RPCError(HEADER_MISMATCH, f"the header {each.name} differs from the argument {'.'.join(each.path)!r}")
+
+
+def _is_same(type: Any, value: Any, text: str, header: str) -> bool:
+    """Return whether a header has the value of an argument; 42 and 42.0 are the same integer."""
+    number = _DECIMAL.fullmatch(header) if type == "integer" and not isinstance(value, bool) else None
+    if number is not None and (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
+        return int(number[1]) == int(value)
+    return text == header
