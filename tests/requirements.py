@@ -1182,6 +1182,7 @@ OPENAPI_JUDGES: dict[str, str] = {
     "openapi.judges.templates": "Paths and queries are what another implementation of RFC 6570 writes.",
     "openapi.judges.every-operation": "Every operation of ten real documents can be called.",
     "http.judges.document": "Validators find nothing wrong with the served document, in 3.1 and in 3.2.",
+    "http.judges.round-trip": "Real documents, served and read back, have the same parameters and schemas of results.",
     "http.judges.linters": "Redocly's recommended rules and Spectral's `oas` rules find no error in what is served, "
     "functions and real APIs alike.",
     "http.judges.schemathesis": "Schemathesis, with all of its checks, finds no failure in a served registry.",

@@ -41,7 +41,7 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
 
     `wraps_input` and `wraps_output`: the format requires an object and the operation has another type, so the input
     is the value of the property `input`, the output that of `result`. `binary_output`: it returns bytes and
-    declares no schema. `untitled`: the summary is not its title.
+    declares no schema. `untitled`: the summary is not its title. `loose_formats`: `format` in inputs is an annotation.
     """
 
     id: str
@@ -55,6 +55,7 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     wraps_output: bool = False
     binary_output: bool = False
     untitled: bool = False
+    loose_formats: bool = False
 
     @classmethod
     def of(
@@ -79,6 +80,7 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
             wraps_output=wraps_output,
             binary_output=binary_output,
             untitled=untitled,
+            loose_formats=not spec.input_schema.checks_formats,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -305,6 +305,7 @@ PETS = {
                 "parameters": [
                     {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "readOnly": True}},
                     {"name": "owner", "in": "query", "schema": {"$ref": "#/components/schemas/Owner"}},
+                    {"name": "since", "in": "query", "schema": {"type": "string", "format": "date-time"}},
                 ],
                 "responses": {
                     "200": {
@@ -334,15 +335,15 @@ PETS = {
 
 
 @requirement("http.round-trip")
-async def test_read_only_parameters_and_variants_of_a_parent_survive() -> None:
+async def test_read_only_parameters_loose_formats_and_variants_of_a_parent_survive() -> None:
     registry = OperationRegistry()
     async with from_openapi(PETS, base_url="http://127.0.0.1:9") as pets:
         registry.register_all(pets)
         async with read_back(registry) as once, read_back(once) as twice:
             spec = twice.get_spec("pets.pet")
     assert spec is not None
-    found = Schema(spec.input_schema.json)
-    assert found.is_valid({"id": "rex", "owner": "ada"})
+    found = spec.input_schema
+    assert found.is_valid({"id": "rex", "owner": "ada", "since": "last week"})
     assert not found.is_valid({"owner": "ada"})
     assert not found.is_valid({"id": "rex", "owner": 1})
     output: Any = spec.output_schema.json

@@ -243,7 +243,8 @@ class LazyOperation:
         self._endpoint = endpoint
         self._streams = streams
         self._origin = origin = api.origin_of(endpoint)
-        self.input_schema = Schema.deferred(lambda: self._input.schema, checks_formats=not api.options.relaxes_inputs)
+        checks_formats = not api.options.relaxes_inputs and not (origin is not None and origin.loose_formats)
+        self.input_schema = Schema.deferred(lambda: self._input.schema, checks_formats=checks_formats)
         self.output_schema = Schema.deferred(lambda: self._output.schema())  # noqa: PLW0108 - lazily
         own = endpoint.operation.value
         title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
