@@ -924,6 +924,18 @@ MCP_IN: dict[str, str] = {
     "mcp.in.prompts": "Each prompt is a query that takes its arguments; all of them are listed.",
 }
 
+POLICIES: dict[str, str] = {
+    "policies.audit": "An audit log has one line of JSON per call, with caller, outcome, duration and sizes; inputs "
+    "only if asked for, without secrets.",
+    "policies.approval": "A call that needs approval runs only if a person approves it in time.",
+    "policies.rate": "No more calls pass than a rate allows, for each identity or operation; the error says when to "
+    "retry.",
+    "policies.concurrency": "No more calls run at the same time than a limit allows; others wait or are rejected.",
+    "policies.breaker": "What keeps failing is not called for a while; then one call tries it.",
+    "policies.budget": "A request makes a bounded number of calls, with all calls that are made for it.",
+    "policies.config": "Policies are installed by [policies] of opwire.toml.",
+}
+
 LLM: dict[str, str] = {
     "llm.definitions": "Every operation is a tool of OpenAI, Anthropic and Gemini with a name that they accept, its "
     "description and its input schema; the list follows the registry.",
@@ -1337,6 +1349,7 @@ SECTIONS = (
     MONITOR,
     DURABLE,
     MCP_IN,
+    POLICIES,
     LLM,
     SERVE_MCP,
     OPENAPI,

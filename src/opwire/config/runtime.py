@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.adapters.source import AdapterSource
+from opwire.config.policies import create_policies
 from opwire.config.problems import dotted
 from opwire.config.settings import AnySource, Config, MCPSettings
 from opwire.config.sources import ProjectModules, files_of, open_source
@@ -125,11 +126,13 @@ class OpenedConfig:
         return [*mounted.source.report, *duplicates, *mounted.problems]
 
     async def load(self) -> None:
-        """Load the enabled sources.
+        """Install the policies, and load the enabled sources.
 
         Raises:
-            ConfigError: a `required` source failed.
+            ConfigError: a policy cannot be installed, or a `required` source failed.
         """
+        async for policy in create_policies(self.config.policies, self.config.folder, self._modules):
+            self.registry.use(policy)
         enabled = {name: each for name, each in self.config.sources.items() if each.enabled}
         try:
             async with asyncio.TaskGroup() as group:

@@ -97,6 +97,7 @@ class Secret(EnvText, frozen=True):
 Seconds = Annotated[float, Meta(gt=0, lt=1e9)]
 Count = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
+CountedBy = Literal["identity", "operation", "namespace"]
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -275,6 +276,72 @@ class ViewSettings(Settings, frozen=True, kw_only=True):
     rename: dict[str, str] = {}
     reshape: dict[str, ReshapeSettings] = {}
     scopes: tuple[str, ...] = ()
+
+
+class PolicySettings(Settings, frozen=True, kw_only=True):
+    """The operations that a policy applies to: see `opwire.policies`."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+class AuditSettings(PolicySettings, frozen=True, kw_only=True):
+    """`[policies.audit]`: see `AuditLog`."""
+
+    path: str
+    values: bool = False
+    redact: tuple[str, ...] = ()
+
+
+class BudgetSettings(PolicySettings, frozen=True, kw_only=True):
+    """`[policies.budget]`: see `CallBudget`."""
+
+    calls: Count = 100
+
+
+class RateSettings(PolicySettings, frozen=True, kw_only=True):
+    """`[policies.rate]`: see `RateLimit`."""
+
+    calls: Count
+    per: Seconds = 1.0
+    by: tuple[CountedBy, ...] = ("identity",)
+
+
+class ConcurrencySettings(PolicySettings, frozen=True, kw_only=True):
+    """`[policies.concurrency]`: see `ConcurrencyLimit`."""
+
+    calls: Count
+    wait: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
+    by: tuple[CountedBy, ...] = ("operation",)
+
+
+class BreakerSettings(PolicySettings, frozen=True, kw_only=True):
+    """`[policies.breaker]`: see `CircuitBreaker`."""
+
+    failures: Count = 5
+    pause: Seconds = 30.0
+    by: tuple[CountedBy, ...] = ("namespace",)
+
+
+class ApprovalSettings(Settings, frozen=True, kw_only=True):
+    """`[policies.approval]`: see `Approval`. `ask` is "module:function", or "file.py:function"."""
+
+    ask: str
+    timeout: Seconds = 300.0
+    max_waiting: Count = 100
+    include: tuple[str, ...] = ("type:mutation",)
+    exclude: tuple[str, ...] = ()
+
+
+class PoliciesSettings(Settings, frozen=True, kw_only=True):
+    """`[policies]`: interceptors of all calls, in this order, the first outermost."""
+
+    audit: AuditSettings | None = None
+    budget: BudgetSettings | None = None
+    rate: RateSettings | None = None
+    concurrency: ConcurrencySettings | None = None
+    breaker: BreakerSettings | None = None
+    approval: ApprovalSettings | None = None
 
 
 class SurfaceSettings(Settings, frozen=True, kw_only=True):
@@ -457,6 +524,7 @@ class Config(Settings, frozen=True, kw_only=True):
     registry: RegistrySettings = RegistrySettings()
     sources: dict[str, AnySource] = {}
     views: dict[str, ViewSettings] = {}
+    policies: PoliciesSettings = PoliciesSettings()
     serve: ServeSettings = ServeSettings()
     hub: HubSettings | None = None
     spoke: SpokeSettings | None = None
@@ -562,6 +630,27 @@ TEMPLATE = """\
 #narrow = { lines = { maxItems = 10 } }  # keywords of JSON Schema
 #keep = ["total", "customer.name"]  # fields of the result
 #max_chars = 4000  # of the result; the operation results.more returns the rest
+
+# --- Policies: around every call, in this order -----------------------------------------------------------------------
+# Each may have: include = ["shop", "type:mutation"], exclude = ["*.delete*"].
+
+#[policies.audit]
+#path = "audit.jsonl"  # a line of JSON per call
+#values = true  # with inputs, whose secrets are replaced; false by default
+#[policies.budget]
+#calls = 100  # for one request, with all calls that are made for it
+#[policies.rate]
+#calls = 10
+#per = 1  # seconds
+#by = ["identity"]  # or operation, namespace
+#[policies.concurrency]
+#calls = 8
+#wait = 5  # seconds; 0 rejects at once
+#[policies.breaker]
+#failures = 5  # in a row, of one namespace
+#pause = 30  # seconds
+#[policies.approval]
+#ask = "approvals.py:ask"  # a function that returns True, False or a reason; before mutations by default
 
 # --- Surfaces: `opwire serve` ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,37 @@
+"""The policies of a file: `[policies]`."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict
+
+from opwire.config.settings import PoliciesSettings
+from opwire.config.sources import ProjectModules
+from opwire.errors import ConfigError
+from opwire.policies import Approval, AuditLog, CallBudget, CircuitBreaker, ConcurrencyLimit, Policy, RateLimit
+
+
+async def create_policies(settings: PoliciesSettings, folder: Path, modules: ProjectModules) -> AsyncIterator[Policy]:
+    """Yield the policies of a file, the outermost first.
+
+    Raises:
+        ConfigError: the audit log cannot be written, or the function that approves calls does not exist.
+    """
+    if settings.audit is not None:
+        options: dict[str, Any] = asdict(settings.audit)
+        try:
+            yield AuditLog(folder / options.pop("path"), **options)
+        except OSError as error:
+            raise ConfigError(f"policies.audit.path: {settings.audit.path}: {error.strerror}") from error
+    if settings.budget is not None:
+        yield CallBudget(**asdict(settings.budget))
+    if settings.rate is not None:
+        yield RateLimit(**asdict(settings.rate))
+    if settings.concurrency is not None:
+        yield ConcurrencyLimit(**asdict(settings.concurrency))
+    if settings.breaker is not None:
+        yield CircuitBreaker(**asdict(settings.breaker))
+    if settings.approval is not None:
+        options = asdict(settings.approval)
+        yield Approval(await modules.function(options.pop("ask"), "policies.approval.ask"), **options)

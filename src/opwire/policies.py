@@ -1,0 +1,492 @@
+"""Policies: interceptors for audit logs, approval, limits, circuit breakers and budgets.
+
+    registry.use(AuditLog("audit.jsonl"))
+    registry.use(RateLimit(10, per=1.0, by=("identity",)))
+    registry.use(Approval(ask, include=["type:mutation"]))
+
+Each applies to the operations that `include` and `exclude` select: ids or tags with `*`, namespaces, `type:mutation`,
+`tag:NAME`. Policies run in the order in which they are installed, the first outermost: an audit log that is installed
+first also has the calls that the others reject.
+"""
+
+import asyncio
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from opwire.envelope import ResponseEnvelope
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
+from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType
+from opwire.view import Pattern, Selection
+
+T = TypeVar("T")
+
+Key = Literal["identity", "operation", "namespace"]
+"""What calls are counted by."""
+
+_MAX_KEYS = 10_000  # identities or operations whose counts are kept; the least recently used ones are dropped
+_MAX_VALUES = 16 * 1024  # bytes of an input in an audit log
+_SECRET = re.compile(r"passw|secret|token|authorization|api[-_]?key|credential|cookie|private", re.IGNORECASE)
+_BUDGET = "opwire.budget"
+_FAULTS = frozenset({ErrorCode.PROTOCOL_ERROR, ErrorCode.INTERNAL})  # of a service, though they are not retryable
+_encoder = msgspec.json.Encoder(enc_hook=repr)
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The operations that a policy applies to; all by default."""
+
+    include: Iterable[Pattern]
+    exclude: Iterable[Pattern]
+
+
+class PolicyCall(Struct, frozen=True):
+    """A call inside a policy: the context of its handler, and what is called with each of its results."""
+
+    context: Context
+    on_result: Callable[[ResponseEnvelope[Any]], object] | None = None
+
+
+class Policy(ABC):
+    """An interceptor that does something before and after each call, or around a whole subscription."""
+
+    def __init__(self, **options: Unpack[PolicyOptions]) -> None:
+        self._selection = Selection(options.get("include", ()), options.get("exclude", ()))
+
+    def __call__(self, spec: OperationSpec, handler: Handler) -> Handler:
+        """Return the handler with this policy around it."""
+        if not self._selection.selects(spec):
+            return handler
+
+        async def call(input: Any, context: Context) -> Any:
+            async with self._around(spec, input, context) as inner:
+                envelope = await cast("Awaitable[Any]", handler(input, inner.context))
+                if inner.on_result is not None:
+                    inner.on_result(envelope)
+                return envelope
+
+        async def stream(input: Any, context: Context) -> AsyncGenerator[Any]:
+            async with (
+                self._around(spec, input, context) as inner,
+                aclosing(cast("AsyncGenerator[Any]", handler(input, inner.context))) as envelopes,
+            ):
+                async for envelope in envelopes:
+                    if inner.on_result is not None:
+                        inner.on_result(envelope)
+                    yield envelope
+
+        return stream if spec.type is OperationType.SUBSCRIPTION else call
+
+    @abstractmethod
+    def _around(self, spec: OperationSpec, input: Any, context: Context) -> AbstractAsyncContextManager[PolicyCall]:
+        """Return the context manager of a call."""
+
+
+class _ByKey(Generic[T]):
+    """Values by key, the least recently used ones dropped."""
+
+    def __init__(self, create: Callable[[], T]) -> None:
+        self._create = create
+        self._values: OrderedDict[tuple[str, ...], T] = OrderedDict()
+
+    def __getitem__(self, key: tuple[str, ...]) -> T:
+        value = self._values.get(key)
+        if value is None:
+            value = self._values[key] = self._create()
+            if len(self._values) > _MAX_KEYS:
+                self._values.popitem(last=False)
+        else:
+            self._values.move_to_end(key)
+        return value
+
+
+def _key(by: tuple[Key, ...], spec: OperationSpec, context: Context) -> tuple[str, ...]:
+    parts = {
+        "identity": "" if context.identity is None else context.identity.id,
+        "operation": spec.id,
+        "namespace": spec.namespace,
+    }
+    return tuple(parts[each] for each in by)
+
+
+def _checked_by(by: Iterable[Key]) -> tuple[Key, ...]:
+    known = ("identity", "operation", "namespace")
+    given = (by,) if isinstance(by, str) else tuple(by)
+    for each in given:
+        if each not in known:
+            raise UsageError(f"by is some of {', '.join(known)}; {each!r} is none of them")
+    return cast("tuple[Key, ...]", given)
+
+
+# --- audit ------------------------------------------------------------------------------------------------------------
+
+
+class AuditLog(Policy):
+    """Write a line of JSON for each call: time, caller, operation, request id, outcome, duration and sizes in bytes.
+
+    `target` is the path of a file, which is created for its owner alone, or a function that takes each line. With
+    `values`, lines have the input, with the values of secret names (`password`, `token`, … and those in `redact`)
+    replaced by "***". A subscription has one line, with the number of its items.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str] | Callable[[bytes], object],
+        *,
+        values: bool = False,
+        redact: Iterable[str] = (),
+        **options: Unpack[PolicyOptions],
+    ) -> None:
+        super().__init__(**options)
+        self._values = values
+        self._redacted = frozenset(name.lower() for name in redact)
+        self._write = target if callable(target) else partial(_append, Path(target))
+        if not callable(target):
+            _append(Path(target), b"")  # fails now rather than at the first call
+
+    @asynccontextmanager
+    async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
+        start = time.perf_counter()
+        line: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "identity": None if context.identity is None else context.identity.id,
+            "operation": spec.id,
+            "requestId": context.request_id,
+            "parentRequestId": context.parent_request_id,
+            "outcome": "OK",
+            "ms": 0.0,
+            "inputBytes": _size(input),
+            "outputBytes": 0,
+        }
+        if self._values:
+            line["input"] = self._without_secrets(input) if (line["inputBytes"] or 0) <= _MAX_VALUES else "(too long)"
+        if spec.type is OperationType.SUBSCRIPTION:
+            line["items"] = 0
+
+        def count(envelope: ResponseEnvelope[Any]) -> None:
+            line["outputBytes"] += _size(envelope.data) or 0
+            if "items" in line:
+                line["items"] += 1
+
+        try:
+            yield PolicyCall(context, count)
+        except BaseException as error:
+            line["outcome"] = error.code.value if isinstance(error, CallError) else "CANCELLED"
+            raise
+        finally:
+            line["ms"] = round(1_000 * (time.perf_counter() - start), 3)
+            self._write(_encoder.encode(line) + b"\n")
+
+    def _without_secrets(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                name: "***" if _SECRET.search(name) or name.lower() in self._redacted else self._without_secrets(each)
+                for name, each in cast("dict[str, Any]", value).items()
+            }
+        if isinstance(value, list):
+            return [self._without_secrets(each) for each in cast("list[Any]", value)]
+        return value
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append in one write, so that several processes may share a file; opened anew, so that it may be rotated."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def _size(value: Any) -> int | None:
+    try:
+        return len(value) if isinstance(value, bytes) else len(_encoder.encode(value))
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+# --- approval ---------------------------------------------------------------------------------------------------------
+
+
+class ApprovalRequest(Struct, frozen=True):
+    """A call that waits for the decision of a person."""
+
+    spec: OperationSpec
+    input: Any
+    context: Context
+
+    @property
+    def identity(self) -> Identity | None:
+        """The caller."""
+        return self.context.identity
+
+    def __str__(self) -> str:
+        caller = "an anonymous caller" if self.identity is None else self.identity.id
+        return f"{caller} calls {self.spec.id} with {_encoder.encode(self.input).decode()[:2_000]}"
+
+
+Decision = bool | str
+"""True approves a call; False, or a reason, denies it."""
+
+
+class Approval(Policy):
+    """Ask a person before each call; by default before mutations.
+
+        async def ask(request: ApprovalRequest) -> bool | str:
+            return await send_to_chat(f"{request}. Approve?")
+
+        registry.use(Approval(ask))
+
+    `ask` returns True to approve, and False or a reason to deny; a plain function runs on the event loop. The caller of
+    a denied call gets ACCESS_DENIED with the reason. A decision takes at most `timeout` seconds, and no longer than the
+    deadline of the call; at most `max_waiting` calls wait at the same time.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[ApprovalRequest], Decision | Awaitable[Decision]],
+        *,
+        timeout: float = 300.0,
+        max_waiting: int = 100,
+        include: Iterable[Pattern] = ("type:mutation",),
+        exclude: Iterable[Pattern] = (),
+    ) -> None:
+        super().__init__(include=include, exclude=exclude)
+        check_above_zero(timeout=timeout)
+        check_counts(max_waiting=max_waiting)
+        self._ask = ask
+        self._timeout = timeout
+        self._max_waiting = max_waiting
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
+        if self._waiting >= self._max_waiting:
+            raise CallError(ErrorCode.RATE_LIMITED, f"{self._waiting} calls wait for approval already")
+        self._waiting += 1
+        try:
+            decision = await self._decide(ApprovalRequest(spec, input, context))
+        finally:
+            self._waiting -= 1
+        if decision is not True:
+            reason = f": {decision[:500]}" if isinstance(decision, str) and decision else ""
+            raise CallError(ErrorCode.ACCESS_DENIED, f"{spec.id} was not approved{reason}")
+        yield PolicyCall(context)
+
+    async def _decide(self, request: ApprovalRequest) -> Decision:
+        remaining = request.context.remaining
+        seconds = self._timeout if remaining is None else min(remaining, self._timeout)
+        try:
+            async with asyncio.timeout(max(seconds, 0)):
+                decision = self._ask(request)
+                return await decision if isawaitable(decision) else decision
+        except TimeoutError:
+            return f"no decision within {seconds:.3g} s"
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+class _Bucket:
+    def __init__(self, tokens: float, now: float) -> None:
+        self.tokens = tokens
+        self.updated = now
+
+
+class RateLimit(Policy):
+    """Reject calls above a rate: at most `calls` in `per` seconds, for each identity by default.
+
+    Short bursts of `calls` are allowed. `by` names what is limited separately: "identity", "operation", "namespace";
+    () limits all calls together. The error is RATE_LIMITED, with the time after which a call is possible.
+
+    Raises:
+        UsageError: a number is not above zero, or `by` is unknown.
+    """
+
+    def __init__(
+        self,
+        calls: int,
+        *,
+        per: float = 1.0,
+        by: Iterable[Key] = ("identity",),
+        clock: Callable[[], float] = time.monotonic,
+        **options: Unpack[PolicyOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_counts(calls=calls)
+        check_above_zero(per=per)
+        self._calls = calls
+        self._rate = calls / per
+        self._by = _checked_by(by)
+        self._clock = clock
+        self._buckets = _ByKey(lambda: _Bucket(calls, clock()))
+
+    @asynccontextmanager
+    async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
+        bucket, now = self._buckets[_key(self._by, spec, context)], self._clock()
+        bucket.tokens = min(self._calls, bucket.tokens + (now - bucket.updated) * self._rate)
+        bucket.updated = now
+        if bucket.tokens < 1:
+            message = f"{spec.id}: more than {self._calls} calls in {self._calls / self._rate:g} s"
+            raise CallError(ErrorCode.RATE_LIMITED, message, retry_after=(1 - bucket.tokens) / self._rate)
+        bucket.tokens -= 1
+        yield PolicyCall(context)
+
+
+class ConcurrencyLimit(Policy):
+    """Run at most `calls` at the same time, for each operation by default.
+
+    A further call waits for up to `wait` seconds, or its deadline, and is then rejected as RATE_LIMITED. A subscription
+    counts until it ends. `by` is as for `RateLimit`.
+
+    Raises:
+        UsageError: a number is out of range, or `by` is unknown.
+    """
+
+    def __init__(
+        self, calls: int, *, wait: float = 0.0, by: Iterable[Key] = ("operation",), **options: Unpack[PolicyOptions]
+    ) -> None:
+        super().__init__(**options)
+        check_counts(calls=calls)
+        check_not_below_zero(wait=wait)
+        self._calls = calls
+        self._wait = wait
+        self._by = _checked_by(by)
+        self._running: dict[tuple[str, ...], asyncio.Semaphore] = {}
+        self._users: dict[tuple[str, ...], int] = {}
+
+    @asynccontextmanager
+    async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
+        key = _key(self._by, spec, context)
+        running = self._running.setdefault(key, asyncio.Semaphore(self._calls))
+        self._users[key] = self._users.get(key, 0) + 1  # with those that wait
+        try:
+            await self._enter(running, spec, context)
+            try:
+                yield PolicyCall(context)
+            finally:
+                running.release()
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:  # nothing of an idle key is kept
+                del self._users[key], self._running[key]
+
+    async def _enter(self, running: asyncio.Semaphore, spec: OperationSpec, context: Context) -> None:
+        if running.locked():
+            seconds = self._wait if context.remaining is None else min(self._wait, context.remaining)
+            try:
+                async with asyncio.timeout(max(seconds, 0)):
+                    await running.acquire()
+            except TimeoutError:
+                message = f"{spec.id}: {self._calls} calls are running already"
+                raise CallError(ErrorCode.RATE_LIMITED, message) from None
+        else:
+            await running.acquire()
+
+
+class _Circuit:
+    def __init__(self) -> None:
+        self.failures = 0
+        self.open_until = 0.0
+        self.is_tried = False
+
+
+class CircuitBreaker(Policy):
+    """Stop calling what keeps failing: after `failures` in a row, calls fail at once for `pause` seconds.
+
+    Then one call is let through: if it succeeds, all are again. Failures are those of the service: errors that may be
+    retried, except RATE_LIMITED, and PROTOCOL_ERROR and INTERNAL. `by` is as for `RateLimit`; the default is the
+    namespace, which is one source. The error is UNAVAILABLE, with the remaining time.
+
+    Raises:
+        UsageError: a number is not above zero, or `by` is unknown.
+    """
+
+    def __init__(
+        self,
+        failures: int = 5,
+        *,
+        pause: float = 30.0,
+        by: Iterable[Key] = ("namespace",),
+        clock: Callable[[], float] = time.monotonic,
+        **options: Unpack[PolicyOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_counts(failures=failures)
+        check_above_zero(pause=pause)
+        self._failures = failures
+        self._pause = pause
+        self._by = _checked_by(by)
+        self._clock = clock
+        self._circuits = _ByKey(_Circuit)
+
+    @asynccontextmanager
+    async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
+        circuit, now = self._circuits[_key(self._by, spec, context)], self._clock()
+        is_trial = circuit.failures >= self._failures
+        if is_trial and (now < circuit.open_until or circuit.is_tried):
+            left = max(circuit.open_until - now, 0.0)
+            message = f"{spec.id}: the last {circuit.failures} calls failed; no further one is made for {left:.3g} s"
+            raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=left)
+        circuit.is_tried = circuit.is_tried or is_trial
+        try:
+            yield PolicyCall(context)
+        except CallError as error:
+            if error.code in _FAULTS or (error.retryable and error.code is not ErrorCode.RATE_LIMITED):
+                circuit.failures += 1
+                circuit.open_until = self._clock() + self._pause
+            else:
+                circuit.failures = 0
+            raise
+        else:
+            circuit.failures = 0
+        finally:
+            if is_trial:  # also if it was cancelled, which says nothing
+                circuit.is_tried = False
+
+
+class CallBudget(Policy):
+    """Allow at most `calls` for one request: the call itself and all calls that are made for it in this process.
+
+    This ends loops of operations that call each other, and programs of a model that call too much. The error is
+    RATE_LIMITED, and may not be retried.
+
+    Raises:
+        UsageError: `calls` is not above zero.
+    """
+
+    def __init__(self, calls: int = 100, **options: Unpack[PolicyOptions]) -> None:
+        super().__init__(**options)
+        check_counts(calls=calls)
+        self._calls = calls
+
+    @asynccontextmanager
+    async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
+        left = context.metadata.get(_BUDGET)
+        if not isinstance(left, _Budget):  # the first call of a request
+            left = _Budget(self._calls)
+            context = replace(context, metadata={**context.metadata, _BUDGET: left})
+        if left.calls < 1:
+            message = f"{spec.id}: the request has made {self._calls} calls, and may not make more"
+            raise CallError(ErrorCode.RATE_LIMITED, message, retryable=False)
+        left.calls -= 1
+        yield PolicyCall(context)
+
+
+class _Budget:
+    def __init__(self, calls: int) -> None:
+        self.calls = calls

@@ -1,0 +1,79 @@
+"""Policies of a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from opwire.config import load_config, open_config
+from opwire.errors import CallError, ConfigError, ErrorCode
+from tests.requirements import requirement
+
+SHOP = """
+from opwire import OperationRegistry
+registry = OperationRegistry()
+
+@registry.query("shop.price")
+async def price() -> float:
+    return 2.5
+
+@registry.mutation("shop.order")
+async def order(article: str) -> str:
+    return article
+
+def ask(request):
+    return request.input["article"] == "tea" or "too expensive"
+"""
+FILE = """
+[sources.shop]
+python = "shop.py"
+[policies.audit]
+path = "audit.jsonl"
+values = true
+[policies.budget]
+[policies.rate]
+calls = 3
+per = 1000
+exclude = ["type:mutation"]
+[policies.concurrency]
+calls = 8
+[policies.breaker]
+[policies.approval]
+ask = "shop.py:ask"
+"""
+
+
+@requirement("policies.config")
+async def test_the_policies_of_a_file_apply_to_every_call(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "opwire.toml").write_text(FILE)
+    async with open_config(load_config(tmp_path / "opwire.toml")) as opened:
+        for _ in range(3):
+            await opened.registry.execute("shop.price")
+        with pytest.raises(CallError) as limited:
+            await opened.registry.execute("shop.price")
+        assert limited.value.code is ErrorCode.RATE_LIMITED
+        await opened.registry.execute("shop.order", {"article": "tea"})
+        with pytest.raises(CallError, match="too expensive") as denied:
+            await opened.registry.execute("shop.order", {"article": "gold"})
+        assert denied.value.code is ErrorCode.ACCESS_DENIED
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line["outcome"] for line in lines] == ["OK", "OK", "OK", "RATE_LIMITED", "OK", "ACCESS_DENIED"]
+
+
+@requirement("policies.config")
+@pytest.mark.parametrize(
+    ("policies", "told"),
+    [
+        ("[policies.audit]\npath = 'no/such/folder/audit.jsonl'", "No such file"),
+        ("[policies.approval]\nask = 'approvals.py:ask'", "policies.approval.ask"),
+        ("[policies.rate]\ncalls = 0", "policies.rate.calls"),
+        ("[policies.rate]\ncalls = 1\nby = ['user']", "policies.rate.by"),
+        ("[policies.rates]\ncalls = 1", "rate"),
+    ],
+)
+async def test_a_policy_that_cannot_be_installed_is_named(tmp_path: Path, policies: str, told: str) -> None:
+    (tmp_path / "opwire.toml").write_text(policies)
+    with pytest.raises(ConfigError, match=told):
+        async with open_config(load_config(tmp_path / "opwire.toml")):
+            pass

@@ -1,0 +1,319 @@
+"""Policies: what they let through, what they reject, and what they write."""
+
+import asyncio
+import json
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.operation import Context, Identity, Interceptor
+from opwire.policies import (
+    Approval,
+    ApprovalRequest,
+    AuditLog,
+    CallBudget,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    RateLimit,
+)
+from opwire.registry import OperationRegistry
+from tests.requirements import requirement
+
+ANN, EVE = Context(identity=Identity(id="ann")), Context(identity=Identity(id="eve"))
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shop(*policies: Interceptor) -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.query("shop.price")
+    async def price(article: str = "tea", code: str = "") -> float:
+        if code:
+            raise CallError(code, "as asked")
+        return 2.5
+
+    @registry.mutation("shop.order")
+    async def order(article: str, password: str = "") -> str:
+        return article
+
+    @registry.subscription("shop.ticks")
+    async def ticks(last: int = 3) -> AsyncIterator[int]:
+        for n in range(last):
+            yield n
+
+    @registry.query("shop.again")
+    async def again(context: Context) -> int:
+        return (await context.env.shop.again()).data + 1
+
+    for policy in policies:
+        registry.use(policy)
+    return registry
+
+
+async def refused(registry: OperationRegistry, id: str, input: Any = None, context: Context | None = None) -> CallError:
+    with pytest.raises(CallError) as failure:
+        await registry.execute(id, input, context)
+    return failure.value
+
+
+# --- audit ------------------------------------------------------------------------------------------------------------
+
+
+@requirement("policies.audit")
+async def test_every_call_is_a_line_of_json_with_its_caller_and_outcome(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    registry = shop(AuditLog(path))
+    await registry.execute("shop.price", {"article": "tea"}, ANN)
+    await refused(registry, "shop.price", {"code": "UNAVAILABLE"}, EVE)
+    assert [item.data async for item in registry.subscribe("shop.ticks")] == [0, 1, 2]
+    stream = registry.subscribe("shop.ticks", {"last": 1_000})
+    await anext(stream)
+    await stream.aclose()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["identity"], line["operation"], line["outcome"]) for line in lines] == [
+        ("ann", "shop.price", "OK"),
+        ("eve", "shop.price", "UNAVAILABLE"),
+        (None, "shop.ticks", "OK"),
+        (None, "shop.ticks", "CANCELLED"),
+    ]
+    assert (lines[0]["inputBytes"], lines[0]["outputBytes"], lines[2]["items"], lines[3]["items"]) == (17, 3, 3, 1)
+    assert all(line["ms"] >= 0 and line["time"].endswith("+00:00") and "input" not in line for line in lines)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@requirement("policies.audit")
+async def test_inputs_are_written_only_if_asked_for_and_without_secrets() -> None:
+    lines: list[bytes] = []
+    registry = shop(AuditLog(lines.append, values=True, redact=["Article"], exclude=["shop.price"]))
+    await registry.execute("shop.order", {"article": "s3cret", "password": "s3cret"})
+    await registry.execute("shop.order", {"article": "x" * 20_000})
+    await registry.execute("shop.price")
+    assert [json.loads(line)["input"] for line in lines] == [{"article": "***", "password": "***"}, "(too long)"]
+    assert b"s3cret" not in b"".join(lines)
+
+
+@requirement("policies.audit")
+async def test_an_audit_log_that_is_installed_first_has_the_calls_that_others_reject() -> None:
+    lines: list[bytes] = []
+    registry = shop(AuditLog(lines.append), Approval(lambda _: False))
+    await refused(registry, "shop.order", {"article": "tea"})
+    assert json.loads(lines[0])["outcome"] == "ACCESS_DENIED"
+
+
+# --- approval ---------------------------------------------------------------------------------------------------------
+
+
+@requirement("policies.approval")
+async def test_a_mutation_runs_only_if_a_person_approves() -> None:
+    asked: list[ApprovalRequest] = []
+
+    async def ask(request: ApprovalRequest) -> bool | str:
+        asked.append(request)
+        return request.input["article"] == "tea" or "too expensive"
+
+    registry = shop(Approval(ask))
+    assert (await registry.execute("shop.order", {"article": "tea"}, ANN)).data == "tea"
+    denied = await refused(registry, "shop.order", {"article": "gold"}, ANN)
+    assert (denied.code, denied.message) == (ErrorCode.ACCESS_DENIED, "shop.order was not approved: too expensive")
+    await registry.execute("shop.price")
+    assert [str(each) for each in asked] == [
+        'ann calls shop.order with {"article":"tea"}',
+        'ann calls shop.order with {"article":"gold"}',
+    ]
+
+
+@requirement("policies.approval")
+@pytest.mark.parametrize("decision", [False, "", None, 1, "yes"])
+async def test_everything_but_true_denies(decision: Any) -> None:
+    denied = await refused(shop(Approval(lambda _: decision)), "shop.order", {"article": "tea"})
+    assert denied.code is ErrorCode.ACCESS_DENIED
+
+
+@requirement("policies.approval")
+async def test_a_decision_has_a_deadline_and_few_calls_wait_for_one() -> None:
+    forever = asyncio.Event()
+
+    async def ask(_: ApprovalRequest) -> bool:
+        return await forever.wait()
+
+    registry = shop(Approval(ask, timeout=0.05, max_waiting=2))
+    outcomes = await asyncio.gather(*(refused(registry, "shop.order", {"article": "tea"}) for _ in range(3)))
+    assert sorted(error.code for error in outcomes) == ["ACCESS_DENIED", "ACCESS_DENIED", "RATE_LIMITED"]
+    assert "no decision within 0.05 s" in max(error.message for error in outcomes)
+    assert (await refused(registry, "shop.order", {"article": "tea"})).code is ErrorCode.ACCESS_DENIED
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@requirement("policies.rate")
+@given(st.integers(1, 5), st.floats(0.1, 10), st.lists(st.floats(0, 3), max_size=40))
+def test_no_more_calls_pass_than_the_rate_allows(calls: int, per: float, steps: list[float]) -> None:
+    async def run() -> None:
+        clock, passed = Clock(), list[float]()
+        registry = shop(RateLimit(calls, per=per, clock=clock))
+        for step in steps:
+            clock.now += step
+            try:
+                await registry.execute("shop.price", {}, ANN)
+            except CallError as error:
+                clock.now += (error.retry_after or 0) + 1e-6
+                await registry.execute("shop.price", {}, ANN)  # as the error said
+            passed.append(clock.now)
+        for start, first in enumerate(passed):
+            for end, last in enumerate(passed[start:], start=start):
+                assert end - start + 1 <= calls + (last - first) * calls / per + 1e-3
+
+    asyncio.run(run())
+
+
+@requirement("policies.rate")
+async def test_a_limit_is_for_each_identity_and_a_thousand_calls_at_once_pass_as_few() -> None:
+    registry = shop(RateLimit(10, per=1_000))
+
+    async def attempt(context: Context) -> bool:
+        try:
+            await registry.execute("shop.price", {}, context)
+        except CallError:
+            return False
+        return True
+
+    outcomes = await asyncio.gather(*(attempt(ANN if n % 2 else EVE) for n in range(1_000)))
+    assert sum(outcomes) == 20
+    together = shop(RateLimit(1, per=1_000, by=()))
+    await together.execute("shop.price", {}, ANN)
+    assert (await refused(together, "shop.price", {}, EVE)).code is ErrorCode.RATE_LIMITED
+
+
+@requirement("policies.concurrency")
+async def test_at_most_so_many_calls_run_and_others_wait_or_are_rejected() -> None:
+    running, most, go = 0, 0, asyncio.Event()
+
+    def register(policy: Interceptor) -> OperationRegistry:
+        registry = OperationRegistry()
+        registry.use(policy)
+
+        @registry.query("slow.call")
+        async def slow() -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await go.wait()
+            running -= 1
+
+        return registry
+
+    waiting = ConcurrencyLimit(3, wait=30)
+    tasks = [asyncio.create_task(_ended(register(waiting), "slow.call"))]
+    registry = register(waiting)
+    tasks = [asyncio.create_task(registry.execute("slow.call")) for _ in range(100)] + tasks
+    rejecting = register(ConcurrencyLimit(3))
+    more = [asyncio.create_task(_ended(rejecting, "slow.call")) for _ in range(10)]
+    while sum(task.done() for task in more) < 7:
+        await asyncio.sleep(0)
+    assert running <= 6
+    tasks[50].cancel()
+    go.set()
+    await asyncio.wait([*tasks, *more])
+    assert most <= 6
+    assert [task.result() for task in more].count("RATE_LIMITED") == 7
+    assert sum(task.cancelled() for task in tasks) == 1
+    assert not waiting._running  # nothing of an idle operation is kept
+
+
+async def _ended(registry: OperationRegistry, id: str) -> str:
+    try:
+        await registry.execute(id)
+    except CallError as error:
+        return error.code
+    return "OK"
+
+
+@requirement("policies.breaker")
+async def test_what_keeps_failing_is_not_called_until_a_trial_succeeds() -> None:
+    clock = Clock()
+    registry = shop(CircuitBreaker(3, pause=30, clock=clock))
+    down, up = {"code": "UNAVAILABLE"}, {}
+    for _ in range(3):
+        assert (await refused(registry, "shop.price", down)).message == "as asked"
+    stopped = await refused(registry, "shop.price", up)
+    assert (stopped.code, stopped.retry_after) == (ErrorCode.UNAVAILABLE, 30)
+    assert "the last 3 calls failed" in stopped.message
+    clock.now += 31
+    assert (await refused(registry, "shop.price", down)).message == "as asked"  # the trial
+    assert "the last 4 calls failed" in (await refused(registry, "shop.price", up)).message
+    clock.now += 31
+    await registry.execute("shop.price", up)
+    await registry.execute("shop.price", up)
+
+
+@requirement("policies.breaker")
+async def test_errors_of_the_caller_do_not_open_a_circuit() -> None:
+    registry = shop(CircuitBreaker(1))
+    for code in ("VALIDATION_ERROR", "ACCESS_DENIED", "RATE_LIMITED", "EXECUTION_ERROR"):
+        await refused(registry, "shop.price", {"code": code})
+    await registry.execute("shop.price")
+
+
+@requirement("policies.breaker")
+async def test_one_call_at_a_time_tries_an_open_circuit_and_a_cancelled_one_is_no_result() -> None:
+    clock, go = Clock(), asyncio.Event()
+    registry = OperationRegistry()
+    registry.use(CircuitBreaker(1, pause=1, clock=clock))
+
+    @registry.query("slow.call")
+    async def slow(fails: bool = False) -> None:
+        if fails:
+            raise CallError("UNAVAILABLE")
+        await go.wait()
+
+    await refused(registry, "slow.call", {"fails": True})
+    clock.now += 2
+    trial = asyncio.create_task(registry.execute("slow.call"))
+    await asyncio.sleep(0)
+    assert "the last 1 calls failed" in (await refused(registry, "slow.call")).message
+    trial.cancel()
+    await asyncio.wait([trial])
+    go.set()
+    await registry.execute("slow.call")
+
+
+@requirement("policies.budget")
+async def test_a_request_has_a_budget_of_calls_that_ends_loops() -> None:
+    registry = shop(CallBudget(20))
+    spent = await refused(registry, "shop.again")
+    assert (spent.code, spent.retryable) == (ErrorCode.RATE_LIMITED, False)
+    assert "has made 20 calls" in spent.message
+    for _ in range(50):  # each is a request of its own
+        await registry.execute("shop.price")
+
+
+def test_a_policy_that_is_wrong_is_refused() -> None:
+    for make in (
+        lambda: RateLimit(0),
+        lambda: RateLimit(1, per=0),
+        lambda: RateLimit(1, by=cast("Any", ("user",))),
+        lambda: ConcurrencyLimit(0),
+        lambda: ConcurrencyLimit(1, wait=-1),
+        lambda: CircuitBreaker(0),
+        lambda: CircuitBreaker(pause=0),
+        lambda: CallBudget(0),
+        lambda: Approval(lambda _: True, timeout=0),
+        lambda: RateLimit(1, include="shop.*"),
+    ):
+        with pytest.raises(UsageError):
+            make()
