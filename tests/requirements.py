@@ -1299,6 +1299,7 @@ CLI: dict[str, str] = {
     "cli.exit-codes": "Each class of errors has its exit code.",
     "cli.files": "Python files are sources, as modules and as MCP servers; a URL needs no scheme on this machine.",
     "cli.forms": "A result is readable, JSON, the envelope or raw; binary data is described, saved or piped.",
+    "cli.keys": "`opwire keys` writes keys and certificates, and calls over a broker are signed by them.",
     "cli.gen": "A typed client of the operations is written as a module that compiles.",
     "cli.harmless": "Foreign text cannot send control sequences to the terminal.",
     "cli.hub": "A hub, a spoke and a caller are three commands that find each other.",

@@ -34,6 +34,12 @@ _SOURCES = {
         "--openapi", multiple=True, metavar="[NAME=]FILE|URL", help="An HTTP API, by its OpenAPI document."
     ),
 }
+_FILE = click.Path(exists=True, dir_okay=False)
+BROKER_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "prefix": click.option("--prefix", help="The prefix of all names on a broker.  [default: opwire]"),
+    "signing_key": click.option("--signing-key", type=_FILE, metavar="FILE", help="Sign calls over a broker by it."),
+    "certificate": click.option("--certificate", type=_FILE, metavar="FILE", help="The signing key's certificate."),
+}
 _REMOTE = {
     "url": click.option("--url", help="A served registry: ws://, redis://, nats://, http(s):// or localhost:8080."),
     "token_env": click.option(
@@ -43,6 +49,7 @@ _REMOTE = {
         metavar="VARIABLE",
         help="The environment variable with the token for --url.",
     ),
+    **BROKER_OPTIONS,
 }
 
 
@@ -113,6 +120,11 @@ def source_options(function: F) -> F:
 def served_source_options(function: F) -> F:
     """Add the options that name sources to serve; the command receives `sources`."""
     return _with_sources(function, _SOURCES)
+
+
+def observed_source_options(function: F) -> F:
+    """Add the options that name a hub, a broker or an HTTP API; the command receives `sources`."""
+    return _with_sources(function, {"config": _SOURCES["config"], **_REMOTE})
 
 
 def _with_sources(function: Any, options: dict[str, Callable[[Any], Any]]) -> Any:

@@ -35,6 +35,7 @@ COMMANDS = {
     "init": "Write a commented opwire.toml.",
     "install": "Add the operations to an MCP client: Claude, Cursor or VS Code.",
     "gen": "Generate code from the operations.",
+    "keys": "Create the keys and certificates of signed calls over a broker.",
     "completion": "Print the script that completes commands and operation ids in a shell.",
     "demo": "Run a short demonstration on this machine.",
 }
@@ -42,7 +43,7 @@ COMMANDS = {
 # Commands that share a module with another one.
 _MODULES = {
     **dict.fromkeys(("ls", "describe"), "listing"),
-    **dict.fromkeys(("init", "gen", "completion", "demo"), "setup"),
+    **dict.fromkeys(("init", "gen", "keys", "completion", "demo"), "setup"),
     **dict.fromkeys(("hub", "spoke"), "serve"),
     "watch": "call",
     "logout": "login",

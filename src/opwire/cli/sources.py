@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 import click
@@ -32,6 +32,7 @@ from opwire.config.settings import (
     PythonSource,
     ServersFileSource,
     ServerSource,
+    SignedSettings,
     missing_variables,
 )
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
@@ -195,23 +196,25 @@ class Sources(NamedTuple):
     openapi: tuple[str, ...] = ()
     url: str | None = None
     token_env: str = "OPWIRE_TOKEN"  # noqa: S105 - its name
+    prefix: str | None = None
+    signing_key: str | None = None
+    certificate: str | None = None
 
     @property
     def words(self) -> list[str]:
         """The options as words, for a command that uses the same sources."""
-        named = [("--config", self.config), *(("--python", each) for each in self.python)]
-        named += [("--mcp", each) for each in self.mcp]
-        named += [("--openapi", each) for each in self.openapi]
-        named += [("--url", self.url)]
-        if self.token_env != Sources._field_defaults["token_env"]:
-            named += [("--token-env", self.token_env)]
-        return [word for option, value in named if value for word in (option, value)]
+        words: list[str] = []
+        for name, value in self._asdict().items():
+            given = cast("tuple[str, ...]", value if isinstance(value, tuple) else (value,))
+            if value != self._field_defaults[name]:
+                words += [word for each in given for word in (f"--{name.replace('_', '-')}", each)]
+        return words
 
     @property
     def key(self) -> str:
         """The key of the cached ids."""
         file = self.file
-        return repr((self.url, self.python, self.mcp, self.openapi, file and str(file.absolute())))
+        return repr((self.url, self.prefix, self.python, self.mcp, self.openapi, file and str(file.absolute())))
 
     @property
     def file(self) -> Path | None:
@@ -296,16 +299,38 @@ class Sources(NamedTuple):
         async with _load(replace(config, sources=local), screen) as loaded:
             yield loaded
 
+    def connection_options(self, url: str) -> dict[str, Any]:
+        """Return the options of a connection to a hub, a broker or an HTTP API.
+
+        Raises:
+            click.UsageError: they are for another kind of URL, or incomplete.
+            ConfigError: a key cannot be used.
+        """
+        if not url.startswith(("redis", "unix:", "nats:", "tls:")):
+            if self.prefix or self.signing_key or self.certificate:
+                raise click.UsageError(
+                    "--prefix, --signing-key and --certificate are for brokers: redis:// and nats://"
+                )
+            # From the environment: other users of the machine can read a command line. Brokers do not take a token.
+            token = os.environ.get(self.token_env)
+            return {"token": token} if token else {}
+        if (self.signing_key is None) != (self.certificate is None):
+            raise click.UsageError("--signing-key and --certificate belong together")
+        options: dict[str, Any] = {} if self.prefix is None else {"prefix": self.prefix}
+        if self.signing_key is not None:
+            from opwire.config.surfaces import signed_requests
+
+            files = SignedSettings(key_file=self.signing_key, certificate_file=self.certificate)
+            options["signed"] = signed_requests("--signing-key", files, Path())
+        return options
+
     @asynccontextmanager
     async def _connect(self, url: str, source: str | None) -> AsyncGenerator[LoadedOperations]:
         from opwire.client.client import Client
 
         if source or self.config or self.python or self.mcp or self.openapi:
             raise click.UsageError("--url cannot be combined with other sources: its operations are loaded remotely")
-        url = complete_url(url)
-        # From the environment: other users of the machine can read a command line. Brokers do not take a token.
-        token = os.environ.get(self.token_env) if url.startswith(("ws", "http")) else None
-        async with Client(url, token=token) as client:
+        async with Client(complete_url(url), **self.connection_options(url)) as client:
             loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
             cache_ids(self.key, loaded.specs.values())
             yield loaded

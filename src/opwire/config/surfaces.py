@@ -341,11 +341,16 @@ def _connection_options(key: str, settings: BrokerSettings, folder: Path) -> dic
             raise ConfigError(f"{key}.ca_file cannot be used: {error}") from error
     signed: SignedSettings | None = getattr(settings, "signed", None)
     if signed is not None:
-        options["signed"] = _signed_requests(f"{key}.signed", signed, folder)
+        options["signed"] = signed_requests(f"{key}.signed", signed, folder)
     return options
 
 
-def _signed_requests(key: str, settings: SignedSettings, folder: Path) -> "SignedRequests":
+def signed_requests(key: str, settings: SignedSettings, folder: Path) -> "SignedRequests":
+    """Return how requests over a broker are signed and verified; `key` names the settings in errors.
+
+    Raises:
+        ConfigError: a file is unreadable or invalid.
+    """
     with needs_extra("auth"):
         from opwire.auth.signed import SignedRequests, Signer, SigningKey, Verifier
 

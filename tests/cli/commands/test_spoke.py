@@ -22,7 +22,7 @@ from tests.servers.brokers import RedisServer
 
 
 @requirement("cli.spoke")
-def test_over_a_broker_everybody_may_call_what_is_opened(redis_server: RedisServer) -> None:
+def test_over_a_broker_anonymous_callers_may_call_what_is_opened(redis_server: RedisServer) -> None:
     with Running("spoke", redis_server.url, *SHOP, "--open") as spoke:
         spoke.says("serving 8 operations")
         called = opwire("call", "--url", redis_server.url, "math.add", "a=1", "b=2")
@@ -84,6 +84,59 @@ def test_options_secure_a_broker(redis_server: RedisServer, tmp_path: Path) -> N
         assert [(each["name"], each["operations"]) for each in found] == [("maths", 1)], listed.stderr
         assert opwire("ps", "--url", redis_server.url).stdout == ""
         assert spoke.stop() == 0
+
+
+@requirement("cli.keys", "cli.broker")
+def test_a_call_over_a_broker_is_signed_with_keys_of_the_command_line(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("authority", "ada"):
+        assert run(["keys", "new", name]) == 0
+    assert (tmp_path / "ada.key").stat().st_mode & 0o777 == 0o600
+    assert run(["keys", "certify", "ada.pem", "--authority", "authority.key", "--scope", "*", "--days", "0.5"]) == 0
+    secret = (tmp_path / "ada.key").read_text().splitlines()[1]
+    mine = ("--url", redis_server.url, "--prefix", "signed")
+    with Running("spoke", redis_server.url, *SHOP, *mine[2:], "--authority", str(tmp_path / "authority.pem")) as spoke:
+        spoke.says("serving 8 operations")
+        capsys.readouterr()
+        key = ("--signing-key", "ada.key", "--certificate", "ada.certificate")
+        assert run(["call", *mine, *key, "math.add", "a=1", "b=2"]) == 0
+        assert capsys.readouterr().out == "3\n"
+        assert run(["call", *mine, "math.add", "a=1", "b=2"]) == 3  # anonymous callers do not see it
+        assert run(["call", *mine[:2], *key, "math.add", "a=1", "b=2"]) == 3  # at another prefix
+        assert secret not in "".join(capsys.readouterr())
+        assert spoke.stop() == 0
+
+
+@requirement("cli.keys")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["keys", "new", "ada"], "ada.pem already exists, and is not overwritten"),
+        (["keys", "new", "nowhere/ada"], "nowhere/ada.pem: cannot write the file: No such file or directory"),
+        (["keys", "certify", "ada.pem", "--authority", "ada.pem"], "ada.pem: not an Ed25519 key in PEM"),
+        (["keys", "certify", "ada.key", "--authority", "ada.key"], "ada.key: not an Ed25519 public key in PEM"),
+        (["keys", "certify", "ada.pem", "--authority", "ada.key", "--days", "0"], "--days"),
+        (["ls", "--url", "redis://127.0.0.1:1", "--signing-key", "ada.key"], "--certificate belong together"),
+        (["ls", "--url", "ws://127.0.0.1:1", "--prefix", "x"], "are for brokers: redis:// and nats://"),
+        (
+            ["ls", "--url", "redis://127.0.0.1:1", "--signing-key", "ada.pem", "--certificate", "ada.pem"],
+            "--signing-key: not an Ed25519 key in PEM",
+        ),
+    ],
+)
+def test_keys_that_cannot_be_used_are_named(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["keys", "new", "ada"]) == 0
+    assert run(words) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @requirement("cli.broker")

@@ -1,8 +1,6 @@
 """`opwire ps`, `top` and `tap`: what runs behind a URL, how busy it is, and which calls pass."""
 
 import asyncio
-import functools
-import os
 import shutil
 import sys
 import time
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from msgspec import to_builtins
 
-from opwire.cli.options import json_option, shared_options
+from opwire.cli.options import json_option, observed_source_options, shared_options
 from opwire.cli.screen import Screen, counted, one_line, rich_console
 from opwire.cli.sources import Sources, complete_url
 from opwire.errors import CallError, ErrorCode
@@ -29,24 +27,6 @@ _MAX_BUSIEST = 10
 _MIN_WIDTH = 60
 
 
-def _target_options(function: Any) -> Any:
-    """Add `--url`, `--token-env` and `--config`; the command receives `sources`."""
-
-    @functools.wraps(function)
-    def wrapped(*positional: Any, config: str | None, url: str | None, token_env: str, **arguments: Any) -> Any:
-        return function(*positional, sources=Sources(config=config, url=url, token_env=token_env), **arguments)
-
-    for option in (
-        click.option("-c", "--config", metavar="FILE", help="A configuration with [spoke] or [hub], instead of --url."),
-        click.option(
-            "--token-env", default="OPWIRE_TOKEN", show_default=True, metavar="VARIABLE", help="The token's variable."
-        ),
-        click.option("--url", help="A hub (ws://), a broker (redis://, nats://) or an HTTP API (http://)."),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
-
-
 def _observer(sources: Sources) -> "Observer":
     """Return the observer of the URL or, without one, of the hub or broker in the configuration.
 
@@ -55,7 +35,7 @@ def _observer(sources: Sources) -> "Observer":
     """
     from opwire.hub.observer import Observer
 
-    url, token = sources.url, os.environ.get(sources.token_env)
+    url = sources.url
     if url is None:
         config = sources.read(may_be_empty=True)
         if config.spoke is not None:
@@ -67,8 +47,7 @@ def _observer(sources: Sources) -> "Observer":
                 "missing URL: add --url ws://127.0.0.1:8700 of a hub, or the URL of a broker or of an HTTP API"
             )
         url = config.hub.url.resolve("hub.url")
-    url = complete_url(url)
-    return Observer(url, **({"token": token} if token and url.startswith(("ws", "http")) else {}))
+    return Observer(complete_url(url), **sources.connection_options(url))
 
 
 # --- ps and top -------------------------------------------------------------------------------------------------------
@@ -151,7 +130,7 @@ def _explained(error: CallError) -> CallError:
 @click.option(
     "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds to measure the rates."
 )
-@_target_options
+@observed_source_options
 @json_option
 @shared_options
 @click.pass_obj
@@ -191,7 +170,7 @@ def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
     "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between two updates."
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this number of updates.")
-@_target_options
+@observed_source_options
 @json_option
 @shared_options
 @click.pass_obj
@@ -333,7 +312,7 @@ def top_lines(sample: Sample, width: int) -> list[str]:
 @click.option("--outcome", metavar="OUTCOME", help="Only this outcome: OK, ERROR, or a code such as TIMEOUT.")
 @click.option("--caller", metavar="NAME", help="Only calls of this identity.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this number of calls.")
-@_target_options
+@observed_source_options
 @json_option
 @shared_options
 @click.pass_obj

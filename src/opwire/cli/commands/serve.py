@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import click
 from msgspec.structs import replace
 
-from opwire.cli.options import log_options, served_source_options, shared_options
+from opwire.cli.options import BROKER_OPTIONS, log_options, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, check_variables, opened
 from opwire.config.reading import load_config
@@ -314,13 +314,16 @@ def broker_options(function: Any) -> Any:
         broker = BrokerOptions(**{name: arguments.pop(name) for name in BrokerOptions._fields})
         return function(*positional, broker=broker, **arguments)
 
-    file = click.Path(exists=True, dir_okay=False)
     decorated: Any = wrapped
     for option in (
-        click.option("--authority", type=file, multiple=True, help="Verify callers by this public key.  [broker]"),
-        click.option("--certificate", type=file, help="The certificate of the signing key.  [broker]"),
-        click.option("--signing-key", type=file, help="Sign calls with this key.  [broker]"),
-        click.option("--prefix", help="The prefix of all names on the broker.  [default: opwire]"),
+        click.option(
+            "--authority",
+            type=click.Path(exists=True, dir_okay=False),
+            metavar="FILE",
+            multiple=True,
+            help="Verify callers on a broker by this public key.",
+        ),
+        *reversed(BROKER_OPTIONS.values()),
         click.option("--name", help="The name that `opwire ps` shows."),
     ):
         decorated = option(decorated)

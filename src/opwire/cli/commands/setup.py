@@ -1,4 +1,4 @@
-"""`opwire init`, `gen`, `completion` and `demo`: commands around the operations.
+"""`opwire init`, `gen`, `keys`, `completion` and `demo`: commands around the operations.
 
 Completion: ids, fields and values come from foreign documents, and TAB inserts them into a command line, where `$(…)`
 must stay text. zsh and fish quote inserted words. bash does not, so words for bash are escaped here, with backslashes:
@@ -27,7 +27,8 @@ from opwire.cli.options import namespace_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
 from opwire.config.settings import TEMPLATE
-from opwire.errors import needs_extra
+from opwire.errors import UsageError, needs_extra
+from opwire.operation import Identity
 
 # Unlike click's script, words are neither split nor expanded (`*` would expand to file names). COMP_ESCAPED tells the
 # program that this script keeps backslashes, COMP_LINE has the words that bash splits at `=` and `:`.
@@ -140,6 +141,7 @@ Register-ArgumentCompleter -Native -CommandName %(prog_name)s -ScriptBlock {
 }
 """
 
+_MAX_KEY = 64 * 1024  # bytes of a key file
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]")
 
 
@@ -289,6 +291,104 @@ def init_command(screen: Screen, path: Path) -> None:
     except OSError as error:
         raise click.UsageError(f"{path}: cannot write the file: {error.strerror}") from None
     screen.note(f"{path} written: add your sources, check them with `opwire doctor`, list them with `opwire ls`")
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+@click.group(name="keys")
+def keys_command() -> None:
+    """Create the keys and certificates of signed calls over a broker.
+
+    An authority certifies the public key of each caller. Servers verify callers by the public key of the authority.
+
+    \b
+      opwire keys new authority
+      opwire keys new shop
+      opwire keys certify shop.pem --authority authority.key --scope orders:read
+      opwire spoke redis://… --authority authority.pem
+      opwire ls --url redis://… --signing-key shop.key --certificate shop.certificate
+    """
+
+
+@keys_command.command()
+@click.argument("name", type=click.Path(path_type=Path))
+@shared_options
+@click.pass_obj
+def new(screen: Screen, name: Path) -> None:
+    """Write a new key: NAME.key is private, NAME.pem is public. Existing files are never overwritten."""
+    with needs_extra("auth"):
+        from opwire.auth.signed import SigningKey
+    key = SigningKey.generate()
+    private, public = name.with_name(f"{name.name}.key"), name.with_name(f"{name.name}.pem")
+    try:
+        public.touch(exist_ok=False)
+        private.touch(0o600, exist_ok=False)
+        public.write_text(key.public_pem, encoding="ascii")
+        private.write_text(key.to_pem(), encoding="ascii")
+    except FileExistsError as error:
+        raise click.UsageError(f"{error.filename} already exists, and is not overwritten") from None
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: cannot write the file: {error.strerror}") from None
+    screen.note(f"{private} is the private key: keep it like a password. {public} is its public key")
+
+
+@keys_command.command()
+@click.argument("public_key", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--authority",
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The private key of the authority.",
+)
+@click.option("--id", help="The identity of the key's holder.  [default: the name of the file]")
+@click.option("--scope", multiple=True, help="A scope of the identity, or '*'; may be repeated.")
+@click.option("--announce", multiple=True, help="A namespace that the holder may serve over a hub; may be repeated.")
+@click.option("--delegates", is_flag=True, help="The holder may make calls with the identity of its callers.")
+@click.option(
+    "--days",
+    type=click.FloatRange(0, 3650, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="How long it is valid. It cannot be revoked.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="[default: NAME.certificate]")
+@shared_options
+@click.pass_obj
+def certify(
+    screen: Screen,
+    *,
+    public_key: Path,
+    authority: Path,
+    id: str | None,
+    scope: tuple[str, ...],
+    announce: tuple[str, ...],
+    delegates: bool,
+    days: float,
+    output: Path | None,
+) -> None:
+    """Write a certificate for a PUBLIC_KEY, which proves the identity of its holder."""
+    with needs_extra("auth"):
+        from opwire.auth.signed import Authority
+        from opwire.auth.tokens import Grant
+    identity = Identity(id=id or public_key.stem, scopes=scope)
+    output = output or public_key.with_suffix(".certificate")
+    grant = Grant(identity, announces=announce, delegates=delegates)
+    file = authority
+    try:
+        issuer = Authority.from_pem(_read_key(authority))
+        file = public_key
+        output.write_text(issuer.issue(grant, _read_key(public_key), lifetime=days * 86_400), encoding="ascii")
+    except UsageError as error:
+        raise click.UsageError(f"{file}: {error}") from None
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+    screen.note(f"{output} names {identity.id}, for {days:g} days")
+
+
+def _read_key(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_MAX_KEY)
 
 
 @click.command(name="demo")
