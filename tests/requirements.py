@@ -95,6 +95,8 @@ ENVELOPE: dict[str, str] = {
 }
 
 SCHEMA: dict[str, str] = {
+    "schema.bounded-memory": "Compiled schemas take bounded memory: the oldest are released, and compiled when used.",
+    "schema.counted-patterns": "A counted class is checked as limits of the length, which take no memory.",
     "schema.valid": "A schema says whether a value fits, by the JSON Schema specification.",
     "schema.given-or-derived": "A schema is given as a dict or a boolean, or derived from a Python type.",
     "schema.unknown": "No schema is UNKNOWN: every value fits.",

@@ -395,6 +395,7 @@ class BoundOperation:
     """An operation with its handler, as the registry stores it."""
 
     __slots__ = (
+        "__weakref__",
         "accepts",
         "convert",
         "exact",
@@ -489,12 +490,16 @@ class BoundOperation:
         """Compile the schema with the first call, and replace this method by the compiled check."""
         try:
             self.accepts = self.spec.input_schema.compile().checker()
+            self.spec.input_schema.on_release(self._forget_compiled)
         except SchemaError as error:
             if not self.spec.unchecked_input:
                 raise CallError(ErrorCode.EXECUTION_ERROR, _UNUSABLE.format(self.spec.id, error)) from error
             logger.warning("%s: the input schema is ignored, because it is invalid: %s", self.spec.id, error)
             self.accepts = always
         return self.accepts(input)
+
+    def _forget_compiled(self) -> None:
+        self.accepts = self._compile_and_test
 
     def _invalid(self, problems: list[Problem]) -> CallError:
         shown = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:_SHOWN])

@@ -41,7 +41,17 @@ _BINARY = (bytes, bytearray, memoryview)
 class ResultPipeline:
     """Converts the results of one operation to envelopes."""
 
-    __slots__ = ("_for_schema", "_others", "conforms", "kinds", "mode", "operation_id", "schema", "strip")
+    __slots__ = (
+        "__weakref__",
+        "_for_schema",
+        "_others",
+        "conforms",
+        "kinds",
+        "mode",
+        "operation_id",
+        "schema",
+        "strip",
+    )
 
     def __init__(
         self, spec: OperationSpec, *, normalize: NormalizeMode, strip: bool, schema: Schema | None = None
@@ -105,11 +115,15 @@ class ResultPipeline:
                 self.conforms = _never
             else:
                 self.conforms = self.schema.compile().checker()
+            self.schema.on_release(self._forget_compiled)
         except SchemaError as error:
             self._warn(f"the output schema is ignored, because it is invalid: {error}")
             self.mode = "off"
             self.conforms = _always
         return self.conforms(data)
+
+    def _forget_compiled(self) -> None:
+        self.conforms = self._compile_and_test
 
     def _wrap(self, result: Any) -> ResponseEnvelope[Any]:
         if isinstance(result, ResponseEnvelope):

@@ -9,17 +9,27 @@ searched first, by checks that return at the first error, and each is then repor
 multiple of the value's size; where it ends, the last known location is reported.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
+from threading import RLock
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, cast
 
 from opwire.errors import CastError, SchemaError
 from opwire.schema.cost import ComplexityError, Effort, ExhaustedError, extent
 from opwire.schema.dialect import META_SCHEMAS, Dialect, JSONSchema, dialect_of, escaped, lower, may_recurse
 from opwire.schema.fit import Demand, Evaluator, Fitted, Fitter, Force, Scope
-from opwire.schema.shape import Checks, MeteredChecks, Node, plain_document, type_names
+from opwire.schema.shape import (
+    Checks,
+    MeteredChecks,
+    Node,
+    is_without_whole_floats,
+    patterns_in,
+    plain_document,
+    type_names,
+)
 from opwire.schema.validator import MeteredValidator, Validator, compile_bounded
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, survey
@@ -250,6 +260,43 @@ def _short(text: str) -> str:
 
 
 MAX_PROBLEMS = 100
+_LARGE: Final = 1_000  # parts
+
+# Estimated bytes of a compiled schema: 1.5 to 2 kB per part in GitHub's and Stripe's documents. In AWS's, a pattern
+# with counts or Unicode classes takes 200 kB.
+_PART_BYTES, _PATTERN_BYTES, _LARGE_PATTERN_BYTES = 2_000, 8_000, 200_000
+_UNTRACKED: Final = 100_000  # bytes: a smaller schema is not worth an entry
+
+
+class _CompiledSchemas:
+    """The compiled schemas of this process, oldest first. Beyond the limit, the oldest are released."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Schema], int]] = {}  # by identity, with its bytes
+        self._total = 0
+        self._lock = RLock()  # garbage collection may end a schema, and compile another, anywhere
+
+    def add(self, schema: "Schema", size: int) -> None:
+        """Account for something that was compiled for a schema, which makes it the newest."""
+        if size < _UNTRACKED:
+            return
+        released: list[Schema] = []
+        with self._lock:
+            owner, before = self._entries.pop(id(schema), (None, 0))
+            if owner is not None and owner() is not schema:  # another one that had the same identity
+                self._total, before = self._total - before, 0
+            self._entries[id(schema)] = (weakref.ref(schema), before + size)
+            self._total += size
+            while self._total > schema.max_compiled and len(self._entries) > 1:
+                owner, freed = self._entries.pop(next(iter(self._entries)))
+                self._total -= freed
+                if (oldest := owner()) is not None:
+                    released.append(oldest)
+        for each in released:
+            each.release()
+
+
+_compiled: Final = _CompiledSchemas()
 
 # Not float: NaN is invalid everywhere.
 _SCALAR_TYPES: dict[str, type] = {"integer": int, "number": int, "string": str, "boolean": bool, "null": NoneType}
@@ -270,10 +317,15 @@ class Schema:
         SchemaError: `json_schema` is neither a mapping nor a boolean. Its content is checked by `compile`.
     """
 
+    max_compiled: ClassVar[int] = 512 * 1024 * 1024
+    """Bytes that the compiled schemas of a process may take, as estimated; the oldest are compiled again when used."""
+
     checks_formats: bool = True
     """Whether `format` is checked, and not only an annotation."""
 
     _make: Callable[[], JSONSchema]  # of a deferred schema
+    _size: int = 0  # parts, once it is compiled
+    _holders: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
 
     def __init__(self, json_schema: Mapping[str, Any] | bool, *, dialect: Dialect | None = None) -> None:
         given = cast("Any", json_schema)  # a foreign document may hold anything here
@@ -351,6 +403,19 @@ class Schema:
         _ = self._validator
         return self
 
+    def release(self) -> None:
+        """Drop what was compiled; it is compiled again when it is used."""
+        for name in ("_validator", "_checks", "_fitter", "_reporter", "_caster"):
+            self.__dict__.pop(name, None)
+        holders, self._holders = self._holders, ()
+        for holder in holders:
+            if (forget := holder()) is not None:
+                forget()
+
+    def on_release(self, forget: Callable[[], None]) -> None:
+        """Call a method, once, when what was compiled is dropped: its owner has to drop it as well."""
+        self._holders = (*self._holders, weakref.WeakMethod(forget))
+
     def is_valid(self, value: Any) -> bool:
         """Return whether a value, which has to be plain JSON data, is valid.
 
@@ -422,7 +487,18 @@ class Schema:
         Raises:
             SchemaError: the schema itself is invalid.
         """
-        return self.compile()._fitter.conformity(strip=strip)
+        validator = self._validator
+        if strip or self._size < _LARGE or self._checks.shapes.has_defaults:
+            return self._fitter.conformity(strip=strip)
+
+        # Only a whole float could change, to an integer. The closed form of a schema with many overlapping unions is
+        # compiled for such a value alone: it takes 42 MB and 0.7 s for one of Stripe's, four times the schema itself.
+        def conforms(value: Any) -> bool:
+            if not validator.is_valid(value):
+                return False
+            return is_without_whole_floats(value) or self._fitter.conformity(strip=False)(value)
+
+        return conforms
 
     def _is_safe(self, value: Any) -> bool:
         """Return whether a value can be passed to jsonschema-rs."""
@@ -446,13 +522,24 @@ class Schema:
         if self.dialect != "openapi-3.0" and isinstance(self.json, dict):
             schema = {**self.json, "$schema": META_SCHEMAS[self.dialect]}
         costs = shapes.costs()
+        self._size = costs.size
         if not costs.is_free:
             shapes.metered = costs
-        return compile_bounded(schema, costs, lambda: plain_document(shapes, shapes.root), formats=self.checks_formats)
+        validator = compile_bounded(
+            schema, costs, lambda: plain_document(shapes, shapes.root), formats=self.checks_formats
+        )
+        self._account(schema, costs.size)
+        return validator
 
     @cached_property
     def _checks(self) -> Checks:
-        return Checks(self.lowered, formats=self.checks_formats)
+        return Checks(self.lowered, formats=self.checks_formats, compiled=self._account)
+
+    def _account(self, document: JSONSchema, parts: int) -> None:
+        patterns = list(patterns_in(document))
+        large = sum("{" in each or "\\p" in each for each in patterns)
+        size = parts * _PART_BYTES + len(patterns) * _PATTERN_BYTES + large * _LARGE_PATTERN_BYTES
+        _compiled.add(self, size)
 
     @cached_property
     def _reporter(self) -> Reporter:

@@ -85,6 +85,11 @@ def _nodes(root: JSONSchema) -> Iterator[Node]:
             waiting.extend(cast("list[Any]", node))
 
 
+def patterns_in(root: JSONSchema) -> Iterator[str]:
+    """Yield every pattern of the document."""
+    return (pattern for node in _nodes(root) if isinstance(pattern := node.get("pattern"), str))
+
+
 def _listed(node: Node) -> list[Any] | None:
     if "const" in node:
         return [node["const"]]
@@ -114,6 +119,11 @@ class Shapes:
         self.caches: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         self._references = References(root)
         self.metered: Costs | None = None  # the costs of a schema that needs a meter, which holds them anyway
+
+    @cached_property
+    def has_defaults(self) -> bool:
+        """Whether a default may be filled; true also for data that only looks like one."""
+        return any("default" in node for node in _nodes(self.root))
 
     def costs(self) -> Costs:
         """Return the costs of the root; raises `SchemaError` where they are too high."""
@@ -281,7 +291,9 @@ def closed_document(
     Raises:
         SchemaError: its references cannot be resolved from here.
     """
-    return _DocumentWriter(shapes, strip=strip, fills=fills).document(schema, _Variant.CLOSED)
+    # Without stripping nothing is closed: one variant is enough, instead of two alike.
+    variant = _Variant.CLOSED if strip else _Variant.INNER
+    return _DocumentWriter(shapes, strip=strip, fills=fills).document(schema, variant)
 
 
 class _DocumentWriter:
@@ -349,7 +361,7 @@ class _DocumentWriter:
         for keyword in UNIONS:
             if keyword in schema:
                 self._write_union(schema, keyword, in_place, out)
-        children = _Variant.CLOSED if tight else _Variant.PLAIN
+        children = _Variant.PLAIN if not tight else _Variant.CLOSED if self._strip else _Variant.INNER
         variants = {_Role.CONDITION: _Variant.PLAIN, _Role.BRANCH: in_place, _Role.CHILD: children}
         for keyword, role in _ROLES.items():
             if keyword not in schema:
@@ -429,6 +441,20 @@ _PARTS: Final = 1_000  # from which the checks of one walk may be compiled; 30 Â
 _PARTS_PER_PART: Final = 6
 
 
+def is_without_whole_floats(value: Any) -> bool:
+    """Return whether plain data has no float that is a whole number, such as 5.0."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if type(each) is dict:
+            waiting.extend(cast("dict[str, Any]", each).values())
+        elif type(each) is list:
+            waiting.extend(cast("list[Any]", each))
+        elif isinstance(each, float) and each.is_integer():
+            return False
+    return True
+
+
 class PartChecks(Protocol):
     """Checks of parts of a value, with or without a budget."""
 
@@ -444,9 +470,16 @@ class Checks:
     Methods that take a schema raise `SchemaError` if that part cannot be compiled.
     """
 
-    def __init__(self, root: JSONSchema, *, formats: bool = True) -> None:
+    def __init__(
+        self,
+        root: JSONSchema,
+        *,
+        formats: bool = True,
+        compiled: Callable[[JSONSchema, int], None] = lambda document, parts: None,
+    ) -> None:
         self.shapes = Shapes(root)
         self._formats = formats
+        self._on_compiled = compiled  # called with each compiled document and its number of parts
         self._valid: dict[int, Check] = {}
         self._conforms: dict[tuple[int, bool], Check | str] = {}  # or the error: an invalid one is not written again
         self._patterns: dict[str, Check] = {}
@@ -505,7 +538,9 @@ class Checks:
     def _compiled(self, key: Any, document: JSONSchema) -> Check:
         costs = Costs(document)
         self.sizes[key] = costs.size
-        return compile_bounded(document, costs, formats=self._formats).is_valid
+        check = compile_bounded(document, costs, formats=self._formats).is_valid
+        self._on_compiled(document, costs.size)
+        return check
 
 
 class MeteredChecks:

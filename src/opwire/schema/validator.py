@@ -17,6 +17,7 @@ earlier in the other. Only references from the first row to the second are evalu
 each other. This relies on jsonschema-rs 0.60.3 and is not documented there; `tests/schema/test_memo.py` checks it.
 """
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final, Protocol
@@ -30,6 +31,8 @@ from opwire.schema.dialect import JSONSchema, map_subschemas, quoted_refs
 # Lookarounds and back-references need the backtracking engine; 10,000 steps end a hostile pattern within a
 # millisecond (measured: `^(?=(a+)+$)` on 40,000 characters).
 _PATTERNS: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000)
+# Its automaton has a copy of the class for each repetition: 440 kB for 259 of a negated class, and AWS has hundreds.
+_COUNTED: Final = re.compile(r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[wdsWDS])\{([0-9]{1,9}),([0-9]{1,9})\}\$")
 _MAX_DEFINITIONS: Final = 2_000
 _FIRST, _SECOND = "-first", "-second"
 
@@ -51,7 +54,7 @@ def compile_validator(schema: JSONSchema, *, formats: bool = True) -> Validator:
     """
     try:
         return jsonschema_rs.validator_for(
-            schema,
+            without_counts(schema),
             validate_formats=formats,
             ignore_unknown_formats=True,
             offline=True,
@@ -66,6 +69,21 @@ def compile_validator(schema: JSONSchema, *, formats: bool = True) -> Validator:
         raise SchemaError(f"not a valid JSON Schema{f' at {where}' if where else ''}: {error.message}") from None
     except (jsonschema_rs.ReferencingError, ValueError, RecursionError) as error:
         raise SchemaError(f"not a valid JSON Schema: {error}") from None
+
+
+def without_counts(schema: JSONSchema) -> JSONSchema:
+    """Return an equivalent schema: `^[a-z]{1,255}$` is the pattern `^[a-z]*$` with `minLength` and `maxLength`."""
+    if not isinstance(schema, dict):
+        return schema
+    copy = map_subschemas(schema, without_counts)
+    if isinstance(pattern := copy.get("pattern"), str) and (found := _COUNTED.fullmatch(pattern)):
+        least, most = copy.get("minLength", 0), copy.get("maxLength", found[3])
+        try:
+            copy["minLength"], copy["maxLength"] = max(int(least), int(found[2])), min(int(most), int(found[3]))
+            copy["pattern"] = f"^{found[1]}*$"
+        except (TypeError, ValueError):
+            return schema  # invalid: the compiler reports it
+    return copy
 
 
 class MeteredValidator:

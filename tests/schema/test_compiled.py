@@ -1,0 +1,133 @@
+"""Memory of compiled schemas: the oldest are released, large ones closed only when needed, patterns do not count."""
+
+import gc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opwire import OperationRegistry, OperationSpec, OperationType, Schema
+from opwire.schema import schema as schemas
+from opwire.schema.validator import compile_validator, without_counts
+from tests.properties import examples
+from tests.requirements import requirement
+
+
+def large(name: str, kind: str = "integer") -> Schema:
+    """A schema of more than a thousand parts, with variants that overlap."""
+    names = [f"{name}{number}" for number in range(1_100)]
+    properties: dict[str, Any] = {each: {"type": kind} for each in names}
+    variants = [{"properties": {names[0]: {"type": kind}}}, {"properties": {names[1]: {"type": kind}}}]
+    return Schema({"type": "object", "properties": properties, "anyOf": variants})
+
+
+def is_compiled(schema: Schema) -> bool:
+    return "_validator" in schema.__dict__
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one large schema, and no trace of those of other tests."""
+    monkeypatch.setattr(schemas, "_compiled", schemas._CompiledSchemas())
+    monkeypatch.setattr(Schema, "max_compiled", 4_000_000)
+
+
+@requirement("schema.bounded-memory")
+def test_the_oldest_compiled_schema_is_released_and_compiled_again_when_used(limit: None) -> None:
+    first, second = large("a"), large("b")
+    assert first.is_valid({"a0": 1})
+    assert is_compiled(first)
+    assert not second.is_valid({"b0": "x"})
+    assert is_compiled(second)
+    assert not is_compiled(first)
+    assert not first.is_valid({"a0": "x"})
+    assert [each.path for each in first.problems({"a7": "x"})] == ["/a7"]
+    assert first.fit({"a0": 5.0}).value == {"a0": 5}
+    assert not is_compiled(second)
+
+
+@requirement("schema.bounded-memory")
+def test_small_schemas_and_those_of_the_past_count_for_nothing(limit: None) -> None:
+    first = large("a").compile()
+    for number in range(2_000):
+        Schema({"type": "object", "properties": {f"p{number}": {"type": "string"}}}).compile()
+    assert is_compiled(first)
+    for name in "bcd":
+        large(name).compile()
+        gc.collect()
+    assert not is_compiled(first)  # it was the oldest
+    assert first.is_valid({"a0": 1})
+
+
+@requirement("schema.bounded-memory")
+async def test_calls_of_operations_whose_schemas_were_released_are_checked_as_before(limit: None) -> None:
+    registry = OperationRegistry()
+    for name in "ab":
+        spec = OperationSpec(
+            namespace="x",
+            name=name,
+            type=OperationType.QUERY,
+            input_schema=large(name),
+            output_schema=large(name),
+            strip=False,
+        )
+        registry.register(spec, lambda input, context: {key: float(value) for key, value in input.items()})
+    for _ in range(3):
+        for name in "ab":
+            envelope = await registry.execute(f"x.{name}", {f"{name}5": 7})
+            assert envelope.data == {f"{name}5": 7}
+            assert type(envelope.data[f"{name}5"]) is int
+            with pytest.raises(Exception, match=f"/{name}5"):
+                await registry.execute(f"x.{name}", {f"{name}5": "7"})
+
+
+VALUES = st.dictionaries(
+    st.sampled_from(["a0", "a1", "a2", "z"]),
+    st.one_of(st.integers(-3, 3), st.sampled_from([1.0, 1.5, "x"])),
+    max_size=3,
+)
+
+
+@requirement("schema.bounded-memory")
+@given(VALUES)
+@settings(max_examples=examples(50), deadline=None)
+def test_a_large_schema_conforms_exactly_where_its_closed_form_does(value: dict[str, Any]) -> None:
+    assert CONFORMS(value) is EXACT(value)
+    assert CONFORMS(value) is (LARGE.is_valid(value) and LARGE.fit(value, strip=False).value is value)
+
+
+LARGE = large("a")
+CONFORMS, EXACT = LARGE.conformity(strip=False), LARGE._fitter.conformity(strip=False)
+
+
+@requirement("schema.counted-patterns")
+@pytest.mark.parametrize(
+    ("given", "compiled"),
+    [
+        ({"pattern": "^[a-z]{1,255}$"}, {"pattern": "^[a-z]*$", "minLength": 1, "maxLength": 255}),
+        (
+            {"pattern": r"^[^\]\\x]{0,9}$", "minLength": 2, "maxLength": 5},
+            {"pattern": r"^[^\]\\x]*$", "minLength": 2, "maxLength": 5},
+        ),
+        ({"items": {"pattern": r"^\w{2,3}$"}}, {"items": {"pattern": r"^\w*$", "minLength": 2, "maxLength": 3}}),
+        ({"pattern": "^[a-z]{1,255}x$"}, {"pattern": "^[a-z]{1,255}x$"}),
+        ({"pattern": "^[a-z]{3}$"}, {"pattern": "^[a-z]{3}$"}),
+        ({"pattern": "^[[a-z]&&[^b]]{1,3}$"}, {"pattern": "^[[a-z]&&[^b]]{1,3}$"}),
+        ({"const": {"pattern": "^[a-z]{1,255}$"}}, {"const": {"pattern": "^[a-z]{1,255}$"}}),
+        ({"pattern": "^[a-z]{1,2}$", "minLength": "x"}, {"pattern": "^[a-z]{1,2}$", "minLength": "x"}),
+    ],
+)
+def test_a_counted_class_becomes_limits_of_the_length(given: Any, compiled: Any) -> None:
+    assert without_counts(given) == compiled
+
+
+@requirement("schema.counted-patterns")
+@given(st.text("ab\n\u00e9\U0001f600", max_size=5))
+@settings(max_examples=examples(100))
+def test_limits_of_the_length_accept_what_the_counted_class_accepts(text: str) -> None:
+    for pattern in ("^[^a]{1,3}$", r"^[ab\n]{0,2}$", r"^\W{2,4}$"):
+        # A group keeps the pattern as it is.
+        assert compile_validator({"pattern": pattern}).is_valid(text) is compile_validator(
+            {"pattern": f"(?:{pattern})"}
+        ).is_valid(text)
