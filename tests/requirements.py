@@ -1024,6 +1024,11 @@ OPENAPI: dict[str, str] = {
     "openapi.retryable": "An error is retryable where a retry may help; Retry-After is read as seconds or date.",
     "openapi.timeout": "The deadline holds for the whole call or stream; the message names the host.",
     "openapi.cancel": "A caller that gives up closes its connection.",
+    "openapi.mutual-tls": "A client certificate is presented to the API and not beyond its origin; an unusable file is "
+    "named at once.",
+    "openapi.retries": "Idempotent calls are repeated if that is asked for, after the API's delay, in time.",
+    "openapi.idempotency-key": "A declared idempotency key has its own value in each call, that of a durable call is "
+    "its key, and makes a mutation repeatable.",
     "openapi.pooled": "Connections are reused and limited.",
     "openapi.stale-connection": "An idempotent request survives a connection that the server had closed.",
     "openapi.max-response": "An answer stops at the limit, decompressed bytes counted, in little memory.",
@@ -1204,6 +1209,14 @@ OPENAPI_JUDGES: dict[str, str] = {
     "http.judges.typescript-client": "A client made by hey-api passes the type checker and calls the served registry.",
 }
 
+CACHING: dict[str, str] = {
+    "cache.fresh": "A cached result is returned, as a copy, as long as the rules of the API call it fresh.",
+    "cache.identity": "Results are cached for each identity and input.",
+    "cache.revalidated": "An old result is revalidated with its ETag or date; a 304 makes it fresh again.",
+    "cache.invalidated": "A mutation invalidates its namespace, also for what is being read.",
+    "cache.bounded": "A cache is bounded in bytes and entries.",
+}
+
 TELEMETRY: dict[str, str] = {
     "trace.carried": "A caller's W3C trace reaches the handler over every transport, MCP and HTTP, and goes on.",
     "trace.malformed": "A trace that cannot be read is neither sent nor believed.",
@@ -1223,6 +1236,7 @@ TELEMETRY: dict[str, str] = {
 }
 
 CONFIG: dict[str, str] = {
+    "config.tls": "Certificates of sources behind a URL are files relative to the configuration.",
     "config.every-mistake": "Every mistake of a configuration file is reported at once, with its line and its key.",
     "config.suggestions": "A mistake says what was expected and, where something comes close, what was meant.",
     "config.signed": "Signed requests over a broker are configured by files or variables, for hub and spoke.",
@@ -1361,6 +1375,7 @@ SECTIONS = (
     WEBHOOKS,
     MCP_JUDGES,
     OPENAPI_JUDGES,
+    CACHING,
     TELEMETRY,
     CONFIG,
     CLIENT,

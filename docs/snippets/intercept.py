@@ -3,6 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opwire import CallError, Context, Handler, OperationSpec, OperationType
+from opwire.caching import ResponseCache
 
 from shop import registry
 
@@ -47,24 +48,9 @@ def approval(ask: Callable[[str], bool]) -> Callable[[OperationSpec, Handler], H
     return intercept
 
 
-def cache(spec: OperationSpec, handler: Handler) -> Handler:
-    """Cache queries in memory. Include the caller in the key where results differ."""
-    if spec.type is not OperationType.QUERY:
-        return handler
-    known: dict[str, Any] = {}
-
-    async def call(input: Any, context: Context) -> Any:
-        key = f"{context.identity and context.identity.id} {input}"
-        if key not in known:
-            known[key] = await handler(input, context)
-        return known[key]
-
-    return call
-
-
 registry.use(audit)
 registry.use(approval(lambda question: "refund" not in question))
-registry.use(cache)
+registry.use(ResponseCache(ttl=60))
 
 
 async def main() -> None:

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, needs_extra
+from opwire.tls import client_context
 
 with needs_extra("openapi"):
     import aiohttp
@@ -132,6 +133,10 @@ class ClientSettings(TypedDict, total=False):
     headers: Mapping[str, str]
     proxy: str | None
     ssl: SSLContext | bool
+    ca_file: str | None
+    client_certificate: str | None
+    client_key: str | None
+    client_key_password: str | None
     trust_env: bool
     follow_redirects: bool
     max_redirects: int
@@ -153,6 +158,10 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}  # defaults for every request; a request may override them
     proxy: str | None = None  # "http://user:password@proxy.example:8080"
     ssl: SSLContext | bool = True  # False skips certificate checks
+    ca_file: str | None = None  # PEM: the authorities to trust, instead of the system's
+    client_certificate: str | None = None  # PEM, for mutual TLS: redirects to another origin do not see it
+    client_key: str | None = None  # PEM, if it is not in the file of the certificate
+    client_key_password: str | None = None
     trust_env: bool = False  # use the proxies of the environment: HTTP_PROXY and the like
     follow_redirects: bool = True
     max_redirects: int = 10
@@ -164,6 +173,24 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
             value: Any = getattr(self, option)
             if type(value) is not int or value < 0:
                 raise UsageError(f"{option} must be a whole number from zero on, not {value!r:.100}")
+        if isinstance(self.ssl, SSLContext) and (self.ca_file or self.client_certificate or self.client_key):
+            raise UsageError("ssl is a context already: load ca_file and client_certificate into it")
+
+    def tls(self, *, presents: bool) -> SSLContext | bool:
+        """Return the `ssl` of connections, with the client's certificate or without it.
+
+        Raises:
+            UsageError: a file is missing or invalid.
+        """
+        if isinstance(self.ssl, SSLContext) or not (self.ca_file or self.client_certificate or self.client_key):
+            return self.ssl
+        return client_context(
+            ca_file=self.ca_file,
+            client_certificate=self.client_certificate if presents else None,
+            client_key=self.client_key if presents else None,
+            client_key_password=self.client_key_password,
+            verify=self.ssl,
+        )
 
     def __repr__(self) -> str:
         return f"<ClientOptions timeout={self.timeout} max_response={self.max_response}>"
@@ -178,6 +205,8 @@ class HTTPClient:
 
     def __init__(self, options: ClientOptions | None = None) -> None:
         self.options = options or ClientOptions()
+        self._tls = self.options.tls(presents=True)
+        self._foreign_tls = self.options.tls(presents=False)  # beyond the origin of a request
         self.deadlines = Deadlines()  # for callers: one deadline covers redirects and token requests as well
         self._session: ClientSession | None = None
         self._keeper: AsyncGenerator[None] | None = None
@@ -194,15 +223,18 @@ class HTTPClient:
             CallError: UNAVAILABLE, PROTOCOL_ERROR or VALIDATION_ERROR without a response.
         """
         request = request if bare else self.prepared(request)
+        tls = self._tls
         for _ in range(self.options.max_redirects + 1):
-            response = await self._send(request)
+            response = await self._send(request, tls)
             if response.status not in REDIRECTS or bare or not self.options.follow_redirects:
                 return response
             location = response.headers.get(hdrs.LOCATION)
             if location is None:
                 return response
             response.release()
-            request = redirected(request, response.status, location)
+            before, request = request, redirected(request, response.status, location)
+            if _origin(before.url) != _origin(request.url):
+                tls = self._foreign_tls
         message = f"{host_of(request.url)} is behind more than {self.options.max_redirects} redirects"
         raise CallError(ErrorCode.EXECUTION_ERROR, message)
 
@@ -215,7 +247,7 @@ class HTTPClient:
         secret = request.secret_headers.union(name.lower() for name, _ in added)
         return replace(request, headers=[*added, *request.headers], secret_headers=secret)
 
-    async def _send(self, request: HTTPRequest) -> ClientResponse:
+    async def _send(self, request: HTTPRequest, tls: SSLContext | bool) -> ClientResponse:
         body = request.body
         session = self._session if self._loop is asyncio.get_running_loop() else None
         try:
@@ -225,6 +257,7 @@ class HTTPClient:
                 headers=request.headers,
                 data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
                 allow_redirects=False,
+                ssl=tls,
                 proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
             )
         except asyncio.CancelledError:
@@ -246,9 +279,7 @@ class HTTPClient:
             raise _closed()
         options, last = self.options, self._keeper
         session = ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=options.max_connections, limit_per_host=options.max_per_host, ssl=options.ssl
-            ),
+            connector=aiohttp.TCPConnector(limit=options.max_connections, limit_per_host=options.max_per_host),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={hdrs.USER_AGENT: "opwire"},
             skip_auto_headers=(hdrs.CONTENT_TYPE,),
@@ -390,9 +421,6 @@ def redirected(request: HTTPRequest, status: int, location: str) -> HTTPRequest:
     def rejected(reason: str) -> CallError:
         return CallError(ErrorCode.EXECUTION_ERROR, f"a redirect of {here.raw_host} is not followed: {reason}")
 
-    def origin(url: URL) -> tuple[str, str, int | None]:
-        return url.scheme, (url.raw_host or "").lower(), url.port  # yarl fills in the default port
-
     try:
         # An encoded location is kept unchanged, since it may be signed; yarl quotes what others left unquoted.
         there = here.join(URL(location, encoded=bool(_ENCODED.fullmatch(location)))).with_fragment(None)
@@ -404,12 +432,19 @@ def redirected(request: HTTPRequest, status: int, location: str) -> HTTPRequest:
     if here.scheme == "https" and there.scheme == "http":
         raise rejected(f"it leads from https to http, at {there.raw_host}")
     method, body = request.method, request.body
-    dropped = _ALWAYS_SECRET | request.secret_headers if origin(here) != origin(there) else frozenset[str]()
+    dropped = (
+        _ALWAYS_SECRET | request.secret_headers if _origin(request.url) != _origin(str(there)) else frozenset[str]()
+    )
     if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
         method, body, dropped = "GET", None, dropped | _BODY_HEADERS
     headers = [pair for pair in request.headers if pair[0].lower() not in dropped] if dropped else request.headers
     # A secret in the query is not sent again: the new URL is the API's own.
     return replace(request, method=method, url=str(there), headers=headers, body=body, secret_query=frozenset())
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = URL(url, encoded=True)
+    return parts.scheme, (parts.raw_host or "").lower(), parts.port  # yarl fills in the default port
 
 
 def host_of(url: str) -> str:

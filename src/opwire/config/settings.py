@@ -154,6 +154,15 @@ class ServersFileSource(MCPSettings, frozen=True, kw_only=True):
     mcp_servers: EnvText
 
 
+class TLSSettings(Settings, frozen=True, kw_only=True):
+    """`[sources.NAME.tls]`: PEM files, relative to the folder of the configuration."""
+
+    ca_file: str | None = None  # the authorities to trust, instead of the system's
+    client_certificate: str | None = None  # for mutual TLS
+    client_key: str | None = None  # if it is not in the file of the certificate
+    client_key_password: Secret | None = None
+
+
 class UserCredential(Settings, frozen=True, kw_only=True):
     """Credentials for HTTP Basic."""
 
@@ -194,6 +203,7 @@ class ServerSource(MCPSettings, frozen=True, kw_only=True):
     url: EnvText
     headers: dict[str, EnvText] = {}
     auth: ServerClient | None = None  # by default that of `opwire login`, if there is one
+    tls: TLSSettings = TLSSettings()
     type: Literal["http", "sse"] = "http"
     namespace: str | None = None
 
@@ -239,7 +249,11 @@ class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
     call_timeout: Seconds = 30.0
     max_response: Count = 64 * 1024 * 1024
     proxy: EnvText | None = None
+    tls: TLSSettings = TLSSettings()
+    max_connections: Count = 100  # at a time
+    max_per_host: Annotated[int, Meta(ge=0)] = 0  # 0: limited by max_connections only
     reconnect: bool = False
+    retries: Annotated[int, Meta(ge=0, le=10)] = 0  # of idempotent calls
     webhooks: WebhookSettings | None = None
 
 
@@ -581,6 +595,7 @@ TEMPLATE = """\
 #exclude = ["repos/delete"]
 #trust_annotations = false  # true uses the ids and types in the document of another opwire
 #call_timeout = 20
+#tls = { client_certificate = "robot.pem", client_key = "robot.key" }  # mutual TLS
 #[sources.github.credentials]  # by the names of the document's security schemes
 #token = "${GITHUB_TOKEN}"
 #login = { user = "robot", password = "${GITHUB_PASSWORD}" }

@@ -44,6 +44,7 @@ from opwire.operation import (
     SourceChange,
 )
 from opwire.registry import OperationRegistry
+from opwire.tls import client_context
 from opwire.view import RegistryOperations
 from opwire.webhooks import GitHubSignature, StandardSignature, StripeSignature, Verify, WebhookReceiver
 from opwire.workers import WorkerPool
@@ -145,13 +146,22 @@ def _mcp_source(
         return from_mcp(path, required=settings.required, **options)
     server: MCPServer
     if isinstance(settings, ServerSource):
-        server = HTTPServer(values["url"], values["headers"], settings.type)
+        tls = _tls(values["tls"], folder)
+        http = {"verify": client_context(**tls)} if tls else {}
+        server = HTTPServer(values["url"], values["headers"], settings.type, http)
         options["auth"] = values["auth"] or _stored_login(values)
     else:
         cwd = folder / Path(values["cwd"] or "").expanduser()
         server = StdioServer(values["command"], values["args"], values["env"] or None, str(cwd))
     options["namespace"] = settings.namespace or name
     return from_mcp(server, **options)
+
+
+def _tls(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the TLS options that are set, with paths relative to the folder."""
+    files = ("ca_file", "client_certificate", "client_key")
+    found = {name: str(folder / Path(values[name]).expanduser()) for name in files if values[name] is not None}
+    return found | ({"client_key_password": values["client_key_password"]} if values["client_key_password"] else {})
 
 
 def _stored_login(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -210,12 +220,16 @@ def _openapi_source(
         normalize=settings.normalize,
         strip=bool(settings.strip),
         reconnect=settings.reconnect,
+        retries=settings.retries,
         trust_annotations=settings.trust_annotations,
         timeout=settings.call_timeout,
         max_response=settings.max_response,
         headers=values["headers"],
         proxy=values["proxy"],
+        max_connections=settings.max_connections,
+        max_per_host=settings.max_per_host,
         webhooks=webhooks,
+        **_tls(values["tls"], folder),
     )
 
 

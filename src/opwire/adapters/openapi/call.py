@@ -18,12 +18,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, cast
+from uuid import uuid4
 
 import msgspec
 from aiohttp import ClientResponse
 from msgspec.structs import replace
 
-from opwire.adapters.openapi.plan import CallPlan, StreamKind, choose, header_value
+from opwire.adapters.openapi.plan import CallPlan, StreamKind, choose, header_value, is_visible_ascii
 from opwire.adapters.openapi.request import compile_request
 from opwire.adapters.openapi.responses import (
     MAX_ERROR_BODY,
@@ -35,13 +36,15 @@ from opwire.adapters.openapi.responses import (
 )
 from opwire.adapters.openapi.security import APICredentials
 from opwire.adapters.openapi.serialize import prepare_files
+from opwire.caching import CONDITION, Condition
+from opwire.deadlines import back_off
 from opwire.envelope import HTTPResponseMeta, http_envelope
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import ChunkReader, HTTPClient, HTTPRequest, host_of
 from opwire.operation import Context, PreparedRequest, ShapedResult, trace_of
 from opwire.schema import UNKNOWN, Schema
 from opwire.sse import SSEParser
-from opwire.typed.plain import read_json
+from opwire.typed.plain import as_dict, read_json
 
 logger = logging.getLogger("opwire.adapters.openapi")
 
@@ -318,6 +321,12 @@ T = TypeVar("T")
 MAX_ATTEMPTS = 8
 """Reconnects in a row before the loss of a stream is final."""
 
+MAX_RETRY_AFTER = 60.0
+"""Seconds: a call is not retried if the API asks for a longer delay."""
+
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "QUERY"})
+_RETRIED = frozenset({429, 502, 503, 504})
+_FIRST_DELAY, _LONGEST_DELAY = 0.2, 5.0  # seconds of the back-off between two attempts
 _REPEATABLE = frozenset({"GET", "QUERY"})
 _RETRY = 3.0  # seconds between a loss and the next attempt, by default
 _MIN_RETRY, _MAX_RETRY = 0.01, 60.0
@@ -338,10 +347,12 @@ class HTTPOperation:
         credentials: APICredentials,
         *,
         reconnect: bool = False,
+        retries: int = 0,
     ) -> None:
         self._plan_of = plan_of
         self._credentials = credentials
         self._reconnect = reconnect
+        self._retries = retries
         self.client = client
 
     @cached_property
@@ -365,6 +376,10 @@ class HTTPOperation:
         return host_of(self.plan.base_url or self.plan.server)
 
     @cached_property
+    def _idempotency_header(self) -> str | None:
+        return self.plan.idempotency_header
+
+    @cached_property
     def _prepare(self) -> Callable[[Any], Any]:
         return prepare_files(self.plan)
 
@@ -382,16 +397,54 @@ class HTTPOperation:
     async def call(self, input: Any, context: Context) -> ShapedResult:
         """Call a query or mutation."""
         deadline, client = self.deadline(context), self.client
-        request = self.request(input)
+        request = self._with_key(self.request(input), context)
 
         async def result() -> ShapedResult:
-            response, head = await self.open(request, context)
-            body = await client.read(response)
+            attempt = 1
+            while True:
+                try:
+                    response, head = await self.open(request, context)
+                    body = await client.read(response)
+                    break
+                except CallError as error:
+                    delay = self._retry_delay(error, request, attempt, deadline)
+                    if delay is None:
+                        raise
+                    logger.info("%s: retried in %.3g s: %s", self.plan.operation_id, delay, error.message)
+                await asyncio.sleep(delay)
+                attempt += 1
             if len(body) > _LARGE_XML and head.media_type.is_xml:
                 return await asyncio.to_thread(self.responses.read, head, body)
             return self.responses.read(head, body)
 
         return await client.deadlines.limit(result, deadline, f"{self.host} did not respond")
+
+    def _with_key(self, request: HTTPRequest, context: Context) -> HTTPRequest:
+        """Return the request with an idempotency key, if the document declares that header and the input has none.
+
+        A durable call has its own key, which all attempts share.
+        """
+        name = self._idempotency_header
+        if name is None or any(each.lower() == name.lower() for each, _ in request.headers):
+            return request
+        durable = context.metadata.get("idempotency_key") if context.is_served else None
+        key = durable if isinstance(durable, str) and is_visible_ascii(durable) else str(uuid4())
+        return replace(request, headers=[*request.headers, (name, key)])
+
+    def _retry_delay(
+        self, error: CallError, request: HTTPRequest, attempt: int, deadline: float | None
+    ) -> float | None:
+        """Return the seconds until the next attempt, or None if the error is final."""
+        status = as_dict(error.details).get("status")
+        lost = error.code is ErrorCode.UNAVAILABLE and error.retryable
+        is_safe = request.method in _IDEMPOTENT or self._idempotency_header is not None
+        if attempt > self._retries or not is_safe or not (lost or status in _RETRIED):
+            return None
+        # What the API asks for comes before the back-off, or all rejected callers would return at the same time.
+        asked = error.retry_after or 0.0
+        delay = asked + back_off(attempt, first=_FIRST_DELAY, longest=_LONGEST_DELAY)
+        in_time = deadline is None or time.monotonic() + delay < deadline
+        return delay if in_time and asked <= MAX_RETRY_AFTER else None
 
     async def subscribe(self, input: Any, context: Context) -> AsyncGenerator[ShapedResult]:
         """Iterate over the items of a stream. An HTTP error is raised before the first item."""
@@ -416,6 +469,11 @@ class HTTPOperation:
             # The request joins the trace of the call, unless the input has a trace of its own among the parameters.
             trace = [(name, str(value)) for name, value in trace_of(context.metadata).items()]
             request = replace(request, headers=request.headers + trace)
+        condition = context.metadata.get(CONDITION)
+        if isinstance(condition, Condition) and condition.operation_id == self.plan.operation_id:
+            own = {name.lower() for name, _ in request.headers}
+            added = [pair for pair in condition.headers if pair[0].lower() not in own and is_visible_ascii(pair[1])]
+            request = replace(request, headers=[*request.headers, *added])
         if not self.plan.security:
             return request
         return await self._credentials.apply(self.plan, request, context, offline=offline)

@@ -19,6 +19,7 @@ from opwire.adapters.openapi.plan import (
     RequestBody,
     RequestParameter,
     SecretPlace,
+    is_idempotency_key,
     media_type,
     secret_place,
 )
@@ -88,7 +89,8 @@ class InputReader:
     """Reads the input of one operation.
 
     `streams` is True for the streaming form of an operation, False for the plain form of one that can stream, and None
-    for any other. A parameter in one of the `secret_places` is optional: a credential fills it.
+    for any other. A parameter in one of the `secret_places` is optional: a credential fills it. An idempotency key is
+    optional too: it has a random value by default.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class InputReader:
     def read(self) -> OperationInput:
         """Return the input, flat or grouped."""
         parameters = [
-            each._replace(required=each.required and secret_place(each.location, each.name) not in self._secret_places)
+            each._replace(required=each.required and not self._is_filled(each))
             for each in read_parameters(self._endpoint, self._documents, self._report)
         ]
         declaration = read_body(self._endpoint, self._documents)
@@ -132,6 +134,10 @@ class InputReader:
             names += {*body.properties, *body.fixed, *body.required_properties} if body.plain else {_BODY}
         is_flat = len(set(names)) == len(names)
         return self._flat(parameters, body) if is_flat else self._grouped(parameters, body)
+
+    def _is_filled(self, parameter: DeclaredParameter) -> bool:
+        is_key = self._endpoint.method in ("POST", "PATCH") and is_idempotency_key(parameter.location, parameter.name)
+        return is_key or secret_place(parameter.location, parameter.name) in self._secret_places
 
     def _flat(self, parameters: list[DeclaredParameter], body: _BodyInput | None) -> OperationInput:
         properties = {each.name: self._property(each) for each in parameters}

@@ -162,6 +162,18 @@ class CallPlan(Struct, frozen=True, kw_only=True):
     output_schema: Schema = UNKNOWN
     file_paths: tuple[InputPath, ...] = ()  # input values that may be files
 
+    @property
+    def idempotency_header(self) -> str | None:
+        """The declared header with which a mutation may be repeated, or None."""
+        if self.method not in ("POST", "PATCH"):
+            return None
+        return next((each.name for each in self.parameters if is_idempotency_key(each.location, each.name)), None)
+
+
+def is_idempotency_key(location: str, name: str) -> bool:
+    """Return whether a parameter is the `Idempotency-Key` of the IETF draft, or one that came before it."""
+    return location == "header" and name.lower() in ("idempotency-key", "x-idempotency-key")
+
 
 def without_fragment(path: str) -> str:
     """Return a path without its fragment, which only tells it from others, as `/#Action=List` does.
@@ -285,6 +297,11 @@ def header_value(value: str) -> str:
     if _FORBIDDEN.search(value):
         raise ValueError("a header cannot contain line breaks or other control characters")
     return value
+
+
+def is_visible_ascii(value: str) -> bool:
+    """Return whether a text of another server or caller can be sent back as a header, within 1,000 characters."""
+    return 0 < len(value) <= 1000 and value.isascii() and value.isprintable()
 
 
 def content_type_value(value: str) -> str:

@@ -30,7 +30,7 @@ from opwire.adapters.openapi.security import APICredentials, GivenCredentials
 from opwire.adapters.openapi.webhooks import read_webhooks
 from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
-from opwire.errors import CallError, ErrorCode, SchemaError, UsageError
+from opwire.errors import CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
 from opwire.http_client import REDIRECTS, ClientOptions, ClientSettings, HTTPClient, HTTPRequest, redirected
 from opwire.oauth.login import LoginOptions
 from opwire.oauth.store import TokenStore
@@ -310,6 +310,11 @@ class OpenAPIOptions(ClientSettings, total=False):
     max_document_bytes: int
     """How large the document and all that it refers to may be together; 256 MiB by default."""
 
+    retries: int
+    """How often a call is repeated if it is idempotent (GET, PUT, DELETE, …, or a mutation whose document declares an
+    `Idempotency-Key`), and the connection failed or the API returned 429, 502, 503 or 504. A `Retry-After` is obeyed
+    within the deadline. 0 by default: a `Client` repeats queries itself."""
+
     token_store: TokenStore
     """Where logins are stored; by default in the user's keyring, or in files."""
 
@@ -397,6 +402,8 @@ class OpenAPISource(AdapterSource):
         max_documents = settings.pop("max_documents", MAX_DOCUMENTS)
         max_bytes = settings.pop("max_document_bytes", MAX_DOCUMENT_BYTES)
         store = settings.pop("token_store", None)
+        self._retries = settings.pop("retries", 0)
+        check_not_below_zero(retries=self._retries)
         self.webhooks = settings.pop("webhooks", None)
         client = self._client = HTTPClient(ClientOptions(**cast("ClientSettings", settings)))
         self._loader = DocumentLoader(
@@ -487,7 +494,13 @@ class OpenAPISource(AdapterSource):
         return list(found.values())
 
     def _operation(self, operation: LazyOperation) -> Operation:
-        http = HTTPOperation(lambda: operation.plan, self._client, self._credentials, reconnect=self._reconnect)
+        http = HTTPOperation(
+            lambda: operation.plan,
+            self._client,
+            self._credentials,
+            reconnect=self._reconnect,
+            retries=self._retries,
+        )
         streams = operation.spec.type is OperationType.SUBSCRIPTION
         handler = http.subscribe if streams else http.call
         return Operation(operation.spec, handler, prepare=http.prepare, preview=http.preview)
