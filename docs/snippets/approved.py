@@ -1,4 +1,5 @@
 import asyncio
+import json
 
 from opwire import CallError, Context, Identity
 from opwire.policies import Approval, ApprovalRequest, AuditLog, RateLimit
@@ -15,7 +16,8 @@ async def ask(request: ApprovalRequest) -> bool | str:
     return total < 100 or "too expensive"
 
 
-registry.use(AuditLog("audit.jsonl"))
+log: list[bytes] = []
+registry.use(AuditLog(log.append))  # or the path of a file
 registry.use(RateLimit(20, per=60, include=["type:mutation"]))
 registry.use(Approval(ask))
 
@@ -29,6 +31,7 @@ async def main() -> None:
             print(envelope.data)
         except CallError as error:
             print(error)
+    print([json.loads(line)["outcome"] for line in log])
 
 
 asyncio.run(main())
