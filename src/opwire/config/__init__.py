@@ -24,7 +24,8 @@ from opwire.config.runtime import (
     open_config,
     watch,
 )
-from opwire.config.settings import TEMPLATE, Config
+from opwire.config.settings import Config
+from opwire.config.template import TEMPLATE
 
 if TYPE_CHECKING:
     from opwire.config.surfaces import (

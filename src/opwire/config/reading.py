@@ -147,7 +147,11 @@ class TableReader:
     def _value(self, path: Key, value: Any, kind: Any) -> Any:
         if kind is Any:
             return value
-        kinds = [each for each in get_args(kind) if each is not NoneType] if _is_union(kind) else [kind]
+        kinds = (
+            [each for each in get_args(kind) if each is not NoneType]
+            if get_origin(kind) in (Union, UnionType)
+            else [kind]
+        )
         texts = [each for each in kinds if isinstance(each, type) and issubclass(each, EnvText)]
         tables = [each for each in kinds if isinstance(each, type) and issubclass(each, Struct) and each not in texts]
         if texts and isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
@@ -195,10 +199,6 @@ class TableReader:
 
 def _is_required(field: FieldInfo) -> bool:
     return field.default is NODEFAULT and field.default_factory is NODEFAULT
-
-
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType)
 
 
 def _plain_type(kind: Any) -> Any:

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.call.events import CallEvent, CallFailed, CallRequested, CallResponded, encode_event
+from opwire.call.events import CallEvent, CallFailed, CallResponded, encode_event
 from opwire.deadlines import back_off
 from opwire.dispatch import Dispatcher
 from opwire.durable.journal import MAX_SECONDS, Claim, Outcome, seconds_within
@@ -93,7 +93,9 @@ class TaskRunner:
             event = task.read()
         except Exception as error:  # invalid data stays invalid
             return _buried(claim, failure(error, task.operation_id))
-        identity = self._identify(event)
+        identity = event.identity if self._trusted else None
+        if identity is None and (event.parent_request_id is None or self._anonymous is not LOCAL_IDENTITY):
+            identity = self._anonymous  # a call on behalf of an anonymous caller is not made by this process
         try:
             spec = self._dispatcher.find(task.operation_id, identity)
         except CallError as error:
@@ -129,13 +131,6 @@ class TaskRunner:
         """
         most = self._policy.max_attempts
         return claim.losses >= most and claim.lone_losses >= max(1, most - 1)
-
-    def _identify(self, event: CallRequested) -> Identity | None:
-        """Return the caller's identity, as `CallHandler` does."""
-        if self._trusted and event.identity is not None:
-            return event.identity
-        is_nested = event.parent_request_id is not None
-        return None if is_nested and self._anonymous is LOCAL_IDENTITY else self._anonymous
 
 
 def too_large(claim: Claim, outcome: Outcome, error: CallError) -> Outcome:

@@ -119,7 +119,7 @@ class Hub:
             kind="hub",
             announces=lambda spec: spec.id not in self._remote,
         )
-        self.handler.monitor.on_watched = self._watched
+        self.handler.monitor.on_watched = lambda watched: self.transport.observe(self._relayed if watched else None)
         self._own_statistics = self.handler.monitor.amend
         self.handler.monitor.amend = self._statistics
         self.transport.admission = HubAdmission(authenticate, self.calls, self._remote, max_described=max_described)
@@ -143,9 +143,6 @@ class Hub:
             relayed=relayed,
             spokes=len(self.transport.peers),
         )
-
-    def _watched(self, watched: bool) -> None:
-        self.transport.observe(self._relayed if watched else None)
 
     def _relayed(self, call: "RoutedCall", code: str) -> None:
         """Show a call between two spokes to the watchers."""

@@ -26,7 +26,7 @@ from click.shell_completion import (
 from opwire.cli.options import namespace_option, shared_options, source_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources
-from opwire.config.settings import TEMPLATE
+from opwire.config.template import TEMPLATE
 from opwire.errors import UsageError, needs_extra
 from opwire.operation import Identity
 
