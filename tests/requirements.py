@@ -254,6 +254,10 @@ OPERATIONS: dict[str, str] = {
     "view.env": "A handler that is called through a view reaches all operations of its registry.",
     "view.registry": "A view is a registry: searched, previewed, with operations of its own.",
     "view.served": "Served over MCP and HTTP, a view takes values from the identity of each caller.",
+    "mode.tools": "In search mode a model searches, describes and calls operations by three others, on every surface.",
+    "mode.access": "In search mode access, views and interceptors apply to what is found and called.",
+    "mode.budget": "Search mode can take effect only if the definitions exceed a budget of tokens.",
+    "mode.signature": "A search returns a short line for each operation: its id, parameters and summary.",
     "config.views": "Views of a file select by source too, are served by surfaces, and are checked when the file is "
     "read; sources select and rename.",
     "registry.listeners": "Listeners are told of every addition, replacement and removal; a failing one harms nobody.",
@@ -1326,6 +1330,7 @@ CLI: dict[str, str] = {
     "cli.json": "With --json all output is JSON, including errors.",
     "cli.lazy": "Listing a Python registry imports no optional package but click.",
     "cli.ls": "Operations are listed by namespace, searched and filtered; ids are printed whole, whatever the width.",
+    "cli.ls-tokens": "`ls` lists views, and shows what operations, namespaces and views cost in tokens.",
     "cli.markup": "Descriptions in Markdown and HTML are shown as text, in linear time.",
     "cli.pipes": "A closed pipe ends a command without an error message.",
     "cli.plain": "Tables and colour are for terminals, and NO_COLOR is respected.",

@@ -11,7 +11,7 @@ from opwire.client import Client
 from opwire.config import mcp_http_options, mcp_surface, open_config
 from opwire.config.reading import parse_config
 from opwire.config.surfaces import http_surface
-from opwire.config.views import view_of
+from opwire.config.views import served_view, view_of
 from opwire.serve.listener import listening
 from tests.config.projects import SHOP, project
 from tests.requirements import requirement
@@ -87,6 +87,34 @@ async def test_mcp_serves_the_view_to_each_identity(config: Any) -> None:
                 registry = OperationRegistry()
                 registry.follow(tools)
                 assert (await registry.execute(tool.spec.id)).data == "price of alice"
+
+
+@requirement("config.views", "mode.tools", "mode.access")
+async def test_mcp_serves_a_view_in_search_mode(tmp_path: Path, config: Any) -> None:
+    always = FILE.replace("[views.support]", '[views.support]\nsearch = "always"\npinned = []')
+    config = project(tmp_path, always)
+    async with open_config(config) as opened:
+        app = mcp_surface(config, opened.registry).asgi(**mcp_http_options(config))
+        async with listening(app, "127.0.0.1", 0) as address:
+            server = HTTPServer(f"{address}/mcp", headers={"Authorization": f"Bearer {TOKEN}"})
+            async with from_mcp(server, namespace="remote") as tools:
+                registry = OperationRegistry()
+                registry.follow(tools)
+                names = sorted(spec.id for spec in registry.list())
+                assert names == ["remote.tools_call", "remote.tools_describe", "remote.tools_search"]
+                found = await registry.execute("remote.tools_search", {"query": "what does it cost?"})
+                assert found.data == "store.price_of()  Price"
+                result = await registry.execute("remote.tools_call", {"operation": "store.price_of"})
+                assert result.data == "price of alice"
+
+
+@requirement("config.views", "mode.budget")
+async def test_search_mode_is_automatic_above_a_budget(tmp_path: Path, config: Any) -> None:
+    for budget, mode in ((10_000, False), (1, True)):
+        auto = FILE.replace("[views.support]", f'[views.support]\nsearch = "auto"\ntoken_budget = {budget}')
+        config = project(tmp_path, auto)
+        async with open_config(config) as opened:
+            assert ("tools.search" in served_view(config, "support", opened.registry)) is mode
 
 
 @requirement("config.views")

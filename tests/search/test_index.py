@@ -75,6 +75,13 @@ def test_an_abbreviation_stands_for_all_of_its_words(index: SearchIndex) -> None
 
 
 @requirement("search.ranking")
+def test_a_number_counts_if_it_is_part_of_a_name() -> None:
+    index = SearchIndex([spec(f"api.resource_{number}", f"Return resource {number}") for number in range(50)])
+    assert ids(index.find("resource 42", 1)) == ["api.resource_42"]
+    assert len(index.find("resource 99", 50)) == 50
+
+
+@requirement("search.ranking")
 def test_nothing_similar_is_found_by_nothing_and_everything_by_an_empty_request(index: SearchIndex) -> None:
     assert index.find("xylophone qwertz 12345", 5) == ()
     assert index.find("the of a", 5) == ()

@@ -151,6 +151,7 @@ class LoadedOperations(NamedTuple):
 
     specs: dict[str, OperationSpec]
     target: "OperationRegistry | Client"
+    config: Config | None = None
 
     @asynccontextmanager
     async def client(self) -> "AsyncGenerator[Client]":
@@ -361,7 +362,7 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
 @asynccontextmanager
 async def _load(config: Config, screen: Screen) -> AsyncGenerator[LoadedOperations]:
     async with opened(config, screen) as running:
-        yield LoadedOperations({spec.id: spec for spec in running.registry.list()}, running.registry)
+        yield LoadedOperations({spec.id: spec for spec in running.registry.list()}, running.registry, config)
 
 
 def _select(config: Config, wanted: str | None, source: str | None) -> Config:

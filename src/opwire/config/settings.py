@@ -278,13 +278,20 @@ class ReshapeSettings(Settings, frozen=True, kw_only=True):
 
 
 class ViewSettings(Settings, frozen=True, kw_only=True):
-    """`[views.NAME]`: see `ViewOptions`. Patterns may also be "source:NAME", of a source of this file."""
+    """`[views.NAME]`: see `ViewOptions`. Patterns may also be "source:NAME", of a source of this file.
+
+    `search`: callers see three operations to search the others with, and those that are `pinned`; see `search_mode`.
+    "auto" does so if the definitions of all operations take more than `token_budget` tokens.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     rename: dict[str, str] = {}
     reshape: dict[str, ReshapeSettings] = {}
     scopes: tuple[str, ...] = ()
+    search: Literal["never", "auto", "always"] = "never"
+    token_budget: Count = 10_000
+    pinned: tuple[str, ...] = ()  # ids or patterns, after `rename`
 
 
 class PolicySettings(Settings, frozen=True, kw_only=True):

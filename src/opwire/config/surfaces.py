@@ -25,7 +25,7 @@ from opwire.config.settings import (
     SignedSettings,
     SurfaceSettings,
 )
-from opwire.config.views import view_of
+from opwire.config.views import served_view
 from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
 from opwire.hub.hub import Hub
 from opwire.hub.spoke import BrokerNode, Spoke
@@ -169,7 +169,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         from opwire.serve.mcp.app import serve_mcp
     settings = config.serve.mcp or MCPSurfaceSettings()
     return serve_mcp(
-        registry if settings.view is None else view_of(config, settings.view, registry),
+        served_view(config, settings.view, registry),
         name=settings.name,
         version=settings.version,
         title=settings.title,
@@ -210,7 +210,7 @@ def http_surface(
         from opwire.serve.http.app import serve_http
     settings = config.serve.http or HTTPSurfaceSettings()
     return serve_http(
-        registry if settings.view is None else view_of(config, settings.view, registry),
+        served_view(config, settings.view, registry),
         title=settings.title,
         version=settings.version,
         description=settings.description,

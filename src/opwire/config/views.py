@@ -10,6 +10,7 @@ from opwire.config.settings import Config, OpenAPISettings, SourceSettings, View
 from opwire.errors import UsageError
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry, RegistryView
+from opwire.search_mode import search_mode
 from opwire.view import Pattern, Reshape, ViewOptions, ViewRules
 
 _SOURCE = "source:"
@@ -24,9 +25,20 @@ class ConfigRegistry(OperationRegistry):
 
 
 def view_of(config: Config, name: str, registry: OperationRegistry) -> RegistryView:
-    """Return the view `[views.NAME]` of a registry, such as that of an opened configuration."""
+    """Return the view `[views.NAME]` of a registry, such as that of an opened configuration, without its `search`."""
     sources: dict[str, str] = getattr(registry, "sources", {})
     return registry.view(**_options(config.views[name], sources))
+
+
+def served_view(config: Config, name: str | None, registry: OperationRegistry) -> OperationRegistry:
+    """Return what a surface serves: the view `[views.NAME]`, in search mode if it says so, or the registry itself."""
+    if name is None:
+        return registry
+    view, settings = view_of(config, name, registry), config.views[name]
+    if settings.search == "never":
+        return view
+    budget = settings.token_budget if settings.search == "auto" else None
+    return search_mode(view, pinned=settings.pinned, budget=budget)
 
 
 def source_rules(settings: SourceSettings) -> ViewRules | None:

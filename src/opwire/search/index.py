@@ -222,8 +222,8 @@ class SearchIndex:
         """Return what a word stands for: itself, what it abbreviates, its synonyms."""
         term = stem(word)
         found: dict[tuple[str, ...], float] = {}
-        if not is_ignored and not word.isdecimal():
-            found[term,] = 1.0
+        if not is_ignored:  # a number is an argument, unless it is part of a name
+            found[term,] = 1.0 if not word.isdecimal() else self._weights.synonym if word in self._forms else 0.0
         expansions = thesaurus().expansions
         for each in expansions.get((term,)) or expansions.get((word.removesuffix("s"),), ()):
             found.setdefault(each, self._weights.abbreviation)
@@ -232,7 +232,8 @@ class SearchIndex:
         return self._known(found)
 
     def _known(self, alternatives: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
-        return {terms: each for terms, each in alternatives.items() if all(map(self._postings.__contains__, terms))}
+        known = self._postings.__contains__
+        return {terms: weight for terms, weight in alternatives.items() if weight and all(map(known, terms))}
 
     def _guesses(self, word: str) -> dict[tuple[str, ...], float]:
         """Return what an unknown word may be: two words, a misspelling, or the beginning of a word."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,38 @@ def test_a_list_longer_than_the_terminal_is_paged() -> None:
 def test_wide_characters_count_twice() -> None:
     spec = OperationSpec(namespace="api", name="名前", description="説明" * 40)
     assert cells(listing_lines([spec], 60)[1].plain()) == 60
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "opwire.toml"
+    source = '[sources.shop]\npython = "tests.cli.shop:registry"\n'
+    views = '[views.few]\ninclude = ["math"]\nrename = { math = "m" }\n[views.mode]\nsearch = "always"\n'
+    path.write_text(source + views, encoding="utf-8")
+    return str(path)
+
+
+@requirement("cli.ls-tokens")
+def test_tokens_of_operations_and_views_are_shown(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ls", "--config", file, "--tokens", "add"]) == 0
+    captured = capsys.readouterr()
+    id, type, tokens, summary = captured.out.strip().split("\t")
+    assert (id, type, summary) == ("math.add", "query", "Add two integers.")
+    assert 20 < int(tokens) < 60
+    assert captured.err.splitlines()[0] == f"1 operation, {tokens} tokens"
+    assert captured.err.splitlines()[1].startswith("view few: 1 operation, ")
+    assert captured.err.splitlines()[2].startswith("view mode: 3 operations, ")
+    assert run(["ls", "--config", file, "--tokens", "--json", "add"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["tokens"] == int(tokens)
+    with OnTerminal("ls", "--config", file, "--tokens") as terminal:
+        lines = unstyled(terminal.end()[1]).splitlines()
+    assert lines[0] == f"math  1 operation, {tokens} tokens"
+    assert lines[1].split() == ["query", tokens, "math.add", "Add", "two", "integers."]
+
+
+@requirement("cli.ls-tokens")
+def test_the_operations_of_a_view_are_listed(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ls", "--config", file, "--view", "few"]) == 0
+    assert capsys.readouterr().out.startswith("m.add\tquery\t")
+    assert run(["ls", "--config", file, "--view", "fwe"]) == 2
+    assert "unknown view 'fwe': the configuration has few, mode" in capsys.readouterr().err

@@ -12,9 +12,12 @@ from opwire.cli.options import json_option, namespace_option, operation_argument
 from opwire.cli.screen import Line, Screen, counted
 from opwire.cli.sources import Sources, cache_fields, run
 from opwire.cli.text import cells, cut, padded, rendered, summary, wrapped
+from opwire.config.views import served_view
 from opwire.operation import AccessControl, OperationSpec, OperationType
+from opwire.registry import OperationRegistry
 from opwire.schema import Schema
 from opwire.search import SearchIndex
+from opwire.search_mode import token_cost
 
 _MAX_FIELDS = 60  # of a schema: some have thousands
 _MAX_COUNTED = 1_000  # fields; a charge of Stripe's has millions within four levels
@@ -29,6 +32,8 @@ _MIN_WORDS = 8  # columns below which a description is omitted
 @click.option("-t", "--type", type=click.Choice([each.value for each in OperationType]), help="Only this type.")
 @click.option("--tag", help="Only operations with this tag.")
 @click.option("--source", help="Only operations of this source of the configuration.")
+@click.option("--view", help="The operations of this view of the configuration.")
+@click.option("--tokens", is_flag=True, help="Show what the definitions cost a model, also those of each view.")
 @click.option("--pager/--no-pager", default=True, help="Show a long list on a terminal with $PAGER.")
 @source_options
 @json_option
@@ -43,12 +48,15 @@ def ls_command(
     type: str | None,
     tag: str | None,
     source: str | None,
+    view: str | None,
+    tokens: bool,
     pager: bool,
 ) -> None:
     """List the operations; with SEARCH, those that contain every word, or else the closest."""
+    specs, views = run(_load(sources, screen, source, view, all_views=tokens))
     found = [
         spec
-        for spec in sources.load(screen, source=source).specs.values()
+        for spec in specs
         if (namespace is None or spec.namespace == namespace)
         and (type is None or spec.type.value == type)
         and (tag is None or tag in spec.tags)
@@ -56,15 +64,41 @@ def ls_command(
     chosen = [spec for spec in found if _contains(spec, search)]
     if search and not chosen:
         chosen = list(SearchIndex(found).find(" ".join(search), _MAX_CLOSEST))
+    costs = {spec.id: token_cost(spec) for spec in chosen} if tokens else None
     if screen.as_json:
-        screen.json([entry(spec) for spec in chosen])
+        screen.json([entry(spec) | ({} if costs is None else {"tokens": costs[spec.id]}) for spec in chosen])
         return
-    if not screen.is_terminal:
-        screen.table((), [(spec.id, spec.type.value, summary(spec.title or spec.description)) for spec in chosen])
-        return
-    lines = listing_lines(chosen, screen.width)
-    screen.pages(lines) if pager else screen.lines(lines)
-    screen.note(counted(len(chosen), "operation"))
+    if screen.is_terminal:
+        lines = listing_lines(chosen, screen.width, costs)
+        screen.pages(lines) if pager else screen.lines(lines)
+    else:
+        rows = [(spec.id, spec.type.value, summary(spec.title or spec.description)) for spec in chosen]
+        screen.table((), rows if costs is None else [(*row[:2], str(costs[row[0]]), row[2]) for row in rows])
+    if screen.is_terminal or costs is not None:
+        screen.note(_total(chosen, costs))
+    if costs is not None:
+        for name, each in views.items():
+            screen.note(f"view {name}: {_total(each, {spec.id: token_cost(spec) for spec in each})}")
+
+
+async def _load(
+    sources: Sources, screen: Screen, source: str | None, view: str | None, *, all_views: bool
+) -> tuple[Sequence[OperationSpec], dict[str, Sequence[OperationSpec]]]:
+    """Return the operations, or those of a view, and the operations of all views."""
+    async with sources.open(screen, source=source) as loaded:
+        known = {} if loaded.config is None else loaded.config.views
+        if view is not None and view not in known:
+            raise click.UsageError(f"unknown view {view!r}: the configuration has {', '.join(known) or 'none'}")
+        views: dict[str, Sequence[OperationSpec]] = {}
+        if loaded.config is not None and isinstance(loaded.target, OperationRegistry):
+            for name in known if all_views and view is None else filter(None, [view]):
+                views[name] = served_view(loaded.config, name, loaded.target).list()
+        return (tuple(loaded.specs.values()), views) if view is None else (views[view], {})
+
+
+def _total(specs: Sequence[OperationSpec], costs: dict[str, int] | None) -> str:
+    cost = "" if costs is None else f", {sum(costs[spec.id] for spec in specs):,} tokens"
+    return f"{counted(len(specs), 'operation')}{cost}"
 
 
 def _contains(spec: OperationSpec, search: tuple[str, ...]) -> bool:
@@ -72,8 +106,8 @@ def _contains(spec: OperationSpec, search: tuple[str, ...]) -> bool:
     return all(word in text for word in " ".join(search).lower().split())
 
 
-def listing_lines(specs: Sequence[OperationSpec], width: int) -> list[Line]:
-    """Return the lines of `ls` on a terminal: a group for each namespace, one line per operation.
+def listing_lines(specs: Sequence[OperationSpec], width: int, costs: dict[str, int] | None = None) -> list[Line]:
+    """Return the lines of `ls` on a terminal: a group for each namespace, one line per operation, with its tokens.
 
     Ids are printed whole, to be copied; descriptions get the rest of the line. A type in front of the ids keeps its
     column even if an id exceeds its own.
@@ -85,11 +119,14 @@ def listing_lines(specs: Sequence[OperationSpec], width: int) -> list[Line]:
     lines: list[Line] = []
     for namespace, group in groups.items():
         lines += [Line()] if lines else []
-        lines.append(Line(((namespace, "bold"), (f"  {counted(len(group), 'operation')}", "dim"))))
-        room = min(width - types - 6 - _MIN_DESCRIPTION, width // 2)
+        lines.append(
+            Line(((namespace, "bold"), (f"  {_total(group, costs and {s.id: costs[s.id] for s in group})}", "dim")))
+        )
+        room = min(width - types - 6 - (9 if costs else 0) - _MIN_DESCRIPTION, width // 2)
         column = min(max(cells(spec.id) for spec in group), max(room, 0))
         for spec in group:
-            start = f"  {spec.type.value.ljust(types)}  "
+            cost = "" if costs is None else f"{costs[spec.id]:>7,}  "
+            start = f"  {spec.type.value.ljust(types)}  {cost}"
             id = padded(spec.id, column)
             left = width - cells(start) - cells(id) - 2
             about = cut(summary(spec.title or spec.description), left) if left >= _MIN_WORDS else ""

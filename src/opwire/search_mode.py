@@ -1,0 +1,211 @@
+"""Search mode: three operations in place of a thousand.
+
+    serve_mcp(search_mode(registry, pinned=["shop.order"]))
+
+A model sees `tools.search`, `tools.describe` and `tools.call`, and what is pinned. It finds the other operations by a
+request in plain words, as far as its caller may see them, and calls them by id: access, validation and the
+interceptors of the registry apply as to any call.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from itertools import islice
+from typing import Annotated, Any, cast
+
+import msgspec
+from msgspec import Meta
+
+from opwire.dispatch import Dispatcher
+from opwire.errors import SchemaError
+from opwire.operation import AccessControl, Context, OperationSpec, OperationType
+from opwire.registry import OperationRegistry, RegistryView
+from opwire.tools.schemas import ToolSchema, input_schema
+from opwire.view import Pattern
+
+TOKEN_BUDGET = 10_000
+"""Tokens of tool definitions above which `search_mode` takes effect, if it is to decide by itself."""
+
+_MAX_FOUND = 50  # operations of one search
+_MAX_DESCRIBED = 10
+_MAX_OPTIONAL = 4  # optional parameters in a signature
+_MAX_SUMMARY = 100  # characters
+_MAX_TYPE = 40
+_MAX_DEPTH = 3  # of references, unions and arrays in a type
+_MAX_PARTS = 4  # of a union
+_MAX_NAMESPACES = 20  # that the description of `search` names
+_MAX_ITEMS = 100  # of a subscription
+_MAX_SECONDS = 10.0  # for which the items of a subscription are collected
+_CHARACTERS_PER_TOKEN = 4  # of JSON; tokenizers of models differ by some 20 %
+_TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "object", "null": "null"}
+_EMPTY: dict[str, Any] = {}
+_PUBLIC = AccessControl(public=True)  # what is found and called has its own rules
+
+Query = Annotated[str, Meta(max_length=400, description="What you want to do, such as: close an issue")]
+Limit = Annotated[int, Meta(ge=1, le=_MAX_FOUND)]
+Id = Annotated[str, Meta(description="The id of an operation, as a search returns it")]
+Ids = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_DESCRIBED)]
+
+
+def search_mode(
+    registry: OperationRegistry,
+    *,
+    pinned: Iterable[Pattern] = (),
+    budget: int | None = None,
+    namespace: str = "tools",
+) -> OperationRegistry:
+    """Return a registry with the operations `search`, `describe` and `call`, and those that are pinned.
+
+    `pinned` are patterns, as those of a view. With `budget`, the registry itself is returned if the definitions of its
+    operations take at most so many tokens.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    if budget is not None and fits_budget(registry.list(), budget):
+        return registry
+    pins = [*pinned]
+    mode = registry.view(include=pins or [_nothing])
+    _ToolSearch(registry).register(mode, namespace)
+    return mode
+
+
+def token_cost(spec: OperationSpec) -> int:
+    """Estimate the tokens of an operation as a tool: its name, description and input schema."""
+    try:
+        schema = msgspec.json.encode(_schema(spec).schema)
+    except (TypeError, ValueError, RecursionError):
+        schema = b""
+    texts = (spec.id, spec.title, spec.description if spec.description != spec.title else "")
+    return (sum(map(len, texts)) + len(schema)) // _CHARACTERS_PER_TOKEN + 1
+
+
+def fits_budget(specs: Iterable[OperationSpec], budget: int) -> bool:
+    """Return whether all definitions together take at most so many tokens. Schemas beyond the budget are not built."""
+    left = budget
+    for spec in specs:
+        left -= token_cost(spec)
+        if left < 0:
+            return False
+    return True
+
+
+def signature(spec: OperationSpec) -> str:
+    """Return an operation in a line of some 30 tokens: `shop.order(lines: list[str], note?: str)  Order articles.`"""
+    schema = _schema(spec).schema
+    definitions = cast("dict[str, Any]", schema.get("$defs") or schema.get("definitions") or {})
+    properties = cast("dict[str, Any]", schema.get("properties") or {})
+    required = [name for name in schema.get("required", ()) if name in properties]
+    optional = [name for name in properties if name not in required]
+    parameters = [f"{name}: {_type(properties[name], definitions)}" for name in required]
+    parameters += [f"{name}?: {_type(properties[name], definitions)}" for name in optional[:_MAX_OPTIONAL]]
+    parameters += ["…"] if len(optional) > _MAX_OPTIONAL else []
+    lines = (spec.title or spec.description).strip().partition("\n")[0]
+    summary = lines if len(lines) <= _MAX_SUMMARY else f"{lines[:_MAX_SUMMARY]}…"
+    return f"{spec.id}({', '.join(parameters)})  {summary}".rstrip()
+
+
+class _ToolSearch:
+    """The three operations."""
+
+    def __init__(self, registry: OperationRegistry) -> None:
+        self._registry = registry
+        self._dispatcher = Dispatcher(registry)
+
+    def register(self, mode: RegistryView, namespace: str) -> None:
+        """Add the operations to the registry that the model sees."""
+        spaces = dict.fromkeys(spec.namespace for spec in self._registry.list())
+        known = ", ".join(islice(spaces, _MAX_NAMESPACES)) + (", …" if len(spaces) > _MAX_NAMESPACES else "")
+        about = (
+            f"Find operations by what they do, in plain words. There are {len(self._registry):,}, of {known}. "
+            "Returns a line for each: its id, its parameters (? is optional), what it does. "
+            f"`{namespace}.call` calls one; `{namespace}.describe` returns the schemas of its input."
+        )
+        mode.query(f"{namespace}.search", description=about, access=_PUBLIC)(self.search)
+        mode.query(f"{namespace}.describe", access=_PUBLIC)(self.describe)
+        mode.mutation(f"{namespace}.call", access=_PUBLIC)(self.call)
+
+    async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
+        """Find operations by what they do, in plain words."""
+        found = self._registry.search(query, limit=limit, visible=self._visible(context))
+        return "\n".join(map(signature, found)) or "Nothing was found: use other words, or fewer."
+
+    async def describe(self, operations: Ids, context: Context) -> list[dict[str, Any]]:
+        """Describe operations by their ids: what they do, and the JSON Schema of their input."""
+        described: list[dict[str, Any]] = []
+        for each in operations:
+            spec = self._find(each, context)
+            about = spec.description or spec.title
+            described.append(
+                {"id": spec.id, "type": spec.type.value, "description": about, "input": _schema(spec).schema}
+            )
+        return described
+
+    async def call(self, operation: Id, context: Context, input: dict[str, Any] = _EMPTY) -> Any:
+        """Call an operation by its id, with its input. Of a subscription the first items are returned."""
+        spec = self._find(operation, context)
+        given = input.get("input") if _schema(spec).wraps else input
+        if spec.type is not OperationType.SUBSCRIPTION:
+            return await self._dispatcher.execute(spec, given, context)
+        items: list[Any] = []
+        try:
+            stream = self._dispatcher.subscribe(spec, given, context)
+            async with asyncio.timeout(_MAX_SECONDS), aclosing(stream):
+                async for envelope in stream:
+                    items.append(envelope.data)
+                    if len(items) >= _MAX_ITEMS:
+                        break
+        except TimeoutError:
+            pass
+        return items
+
+    def _find(self, operation_id: str, context: Context) -> OperationSpec:
+        if _is_checked(context):
+            return self._dispatcher.find(operation_id, context.identity)
+        spec = self._registry.get_spec(operation_id)
+        if spec is None:
+            raise self._registry.not_found(operation_id)
+        return spec
+
+    def _visible(self, context: Context) -> Callable[[OperationSpec], bool]:
+        if _is_checked(context):
+            return lambda spec: self._dispatcher.is_visible(spec, context.identity)
+        return self._dispatcher.is_served
+
+
+def _is_checked(context: Context) -> bool:
+    """Return whether a call comes from outside: one of this process without an identity is trusted, as `execute`."""
+    return context.identity is not None or context.inbound is not None
+
+
+def _nothing(_: OperationSpec) -> bool:
+    return False
+
+
+def _schema(spec: OperationSpec) -> ToolSchema:
+    try:
+        return input_schema(spec.input_schema)
+    except SchemaError:
+        return ToolSchema({})
+
+
+def _type(schema: Any, definitions: dict[str, Any], depth: int = 0) -> str:
+    given = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+    reference = str(given.get("$ref", "")).rpartition("/")[2]
+    if depth > _MAX_DEPTH:
+        return "any"
+    if reference:
+        return _type(definitions.get(reference), definitions, depth + 1)
+    parts = given.get("anyOf") or given.get("oneOf")
+    if isinstance(parts, list):
+        names = [_type(part, definitions, depth + 1) for part in cast("list[Any]", parts)[:_MAX_PARTS]]
+    elif isinstance(choices := given.get("enum"), list):
+        names = [repr(each) for each in cast("list[Any]", choices)[: 2 * _MAX_PARTS]]
+    elif given.get("type") == "array":
+        names = [f"list[{_type(given.get('items'), definitions, depth + 1)}]"]
+    else:
+        kinds = given.get("type", "any")
+        several = cast("list[Any]", kinds) if isinstance(kinds, list) else [kinds]
+        names = [_TYPES.get(str(kind), str(kind)) for kind in several]
+    text = "|".join(dict.fromkeys(name for name in names if name not in ("null", "None"))) or "null"
+    return text if len(text) <= _MAX_TYPE else f"{text[:_MAX_TYPE]}…"

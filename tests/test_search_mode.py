@@ -1,0 +1,198 @@
+"""Search mode: three operations in place of many."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import pytest
+
+from opwire import (
+    AccessControl,
+    CallError,
+    Context,
+    ErrorCode,
+    Handler,
+    Identity,
+    OperationRegistry,
+    OperationSpec,
+    Reshape,
+)
+from opwire.dispatch import Dispatcher
+from opwire.llm import openai_tools
+from opwire.operation import Inbound
+from opwire.search_mode import fits_budget, search_mode, signature, token_cost
+from tests.requirements import requirement
+
+ADA = Context(identity=Identity(id="ada", scopes=("shop",)))
+BOB = Context(identity=Identity(id="bob"))
+ANONYMOUS = Context(inbound=Inbound("1"))
+
+
+@pytest.fixture
+def registry() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.mutation("shop.order", access=AccessControl(required_scopes=("shop",)))
+    async def order(lines: list[str], currency: Literal["EUR", "USD"] = "EUR", note: str | None = None) -> str:
+        """Order articles for a customer.
+
+        More about orders.
+        """
+        return f"{len(lines)} in {currency}"
+
+    @registry.query("shop.hours", access=AccessControl(public=True))
+    async def hours() -> str:
+        """Return the opening hours."""
+        return "9 to 5"
+
+    @registry.subscription("clock.ticks")
+    async def ticks(count: int) -> AsyncIterator[int]:
+        """Count the ticks of the clock."""
+        for number in range(count):
+            yield number
+
+    double = OperationSpec(namespace="math", name="double", title="Double a number", input_schema={"type": "integer"})
+    registry.register(double, lambda input, context: 2 * input)
+    registry.register(OperationSpec(namespace="shop", name="planned", title="Order without a handler"))
+    return registry
+
+
+def ids(registry: OperationRegistry) -> list[str]:
+    return [spec.id for spec in registry.list()]
+
+
+async def call(mode: OperationRegistry, operation: str, input: Any, context: Context | None = None) -> Any:
+    given = {"operation": operation, "input": input}
+    return (await mode.execute("tools.call", given, context)).data
+
+
+@requirement("mode.tools")
+async def test_a_model_searches_describes_and_calls(registry: OperationRegistry) -> None:
+    mode = search_mode(registry, pinned=["shop.hours"])
+    assert ids(mode) == ["shop.hours", "tools.search", "tools.describe", "tools.call"]
+    found = (await mode.execute("tools.search", {"query": "purchase something", "limit": 1})).data
+    assert found == ("shop.order(lines: list[str], currency?: 'EUR'|'USD', note?: str)  Order articles for a customer.")
+    (described,) = (await mode.execute("tools.describe", {"operations": ["shop.order"]})).data
+    assert (described["id"], described["type"]) == ("shop.order", "mutation")
+    assert described["description"].endswith("More about orders.")
+    assert described["input"]["required"] == ["lines"]
+    assert await call(mode, "shop.order", {"lines": ["tea"]}) == "1 in EUR"
+    assert await call(mode, "clock.ticks", {"count": 3}) == [0, 1, 2]
+    assert len(await call(mode, "clock.ticks", {"count": 1_000})) == 100
+    assert (await mode.execute("tools.search", {"query": "xylophone"})).data.startswith("Nothing was found")
+
+
+@requirement("mode.tools")
+async def test_an_input_that_is_not_an_object_is_wrapped_as_it_is_described(registry: OperationRegistry) -> None:
+    mode = search_mode(registry)
+    (described,) = (await mode.execute("tools.describe", {"operations": ["math.double"]})).data
+    assert described["input"]["properties"] == {"input": {"type": "integer"}}
+    assert await call(mode, "math.double", {"input": 4}) == 8
+
+
+@requirement("mode.tools")
+async def test_errors_of_the_operation_reach_the_model(registry: OperationRegistry) -> None:
+    mode = search_mode(registry)
+    with pytest.raises(CallError, match=r'shop\.order: the input: "lines" is a required property'):
+        await call(mode, "shop.order", {})
+    with pytest.raises(CallError, match=r"Operation not found: shop\.ordr; did you mean shop\.order"):
+        await call(mode, "shop.ordr", {})
+    with pytest.raises(CallError, match="/limit"):
+        await mode.execute("tools.search", {"query": "order", "limit": 1_000_000})
+
+
+@requirement("mode.access")
+async def test_a_caller_finds_and_calls_only_what_it_may(registry: OperationRegistry) -> None:
+    mode = search_mode(registry)
+    dispatcher = Dispatcher(mode)
+    assert len(dispatcher.visible(None)) == 3  # an anonymous caller may search for public operations
+    for context, expected in ((ADA, "shop.order("), (BOB, "clock.ticks("), (ANONYMOUS, "shop.hours()")):
+        found = (await mode.execute("tools.search", {"query": "order hours clock", "limit": 50}, context)).data
+        assert expected in found
+        assert ("shop.order(" in found) is (context is ADA)
+        assert ("clock.ticks(" in found) is (context is not ANONYMOUS)
+        assert "planned" not in found
+    assert await call(mode, "shop.order", {"lines": []}, ADA) == "0 in EUR"
+    assert await call(mode, "shop.hours", {}, ANONYMOUS) == "9 to 5"
+    for context, code in ((BOB, ErrorCode.ACCESS_DENIED), (ANONYMOUS, ErrorCode.UNAUTHENTICATED)):
+        with pytest.raises(CallError) as failed:
+            await call(mode, "shop.order", {"lines": []}, context)
+        assert failed.value.code is code
+        with pytest.raises(CallError):
+            await mode.execute("tools.describe", {"operations": ["shop.order"]}, context)
+
+
+@requirement("mode.access")
+async def test_views_and_interceptors_apply_to_what_is_found(registry: OperationRegistry) -> None:
+    called: list[str] = []
+
+    def audit(spec: OperationSpec, handler: Handler) -> Handler:
+        async def audited(input: Any, context: Context) -> Any:
+            called.append(spec.id)
+            return await handler(input, context)
+
+        return audited
+
+    registry.use(audit)
+    changes = {"shop.order": Reshape(fix={"currency": "USD"})}
+    mode = search_mode(registry.view(include=["shop.order"], rename={"shop": "store"}, reshape=changes))
+    found = (await mode.execute("tools.search", {"query": "order"})).data
+    assert found == "store.order(lines: list[str], note?: str)  Order articles for a customer."
+    assert await call(mode, "store.order", {"lines": []}) == "0 in USD"
+    assert called == ["shop.order"]
+    with pytest.raises(CallError, match="Operation not found"):
+        await call(mode, "shop.hours", {})
+
+
+@requirement("mode.budget")
+def test_below_a_budget_the_registry_stays_as_it_is(registry: OperationRegistry) -> None:
+    total = sum(map(token_cost, registry.list()))
+    assert search_mode(registry, budget=total) is registry
+    assert "tools.search" in search_mode(registry, budget=total - 1)
+    assert sum(map(token_cost, search_mode(registry).list())) < 400
+
+
+@requirement("mode.budget")
+def test_schemas_beyond_the_budget_are_not_built() -> None:
+    from opwire import Schema
+
+    def build() -> Any:
+        raise AssertionError("built")
+
+    first = OperationSpec(namespace="a", name="b", description="x" * 100)
+    second = OperationSpec(namespace="a", name="c", input_schema=Schema.deferred(build))
+    assert not fits_budget([first, second], 10)
+
+
+@requirement("mode.signature")
+def test_a_signature_stays_short() -> None:
+    properties: dict[str, Any] = {f"optional_{number}": {"type": "string"} for number in range(100)}
+    properties |= {
+        "which": {"$ref": "#/$defs/loop"},
+        "one": {"enum": [f"choice {number}" for number in range(50)]},
+        "some": {"anyOf": [{"type": "integer"}, {"type": "null"}, {"type": "array", "items": {"type": "number"}}]},
+        "odd": True,
+        "both": {"type": ["boolean", "null"]},
+    }
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": ["which", "one", "some", "odd", "both"],
+        "$defs": {"loop": {"type": "array", "items": {"$ref": "#/$defs/loop"}}},
+    }
+    text = signature(OperationSpec(namespace="a", name="b", description="long " * 500, input_schema=schema))
+    assert text.startswith(
+        "a.b(which: list[list[any]], one: 'choice 0'|'choice 1'|'choice 2'|'choice…, some: int|list[float]"
+    )
+    assert "odd: any, both: bool, optional_0?: str" in text
+    assert "optional_3?: str, …)  long long" in text
+    assert len(text) < 400
+
+
+@requirement("mode.tools")
+async def test_tools_of_a_model_provider_take_search_mode(registry: OperationRegistry) -> None:
+    tools = openai_tools(search_mode(registry))
+    assert len(tools.tools) == 3
+    name = next(tool.name for tool in tools.tools if tool.spec.id == "tools.call")
+    outcome = await tools.run(name, {"operation": "shop.order", "input": {"lines": ["a", "b"]}})
+    assert "2 in EUR" in json.dumps(outcome.parts, default=str)
