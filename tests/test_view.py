@@ -129,7 +129,7 @@ def test_patterns_that_match_nothing_are_reported(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (Reshape(fix={"custmer": "ada"}), "shop.order has no parameter 'custmer'; did you mean 'customer'?"),
+        (Reshape(fix={"custmer": "ada"}), "it has no parameter 'custmer'; did you mean 'customer'?"),
         (Reshape(hide=["customer"]), "the hidden parameter 'customer' is required: give it a value with fix"),
         (Reshape(fix={"currency": 1}), 'the value of fix is invalid: /currency: the value is not of type "string"'),
         (Reshape(rename={"note": "lines"}), "rename gives two parameters one name: lines"),
@@ -379,7 +379,7 @@ async def test_a_view_follows_the_changes_of_its_registry(registry: OperationReg
     outer.on_change(lambda change: seen.append((change.kind, change.spec.id)))
     registry.query("math.late")(lambda b: b)
     assert "m.late" not in view
-    assert view.problems == ("math.late is left out: math.late has no parameter 'a'",)
+    assert view.problems == ("math.late is left out: it has no parameter 'a'",)
     typed: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
     late = OperationSpec(namespace="math", name="late", input_schema=typed)
     registry.register(late, lambda input, context: input["a"], replace=True)

@@ -321,19 +321,17 @@ class Reshaping:
         properties = schema.get("properties")
         known = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
         for name in sorted(self._changes.parameters - known.keys()):
-            raise RegistrationError(f"{spec.id} has no parameter {name!r}{_suggestion(name, known)}")
+            raise RegistrationError(f"it has no parameter {name!r}{_suggestion(name, known)}")
         required = set(schema.get("required", ())).intersection(self._changes.hide) - self._fixed.keys()
         if missing := sorted(required - self._changes.from_context.keys()):
-            raise RegistrationError(
-                f"{spec.id}: the hidden parameter {missing[0]!r} is required: give it a value with fix"
-            )
+            raise RegistrationError(f"the hidden parameter {missing[0]!r} is required: give it a value with fix")
         definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
         for name, value in self._fixed.items():
             for path, message in Schema({**definitions, "properties": {name: known[name]}}).problems({name: value}):
-                raise RegistrationError(f"{spec.id}: the value of fix is invalid: {path}: {message}")
+                raise RegistrationError(f"the value of fix is invalid: {path}: {message}")
         taken = (known.keys() - self._changes.rename.keys()) & self._old_names.keys()
         if taken or len(self._old_names) < len(self._changes.rename):
-            raise RegistrationError(f"{spec.id}: rename gives two parameters one name: {', '.join(sorted(taken))}")
+            raise RegistrationError(f"rename gives two parameters one name: {', '.join(sorted(taken))}")
 
     def _input_schema(self) -> Schema:
         schema = _lowered(self._source.input_schema)
