@@ -194,11 +194,8 @@ class CallMonitor:
         """Called when the first watcher comes and when the last one leaves."""
         self._registry = registry
         self._watchers: set[_Watcher] = set()
-
-    @property
-    def watched(self) -> bool:
+        self.watched = False
         """Whether there is a watcher: otherwise records need not be created."""
-        return bool(self._watchers)
 
     def count(self, operation_id: str, seconds: float, outcome: str) -> None:
         """Count a call of a registered operation; peers can invent any number of unknown ids."""
@@ -305,7 +302,8 @@ class CallMonitor:
             raise CallError(ErrorCode.RATE_LIMITED, f"{MAX_WATCHERS} clients watch the calls of this server already")
         watcher = _Watcher(id, operation, outcome, caller)
         self._watchers.add(watcher)
-        if len(self._watchers) == 1:
+        if not self.watched:
+            self.watched = True
             self.on_watched(True)
         try:
             async for record in watcher.records():
@@ -313,6 +311,7 @@ class CallMonitor:
         finally:
             self._watchers.discard(watcher)
             if not self._watchers:
+                self.watched = False
                 self.on_watched(False)
 
 
