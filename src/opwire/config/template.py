@@ -87,6 +87,9 @@ TEMPLATE = """\
 #exclude = ["*.delete*"]
 #rename = { "github" = "code", "shop.order" = "shop.buy" }
 #scopes = ["support"]  # required of callers
+#search = "auto"  # or "always": tools.search, tools.describe and tools.call instead of all operations
+#token_budget = 10000  # of all definitions, above which "auto" takes effect
+#pinned = ["shop.buy"]  # seen without a search
 #[views.support.reshape."shop.order"]  # an id, or a pattern
 #description = "Order articles for the customer who calls."
 #rename = { lines = "items" }
