@@ -1198,6 +1198,8 @@ MCP_JUDGES: dict[str, str] = {
 }
 
 OPENAPI_JUDGES: dict[str, str] = {
+    "openapi.judges.directory": "Every document of the public directory that is YAML loads completely, and an "
+    "independent decoder finds no wrong request.",
     "openapi.judges.real": "Prism takes every request to petstore, museum, httpbin and Stripe, but for its own "
     "listed faults.",
     "openapi.judges.styles": "Prism reads every style and body that it can read as it was meant, counted.",

@@ -1,0 +1,1 @@
+"""The public directory of OpenAPI documents as a judge; see `__main__`."""
