@@ -1033,6 +1033,8 @@ OPENAPI: dict[str, str] = {
     "openapi.retries": "Idempotent calls are repeated if that is asked for, after the API's delay, in time.",
     "openapi.idempotency-key": "A declared idempotency key has its own value in each call, that of a durable call is "
     "its key, and makes a mutation repeatable.",
+    "openapi.digest": "HTTP Digest proves a password to the API's origin, challenged once.",
+    "openapi.sigv4": "Requests are signed by AWS Signature Version 4 as AWS's own signatures are.",
     "openapi.pooled": "Connections are reused and limited.",
     "openapi.stale-connection": "An idempotent request survives a connection that the server had closed.",
     "openapi.max-response": "An answer stops at the limit, decompressed bytes counted, in little memory.",

@@ -47,6 +47,7 @@ _CHUNK = 16 * 1024  # bytes of a stream that are parsed at a time: 1,800 of the 
 _MAX_NUMBER_TEXT = 100  # characters; a longer number has no meaning
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
+_MAX_DIGESTS = 100  # users whose challenges are remembered
 _ENCODED = re.compile(r"[!-~]*")
 _BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "content-language"})
 _CREDENTIAL = re.compile(r"^((?:basic|bearer|digest|token) )?.*$", re.IGNORECASE | re.DOTALL)
@@ -76,7 +77,7 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
     `url` is complete and encoded, and sent unchanged (`yarl.URL(url, encoded=True)`). `headers` include Accept and
     Content-Type, but not Host and Content-Length, which the client sets. `secret_headers` are the lower-case names of
     headers with credentials, `secret_query` the names of such query parameters: neither crosses to another origin.
-    `token` is the OAuth token among the credentials, which can be refreshed after a 401.
+    `token` is the OAuth token among the credentials, which can be refreshed after a 401. `digest` stays in its origin.
     """
 
     method: str
@@ -86,6 +87,7 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
     secret_headers: frozenset[str] = frozenset()
     secret_query: frozenset[str] = frozenset()
     token: str | None = None
+    digest: tuple[str, str] | None = None  # user and password of HTTP Digest, which are not sent
 
     def redacted(self) -> "HTTPRequest":
         """Return the request for a display, with `***` for credentials: the scheme of a header is kept."""
@@ -112,6 +114,7 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
                 with suppress(ValueError):  # user and password
                     found += b64decode(text).decode().partition(":")[::2] if scheme.lower() == "basic" else []
                 found += [value, text]
+        found += self.digest or ()
         for field in self.url.partition("?")[2].split("&"):
             if field.partition("=")[0] in self.secret_query:
                 found += [field.partition("=")[2], unquote(field.partition("=")[2])]
@@ -213,6 +216,7 @@ class HTTPClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: set[ClientResponse] = set()  # closed explicitly: closing the session would not wake readers
         self._is_closed = False
+        self._digests: dict[tuple[str, str], aiohttp.DigestAuthMiddleware] = {}
 
     async def open(self, request: HTTPRequest, *, bare: bool = False) -> ClientResponse:
         """Return the response after redirects, its body unread; the caller closes it.
@@ -258,6 +262,7 @@ class HTTPClient:
                 data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
                 allow_redirects=False,
                 ssl=tls,
+                middlewares=() if request.digest is None else (self._digest(request.digest),),
                 proxy=self.options.proxy or (_env_proxy(request.url) if self.options.trust_env else None),
             )
         except asyncio.CancelledError:
@@ -273,6 +278,14 @@ class HTTPClient:
             message = f"{host_of(str(response.url))} sends more than {_MAX_HEAD:,} bytes of headers"
             raise CallError(ErrorCode.PROTOCOL_ERROR, message)
         return response
+
+    def _digest(self, credential: tuple[str, str]) -> aiohttp.DigestAuthMiddleware:
+        """Return the middleware of a user: it remembers the challenge, so that only the first request is repeated."""
+        if credential not in self._digests:
+            while len(self._digests) >= _MAX_DIGESTS:
+                del self._digests[next(iter(self._digests))]
+            self._digests[credential] = aiohttp.DigestAuthMiddleware(*credential)
+        return self._digests[credential]
 
     async def _start(self) -> ClientSession:
         if self._is_closed:
@@ -432,14 +445,21 @@ def redirected(request: HTTPRequest, status: int, location: str) -> HTTPRequest:
     if here.scheme == "https" and there.scheme == "http":
         raise rejected(f"it leads from https to http, at {there.raw_host}")
     method, body = request.method, request.body
-    dropped = (
-        _ALWAYS_SECRET | request.secret_headers if _origin(request.url) != _origin(str(there)) else frozenset[str]()
-    )
+    leaves = _origin(request.url) != _origin(str(there))
+    dropped = _ALWAYS_SECRET | request.secret_headers if leaves else frozenset[str]()
     if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
         method, body, dropped = "GET", None, dropped | _BODY_HEADERS
     headers = [pair for pair in request.headers if pair[0].lower() not in dropped] if dropped else request.headers
     # A secret in the query is not sent again: the new URL is the API's own.
-    return replace(request, method=method, url=str(there), headers=headers, body=body, secret_query=frozenset())
+    return replace(
+        request,
+        method=method,
+        url=str(there),
+        headers=headers,
+        body=body,
+        secret_query=frozenset(),
+        digest=None if leaves else request.digest,
+    )
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

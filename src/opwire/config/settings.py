@@ -203,7 +203,17 @@ class ServerSource(MCPSettings, frozen=True, kw_only=True):
     namespace: str | None = None
 
 
-Credential = Secret | UserCredential | ClientCredential
+class AWSCredential(Settings, frozen=True, kw_only=True):
+    """The credentials of an AWS account, for Signature Version 4."""
+
+    access_key: EnvText
+    secret_key: Secret
+    region: EnvText
+    service: str
+    session_token: Secret | None = None
+
+
+Credential = Secret | UserCredential | ClientCredential | AWSCredential
 
 
 class WebhookSettings(Settings, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ from opwire.adapters.report import Report, Skipped
 from opwire.errors import needs_extra
 
 with needs_extra("openapi"):
+    from opwire.adapters.openapi.sigv4 import AWSCredentials
     from opwire.adapters.openapi.source import OpenAPISource, from_openapi
     from opwire.oauth import OAuthClient
 
-__all__ = ["OAuthClient", "OpenAPISource", "Report", "Skipped", "from_openapi"]
+__all__ = ["AWSCredentials", "OAuthClient", "OpenAPISource", "Report", "Skipped", "from_openapi"]

@@ -14,9 +14,10 @@ other: without one, it is missing.
 
 import inspect
 import re
+import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from msgspec.structs import replace
 from yarl import URL
@@ -33,6 +34,7 @@ from opwire.adapters.openapi.plan import (
 )
 from opwire.adapters.openapi.request import base_url_of
 from opwire.adapters.openapi.serialize import encode
+from opwire.adapters.openapi.sigv4 import AWSCredentials, read_credentials, signed
 from opwire.adapters.report import Report
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import HTTPRequest
@@ -48,8 +50,8 @@ _MAX_SERVERS = 100  # discovered authorization servers, and logins in use: a cal
 _COOKIE = re.compile(r"[\x20-\x3a\x3c-\x7e]*")
 
 
-StaticCredential = str | tuple[str, str] | OAuthClient | Mapping[str, Any]
-"""A key or token; user and password; an OAuth client, or its fields: `{"client_id": …, "client_secret": …}`."""
+StaticCredential = str | tuple[str, str] | OAuthClient | AWSCredentials | Mapping[str, Any]
+"""A key or token; user and password; an OAuth client or an AWS account, or its fields: `{"client_id": …}`."""
 
 MaybeCredential = StaticCredential | None | Awaitable[StaticCredential | None]
 
@@ -125,8 +127,9 @@ class APICredentials:
                     break
             else:
                 if chosen:
-                    secrets = [await self._secret(plan, each, found[each.scheme.name], offline) for each in chosen]
-                    return _signed(request, secrets)
+                    return await self._proven(
+                        plan, request, [(each, found[each.scheme.name]) for each in chosen], offline
+                    )
         return request
 
     def reject(self, request: HTTPRequest) -> bool:
@@ -254,6 +257,26 @@ class APICredentials:
             raise
         except Exception as error:
             raise _unusable(plan, name, "its callback failed") from error
+
+    async def _proven(
+        self, plan: CallPlan, request: HTTPRequest, chosen: list[tuple[SecurityRequirement, Any]], offline: bool
+    ) -> HTTPRequest:
+        """Return the request with these credentials; signatures come last, since they cover the rest."""
+        secrets: list[_Secret] = []
+        signer: AWSCredentials | None = None
+        for requirement, credential in chosen:
+            try:
+                aws = read_credentials(credential)
+            except ValueError as error:
+                raise _unusable(plan, requirement.scheme.name, str(error)) from error
+            if aws is not None:
+                signer = aws
+            elif requirement.scheme.declared_as == "http digest" and isinstance(credential, tuple):
+                request = replace(request, digest=cast("tuple[str, str]", credential))
+            else:
+                secrets.append(await self._secret(plan, requirement, credential, offline))
+        request = _signed(request, secrets)
+        return request if signer is None else signed(request, signer, time.time())
 
     async def _secret(
         self, plan: CallPlan, requirement: SecurityRequirement, credential: Any, offline: bool
