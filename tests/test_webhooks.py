@@ -1,6 +1,7 @@
 """Signatures by the examples of their inventors, and receivers across event loops."""
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -81,7 +82,7 @@ def registered(receiver: WebhookReceiver, *names: str) -> OperationRegistry:
 
 
 def deliver(receiver: WebhookReceiver, payload: Any, delivery: str | None = None) -> str:
-    return receiver.deliver(payload, WebhookRequest({}, b""), delivery=delivery)
+    return receiver.deliver(payload, WebhookRequest({}, json.dumps(payload).encode()), delivery=delivery)
 
 
 @requirement("webhooks.subscribers")
@@ -167,3 +168,34 @@ async def test_a_closed_receiver_ends_its_streams_and_takes_nothing() -> None:
         await anext(registry.subscribe("shop.webhooks"))
     with pytest.raises(CallError, match="repeat it later"):
         deliver(receiver, None)
+
+
+@requirement("webhooks.unavailable")
+async def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opwire.webhooks.MAX_WAITING_BYTES", 1_000)
+    receiver = WebhookReceiver(unsigned=True)
+    items = registered(receiver).subscribe("shop.webhooks")
+    waiting = asyncio.ensure_future(anext(items))
+    await asyncio.sleep(0)
+    assert deliver(receiver, "a" * 5_000) == "accepted"  # alone, it may be larger
+    with pytest.raises(CallError, match="waiting already"):
+        deliver(receiver, "b")
+    assert (await waiting).data == "a" * 5_000
+    assert [deliver(receiver, "c" * 400) for _ in range(2)] == ["accepted", "accepted"]
+    with pytest.raises(CallError, match="waiting already"):
+        deliver(receiver, "c" * 400)
+    await items.aclose()
+
+
+@requirement("webhooks.names")
+async def test_events_that_the_document_does_not_declare_can_be_named() -> None:
+    receiver = WebhookReceiver(unsigned=True, events=["charge.succeeded", "paid", "invoice.*"])
+    registry = registered(receiver, "paid", "other")
+    assert [spec.name for spec in registry.list()] == ["webhooks", "webhooks.paid", "webhooks.charge.succeeded"]
+    items = registry.subscribe("shop.webhooks.charge.succeeded")
+    waiting = asyncio.ensure_future(anext(items))
+    await asyncio.sleep(0)
+    assert deliver(receiver, {"type": "charge.failed"}) == "ignored"
+    assert deliver(receiver, {"type": "charge.succeeded"}) == "accepted"
+    assert (await waiting).data == {"type": "charge.succeeded"}
+    await items.aclose()

@@ -12,7 +12,6 @@ the queues of its subscribers or can be repeated by the sender.
 import asyncio
 import base64
 import binascii
-import copy
 import hmac
 import inspect
 import logging
@@ -24,11 +23,13 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from opwire.envelope import ResponseEnvelope, http_envelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts
 from opwire.operation import Context, Handler, NormalizeMode, Operation, OperationSpec, OperationType
 from opwire.schema import UNKNOWN, Schema
-from opwire.typed.plain import as_dict
+from opwire.typed.plain import as_dict, read_json
 
 logger = logging.getLogger("opwire.webhooks")
 
@@ -37,6 +38,9 @@ WEBHOOKS = "webhooks"
 
 MAX_BODY = 1024 * 1024
 MAX_WAITING = 1_000
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+"""Bodies that wait for one subscriber. They are decoded when it takes them, and shared between subscribers."""
+
 TOLERANCE = 300.0
 """Seconds by which a signed timestamp may differ from the clock, as Stripe and Standard Webhooks recommend."""
 
@@ -47,10 +51,14 @@ MAX_REMEMBERED = 100_000
 _RETRY_AFTER = 5.0  # seconds
 _MAX_SIGNATURES = 16  # in one header, which has several while a secret is replaced
 _MAX_ID = 256  # characters of the id of a delivery
+_WILDCARDS = re.compile(r"[*?\[]")
 _SEPARATORS = re.compile(r"[^a-z0-9]+")
 _EVENT_FIELDS = ("type", "event", "event_type", "eventType")  # of a body, with the name of its event
 _EVENT_HEADERS = re.compile(r"x-(?:.*-)?(?:event|event-key|event-type|topic)|ce-type")
 _SECRET_HEADER = re.compile(r"authorization|cookie|token|secret|signature|api-?key")
+
+
+_decoder = msgspec.json.Decoder()
 
 
 class WebhookRequest(NamedTuple):
@@ -235,6 +243,25 @@ class DeclaredWebhook(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
+class _Delivery(NamedTuple):
+    """An accepted webhook, which is decoded for each subscriber: they may change the data."""
+
+    body: bytes
+    headers: dict[str, str]
+    webhook: str | None
+    id: str | None
+
+    def envelope(self) -> ResponseEnvelope[Any]:
+        return http_envelope(
+            read_json(_decoder, self.body),
+            status_code=200,
+            headers=self.headers,
+            content_type=self.headers.get("content-type", "application/json"),
+            event_type=self.webhook,
+            last_event_id=self.id,
+        )
+
+
 class _Subscriber:
     """The queue of one subscriber, which may run on another event loop than the server."""
 
@@ -242,16 +269,20 @@ class _Subscriber:
         self.webhook = webhook  # None: all
         self.error: CallError | None = None
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[ResponseEnvelope[Any]] = deque()
+        self._waiting: deque[_Delivery] = deque()
         self._max_waiting = max_waiting
+        self._bytes_put = 0  # changed by the server alone, and the other by the subscriber: they may be two threads
+        self._bytes_taken = 0
         self._wake = asyncio.Event()
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._waiting) >= self._max_waiting
+    def has_space(self, size: int) -> bool:
+        waiting = len(self._waiting)
+        used = self._bytes_put - self._bytes_taken
+        return not waiting or (waiting < self._max_waiting and used + size <= MAX_WAITING_BYTES)
 
-    def put(self, item: ResponseEnvelope[Any]) -> None:
-        self._waiting.append(item)
+    def put(self, delivery: _Delivery) -> None:
+        self._bytes_put += len(delivery.body)
+        self._waiting.append(delivery)
         self._notify()
 
     def fail(self, error: CallError) -> None:
@@ -268,7 +299,9 @@ class _Subscriber:
     async def items(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         while True:
             while self._waiting:
-                yield self._waiting.popleft()
+                taken = self._waiting.popleft()
+                self._bytes_taken += len(taken.body)
+                yield taken.envelope()
             if self.error is not None:
                 raise self.error
             self._wake.clear()
@@ -282,10 +315,11 @@ class WebhookReceiver:
     `verify` is `StripeSignature`, `GitHubSignature`, `StandardSignature` or any other `Verify`. `unsigned` accepts
     requests without verification: then any client that reaches the server can send anything.
 
-    `events` are patterns (`*` and `?`) of the webhooks that become operations; by default all. `strict` rejects a body
-    that does not match the schema of its webhook; otherwise it is passed on, with a warning. `max_body` is in bytes.
-    `max_waiting` is the number of webhooks that wait for one subscriber: a subscriber that has fallen behind is ended
-    with an error if others can take the webhook; if none can, the sender is asked to repeat it.
+    `events` are patterns (`*` and `?`) of the webhooks that become operations, by default all of the document; a name
+    without wildcards may be missing there. `strict` rejects a body that does not match the schema of its webhook;
+    otherwise it is passed on, with a warning. `max_body` is in bytes. `max_waiting` is the number of webhooks that wait
+    for one subscriber, of 16 MiB at most: a subscriber that has fallen behind is ended with an error if others can take
+    the webhook; if none can, the sender is asked to repeat it.
 
     Raises:
         UsageError: neither or both of `verify` and `unsigned` are given, or a number is invalid.
@@ -342,10 +376,14 @@ class WebhookReceiver:
         if self._webhooks is not None:
             raise UsageError("a WebhookReceiver belongs to one source: create another one")
         wanted = [each for each in webhooks if not self._events or any(fnmatchcase(each.name, p) for p in self._events)]
-        self._webhooks = {each.name: each for each in wanted}
         for each in wanted:
             for name in (each.name, *each.aliases):
                 self._names.setdefault(_normalized(name), each.name)
+        for name in self._events:  # Stripe's document declares none
+            if not _WILDCARDS.search(name) and _normalized(name) not in self._names:
+                self._names[_normalized(name)] = name
+                wanted.append(DeclaredWebhook(name))
+        self._webhooks = {each.name: each for each in wanted}
         every = DeclaredWebhook("", title="Webhooks", description="All webhooks of this API, declared or not.")
         for each in (every, *wanted):
             spec = OperationSpec(
@@ -412,7 +450,7 @@ class WebhookReceiver:
     def deliver(
         self, payload: Any, request: WebhookRequest, *, delivery: str | None, webhook: str | None = None
     ) -> Outcome:
-        """Pass the decoded body of a verified request to its subscribers.
+        """Pass a verified request to its subscribers; `payload` is its decoded body.
 
         `webhook` is its name, if the path has one; otherwise it is found by the name of its event.
 
@@ -429,7 +467,7 @@ class WebhookReceiver:
             listed = [{"path": each.path, "message": each.message} for each in problems]
             message = f"the webhook {declared.name}: {problems[0].path or 'the body'}: {problems[0].message}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message, {"problems": listed})
-        outcome = self._enqueue(payload, request, declared, delivery)
+        outcome = self._enqueue(request, declared, delivery)
         if key is not None:
             self._remembered[key] = None
             if len(self._remembered) > MAX_REMEMBERED:
@@ -443,34 +481,25 @@ class WebhookReceiver:
                 return webhooks[found]
         return next(iter(webhooks.values())) if len(webhooks) == 1 and not self._events else None
 
-    def _enqueue(
-        self, payload: Any, request: WebhookRequest, declared: DeclaredWebhook | None, delivery: str | None
-    ) -> Outcome:
+    def _enqueue(self, request: WebhookRequest, declared: DeclaredWebhook | None, delivery: str | None) -> Outcome:
         listening = [each for each in self._subscribers if each.error is None]
         if self._closed or not listening:
             message = "nothing is subscribed to webhooks at the moment: repeat it later"
             raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER)
         name = None if declared is None else declared.name
         wanting = [each for each in listening if each.webhook in (None, name)]
-        ready = [each for each in wanting if not each.is_full]
+        ready = [each for each in wanting if each.has_space(len(request.body))]
         if wanting and not ready:
-            message = f"{self._max_waiting:,} webhooks are waiting already: repeat it later"
+            message = f"{self._max_waiting:,} webhooks, or 16 MiB, are waiting already: repeat it later"
             raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER)
-        for each in wanting:
-            if each.is_full:
-                message = f"the subscriber is too slow: {self._max_waiting:,} webhooks were waiting for it"
-                each.fail(CallError(ErrorCode.UNAVAILABLE, message))
         headers = {name: each for name, each in request.headers.items() if not _SECRET_HEADER.search(name)}
-        for each in ready:
-            envelope = http_envelope(
-                payload if each is ready[0] else copy.deepcopy(payload),  # which a subscriber may change
-                status_code=200,
-                headers=headers,
-                content_type=request.headers.get("content-type", "application/json"),
-                event_type=name,
-                last_event_id=None if delivery is None else delivery[:_MAX_ID],
-            )
-            each.put(envelope)
+        accepted = _Delivery(request.body, headers, name, None if delivery is None else delivery[:_MAX_ID])
+        for each in wanting:
+            if each in ready:
+                each.put(accepted)
+            else:
+                message = f"the subscriber is too slow: {self._max_waiting:,} webhooks, or 16 MiB, were waiting for it"
+                each.fail(CallError(ErrorCode.UNAVAILABLE, message))
         return "accepted" if ready else "ignored"
 
 

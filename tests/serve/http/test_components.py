@@ -98,7 +98,7 @@ def test_a_schema_that_leads_nowhere_leaves_nothing_behind() -> None:
 
 def test_a_definition_that_refers_to_its_root_is_that_roots_own() -> None:
     components = Components({})
-    first, other = ({"type": kind, "properties": {"a": {"$ref": "#/$defs/A"}}} for kind in ("object", "array"))
+    first, other = ({"title": title, "properties": {"a": {"$ref": "#/$defs/A"}}} for title in ("one", "two"))
     definitions = {"$defs": {"A": {"items": {"$ref": "#"}}}}
     place({**first, **definitions}, "one", components)
     place({**other, **definitions}, "two", components)
@@ -242,6 +242,11 @@ def test_the_branches_of_a_discriminated_union_are_references() -> None:
         ({"type": ["array", "null"]}, {"type": ["array", "null"], "items": {}}),
         ({"type": "string", "nullable": True, "min_items": 1, "x-a": 1}, {"type": "string", "x-a": 1}),
         ({"type": "object", "default": None}, {"type": "object"}),
+        ({"type": "object", "items": {}, "properties": {}}, {"type": "object", "properties": {}}),
+        ({"type": ["string", "null"], "properties": {}}, {"type": ["string", "null"]}),
+        ({"type": "integer", "enum": [1, 2.0, "a", True]}, {"type": "integer", "enum": [1, 2.0]}),
+        ({"type": "object", "enum": ["a"]}, {"type": "object"}),
+        ({"properties": {}, "enum": [1, "a"]}, {"properties": {}, "enum": [1, "a"]}),
         ({"type": "integer", "default": 5, "maximum": 4}, {"type": "integer", "maximum": 4}),
         ({"type": "integer", "default": 5}, {"type": "integer", "default": 5}),
         ({"type": "object", "examples": [{"$ref": "#/nowhere"}]}, {"type": "object"}),
@@ -253,6 +258,11 @@ def test_the_branches_of_a_discriminated_union_are_references() -> None:
         "nullable array",
         "unknown keywords",
         "null",
+        "items",
+        "properties",
+        "enum",
+        "no enum",
+        "no type",
         "too large",
         "valid",
         "reference",

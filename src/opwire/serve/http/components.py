@@ -28,6 +28,8 @@ from opwire.envelope import (
 from opwire.errors import ErrorCode, SchemaError
 from opwire.schema import Schema
 from opwire.schema.dialect import JSONSchema, References, escaped, map_subschemas, unescaped
+from opwire.schema.shape import type_names
+from opwire.typed.nodes import kind_of
 from opwire.typed.plain import as_dict, as_list
 
 PREFIX = "#/components/schemas/"
@@ -44,6 +46,8 @@ _KEYWORDS = frozenset(
     "oneOf pattern patternProperties prefixItems properties propertyNames readOnly required then title type "
     "unevaluatedItems unevaluatedProperties uniqueItems writeOnly xml".split()
 )
+_OF_TYPE = {"properties": "object", "items": "array"}  # keywords without effect on other types
+_SAME_TYPE = {"integer": {"integer", "number"}, "number": {"integer", "number"}}  # 5.0 is an integer, too
 _BOOLEANS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems")  # where generators expect booleans
 _encoder = msgspec.json.Encoder(order="sorted")
 
@@ -244,7 +248,17 @@ def _published(schema: dict[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(SchemaError):
             if _refers(kept["default"]) or not Schema(checked, dialect="2020-12").is_valid(kept["default"]):
                 del kept["default"]
-    if "array" in as_list([kept["type"]] if isinstance(kept.get("type"), str) else kept.get("type")):
+    types = type_names(kept)
+    if not types:
+        return kept
+    for keyword, type in _OF_TYPE.items():
+        if type not in types:
+            kept.pop(keyword, None)
+    if "enum" in kept:
+        values = kept.pop("enum")
+        possible = [each for each in as_list(values) if _SAME_TYPE.get(kind_of(each), {kind_of(each)}) & set(types)]
+        kept |= {"enum": possible} if possible else {}
+    if "array" in types:
         # Linters require `items`, even of a tuple. Where its length is limited they have no effect, and generators that
         # do not know tuples create the right union; hey-api would append any other type to the tuple.
         first = as_list(kept.get("prefixItems"))
