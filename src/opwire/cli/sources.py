@@ -49,6 +49,7 @@ _NO_SOURCE = (
     "no opwire.toml in this folder or above: write one with `opwire init`, or name a source: --python shop.py, "
     "--mcp 'program arguments', --openapi file-or-URL, --url ws://hub"
 )
+_BROKER_ONLY = "--prefix, --signing-key and --certificate are for brokers: redis:// and nats://"
 # Words of a command line that start a server without naming it.
 _LAUNCHERS = re.compile(r"(npx|bunx|uvx|uv|pipx|node|deno|docker|run|tool|python[\d.]*)(\.exe)?")
 
@@ -220,7 +221,6 @@ class Sources(NamedTuple):
     @property
     def file(self) -> Path | None:
         """The configuration file; defaults to the nearest one if the options name no source."""
-
         if self.config is not None:
             return Path(self.config)
         return None if self.python or self.mcp or self.openapi or self.url else find_config()
@@ -232,7 +232,8 @@ class Sources(NamedTuple):
             ConfigError: the file is invalid.
             click.UsageError: the file is missing, and no option names a source.
         """
-
+        if self.url is None and (self.prefix or self.signing_key or self.certificate):
+            raise click.UsageError(f"{_BROKER_ONLY}; add --url, or write them into [spoke] of the configuration")
         file = self.file
         if file is None and not (self.python or self.mcp or self.openapi or may_be_empty):
             raise click.UsageError(_NO_SOURCE)
@@ -243,7 +244,6 @@ class Sources(NamedTuple):
 
     def _named_sources(self) -> Iterable[tuple[str, Any]]:
         """Yield the sources of the options, each with its name or one derived from its target."""
-
         for target in self.python:
             yield target, PythonSource(python=target, required=True)
         for option, targets in (("mcp", self.mcp), ("openapi", self.openapi)):
@@ -294,7 +294,6 @@ class Sources(NamedTuple):
     @asynccontextmanager
     async def open_local(self, screen: Screen) -> AsyncGenerator[LoadedOperations]:
         """Load the Python modules only, which starts no server and sends no request."""
-
         config = self.read()
         local = {name: each for name, each in config.sources.items() if isinstance(each, PythonSource)}
         async with _load(replace(config, sources=local), screen) as loaded:
@@ -309,9 +308,7 @@ class Sources(NamedTuple):
         """
         if not url.startswith(("redis", "unix:", "nats:", "tls:")):
             if self.prefix or self.signing_key or self.certificate:
-                raise click.UsageError(
-                    "--prefix, --signing-key and --certificate are for brokers: redis:// and nats://"
-                )
+                raise click.UsageError(_BROKER_ONLY)
             # From the environment: other users of the machine can read a command line. Brokers do not take a token.
             token = os.environ.get(self.token_env)
             return {"token": token} if token else {}
@@ -345,7 +342,6 @@ async def opened(config: Config, screen: Screen, *, quiet: bool = False) -> Asyn
         CallError: a source named by an option fails to load.
         ConfigError: a required source of the file fails to load.
     """
-
     async with AsyncExitStack() as stack:
         silent = [name for name, each in config.sources.items() if each.required or quiet]
         with LoadProgress(screen, silent=silent) as progress:

@@ -120,6 +120,8 @@ def test_a_call_over_a_broker_is_signed_with_keys_of_the_command_line(
         (["keys", "certify", "ada.pem", "--authority", "ada.key", "--days", "0"], "--days"),
         (["ls", "--url", "redis://127.0.0.1:1", "--signing-key", "ada.key"], "--certificate belong together"),
         (["ls", "--url", "ws://127.0.0.1:1", "--prefix", "x"], "are for brokers: redis:// and nats://"),
+        (["ls", "--python", "shop", "--prefix", "x"], "redis:// and nats://; add --url"),
+        (["ps", "--signing-key", "ada.key"], "redis:// and nats://; add --url"),
         (
             ["ls", "--url", "redis://127.0.0.1:1", "--signing-key", "ada.pem", "--certificate", "ada.pem"],
             "--signing-key: not an Ed25519 key in PEM",

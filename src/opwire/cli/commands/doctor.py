@@ -100,7 +100,6 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
 
 def _withheld_variables(config: Config, screen: Screen) -> Iterator[CheckResult]:
     """Yield a note about the environment variables that the programs of the configuration do not get."""
-
     for name, source in config.sources.items():
         if isinstance(source, ProgramSource) and importlib.util.find_spec("mcp") is not None:
             from opwire.adapters.mcp.servers import StdioServer

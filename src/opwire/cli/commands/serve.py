@@ -61,7 +61,6 @@ def with_callers(config: Config, screen: Screen, *, is_open: bool) -> Config:
 
     Without OPWIRE_TOKEN, generate a token for this run and print it.
     """
-
     identities = dict(config.identities)
     if is_open:
         identities[ANONYMOUS] = IdentitySettings(scopes=("*",), announces=("*",))
@@ -269,7 +268,6 @@ async def _serve_http(
 
 async def _wait_for_changes(running: OpenedConfig, screen: Screen) -> None:
     """Return when files have changed and the configuration is valid."""
-
     async for changed in watch(running.files):
         try:
             if running.config.file is not None:
@@ -292,7 +290,6 @@ class BrokerOptions(NamedTuple):
 
     def override(self, settings: Any) -> Any:
         """Return the settings of a hub or spoke with these options."""
-
         given = {name: value for name in ("name", "prefix") if (value := getattr(self, name)) is not None}
         files = {"key": self.signing_key, "certificate": self.certificate}
         signed = {name: str(Path(file).absolute()) for name, file in files.items() if file is not None}
@@ -364,7 +361,6 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
 
 def chosen_hub(config: Config, url: str | None, *, is_open: bool, broker: BrokerOptions | None = None) -> Config:
     """Return the configuration with the URL and the anonymous identity that the options override."""
-
     hub = config.hub or HubSettings()
     if url is not None:
         hub = replace(hub, url=EnvText(url))
@@ -419,7 +415,6 @@ def spoke_command(screen: Screen, sources: Sources, durable: str | None, **optio
 
 def chosen_durable(config: Config, url: str) -> Config:
     """Return the configuration with a journal at this URL; its callers are those of the spoke."""
-
     if config.durable is not None:
         return replace(config, durable=replace(config.durable, url=EnvText(url)))
     prefix, anonymous = (config.spoke.prefix, config.spoke.anonymous) if config.spoke else (None, None)
@@ -439,7 +434,6 @@ def chosen_spoke(
     Raises:
         click.UsageError: the URL is missing.
     """
-
     spoke = config.spoke
     if url is not None:
         token = Secret(f"${{{TOKEN}}}") if url.startswith("ws") and os.environ.get(TOKEN) else None

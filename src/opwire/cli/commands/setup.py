@@ -282,7 +282,6 @@ def client(
 @click.pass_obj
 def init_command(screen: Screen, path: Path) -> None:
     """Write a commented configuration to PATH, by default opwire.toml. An existing file is never overwritten."""
-
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE)
