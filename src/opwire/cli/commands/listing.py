@@ -52,7 +52,7 @@ def ls_command(
     tokens: bool,
     pager: bool,
 ) -> None:
-    """List the operations; with SEARCH, those that contain every word, or else the closest."""
+    """List the operations; with SEARCH, those that contain every word, or else the closest; best first."""
     specs, views = run(_load(sources, screen, source, view, all_views=tokens))
     found = [
         spec
@@ -61,9 +61,7 @@ def ls_command(
         and (type is None or spec.type.value == type)
         and (tag is None or tag in spec.tags)
     ]
-    chosen = [spec for spec in found if _contains(spec, search)]
-    if search and not chosen:
-        chosen = list(SearchIndex(found).find(" ".join(search), _MAX_CLOSEST))
+    chosen = _searched(found, search) if search else found
     costs = {spec.id: token_cost(spec) for spec in chosen} if tokens else None
     if screen.as_json:
         screen.json([entry(spec) | ({} if costs is None else {"tokens": costs[spec.id]}) for spec in chosen])
@@ -99,6 +97,14 @@ async def _load(
 def _total(specs: Sequence[OperationSpec], costs: dict[str, int] | None) -> str:
     cost = "" if costs is None else f", {sum(costs[spec.id] for spec in specs):,} tokens"
     return f"{counted(len(specs), 'operation')}{cost}"
+
+
+def _searched(specs: list[OperationSpec], search: tuple[str, ...]) -> list[OperationSpec]:
+    """Return the specs that contain every word, or else the closest, both ranked."""
+    ranked = SearchIndex(specs).find(" ".join(search), len(specs))
+    places = {spec.id: place for place, spec in enumerate(ranked)}
+    containing = [spec for spec in specs if _contains(spec, search)]
+    return sorted(containing, key=lambda spec: places.get(spec.id, len(specs))) or list(ranked[:_MAX_CLOSEST])
 
 
 def _contains(spec: OperationSpec, search: tuple[str, ...]) -> bool:
