@@ -199,3 +199,16 @@ async def test_events_that_the_document_does_not_declare_can_be_named() -> None:
     assert deliver(receiver, {"type": "charge.succeeded"}) == "accepted"
     assert (await waiting).data == {"type": "charge.succeeded"}
     await items.aclose()
+
+
+@requirement("webhooks.names")
+async def test_the_only_webhook_of_a_document_gets_what_has_no_name() -> None:
+    receiver = WebhookReceiver(unsigned=True)
+    registry = registered(receiver, "published")
+    items = registry.subscribe("shop.webhooks.published")
+    waiting = asyncio.ensure_future(anext(items))
+    await asyncio.sleep(0)
+    assert deliver(receiver, {"type": "ping"}) == "ignored"
+    assert deliver(receiver, {"title": "tea"}) == "accepted"
+    assert (await waiting).data == {"title": "tea"}
+    await items.aclose()

@@ -56,8 +56,6 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 _EVENT_FIELDS = ("type", "event", "event_type", "eventType")  # of a body, with the name of its event
 _EVENT_HEADERS = re.compile(r"x-(?:.*-)?(?:event|event-key|event-type|topic)|ce-type")
 _SECRET_HEADER = re.compile(r"authorization|cookie|token|secret|signature|api-?key")
-
-
 _decoder = msgspec.json.Decoder()
 
 
@@ -476,13 +474,13 @@ class WebhookReceiver:
 
     def _find(self, payload: Any, request: WebhookRequest) -> DeclaredWebhook | None:
         webhooks = self._webhooks or {}
-        for name in _event_names(as_dict(payload), request.headers):
-            if (found := self._names.get(name)) is not None:
-                return webhooks[found]
-        return next(iter(webhooks.values())) if len(webhooks) == 1 and not self._events else None
+        names = list(_event_names(as_dict(payload), request.headers))
+        if not names and len(webhooks) == 1:
+            return next(iter(webhooks.values()))
+        return next((webhooks[self._names[each]] for each in names if each in self._names), None)
 
     def _enqueue(self, request: WebhookRequest, declared: DeclaredWebhook | None, delivery: str | None) -> Outcome:
-        listening = [each for each in self._subscribers if each.error is None]
+        listening = [each for each in tuple(self._subscribers) if each.error is None]  # other threads may subscribe
         if self._closed or not listening:
             message = "nothing is subscribed to webhooks at the moment: repeat it later"
             raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER)
@@ -492,7 +490,7 @@ class WebhookReceiver:
         if wanting and not ready:
             message = f"{self._max_waiting:,} webhooks, or 16 MiB, are waiting already: repeat it later"
             raise CallError(ErrorCode.UNAVAILABLE, message, retry_after=_RETRY_AFTER)
-        headers = {name: each for name, each in request.headers.items() if not _SECRET_HEADER.search(name)}
+        headers = {key: each for key, each in request.headers.items() if not _SECRET_HEADER.search(key)}
         accepted = _Delivery(request.body, headers, name, None if delivery is None else delivery[:_MAX_ID])
         for each in wanting:
             if each in ready:
@@ -524,3 +522,15 @@ def _event_names(payload: Mapping[str, Any], headers: Mapping[str, str]) -> Iter
         if isinstance(action, str):
             yield _normalized(f"{name[:_MAX_ID]} {action[:_MAX_ID]}")
         yield _normalized(name[:_MAX_ID])
+
+
+__all__ = [
+    "MAX_REMEMBERED",
+    "DeclaredWebhook",
+    "GitHubSignature",
+    "StandardSignature",
+    "StripeSignature",
+    "Verify",
+    "WebhookReceiver",
+    "WebhookRequest",
+]
