@@ -5,6 +5,8 @@ Run it as a program (`make docs` does). Two kinds of marks in a page are filled:
 - `<!-- snippet: shop.py -->` above a fenced block: the block contains that file of docs/snippets, or of the repository.
 - `<!-- made: error-table -->` … `<!-- end -->`: the lines between are the result of the function of that name.
 
+The JSON Schemas of the protocol are files of their own, in docs/reference/schemas.
+
 The tests fail if a page is stale. An unknown name is an error.
 """
 
@@ -15,18 +17,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from opwire import ERROR_TABLE
-from opwire.call import CALL_EVENT_SCHEMAS
 from opwire.cli.exit_codes import MEANINGS, OF_ERROR_CODE
 from opwire.cli.program import COMMANDS
 from opwire.config import TEMPLATE
 from opwire.schemas import (
+    CALL_EVENT_SCHEMAS,
     HTTP_RESPONSE_META_SCHEMA,
     LOCAL_RESPONSE_META_SCHEMA,
     MCP_CONTENT_BLOCK_SCHEMA,
     MCP_RESPONSE_META_SCHEMA,
     RESPONSE_ENVELOPE_SCHEMA,
     RESPONSE_META_SCHEMA,
+    SESSION_EVENT_SCHEMAS,
 )
+from opwire.transports.redis.transport import ENTER, PRUNE, ROUTE
 
 DOCS: Final = Path(__file__).parent
 SNIPPETS: Final = DOCS / "snippets"
@@ -106,22 +110,51 @@ def commands() -> str:
     )
 
 
-def envelope_schemas() -> str:
-    """Return the schemas of the envelope and the three kinds of meta."""
-    schemas = {
-        "RESPONSE_ENVELOPE_SCHEMA": RESPONSE_ENVELOPE_SCHEMA,
-        "RESPONSE_META_SCHEMA": RESPONSE_META_SCHEMA,
-        "LOCAL_RESPONSE_META_SCHEMA": LOCAL_RESPONSE_META_SCHEMA,
-        "HTTP_RESPONSE_META_SCHEMA": HTTP_RESPONSE_META_SCHEMA,
-        "MCP_RESPONSE_META_SCHEMA": MCP_RESPONSE_META_SCHEMA,
-        "MCP_CONTENT_BLOCK_SCHEMA": MCP_CONTENT_BLOCK_SCHEMA,
+ENVELOPE_SCHEMAS: Mapping[str, Any] = {
+    "RESPONSE_ENVELOPE_SCHEMA": RESPONSE_ENVELOPE_SCHEMA,
+    "RESPONSE_META_SCHEMA": RESPONSE_META_SCHEMA,
+    "LOCAL_RESPONSE_META_SCHEMA": LOCAL_RESPONSE_META_SCHEMA,
+    "HTTP_RESPONSE_META_SCHEMA": HTTP_RESPONSE_META_SCHEMA,
+    "MCP_RESPONSE_META_SCHEMA": MCP_RESPONSE_META_SCHEMA,
+    "MCP_CONTENT_BLOCK_SCHEMA": MCP_CONTENT_BLOCK_SCHEMA,
+}
+
+
+def schema_files() -> dict[Path, str]:
+    """Return the files of docs/reference/schemas with their content."""
+    schemas: dict[str, Any] = {
+        **{name.removesuffix("_SCHEMA").lower().replace("_", "-"): each for name, each in ENVELOPE_SCHEMAS.items()},
+        **CALL_EVENT_SCHEMAS,
+        **SESSION_EVENT_SCHEMAS,
     }
-    return folded(schemas)
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {
+        DOCS / "reference" / "schemas" / f"{name}.json": json.dumps({**dialect, **schema}, indent=2) + "\n"
+        for name, schema in schemas.items()
+    }
 
 
-def event_schemas() -> str:
-    """Return the schemas of the call protocol's events."""
-    return folded(CALL_EVENT_SCHEMAS)
+def envelope_schemas() -> str:
+    """Return the schemas of the envelope and the three kinds of meta, with their files."""
+    names = {name: name.removesuffix("_SCHEMA").lower().replace("_", "-") for name in ENVELOPE_SCHEMAS}
+    rows = ((f"`{name}`", f"[{file}.json](schemas/{file}.json)") for name, file in names.items())
+    return table(("in `opwire.schemas`", "file"), rows)
+
+
+def call_schemas() -> str:
+    """Return the files of the schemas of a call's events."""
+    return linked(CALL_EVENT_SCHEMAS)
+
+
+def session_schemas() -> str:
+    """Return the files of the schemas of a session's events."""
+    return linked(SESSION_EVENT_SCHEMAS)
+
+
+def redis_scripts() -> str:
+    """Return the scripts that ends run in Redis."""
+    scripts = {"ROUTE": ROUTE, "ENTER": ENTER, "PRUNE": PRUNE}
+    return "\n\n".join(folded(name, f"```lua\n{script}```") for name, script in scripts.items())
 
 
 def configuration() -> str:
@@ -143,7 +176,9 @@ MADE: Mapping[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "commands": commands,
     "envelope-schemas": envelope_schemas,
-    "event-schemas": event_schemas,
+    "call-schemas": call_schemas,
+    "session-schemas": session_schemas,
+    "redis-scripts": redis_scripts,
     "configuration": configuration,
     "decisions": decisions,
 }
@@ -155,18 +190,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def folded(schemas: Mapping[str, Any]) -> str:
-    """Return schemas as collapsed blocks."""
-    notes: list[str] = []
-    for name, schema in schemas.items():
-        block = f"```json\n{json.dumps(schema, indent=2)}\n```"
-        notes.append(f'<details markdown="1">\n<summary>{name}</summary>\n\n{block}\n\n</details>')
-    return "\n\n".join(notes)
+def linked(schemas: Iterable[str]) -> str:
+    """Return links to the files of schemas."""
+    return ", ".join(f"[`{name}`](schemas/{name}.json)" for name in schemas)
+
+
+def folded(title: str, block: str) -> str:
+    """Return a collapsed block."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{block}\n\n</details>'
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        if text != (filled := fill(text)):
-            page.write_text(filled, encoding="utf-8")
-            print("updated", page.relative_to(DOCS.parent))
+    made = schema_files()
+    made |= {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
+    for path, filled in made.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != filled:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(filled, encoding="utf-8")
+            print("updated", path.relative_to(DOCS.parent))

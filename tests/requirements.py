@@ -623,6 +623,8 @@ WEBSOCKET: dict[str, str] = {
     "transport.websocket.duplicates": "A request that comes again while it is open goes nowhere.",
     "transport.websocket.plain": "A client with hand-written JSON and no `peer` can call and serve.",
     "transport.websocket.hello": "Hello comes first, in time and in our version, or the connection is closed.",
+    "protocol.schemas": "Every envelope and event of the protocol has its JSON Schema in opwire.schemas and as a file.",
+    "protocol.transcripts": "A hub and a server on a broker send what the transcripts of the protocol's page show.",
     "transport.websocket.subprotocol": "Both sides speak opwire.v1 or do not connect.",
     "transport.websocket.origin": "A web page connects only from an allowed origin.",
     "transport.websocket.http": "What is no WebSocket handshake is refused or closed.",

@@ -8,11 +8,10 @@ import pytest
 import opwire
 import opwire.errors
 from opwire import ERROR_TABLE
-from opwire.call import CALL_EVENT_SCHEMAS
 from opwire.cli.exit_codes import OF_ERROR_CODE
 from opwire.config import TEMPLATE
-from opwire.schemas import RESPONSE_ENVELOPE_SCHEMA
-from tests.docs.pages import OWN_PAGES, embed, text_of
+from opwire.schemas import CALL_EVENT_SCHEMAS, RESPONSE_ENVELOPE_SCHEMA, SESSION_EVENT_SCHEMAS
+from tests.docs.pages import DOCS, OWN_PAGES, embed, text_of
 from tests.requirements import requirement
 
 
@@ -39,12 +38,15 @@ def test_the_exit_codes_are_those_of_the_command_line() -> None:
 
 
 @requirement("docs.made")
-def test_the_schemas_are_those_of_the_code() -> None:
-    def schemas(text: str) -> list[object]:
-        return [json.loads(each) for each in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
-
-    assert RESPONSE_ENVELOPE_SCHEMA in schemas(embed().envelope_schemas())
-    assert schemas(embed().event_schemas()) == list(CALL_EVENT_SCHEMAS.values())
+@requirement("protocol.schemas")
+def test_the_files_of_the_schemas_are_those_of_the_code() -> None:
+    files = embed().schema_files()
+    shipped = set((DOCS / "reference" / "schemas").glob("*.json"))
+    assert shipped == set(files)
+    assert [path.name for path in shipped if path.read_text(encoding="utf-8") != files[path]] == []
+    schemas = {path.stem: json.loads(text) for path, text in files.items()}
+    assert schemas["response-envelope"].items() >= RESPONSE_ENVELOPE_SCHEMA.items()
+    assert schemas.keys() >= CALL_EVENT_SCHEMAS.keys() | SESSION_EVENT_SCHEMAS.keys()
 
 
 @requirement("docs.snippets")
@@ -79,7 +81,7 @@ def test_a_snippet_replaces_the_body_of_its_block_and_keeps_the_indentation() ->
 def test_every_public_name_is_in_the_reference() -> None:
     shown = set(re.findall(r"^::: opwire\.(\w+)$", text_of("reference/opwire.md"), re.MULTILINE))
     assert "errors" in shown  # the whole module
-    schemas = set(re.findall(r"<summary>(\w+)</summary>", embed().envelope_schemas(), re.MULTILINE))
+    schemas = set(embed().ENVELOPE_SCHEMAS)
     elsewhere = set(re.findall(r"`(\w+)`", text_of("reference/opwire.md").partition("## Names imported on first")[2]))
     assert set(opwire.__all__) - shown - schemas - elsewhere <= set(vars(opwire.errors))
 

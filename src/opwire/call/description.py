@@ -4,7 +4,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from msgspec import Struct, json
+from msgspec import Struct, field, json
 from msgspec.structs import replace
 
 from opwire.monitor import Statistics
@@ -26,18 +26,18 @@ class ServerInfo(Struct, rename="camel", kw_only=True):
 
 
 class OperationInfo(Struct, rename="camel", kw_only=True):
-    """An operation of a server. The schema `true` means unknown."""
+    """An operation of a server. The schema `true` means unknown. A peer may omit everything but `id` and `type`."""
 
     id: str
     type: OperationType
-    title: str
-    description: str
-    tags: tuple[str, ...]
-    version: str
-    input_schema: dict[str, Any] | bool
-    output_schema: dict[str, Any] | bool
-    access: AccessControl | None
-    statistics: Statistics
+    title: str = ""
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    version: str = ""
+    input_schema: dict[str, Any] | bool = True
+    output_schema: dict[str, Any] | bool = True
+    access: AccessControl | None = None
+    statistics: Statistics = field(default_factory=Statistics)
 
     @classmethod
     def of(cls, spec: OperationSpec, statistics: Statistics) -> "OperationInfo":
