@@ -7,6 +7,7 @@ import click
 import pytest
 
 from opwire import CallError, ConfigError
+from opwire.adapters.openapi import from_openapi
 from opwire.cli.program import run
 from opwire.cli.screen import Screen
 from opwire.cli.sources import Sources, check_variables, complete_url
@@ -125,6 +126,24 @@ def test_a_source_that_is_named_on_the_spot_and_fails_ends_the_command_with_its_
     assert capsys.readouterr().err.startswith("error: UNAVAILABLE: ")
     assert run(["ls", "--openapi", "nowhere.yaml"]) == 4
     assert "nowhere.yaml" in capsys.readouterr().err
+
+
+@requirement("openapi.short-namespace")
+async def test_a_document_has_the_namespace_that_the_library_derives_unless_it_is_named(tmp_path: Path) -> None:
+    paths = {"/pets": {"get": {"operationId": "list", "responses": {"200": {"description": "ok"}}}}}
+    root = {"openapi": "3.1.0", "info": {"title": "GitHub v3 REST API", "version": "1"}, "paths": paths}
+    file = tmp_path / "document.json"
+    file.write_text(json.dumps(root))
+    (tmp_path / "opwire.toml").write_text('[sources.a]\nopenapi = "document.json"\nnamespace = ""\n')
+    library = [each.spec.id for each in from_openapi(file)]
+    assert library == ["github.list"]
+    for sources, ids in (
+        (Sources(openapi=(str(file),)), library),
+        (Sources(str(tmp_path / "opwire.toml")), library),
+        (Sources(openapi=(f"mine={file}",)), ["mine.list"]),
+    ):
+        async with sources.open(Screen(), ids[0]) as loaded:
+            assert list(loaded.specs) == ids
 
 
 def test_a_quote_that_does_not_end_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

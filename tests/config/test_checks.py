@@ -51,6 +51,10 @@ def test_a_source_needs_a_name_that_can_be_a_namespace_unless_it_gives_one() -> 
     assert problems('[sources.a]\nopenapi = "x"\nnamespace = "a.b"')[0].startswith(
         "sources.a.namespace: invalid namespace"
     )
+    assert problems('[sources.a]\nopenapi = "x"\nnamespace = ""') == []  # from its title
+    assert problems('[sources.a]\ncommand = "x"\nnamespace = ""')[0].startswith(
+        "sources.a.namespace: invalid namespace"
+    )
     assert problems('[sources."a.b"]\npython = "x"') == []  # its operations have the ids that the code gives them
 
 

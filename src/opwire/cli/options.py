@@ -31,7 +31,10 @@ _SOURCES = {
         help="An MCP server: a command line, a URL, a Python file, or an mcpServers file.",
     ),
     "openapi": click.option(
-        "--openapi", multiple=True, metavar="[NAME=]FILE|URL", help="An HTTP API, by its OpenAPI document."
+        "--openapi",
+        multiple=True,
+        metavar="[NAME=]FILE|URL",
+        help="An HTTP API, by its OpenAPI document. NAME is its namespace, by default from its title.",
     ),
 }
 _FILE = click.Path(exists=True, dir_okay=False)

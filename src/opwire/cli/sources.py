@@ -249,13 +249,16 @@ class Sources(NamedTuple):
         for option, targets in (("mcp", self.mcp), ("openapi", self.openapi)):
             for text in targets:
                 name, equals, target = text.partition("=")
-                if not equals or not re.fullmatch(r"[\w-]+", name):
+                is_named = bool(equals) and re.fullmatch(r"[\w-]+", name) is not None
+                if not is_named:
                     name, target = _default_name(text), text
                 if option == "mcp":
                     yield name, _mcp_source(target)
                 else:
                     document = target if "://" in target else str(Path(target).absolute())
-                    yield name, OpenAPISettings(openapi=EnvText(document), required=True)
+                    # Without a name, the namespace is that of the library: from the document's title.
+                    namespace = None if is_named else ""
+                    yield name, OpenAPISettings(openapi=EnvText(document), namespace=namespace, required=True)
 
     @asynccontextmanager
     async def open(
@@ -371,15 +374,14 @@ def _select(config: Config, wanted: str | None, source: str | None) -> Config:
         raise click.UsageError(f"unknown source {source!r}; sources of the configuration: {names}")
     namespace = None if wanted is None else wanted.partition(".")[0]
     for name, each in config.sources.items():
-        if source == name or (
-            source is None and hasattr(each, "namespace") and namespace == (getattr(each, "namespace", "") or name)
-        ):
+        own = getattr(each, "namespace", "")
+        if source == name or (source is None and namespace == (name if own is None else own)):
             return replace(config, sources={name: each})
     return config
 
 
 def _default_name(target: str) -> str:
-    """Return a namespace for an unnamed source: its host, its file, or its program."""
+    """Return the name of an unnamed source: its host, its file, or its program."""
     if "://" in target:
         return (urlsplit(target).hostname or "source").replace(".", "-")
     words = [Path(word) for word in _split(target) if not word.startswith("-")]

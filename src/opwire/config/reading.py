@@ -280,7 +280,8 @@ def _check_signed(path: Key, signed: SignedSettings) -> Iterator[ConfigProblem]:
 def _check_source(path: Key, name: str, source: AnySource) -> Iterator[ConfigProblem]:
     if isinstance(source, ProgramSource | ServerSource | OpenAPISettings):
         namespace = name if source.namespace is None else source.namespace
-        if not namespace or "." in namespace or not namespace.isprintable():
+        is_derived = namespace == "" and isinstance(source, OpenAPISettings)
+        if not (namespace or is_derived) or "." in namespace or not namespace.isprintable():
             at = path if source.namespace is None else (*path, "namespace")
             yield ConfigProblem(at, "invalid namespace: it is printable and has no dot", 'write namespace = "…"')
     if isinstance(source, ProgramSource):

@@ -235,8 +235,9 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
 
 
 class OpenAPISettings(SourceSettings, frozen=True, kw_only=True):
-    """An HTTP API with an OpenAPI document, a file or a URL. Its namespace is NAME by default.
+    """An HTTP API with an OpenAPI document, a file or a URL.
 
+    Its namespace is NAME by default; with `namespace = ""` that of the document's title, as `from_openapi` derives it.
     The keys of `credentials` are the names of the document's security schemes.
     """
 

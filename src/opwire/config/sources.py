@@ -207,7 +207,7 @@ def _openapi_source(
     document = values["openapi"]
     return from_openapi(
         document if "://" in document else folder / Path(document).expanduser(),
-        namespace=settings.namespace or name,
+        namespace=name if settings.namespace is None else settings.namespace or None,
         base_url=values["base_url"],
         server_variables=values["server_variables"],
         credentials=values["credentials"],

@@ -84,7 +84,7 @@ def test_an_operation_of_an_http_api_has_its_method_and_url(tmp_path: Path, caps
     about = {"summary": "Get <b>one</b>.", "description": "See [here](https://x.example).\n\n- a\n- b"}
     paths = {"/pets/{id}": {"get": {"operationId": "get", **about, "responses": {"200": {"description": "ok"}}}}}
     servers = [{"url": "http://127.0.0.1:9/v1/"}]
-    document = {"openapi": "3.1.0", "info": {"title": "x", "version": "1"}, "servers": servers, "paths": paths}
+    document = {"openapi": "3.1.0", "info": {"title": "Pets API", "version": "1"}, "servers": servers, "paths": paths}
     (tmp_path / "pets.json").write_text(json.dumps(document))
     pets = ("--openapi", str(tmp_path / "pets.json"))
     assert run(["describe", *pets, "pets.get"]) == 0
