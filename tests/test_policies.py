@@ -317,3 +317,5 @@ def test_a_policy_that_is_wrong_is_refused() -> None:
     ):
         with pytest.raises(UsageError):
             make()
+    with pytest.raises(TypeError, match="exlude"):
+        RateLimit(1, **cast("Any", {"exlude": ["shop"]}))

@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import pytest
@@ -156,6 +156,8 @@ def test_an_operation_whose_rule_cannot_be_applied_is_left_out(
 def test_invalid_options_are_rejected(registry: OperationRegistry, options: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         registry.view(**options)
+    with pytest.raises(TypeError, match="exlude"):
+        OperationRegistry().view(**cast("Any", {"exlude": ["shop"]}))
     with pytest.raises(UsageError, match="keep is a list"):
         Reshape(keep="total")
     with pytest.raises(UsageError, match=r"from_context: 'identity\.name' is unknown"):

@@ -62,8 +62,8 @@ class PolicyCall(Struct, frozen=True):
 class Policy(ABC):
     """An interceptor that does something before and after each call, or around a whole subscription."""
 
-    def __init__(self, **options: Unpack[PolicyOptions]) -> None:
-        self._selection = Selection(options.get("include", ()), options.get("exclude", ()))
+    def __init__(self, *, include: Iterable[Pattern] = (), exclude: Iterable[Pattern] = ()) -> None:
+        self._selection = Selection(include, exclude)
 
     def __call__(self, spec: OperationSpec, handler: Handler) -> Handler:
         """Return the handler with this policy around it."""

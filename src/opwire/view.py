@@ -179,6 +179,8 @@ class ViewRules:
     """The options of a view, checked and compiled."""
 
     def __init__(self, options: ViewOptions) -> None:
+        if unknown := options.keys() - ViewOptions.__annotations__.keys():  # a typo in `exclude` would show too much
+            raise TypeError(f"view() got an unexpected keyword argument {min(unknown)!r}")
         self.identity = options.get("identity")
         self._scopes = tuple(options.get("scopes", ()))
         self._selection = Selection(options.get("include", ()), options.get("exclude", ()))
