@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opwire.auth import RateLimit
+from opwire.auth import TokenBucket
 from opwire.auth.tokens import LogLimit
 from tests.auth.refusals import wrong_use
 from tests.requirements import requirement
@@ -15,7 +15,7 @@ from tests.requirements import requirement
 
 @requirement("auth.rate")
 def test_a_burst_passes_at_once_and_then_one_call_a_turn() -> None:
-    limit = RateLimit(per_second=10, burst=3)
+    limit = TokenBucket(per_second=10, burst=3)
     assert [limit.take(100.0) for _ in range(3)] == [0, 0, 0]
     assert limit.take(100.0) == pytest.approx(0.1)
     assert limit.take(100.05) == pytest.approx(0.05)
@@ -25,14 +25,14 @@ def test_a_burst_passes_at_once_and_then_one_call_a_turn() -> None:
 
 @requirement("auth.rate")
 def test_the_bucket_never_holds_more_than_its_burst() -> None:
-    limit = RateLimit(per_second=1000, burst=2)
+    limit = TokenBucket(per_second=1000, burst=2)
     limit.take(0)
     assert [limit.take(1e6) == 0 for _ in range(3)] == [True, True, False]
 
 
 @requirement("auth.rate")
 def test_a_time_that_goes_back_gives_nothing() -> None:
-    limit = RateLimit(per_second=1)
+    limit = TokenBucket(per_second=1)
     assert limit.take(100) == 0
     assert limit.take(0) == 1
     assert limit.take(100) == 1
@@ -46,7 +46,7 @@ def test_a_time_that_goes_back_gives_nothing() -> None:
     st.lists(st.floats(0, 2, allow_nan=False), min_size=1, max_size=60),
 )
 def test_in_no_time_more_calls_pass_than_burst_and_rate_allow(rate: float, burst: int, steps: list[float]) -> None:
-    limit, now, passed = RateLimit(rate, burst), 0.0, []
+    limit, now, passed = TokenBucket(rate, burst), 0.0, []
     for step in steps:
         now += step
         wait = limit.take(now)
@@ -61,7 +61,7 @@ def test_in_no_time_more_calls_pass_than_burst_and_rate_allow(rate: float, burst
 @requirement("auth.rate")
 @given(st.floats(0.01, 1000), st.integers(0, 10))
 def test_whoever_waits_as_long_as_told_passes(rate: float, before: int) -> None:
-    limit, now = RateLimit(rate, 3), 0.0
+    limit, now = TokenBucket(rate, 3), 0.0
     for _ in range(before):
         limit.take(now)
     while (wait := limit.take(now)) == 0:
@@ -72,7 +72,7 @@ def test_whoever_waits_as_long_as_told_passes(rate: float, before: int) -> None:
 @requirement("auth.rate")
 @pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (nan, 1), (inf, 1), (1, 0)])
 def test_a_limit_that_lets_nothing_or_everything_pass_is_refused(rate: float, burst: int) -> None:
-    wrong_use(RateLimit, rate, burst)
+    wrong_use(TokenBucket, rate, burst)
 
 
 def line(text: str, at: float, level: int = logging.WARNING) -> logging.LogRecord:

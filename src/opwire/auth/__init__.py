@@ -22,7 +22,7 @@ Over a broker the server sees messages and no connections, so each request is si
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from opwire.auth.tokens import Authenticator, Grant, RateLimit, StaticTokens, allow_anonymous, callback
+from opwire.auth.tokens import Authenticator, Grant, StaticTokens, TokenBucket, allow_anonymous, callback
 from opwire.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ __all__ = [
     "Authority",
     "Grant",
     "JWTs",
-    "RateLimit",
     "SignedRequests",
     "Signer",
     "SigningKey",
     "StaticTokens",
+    "TokenBucket",
     "Verifier",
     "allow_anonymous",
     "callback",

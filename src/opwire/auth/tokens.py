@@ -4,7 +4,7 @@
 Signed tokens are in `opwire.auth.jwt`.
 
 Rules: a peer learns that its token is missing, invalid or expired, and nothing else. The reason goes to the log, and
-the token itself never does. `RateLimit` and `LogLimit` read no clock: the time is an argument.
+the token itself never does. `TokenBucket` and `LogLimit` read no clock: the time is an argument.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _MAX_TIME = 2**53  # seconds: excludes NaN, infinities and an integer of 400 dig
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-class RateLimit:
+class TokenBucket:
     """A token bucket: up to `burst` calls at once, refilled at `per_second`. Use one per connection.
 
         if wait := limit.take(time.monotonic()):
@@ -98,7 +98,7 @@ class LogLimit(logging.Filter):
         super().__init__()
         self._most = most
         self._start = start
-        self._limit = RateLimit(per_second, burst)
+        self._limit = TokenBucket(per_second, burst)
         self._dropped = 0
 
     def filter(self, record: logging.LogRecord) -> bool:

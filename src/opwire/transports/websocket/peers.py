@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from opwire.auth.tokens import Grant, RateLimit
+from opwire.auth.tokens import Grant, TokenBucket
 from opwire.call import events
 from opwire.call.events import MAX_MESSAGE, CallAborted, CallEvent, CallFailed, encode_event
 from opwire.call.transport import Address
@@ -66,10 +66,10 @@ class Peer:
 
     connection: WebSocketConnection
 
-    def __init__(self, address: Address, rate: RateLimit | None = None) -> None:
+    def __init__(self, address: Address, rate: TokenBucket | None = None) -> None:
         self.address = address
         self.rate = rate  # of its requests and unmatched events
-        self.unmatched = RateLimit(*_UNMATCHED)
+        self.unmatched = TokenBucket(*_UNMATCHED)
         self.greeted = False  # it has sent hello
         self.group: str | None = None  # connections of one group share their room: the identity; None without a token
         self.welcomed = False

@@ -15,7 +15,7 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin
 
-from opwire.auth.tokens import RateLimit
+from opwire.auth.tokens import TokenBucket
 from opwire.call.events import (
     BULK,
     MAX_MESSAGE,
@@ -151,7 +151,7 @@ class WebSocketServer:
         self._max_backlog = max_backlog
         self._hello_timeout = hello_timeout
         self._new_routes = partial(Routes, max_calls=max_calls, max_operations=max_operations, balance=balance)
-        self._rate = None if rate is None else partial(RateLimit, rate, burst)
+        self._rate = None if rate is None else partial(TokenBucket, rate, burst)
         if self._rate is not None:
             self._rate()  # raises here what it would raise for each connection
         self.admission: AdmissionPolicy | None = None  # used from the next start on
