@@ -242,6 +242,10 @@ OPERATIONS: dict[str, str] = {
     "search.bounded": "A search takes bounded work, whatever the request and the texts of an operation contain.",
     "search.recall": "Over nine real documents the right operation is first for 60 % of the requests and among the "
     "first five for 78 %.",
+    "signature.docstrings": "Parameters are described by `Annotated[str, ...]` and by docstrings of three styles; the "
+    "description of the operation is the rest.",
+    "signature.depends": "A parameter with Depends is hidden, filled for each call, and closed after it.",
+    "signature.methods": "Methods of an object are operations; a method without its object is rejected.",
     "view.selection": "A view selects operations by id, namespace, tag, type, scope and predicate.",
     "view.rename": "A view renames operations one by one, by pattern and by namespace, in results and errors too.",
     "view.parameters": "A view renames, hides, fixes and narrows parameters; callers cannot pass what is hidden.",

@@ -14,7 +14,7 @@ from tests.requirements import requirement
 # Written a second time on purpose: a name that comes or goes is a change of the public API.
 PINNED = """
     ERROR_TABLE RESPONSE_SOURCES UNKNOWN AccessControl CallError CastError Change Client ConfigError Context
-    ConversionError Env ErrorCode HTTPResponseMeta Handler HintError Hub Identity Interceptor LocalResponseMeta
+    ConversionError Depends Env ErrorCode HTTPResponseMeta Handler HintError Hub Identity Interceptor LocalResponseMeta
     MCPContentBlock MCPResponseMeta MissingExtraError NormalizeMode NotPlainError Operation OperationRegistry
     OperationSpec OperationType OpwireError Problem Progress RegistrationError RegistryView Reshape ResourceRule
     ResponseEnvelope

@@ -45,6 +45,7 @@ from opwire.errors import (
     ToolEnvelopeError,
     UsageError,
 )
+from opwire.injection import Depends
 from opwire.operation import (
     AccessControl,
     Change,
@@ -89,6 +90,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "ConversionError",
+    "Depends",
     "Env",
     "ErrorCode",
     "HTTPResponseMeta",

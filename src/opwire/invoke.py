@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, cast
 from uuid import uuid4
@@ -15,6 +15,7 @@ from msgspec import Struct
 from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, RegistrationError, SchemaError
+from opwire.injection import Dependency, injecting, injecting_stream
 from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, PreparedRequest, split_id
 from opwire.pipeline import ResultPipeline
 from opwire.schema import Problem
@@ -425,6 +426,13 @@ class BoundOperation:
         self.exact: frozenset[type] = SCALARS  # valid flat input of these types needs no conversion
         self.flat: type[Struct] | None = None  # input that msgspec converts to this is valid and needs no conversion
         self.accepts: Callable[[Any], bool] = self._compile_and_test
+
+    def inject(self, dependencies: Sequence[Dependency]) -> None:
+        """Fill parameters of the handler for each call."""
+        if self.run is not None:
+            self.run = injecting(self.run, dependencies)
+        if self.open is not None:
+            self.open = injecting_stream(self.open, dependencies)
 
     def under(self, spec: OperationSpec, pipeline: ResultPipeline) -> "BoundOperation":
         """Return the same operation, with the same input and results, under another spec."""

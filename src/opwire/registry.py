@@ -246,6 +246,8 @@ class OperationRegistry:
             bound.open = opener(handler, self._workers, spec.id)
         else:
             bound.run = runner(handler, function, self._workers, spec.id, inline=inline)
+        if signature is not None and signature.dependencies:
+            bound.inject(signature.dependencies)
         return bound
 
     def _add(self, bound: BoundOperation, *, replace: bool) -> None:

@@ -1,7 +1,8 @@
 """Derive an operation from a Python function: schemas from its annotations, arguments from the input.
 
-Each parameter is a property of the input object. A parameter annotated `Context` receives the context, a
-positional-only parameter receives the whole input, and `**extra` receives undeclared properties.
+Each parameter is a property of the input object, described by its annotation or by the docstring. A parameter
+annotated `Context` receives the context, one with `Depends` the value of its provider, a positional-only parameter
+receives the whole input, and `**extra` receives undeclared properties.
 """
 
 import inspect
@@ -14,8 +15,10 @@ from typing import Any, ForwardRef, NotRequired, TypedDict, Union, get_args, get
 
 from msgspec import UNSET, Struct, UnsetType, defstruct
 
+from opwire.docstring import Docstring, parse_docstring
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import HintError, NotPlainError, RegistrationError
+from opwire.injection import Dependency, Depends
 from opwire.operation import Context, Handler, OperationOptions, OperationSpec, OperationType, split_id
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed import converter, identity_kinds, json_schema_of, yield_type_of
@@ -30,6 +33,7 @@ else:
 
 _Parameter = inspect.Parameter
 _FLAT = frozenset({int, str, bool, NoneType})
+_METHOD = "as registry.query(Shop().order)"
 
 
 class Signature(Struct, frozen=True):
@@ -41,6 +45,7 @@ class Signature(Struct, frozen=True):
     convert: Callable[[Any], Any]  # valid plain input -> arguments of the annotated types
     exact: frozenset[type]  # input whose values are of these types needs no conversion
     flat: type[Struct] | None = None  # input that converts to this is valid and passed on unchanged
+    dependencies: tuple[Dependency, ...] = ()
 
 
 def read_signature(
@@ -63,10 +68,13 @@ def read_signature(
     if len(contexts) > 1:
         both = " and ".join(each.name for each in contexts)
         raise RegistrationError(f"{name}: only one parameter can receive the context, not {both}")
-    inputs = [each for each in parameters if each not in contexts]
+    dependencies = {each.name: found for each in parameters if (found := _dependency(each, hints)) is not None}
+    inputs = [each for each in parameters if each not in contexts and each.name not in dependencies]
+    if inputs and inputs[0].name == "self" and inputs[0].name not in hints and "." in name.rpartition("<locals>.")[2]:
+        raise RegistrationError(f"{name} is a method without its object: register the method of an object, {_METHOD}")
     if output_schema is None:
         output_schema = _output_schema(hints.get("return", inspect.Signature.empty), name, streams=streams)
-    if [each.kind for each in inputs] == [_Parameter.POSITIONAL_ONLY]:
+    if [each.kind for each in inputs] == [_Parameter.POSITIONAL_ONLY] and not dependencies:
         hint, where = hints.get(inputs[0].name, Any), f"parameter {inputs[0].name!r} of {name}"
         schema = input_schema or Schema.from_type(hint, where=where)
         handler = _by_position(function, parameters, contexts)
@@ -76,12 +84,13 @@ def read_signature(
             raise RegistrationError(f"{name}: input arrives by name, so {str(each)!r} cannot be filled")
     arguments = _arguments_type(inputs, hints)
     return Signature(
-        input_schema or _input_schema(arguments, inputs, hints, name),
+        input_schema or _input_schema(arguments, inputs, hints, name, _documented(function).parameters),
         output_schema,
         _by_name(function, contexts),
         _converter(arguments, inputs, hints),
         _exact(hints.get(each.name, Any) for each in inputs),
         _flat(inputs, hints) if input_schema is None else None,
+        tuple(dependencies.values()),
     )
 
 
@@ -101,8 +110,7 @@ def describe_function(
         input_schema=_given(options.get("input_schema")),
         output_schema=_given(options.get("output_schema")),
     )
-    docstring = inspect.getdoc(function) or "" if inspect.isroutine(function) else ""
-    fields: dict[str, Any] = {"description": docstring, **options}
+    fields: dict[str, Any] = {"description": _documented(function).text, **options}
     fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
     fields = {key: value for key, value in fields.items() if key not in ("inline", "replace")}
     return OperationSpec(namespace=namespace, name=name, type=type, **fields), signature
@@ -189,7 +197,33 @@ def _converter(arguments: Any, parameters: list[inspect.Parameter], hints: dict[
     return convert_all
 
 
-def _input_schema(arguments: Any, parameters: list[inspect.Parameter], hints: dict[str, Any], name: str) -> Schema:
+def _documented(function: Callable[..., Any]) -> Docstring:
+    return parse_docstring(inspect.getdoc(function) or "" if inspect.isroutine(function) else "")
+
+
+def _dependency(parameter: inspect.Parameter, hints: dict[str, Any]) -> Dependency | None:
+    """Return how a parameter is filled, if it has `Depends` as its default or in `Annotated`."""
+    metadata = getattr(hints.get(parameter.name), "__metadata__", ())
+    found = next((each for each in (parameter.default, *metadata) if isinstance(each, Depends)), None)
+    if found is None:
+        return None
+    label = getattr(found.provider, "__qualname__", repr(found.provider))
+    of_provider = _hints(found.provider, label)
+    taken = [each for each in _signature(found.provider).parameters.values() if each.default is _Parameter.empty]
+    others = [each.name for each in taken if not _is_context(of_provider.get(each.name))]
+    if others or parameter.kind is _Parameter.POSITIONAL_ONLY:
+        wrong = f"{label} has the parameter {others[0]!r}" if others else f"{parameter.name!r} is positional-only"
+        raise RegistrationError(f"Depends: {wrong}; a provider takes nothing, or a parameter annotated Context")
+    return Dependency(parameter.name, found.provider, taken[0].name if taken else None)
+
+
+def _input_schema(
+    arguments: Any,
+    parameters: list[inspect.Parameter],
+    hints: dict[str, Any],
+    name: str,
+    descriptions: Mapping[str, str],
+) -> Schema:
     try:
         schema = dict(json_schema_of(arguments))
     except HintError:
@@ -201,6 +235,8 @@ def _input_schema(arguments: Any, parameters: list[inspect.Parameter], hints: di
     schema["properties"] = properties
     schema["additionalProperties"] = False
     for each in parameters:
+        if each.name in properties and each.name in descriptions:
+            properties[each.name].setdefault("description", descriptions[each.name])
         if each.kind is _Parameter.VAR_KEYWORD:
             schema["additionalProperties"] = json_schema_of(hints.get(each.name, Any), where=f"**{each.name} of {name}")
         elif each.default is not _Parameter.empty:
@@ -248,6 +284,12 @@ def _exact(hints: Iterable[Any]) -> frozenset[type]:
     return frozenset(exact - inexact) & SCALARS
 
 
+def _undocumented(hint: Any) -> Any:
+    """Return the type of `Annotated[type, "text"]`; other hints are returned as they are."""
+    is_text = all(isinstance(each, str) for each in getattr(hint, "__metadata__", (None,)))
+    return hint.__origin__ if is_text else hint
+
+
 def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[Struct] | None:
     """Return a Struct with one field per parameter, if all are int, str, bool, None, or unions of these.
 
@@ -256,7 +298,7 @@ def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[St
     """
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for each in parameters:
-        hint = hints.get(each.name)
+        hint = _undocumented(hints.get(each.name))
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if each.kind is _Parameter.VAR_KEYWORD or not _FLAT.issuperset(options):
             return None

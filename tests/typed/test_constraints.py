@@ -36,7 +36,7 @@ from tests.typed.catalogue import Point
         (Annotated[date, at.Ge(date(2024, 1, 1))], {}, "2024-01-01", "2023-12-31"),
         (Annotated[int, pydantic.Field(ge=1), at.Le(3)], {"minimum": 1, "maximum": 3}, 3, 4),
         (pydantic.PositiveInt, {"exclusiveMinimum": 0}, 1, 0),
-        (Annotated[int, at.Predicate(lambda _: False), "a note"], {}, 1, "x"),
+        (Annotated[int, at.Predicate(lambda _: False), "a note"], {"description": "a note"}, 1, "x"),
     ],
 )
 def test_constraints_stand_in_the_schema_and_are_checked(hint: Any, keywords: Any, good: Any, bad: Any) -> None:

@@ -76,7 +76,7 @@ class ConstrainedNode(Node):
         for each in flatten(metadata):
             words = _words_of(each)
             # msgspec enforces its own Meta only.
-            self.native = self.native and (isinstance(each, msgspec.Meta) or not words)
+            self.native = self.native and (isinstance(each, msgspec.Meta) or not words.keys() - _DOCUMENTATION)
             for word, value in words.items():
                 self._add(word, value)
 
@@ -186,6 +186,8 @@ def _words_of(metadata: Any) -> dict[str, Any]:
         words = {word: getattr(metadata, word, None) for word in (*_BOUNDS, *_LENGTHS, "multiple_of", "pattern")}
     else:
         words = {}
+    if isinstance(metadata, str):
+        words["description"] = metadata
     if type(metadata).__name__ in ("Doc", "DocInfo"):  # of typing_extensions and annotated_types
         words["description"] = getattr(metadata, "documentation", None)
     return {word: value for word, value in words.items() if value is not None}
