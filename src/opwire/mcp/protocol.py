@@ -9,7 +9,7 @@ these headers.
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from opwire.mcp.messages import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_PROTOCOL_VERSION, RPCError
@@ -199,14 +199,14 @@ def header_text(value: Any) -> str | None:
         return None
 
 
-def write_argument_headers(declared: list[ArgumentHeader], arguments: Mapping[str, Any]) -> dict[str, str]:
+def write_argument_headers(declared: Iterable[ArgumentHeader], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers of a call."""
     texts = {f"Mcp-Param-{each.token}": header_text(each.value_in(arguments)) for each in declared}
     return {name: encode_header(text) for name, text in texts.items() if text is not None}
 
 
 def check_argument_headers(
-    declared: list[ArgumentHeader], arguments: Mapping[str, Any], headers: Mapping[str, str]
+    declared: Iterable[ArgumentHeader], arguments: Mapping[str, Any], headers: Mapping[str, str]
 ) -> None:
     """Reject a call whose headers differ from its arguments: a proxy has routed it by another value.
 

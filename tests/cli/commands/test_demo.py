@@ -17,4 +17,4 @@ def test_without_its_packages_the_demo_says_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert run(["demo"]) == 2
-    assert "pip install 'opwire[cli,http,mcp,openapi]'" in capsys.readouterr().err
+    assert "pip install 'opwire[demo]'" in capsys.readouterr().err

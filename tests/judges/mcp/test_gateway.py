@@ -10,6 +10,7 @@ from opwire.adapters.mcp import StdioServer, from_mcp
 from opwire.serve.mcp import serve_mcp
 from tests.judges.programs import npm_program
 from tests.requirements import requirement
+from tests.serve.mcp.shop import in_process
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("echo", {"message": "Grüße"}),
@@ -28,10 +29,10 @@ async def test_a_server_is_the_same_straight_and_through_opwire(mode: str) -> No
     registry = OperationRegistry()
     async with from_mcp(StdioServer(program, tuple(arguments), stop_timeout=0.2), namespace="every") as source:
         registry.follow(source)
-        served = serve_mcp(registry, name="gateway").sdk_server()
+        served = serve_mcp(registry, name="gateway")
         async with (
             Client(StdioServerParameters(command=program, args=arguments), mode="legacy") as straight,
-            Client(served, mode=mode) as through,
+            Client(in_process(served), mode=mode) as through,
         ):
             await compare_tools(straight, through)
             for tool, input in CALLS:

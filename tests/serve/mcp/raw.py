@@ -1,13 +1,10 @@
 """A client that speaks in plain messages, to see what is really sent."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
-
-from mcp.shared.memory import create_client_server_memory_streams
-from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
 
 from opwire.serve.mcp import MCPSurface
 from tests.serve.mcp.shop import NEWEST, PATIENCE
@@ -39,19 +36,31 @@ def call(name: str, arguments: dict[str, Any] | None = None, **options: Any) -> 
 class Raw:
     """One end of a connection."""
 
-    def __init__(self, read: Any, write: Any) -> None:
-        self._read, self._write = read, write
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.received: asyncio.Queue[Any] = asyncio.Queue(1)  # the server waits until it is read
+        self._has_left = False
+
+    async def messages(self) -> AsyncGenerator[bytes]:
+        """What the server reads."""
+        while (message := await self.sent.get()) is not None:
+            yield message
+
+    async def take(self, message: bytes) -> None:
+        """What the server writes."""
+        if not self._has_left:
+            await self.received.put(json.loads(message))
 
     async def send(self, *messages: Any) -> None:
         """Send messages."""
         for message in messages:
-            await self._write.send(SessionMessage(jsonrpc_message_adapter.validate_python(message)))
+            self.sent.put_nowait(json.dumps(message).encode())
+            await asyncio.sleep(0)
 
     async def receive(self) -> Any:
         """The next message."""
         async with asyncio.timeout(PATIENCE):
-            received = await self._read.receive()
-        return received.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            return await self.received.get()
 
     async def ask(self, message: Any) -> Any:
         """Send a request; its answer, if that is what comes next."""
@@ -62,22 +71,21 @@ class Raw:
 
     async def leave(self) -> None:
         """Close the connection."""
-        await self._write.aclose()
+        self._has_left = True
+        self.sent.put_nowait(None)
 
 
 @asynccontextmanager
 async def raw(surface: MCPSurface, *, handshake: bool = True) -> AsyncGenerator[Raw]:
     """A client that is connected to a surface in this process."""
-    server = surface.sdk_server()
-    async with create_client_server_memory_streams() as ((read, write), (their_read, their_write)):
-        serving = asyncio.create_task(server.run(their_read, their_write, server.create_initialization_options()))
-        client = Raw(read, write)
-        if handshake:
-            assert "result" in await client.ask(HANDSHAKE[0])
-            await client.send(HANDSHAKE[1])
-        try:
-            yield client
-        finally:
-            await client.leave()
-            async with asyncio.timeout(PATIENCE):
-                await asyncio.gather(serving, return_exceptions=True)
+    client = Raw()
+    serving = asyncio.create_task(surface.serve_stream(client.messages(), client.take))
+    if handshake:
+        assert "result" in await client.ask(HANDSHAKE[0])
+        await client.send(HANDSHAKE[1])
+    try:
+        yield client
+    finally:
+        await client.leave()
+        async with asyncio.timeout(PATIENCE):
+            await serving

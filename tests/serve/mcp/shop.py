@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import anyio
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared.memory import create_client_server_memory_streams
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
 
 from opwire import AccessControl, Context, OperationRegistry
 from opwire.serve.mcp import MCPSurface
@@ -70,8 +74,30 @@ def _add_data(registry: OperationRegistry) -> None:
 @asynccontextmanager
 async def connected(surface: MCPSurface, era: str = NEWEST, **options: Any) -> AsyncGenerator[Client]:
     """The SDK's client, in this process."""
-    async with Client(surface.sdk_server(), mode=era, **options) as client:
+    async with Client(in_process(surface), mode=era, **options) as client:
         yield client
+
+
+@asynccontextmanager
+async def in_process(surface: MCPSurface) -> AsyncGenerator[Any]:
+    """A transport of the SDK's client to a surface in this process."""
+    async with create_client_server_memory_streams() as (ours, (read, write)):
+
+        async def messages() -> AsyncGenerator[bytes]:
+            async for each in read:
+                assert isinstance(each, SessionMessage)
+                yield each.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+
+        async def send(message: bytes) -> None:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await write.send(SessionMessage(jsonrpc_message_adapter.validate_json(message, by_name=False)))
+
+        serving = asyncio.create_task(surface.serve_stream(messages(), send))
+        try:
+            yield ours
+        finally:
+            await ours[1].aclose()
+            await asyncio.wait_for(serving, PATIENCE)
 
 
 @asynccontextmanager

@@ -4,8 +4,6 @@ import asyncio
 import threading
 from typing import Any
 
-from mcp.server.subscriptions import ToolsListChanged
-
 from opwire import OperationRegistry, OperationSpec
 from opwire.serve.mcp.server import ToolListBus
 from tests.requirements import requirement
@@ -23,12 +21,12 @@ async def test_changes_that_come_together_are_one_event_for_everybody() -> None:
     changes = ToolListBus(registry, delay=0.01)
     told: list[Any] = []
     other: list[Any] = []
-    ends = [changes.subscribe(told.append), changes.subscribe(other.append)]
+    ends = [changes.subscribe(lambda: told.append(1)), changes.subscribe(lambda: other.append(1))]
     _change(registry, "b", "c", "d")
     await until(lambda: len(other) == 1)
     _change(registry, "e")
     await until(lambda: len(other) == 2)
-    assert told == other == [ToolsListChanged()] * 2
+    assert told == other == [1, 1]
     for end in ends:
         end()
 
@@ -37,7 +35,7 @@ async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> Non
     registry = OperationRegistry()
     changes = ToolListBus(registry, delay=0.01)
     told: list[Any] = []
-    end = changes.subscribe(told.append)
+    end = changes.subscribe(lambda: told.append(1))
     _change(registry, "b")
     await asyncio.sleep(0)  # the change is on its way
     end()
@@ -51,9 +49,9 @@ async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> Non
 async def test_somebody_may_come_again() -> None:
     registry = OperationRegistry()
     changes = ToolListBus(registry, delay=0.01)
-    changes.subscribe(lambda _: None)()
+    changes.subscribe(lambda: None)()
     told: list[Any] = []
-    end = changes.subscribe(told.append)
+    end = changes.subscribe(lambda: told.append(1))
     _change(registry, "b")
     await until(lambda: bool(told))
     end()
@@ -63,17 +61,9 @@ async def test_a_change_may_come_from_another_thread() -> None:
     registry = OperationRegistry()
     changes = ToolListBus(registry, delay=0.01)
     told: list[Any] = []
-    end = changes.subscribe(told.append)
+    end = changes.subscribe(lambda: told.append(1))
     thread = threading.Thread(target=_change, args=(registry, "b"))
     thread.start()
     await until(lambda: bool(told))
     thread.join()
     end()
-
-
-async def test_an_event_can_be_published() -> None:
-    changes = ToolListBus(OperationRegistry())
-    told: list[Any] = []
-    changes.subscribe(told.append)
-    await changes.publish(ToolsListChanged())
-    assert told == [ToolsListChanged()]

@@ -14,7 +14,7 @@ from tests.serve.mcp.raw import HANDSHAKE, call, raw, request
 from tests.serve.mcp.shop import ERAS, NEWEST, connected, shop
 
 
-@requirement("serve-mcp.revisions")
+@requirement("serve-mcp.revisions", "serve-mcp.stream")
 @pytest.mark.parametrize("version", HANDSHAKE_PROTOCOL_VERSIONS)
 async def test_every_revision_of_the_handshake_era_is_served(version: str) -> None:
     async with raw(serve_mcp(shop(), name="shop", version="1.0", instructions="Buy."), handshake=False) as client:
@@ -150,13 +150,6 @@ async def test_a_client_of_the_newest_revision_listens_for_changes() -> None:
         registry.register(OperationSpec(namespace="new", name="a"), _handler)
         assert (await client.receive())["method"] == "notifications/tools/list_changed"
     assert not registry._listeners
-
-
-def test_the_schema_of_a_tool_is_known_to_the_transport() -> None:
-    server = serve_mcp(shop()).sdk_server()
-    assert server.get_tool_input_schema is not None
-    assert server.get_tool_input_schema("math_add") is not None
-    assert server.get_tool_input_schema("no_such") is None
 
 
 async def _handler(input: Any, context: Context) -> Any:

@@ -7,17 +7,20 @@ import os
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from opwire.serve.mcp import app
-from opwire.serve.mcp.app import line_streams
+from opwire import OperationRegistry
+from opwire.serve.mcp import serve_mcp, stdio
+from opwire.serve.mcp.stdio import serve_files
 from tests.requirements import requirement
 from tests.serve.mcp.raw import HANDSHAKE, call
-from tests.serve.mcp.shop import ERAS, PATIENCE
+from tests.serve.mcp.shop import ERAS, PATIENCE, shop
 
 START = 20.0  # seconds until a process answers, on a machine that has much to do
 SERVER = ("-m", "tests.serve.mcp.process")
@@ -171,33 +174,63 @@ async def test_a_process_without_standard_input_is_told_so() -> None:
     assert (await process.communicate())[0].startswith(b"UNAVAILABLE: standard input")
 
 
-# --- the streams themselves -------------------------------------------------------------------------------------------
+# --- the files themselves ---------------------------------------------------------------------------------------------
+
+
+class Piped(NamedTuple):
+    """What a client writes to and reads from, and the server."""
+
+    out: Any
+    answers: Any
+    serving: asyncio.Task[None]
+
+    async def ask(self, line: bytes) -> Any:
+        """Write a line; the next one that comes back."""
+        self.out.write(line)
+        async with asyncio.timeout(PATIENCE):
+            return json.loads(await asyncio.to_thread(self.answers.readline))
 
 
 @contextlib.asynccontextmanager
-async def piped() -> AsyncGenerator[tuple[Any, Any, Any]]:
-    """Streams over two pipes: what the client writes to, what it reads from, and the server's streams."""
+async def piped(kind: type[stdio.LineFiles], registry: OperationRegistry | None = None) -> AsyncGenerator[Piped]:
+    """A server over two pipes, on the event loop or in threads."""
     (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
+    surface = serve_mcp(registry or shop())
     with (
-        os.fdopen(their_in, "rb") as source,
-        os.fdopen(their_out, "wb", buffering=0) as sink,
+        os.fdopen(their_in, "rb", closefd=False) as source,
+        os.fdopen(their_out, "wb", buffering=0, closefd=False) as sink,
         os.fdopen(our_in, "rb", buffering=0) as answers,
         os.fdopen(our_out, "wb", buffering=0) as out,
+        pytest.MonkeyPatch.context() as patch,
     ):
-        async with line_streams(source, sink) as streams:
-            yield out, answers, streams
-        out.close()  # a thread still reads from it
+        patch.setattr(stdio, "PipedFiles", kind)
+        serving = asyncio.create_task(serve_files(surface._trusting_server(), source, sink))
+        try:
+            yield Piped(out, answers, serving)
+        finally:
+            out.close()
+            async with asyncio.timeout(PATIENCE):
+                await serving
+            answers.close()
+    os.close(their_in)
+    os.close(their_out)
 
 
-async def test_a_line_that_is_too_long_is_refused_and_the_next_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_LINE", 100)
-    async with piped() as (out, answers, (read, _)):
-        out.write(b'{"x": "' + b"x" * 1_000 + b'"}\n{"jsonrpc": "2.0", "method": "ping"}\n')
-        async with asyncio.timeout(PATIENCE):
-            assert (await read.receive()).message.method == "ping"
-            assert b"-32700" in await asyncio.to_thread(answers.readline)
+PING = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}'
+FILES = pytest.mark.parametrize("kind", [stdio.PipedFiles, stdio.ThreadedFiles])
 
 
+@FILES
+async def test_a_line_that_is_too_long_is_refused_and_the_next_is_read(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stdio, "MAX_LINE", 100)
+    async with piped(kind) as client:
+        assert (await client.ask(b'{"x": "' + b"x" * 1_000 + b'"}\n' + PING + b"\n"))["error"]["code"] == -32700
+        assert (await client.ask(b"\n"))["result"] == {}
+
+
+@FILES
 @pytest.mark.parametrize(
     ("line", "id"),
     [
@@ -208,51 +241,67 @@ async def test_a_line_that_is_too_long_is_refused_and_the_next_is_read(monkeypat
         (b"[]", None),
     ],
 )
-async def test_a_request_that_cannot_be_read_is_answered_under_its_id(line: bytes, id: Any) -> None:
-    async with piped() as (out, answers, _):
-        out.write(line + b"\n")
-        async with asyncio.timeout(PATIENCE):
-            answer = json.loads(await asyncio.to_thread(answers.readline))
+async def test_a_request_that_cannot_be_read_is_answered_under_its_id(line: bytes, id: Any, kind: Any) -> None:
+    async with piped(kind) as client:
+        answer = await client.ask(line + b"\n")
     assert (answer["id"], answer["error"]["code"]) == (id, -32700)
 
 
-async def test_text_that_was_cut_in_the_middle_of_a_character_is_read() -> None:
-    async with piped() as (out, _, (read, _)):
-        out.write(b'\xef\xbb\xbf{"jsonrpc": "2.0", "method": "x", "params": {"a": "\\ud83d", "b": "\xff"}}\n')
+@FILES
+async def test_text_that_was_cut_in_the_middle_of_a_character_is_read(kind: Any) -> None:
+    registry = OperationRegistry()
+
+    @registry.query("a.b")
+    async def b(text: str) -> str:
+        return text
+
+    async with piped(kind, registry) as client:
+        client.out.write(json.dumps(HANDSHAKE[1]).encode() + b"\n")
+        message = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_b","arguments":{"text":"%s"}}}\n'
+        for text in (b"\\ud83d", b"\xff"):
+            assert (await client.ask(message % text))["result"]["structuredContent"] == {"result": "\ufffd"}
+
+
+@FILES
+async def test_the_last_line_needs_no_end(kind: Any) -> None:
+    async with piped(kind) as client:
+        client.out.write(PING)
+        client.out.close()
         async with asyncio.timeout(PATIENCE):
-            assert (await read.receive()).message.params == {"a": "\ufffd", "b": "\ufffd"}
+            assert json.loads(await asyncio.to_thread(client.answers.readline))["id"] == 1
 
 
-async def test_the_last_line_needs_no_end() -> None:
-    async with piped() as (out, _, (read, _)):
-        out.write(b'{"jsonrpc": "2.0", "method": "ping"}')
-        out.close()
-        async with asyncio.timeout(PATIENCE):
-            assert [message.message.method async for message in read] == ["ping"]
-
-
-async def test_a_client_that_has_gone_is_no_error() -> None:
-    async with piped() as (_, answers, (_, write)):
-        answers.close()
+@FILES
+async def test_a_client_that_has_gone_is_no_error(kind: Any) -> None:
+    async with piped(kind) as client:
+        assert (await client.ask(PING + b"\n"))["result"] == {}
+        client.answers.close()
         for _ in range(3):
-            async with asyncio.timeout(PATIENCE):
-                await write.send(app.SessionMessage(app._parse(b"not JSON")))
+            client.out.write(b"not JSON\n")
 
 
-async def test_a_file_that_somebody_closed_has_ended() -> None:
-    async with piped() as (out, _, (read, _)):
-        out.write(b'{"jsonrpc": "2.0", "method": "ping"}\n')
+@FILES
+async def test_a_client_that_does_not_read_is_not_read_either_and_nothing_is_lost(kind: Any) -> None:
+    async with piped(kind) as client:
+        line = json.dumps({"jsonrpc": "2.0", "id": "x" * 190, "method": "ping"}).encode() + b"\n"
+
+        def flood() -> None:
+            for _ in range(4_000):
+                client.out.write(line * 10)
+
+        flooding = asyncio.create_task(asyncio.to_thread(flood))
+        await asyncio.wait([flooding], timeout=0.15)
+        assert not flooding.done()
+        count = 0
         async with asyncio.timeout(PATIENCE):
-            assert (await read.receive()).message.method == "ping"
-            out.close()
-            assert [message async for message in read] == []
+            while count < 40_000:
+                count += (await asyncio.to_thread(client.answers.read, 1024 * 1024)).count(b"\n")
+        await flooding
 
 
-async def test_what_comes_after_the_server_has_ended_is_read_by_nobody() -> None:
-    async with piped() as (out, _, (read, _)):
-        await read.aclose()
-        for _ in range(3):
-            out.write(b'{"jsonrpc": "2.0", "method": "ping"}\n')
-        reading = next(task for task in asyncio.all_tasks() if "line_streams.<locals>.read " in repr(task.get_coro()))
-        async with asyncio.timeout(PATIENCE):
-            await reading
+@given(st.lists(st.text("ab\n", max_size=12).map(str.encode), max_size=8))
+def test_lines_are_the_same_however_they_arrive(chunks: list[bytes]) -> None:
+    splitter = stdio.LineSplitter(10)
+    found = [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.end()
+    expected = [line for line in b"".join(chunks).split(b"\n") if line and not line.isspace()]
+    assert [line if len(line) <= 10 else b"too long" for line in expected] == found

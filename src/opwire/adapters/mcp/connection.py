@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
+from types import ModuleType
 from typing import Any, cast
 
 import msgspec
@@ -82,7 +83,7 @@ class SessionLostError(Exception):
 
 
 class SentRequest(Struct, eq=False):
-    """A request on its way: who waits for it, and for its progress."""
+    """A request in flight: the future of its result, and the callback for its progress."""
 
     method: str
     response: asyncio.Future[dict[str, Any]]
@@ -116,10 +117,19 @@ async def open_transport(
         async with server_process(server, max_message, events) as process:
             yield process
         return
-    from opwire.adapters.mcp.http import http_transport  # its HTTP client takes 0.2 s to import
-
-    async with http_transport(server, max_message, events) as transport:
+    async with load_http().http_transport(server, max_message, events) as transport:
         yield transport
+
+
+def load_http() -> ModuleType:
+    """Import the HTTP transports, which takes 0.2 s and needs an extra.
+
+    Raises:
+        MissingExtraError: `opwire[mcp]` is not installed.
+    """
+    from opwire.adapters.mcp import http
+
+    return http
 
 
 class MCPConnection:

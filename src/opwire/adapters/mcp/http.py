@@ -470,7 +470,7 @@ async def http_transport(
 def _for_request(
     id: RequestId, message: RPCResponse | RPCFailure | InvalidReply
 ) -> RPCResponse | RPCFailure | InvalidReply:
-    """Return a response with the id of the request whose POST it answers: some servers repeat it incorrectly."""
+    """Return a response with the id of its own POST's request: some servers repeat it incorrectly."""
     if message.id == id:
         return message
     if isinstance(message, RPCResponse):

@@ -243,13 +243,13 @@ class _SampleResult(Struct):
     model: str
 
 
-class _Root(Struct):
+class _ClientRoot(Struct):
     uri: str
     name: str | None = None
 
 
 class _RootsResult(Struct):
-    roots: list[_Root]
+    roots: list[_ClientRoot]
 
 
 _RESULTS: dict[str, type[Struct]] = {

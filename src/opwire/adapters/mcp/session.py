@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from opwire.adapters.mcp.connection import MCPConnection, SessionLostError
+from opwire.adapters.mcp.connection import MCPConnection, SessionLostError, load_http
 from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo
 from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
@@ -55,6 +55,8 @@ class MCPSession:
         on_connected: Callable[[], object] = lambda: None,
         max_message: int = MAX_MESSAGE,
     ) -> None:
+        if not isinstance(server, StdioServer):
+            load_http()  # now, and not with the first call: the extra may be missing
         self._server = server
         self._callbacks = callbacks or Callbacks()
         self._connect_timeout = connect_timeout

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.metadata
-import importlib.util
 import os
 import platform
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ _EXTRAS = {
     "cli": "rich",
     "http": "starlette",
     "keyring": "keyring",
-    "mcp": "mcp",
+    "mcp": "httpx2",
     "nats": "cryptography",
     "openapi": "aiohttp",
     "otel": "opentelemetry-api",
@@ -101,7 +100,7 @@ async def _check(sources: Sources, screen: Screen) -> list[CheckResult]:
 def _withheld_variables(config: Config, screen: Screen) -> Iterator[CheckResult]:
     """Yield a note about the environment variables that the programs of the configuration do not get."""
     for name, source in config.sources.items():
-        if isinstance(source, ProgramSource) and importlib.util.find_spec("mcp") is not None:
+        if isinstance(source, ProgramSource):
             from opwire.adapters.mcp.servers import StdioServer
 
             withheld = StdioServer("", env=dict.fromkeys(source.env, "")).withheld

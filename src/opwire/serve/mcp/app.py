@@ -1,47 +1,22 @@
-"""`serve_mcp`: a registry as an MCP server, over stdio or as an ASGI app over streamable HTTP.
-
-The standard input and output of the process as the streams of an MCP connection.
-
-The SDK's own streams read in a thread that cannot be interrupted: on shutdown a server would wait for the client's next
-line. Here both threads are daemons, and abandoned. Output that handlers print goes to standard error.
-"""
+"""`serve_mcp`: a registry as an MCP server, over stdio, over any stream, or as an ASGI app over streamable HTTP."""
 
 import asyncio
-import json
-import logging
-import os
-import sys
-import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, MutableMapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
-from io import RawIOBase
 from math import ceil
-from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, BinaryIO, Unpack, cast
+from typing import Any, Unpack, cast
 from urllib.parse import quote
-
-import anyio
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.shared.memory import MessageStream, create_client_server_memory_streams
-from mcp.shared.message import SessionMessage
-from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 
 from opwire.call import LOCAL_IDENTITY
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
-from opwire.invoke import CLOSE_GRACE
+from opwire.mcp.protocol import HANDSHAKE_VERSIONS, VERSION_HEADER
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
 from opwire.serve.guard import (
     ACCESS,
-    EXPIRES,
     IDENTITY,
-    MAX_BODY,
     GuardOptions,
     HTTPStatusError,
     Receive,
@@ -52,170 +27,13 @@ from opwire.serve.guard import (
     send_problem,
 )
 from opwire.serve.listener import ListeningApp, ListenOptions
+from opwire.serve.mcp.connection import DuplexConnection
+from opwire.serve.mcp.exchange import Headers, serve_stateless
 from opwire.serve.mcp.server import CallLimits, ImplementationInfo, RegistryServer, ServedTools
+from opwire.serve.mcp.sessions import Sessions
+from opwire.serve.mcp.stdio import serve_files, standard_files
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
 from opwire.tools.names import LONGEST_MAX_NAME, MAX_NAME, SHORTEST_MAX_NAME
-from opwire.typed.plain import as_dict, replace_surrogates
-
-logger = logging.getLogger("opwire.serve")
-
-MAX_LINE = 16 * 1024 * 1024
-"""Longest message in bytes; longer ones are rejected."""
-
-
-@asynccontextmanager
-async def stdio_streams() -> AsyncGenerator[MessageStream]:
-    """Yield the streams of a client on stdio. They end with the standard input.
-
-    Raises:
-        CallError: UNAVAILABLE, if standard input or output is closed.
-    """
-    with _standard_files() as (source, sink):
-        async with line_streams(source, sink) as streams:
-            yield streams
-
-
-@asynccontextmanager
-async def line_streams(source: BinaryIO, sink: RawIOBase) -> AsyncGenerator[MessageStream]:
-    """Yield the streams of a connection over two files with one message per line."""
-    lines, writer = _LineReader(source), _LineWriter(sink)
-    async with create_client_server_memory_streams() as ((incoming, outgoing), theirs):
-
-        async def read() -> None:
-            async with outgoing:
-                while line := await lines.next():
-                    message = _parse(line)
-                    if isinstance(message, JSONRPCError):
-                        await writer.write(message)
-                        continue
-                    try:
-                        await outgoing.send(SessionMessage(message))
-                    except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server has ended
-                        return
-
-        async def write() -> None:
-            async for each in incoming:
-                if isinstance(each, SessionMessage):
-                    await writer.write(each.message)
-
-        reading, writing = asyncio.create_task(read()), asyncio.create_task(write())
-        try:
-            try:
-                yield theirs
-            finally:
-                await theirs[1].aclose()
-                await asyncio.wait([writing], timeout=CLOSE_GRACE)  # for the last responses
-        finally:
-            reading.cancel()
-            writing.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
-            lines.close()
-            writer.close()
-
-
-def _parse(line: bytes) -> JSONRPCMessage:
-    """Parse the message of a line; lone surrogates, which JavaScript writes, are replaced.
-
-    Return an error for an invalid line, with the id of the request if there is one, so that its client does not wait.
-    """
-    with suppress(ValueError):
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    id: Any = None
-    with suppress(ValueError, RecursionError):
-        found: Any = json.loads(line.decode("utf-8-sig", "replace"))
-        id = as_dict(found).get("id")
-        return jsonrpc_message_adapter.validate_python(replace_surrogates(found), by_name=False)
-    error = ErrorData(code=PARSE_ERROR, message=f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes")
-    return JSONRPCError(jsonrpc="2.0", id=replace_surrogates(id) if type(id) in (int, str) else None, error=error)
-
-
-class _LineReader:
-    """Read the lines of a file in a thread, each on demand."""
-
-    def __init__(self, source: BinaryIO) -> None:
-        self._source = source
-        self._loop = asyncio.get_running_loop()
-        self._requests: SimpleQueue[asyncio.Future[bytes] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="opwire-stdin", daemon=True).start()
-
-    async def next(self) -> bytes:
-        """Return the next line that is not blank; b"" at the end."""
-        line: asyncio.Future[bytes] = self._loop.create_future()
-        self._requests.put(line)
-        return await line
-
-    def close(self) -> None:
-        self._requests.put(None)
-
-    def _run(self) -> None:
-        while (request := self._requests.get()) is not None:
-            try:
-                while (line := self._source.readline(MAX_LINE)).isspace():
-                    pass
-                ended = not line or line.endswith(b"\n")
-                while not ended:
-                    more = self._source.readline(MAX_LINE)
-                    ended = not more or more.endswith(b"\n")
-                    line = b"too long" if more else line
-            except (OSError, ValueError):  # the file was closed
-                line = b""
-            _resolve(self._loop, request, line)
-
-
-class _LineWriter:
-    """Write messages to a file in a thread, which a client that does not read may block indefinitely."""
-
-    def __init__(self, sink: RawIOBase) -> None:
-        self._sink = sink
-        self._loop = asyncio.get_running_loop()
-        self._queue: SimpleQueue[tuple[bytes, asyncio.Future[bytes]] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="opwire-stdout", daemon=True).start()
-
-    async def write(self, message: JSONRPCMessage) -> None:
-        written: asyncio.Future[bytes] = self._loop.create_future()
-        line = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-        self._queue.put((line, written))
-        await written
-
-    def close(self) -> None:
-        self._queue.put(None)
-
-    def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            line, written = job
-            try:
-                while line:
-                    line = line[self._sink.write(line) :]
-            except (OSError, ValueError):
-                logger.debug("standard output is closed: a message is dropped")
-            _resolve(self._loop, written, b"")
-
-
-def _resolve(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[bytes]", value: bytes) -> None:
-    """Set the result of a future from a thread, unless it is cancelled or its loop closed."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(value))
-
-
-@contextmanager
-def _standard_files() -> Generator[tuple[BinaryIO, RawIOBase]]:
-    """Yield private copies of standard input and output; meanwhile the public ones are empty and standard error.
-
-    Raises:
-        CallError: UNAVAILABLE, if the process has none.
-    """
-    if sys.__stdin__ is None or sys.__stdout__ is None:  # their descriptors may belong to other files by now
-        raise CallError(ErrorCode.UNAVAILABLE, "standard input or output is closed; a server on stdio needs both")
-    source, sink = os.dup(0), os.dup(1)
-    try:
-        with Path(os.devnull).open("rb") as empty:
-            os.dup2(empty.fileno(), 0)
-        os.dup2(2, 1)
-        # Not closed: a thread may still wait on them, and their descriptors must not be reused.
-        yield os.fdopen(source, "rb", closefd=False), os.fdopen(sink, "wb", buffering=0, closefd=False)
-    finally:
-        os.dup2(source, 0)
-        os.dup2(sink, 1)
 
 
 class MCPHTTPOptions(GuardOptions, total=False):
@@ -307,22 +125,31 @@ class MCPSurface:
         """Install an interceptor around every call of this surface; the returned function removes it."""
         return self._served.dispatcher.use(interceptor)
 
-    def sdk_server(self) -> RegistryServer:
-        """Return the SDK's server for trusted callers: for a custom transport, or for a test.
-
-        async with mcp.Client(surface.sdk_server()) as client: ...
-        """
-        return RegistryServer(self._info, self._served, self._stdio_identity)
-
     async def run_stdio(self) -> None:
         """Serve the parent process on standard input and output until it closes them.
 
         Raises:
             CallError: UNAVAILABLE, if they are closed already.
         """
-        server = self.sdk_server()
-        async with stdio_streams() as (read, write):
-            await server.run(read, write, server.create_initialization_options())
+        with standard_files() as (source, sink):
+            await serve_files(self._trusting_server(), source, sink)
+
+    async def serve_stream(self, messages: AsyncIterable[bytes], write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Serve one client, as trusted as on stdio, over a transport of the application.
+
+        `messages` are those of the client, each one JSON; the connection ends with them. `write` sends one.
+        """
+        connection = DuplexConnection(self._trusting_server(), write)
+        try:
+            async for message in messages:
+                wait_for = connection.receive(message)
+                if wait_for is not None:
+                    await wait_for
+        finally:
+            await connection.close()
+
+    def _trusting_server(self) -> RegistryServer:
+        return RegistryServer(self._info, self._served, self._stdio_identity)
 
     async def run_http(self, host: str = "127.0.0.1", port: int = 8000, **options: Unpack[MCPServeOptions]) -> None:
         """Serve over streamable HTTP at `/mcp` until SIGINT or SIGTERM, or until the task is cancelled.
@@ -347,7 +174,7 @@ class MCPSurface:
 
 
 class MCPApp(ListeningApp):
-    """An ASGI app that serves MCP. It starts with its server (`lifespan`), or lazily with its first request."""
+    """An ASGI app that serves MCP. It needs no start; `close`, or the end of the server's `lifespan`, ends sessions."""
 
     def __init__(
         self,
@@ -366,17 +193,10 @@ class MCPApp(ListeningApp):
         self._catalogue = catalogue
         self._path = path.rstrip("/") or "/"
         self._guarded = RequestGuard(self._handle, surface="mcp", **guard)
-        limits = {
-            "max_request_body_size": guard.get("max_body", MAX_BODY),
-            "max_sessions": max_sessions,
-            "session_idle_timeout": session_idle,
-        }
         each = max_sessions_per_identity or ceil(max_sessions / 2)
-        self._create_sessions = lambda: _SessionManagers(
-            identified=_SessionManager(server, max_each=each, **limits),
-            anonymous=_SessionManager(server, max_each=max_sessions, **limits),
-        )
-        self._sessions: _SessionManagers | None = None
+        self._identified = Sessions(server, max_sessions=max_sessions, max_each=each, idle=session_idle)
+        # Separate, so that these cannot displace the others.
+        self._anonymous = Sessions(server, max_sessions=max_sessions, max_each=max_sessions, idle=session_idle)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""
@@ -392,30 +212,21 @@ class MCPApp(ListeningApp):
     def drain(self) -> None:
         """End the streams on which clients listen for changes: they would delay the shutdown."""
         self._server.end_streams()
-        if self._sessions is not None:
-            self._sessions.draining.set()
+        for sessions in (self._identified, self._anonymous):
+            sessions.end_streams()
 
     async def close(self) -> None:
         """End every session and its calls."""
         self.drain()
-        sessions, self._sessions = self._sessions, None
-        if sessions is not None:
-            await sessions.close()
+        await asyncio.gather(self._identified.close(), self._anonymous.close())
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Run within the lifespan of an app that this one is mounted into: `async with app.running(): yield`."""
-        await self._start()
         try:
             yield
         finally:
             await self.close()
-
-    async def _start(self) -> "_SessionManagers":
-        if self._sessions is None or self._sessions.task.done():  # done: it ran on another event loop
-            self._sessions = self._create_sessions()
-        await self._sessions.started.wait()
-        return self._sessions
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         identity: Identity | None = scope[IDENTITY]
@@ -429,21 +240,13 @@ class MCPApp(ListeningApp):
                 entry.failed(error.error)
             await send_problem(send, error, with_body=scope["method"] != "HEAD")
             return
-        sessions = await self._start()
-        manager, owner = sessions.anonymous, None
-        if identity is not None:  # the SDK rejects requests of other owners to a session
-            manager = sessions.identified
-            owner = AuthenticatedUser(AccessToken(token="", client_id=identity.id, scopes=[]))
-        scope = {**scope, "user": owner}
-        is_listening = dict(scope["headers"]).get(b"mcp-method") == b"subscriptions/listen"
-        if scope["method"] != "GET" and not is_listening:
-            await manager.handle_request(scope, receive, send)
+        headers = Headers(scope["headers"])
+        version = headers.get(VERSION_HEADER)
+        if version is not None and version not in HANDSHAKE_VERSIONS:
+            await serve_stateless(self._server, scope, headers, receive, send)
             return
-        # The SDK ends a stream of `subscriptions/listen` with a message; one of a GET just ends.
-        ends = asyncio.Event() if is_listening else sessions.draining
-        stream = _ExpiringStream(receive, send, ends, scope[EXPIRES])
-        await manager.handle_request(scope, stream.receive, stream.send)
-        await stream.finish()
+        sessions = self._anonymous if identity is None else self._identified
+        await sessions.serve(scope, headers, receive, send)
 
     def _check_path(self, scope: Scope) -> None:
         root: str = scope.get("root_path", "")
@@ -457,99 +260,3 @@ class MCPApp(ListeningApp):
         root = root.strip("/")
         location = quote(f"/{root}{self._path}" if root else self._path, safe="/~")
         raise HTTPStatusError(HTTPStatus.PERMANENT_REDIRECT, wrong, (b"location", location.encode()))
-
-
-class _SessionManager(StreamableHTTPSessionManager):
-    """The SDK's sessions, with at most `max_each` per owner; an idle session ends in favour of a new one.
-
-    The SDK rejects new sessions when there are too many, so that one client could lock all others out for as long as
-    its idle sessions last.
-    """
-
-    def __init__(self, server: RegistryServer, *, max_each: int, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._max_each = max_each
-
-    async def handle_request(self, scope: Any, receive: Any, send: Any) -> None:
-        session = dict(scope["headers"]).get(b"mcp-session-id", b"").decode("latin-1")
-        if (transport := self._server_instances.pop(session, None)) is not None:
-            self._server_instances[session] = transport  # ordered by their last request
-        await super().handle_request(scope, receive, send)
-
-    def _admit_session(self, requestor: Any) -> Any:
-        by_owner: dict[str | None, list[str]] = {}
-        for session in self._server_instances:
-            owner = self._session_owners.get(session)
-            by_owner.setdefault(None if owner is None else owner["client_id"], []).append(session)
-        candidates = by_owner.get(None if requestor is None else requestor["client_id"], [])
-        is_full = self.max_sessions is not None and len(self._server_instances) >= self.max_sessions
-        if len(candidates) < self._max_each:
-            candidates = max(by_owner.values(), key=len) if is_full else []
-        if candidates:  # one of these has to end
-            idle = next((each for each in candidates if not self._server_instances[each]._requests_in_flight), None)  # pyright: ignore[reportPrivateUsage]
-            if idle is None:
-                return None
-            self._session_owners.pop(idle, None)
-            scope = self._server_instances.pop(idle).idle_scope
-            if scope is not None:
-                scope.cancel()  # as after `session_idle`
-        return super()._admit_session(requestor)
-
-
-class _SessionManagers:
-    """The sessions of one run. One task starts and ends them, as the SDK's task groups require."""
-
-    def __init__(self, *, identified: _SessionManager, anonymous: _SessionManager) -> None:
-        self.identified = identified
-        self.anonymous = anonymous
-        self.started = asyncio.Event()
-        self.draining = asyncio.Event()
-
-        async def run() -> None:
-            async with identified.run(), anonymous.run():
-                self.started.set()
-                await asyncio.Event().wait()
-
-        self.task = asyncio.create_task(run())
-
-    async def close(self) -> None:
-        self.task.cancel()
-        await asyncio.wait([self.task])
-
-
-class _ExpiringStream:
-    """The channels of a stream, which the SDK ends only when its client disconnects.
-
-    It gets a disconnect when an event is set, and when the token that opened the stream expires.
-    """
-
-    def __init__(self, receive: Receive, send: Send, ends: asyncio.Event, expires: float | None) -> None:
-        self._receive = receive
-        self._send = send
-        self._ends = ends
-        self._expires = expires
-        self._is_cut = False
-        self._is_open = False
-
-    async def receive(self) -> MutableMapping[str, Any]:
-        message = asyncio.ensure_future(self._receive())
-        ended = asyncio.create_task(self._ends.wait())
-        seconds = None if self._expires is None else max(0.0, self._expires - time.time())
-        try:
-            await asyncio.wait({message, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if message.done():
-                return message.result()
-            self._is_cut = True
-            return {"type": "http.disconnect"}
-        finally:
-            message.cancel()
-            ended.cancel()
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        await self._send(message)
-        self._is_open = message.get("more_body", message["type"] == "http.response.start")
-
-    async def finish(self) -> None:
-        """Complete the response, unless the client has disconnected."""
-        if self._is_cut and self._is_open:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})

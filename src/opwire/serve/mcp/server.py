@@ -1,64 +1,64 @@
-"""A registry as the SDK's low-level server: list tools, call them, report progress, notify of changes.
+"""A registry as an MCP server: list tools, call them, report progress, notify of changes. No I/O.
 
-Every call of a known tool returns a result; an error becomes a result with `isError`. Progress is reported for handlers
-that report it, and for each item of a subscription. Many changes of the registry become one notification.
+`RegistryServer` handles one request of any revision and transport; connections and HTTP exchanges give it a
+`ServedRequest`. Every call of a known tool returns a result; an error becomes a result with `isError`. Progress is
+reported for handlers that report it, and for each item of a subscription. Many changes of the registry become one
+notification.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
-from typing import Any
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
-import anyio
 import msgspec
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.lowlevel import NotificationOptions, Server
-from mcp.server.models import InitializationOptions
-from mcp.server.subscriptions import ListenHandler, ServerEvent, ToolsListChanged
-from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INVALID_PARAMS,
-    SERVER_INFO_META_KEY,
-    CallToolRequestParams,
-    NotificationParams,
-    PaginatedRequestParams,
-    ProgressNotification,
-    ProgressNotificationParams,
-    methods,
-)
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from msgspec import Struct
+from msgspec import Struct, field
 
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE, failure, leave_behind
 from opwire.logs import CANCELLED, TOOL_ERROR, AccessEntry, begin_access
+from opwire.mcp.messages import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCMessage,
+    RPCRequest,
+    RPCResponse,
+    encode_message,
+)
+from opwire.mcp.protocol import (
+    CLIENT_CAPABILITIES_META,
+    CLIENT_INFO_META,
+    HANDSHAKE_VERSIONS,
+    SERVER_INFO_META,
+    STATELESS_VERSIONS,
+    SUBSCRIPTION_META,
+)
 from opwire.operation import Context, Identity, Inbound, OperationType, Progress, trace_of
 from opwire.origin import ITEM_META
 from opwire.registry import Change, OperationRegistry
-from opwire.serve.guard import IDENTITY
-from opwire.serve.mcp.tools import (
-    EncodedData,
-    Result,
-    ResultFormat,
-    Tool,
-    ToolCatalogue,
-    collected_result,
-    encode_data,
-    error_result,
-    result_of,
-)
-from opwire.typed.plain import write_json
+from opwire.serve.mcp.tools import Result, ResultFormat, Tool, ToolCatalogue, collected_result, error_result, result_of
+from opwire.tools.rendering import EncodedData, encode_data
+from opwire.typed.plain import as_dict, write_json
 
-RequestContext = ServerRequestContext[Any, Any]
-EventListener = Callable[[ServerEvent], None]
+logger = logging.getLogger("opwire.serve")
 
-NotifiedSessions = set[str | None]
-"""The sessions of one run that get notifications; None is the only session of a connection without session ids."""
+Params = dict[str, Any]
+Notify = Callable[[str, Params], Awaitable[None]]
 
-_SESSION = "mcp-session-id"
+MAX_LISTENERS = 1024
+"""Streams of one surface on which clients of revision 2026-07-28 listen for changes."""
+
+P = TypeVar("P", bound=Struct)
+
 _MAX_ITEM_MESSAGE = 200
+_LIST_CHANGED = "notifications/tools/list_changed"
 _encoder = msgspec.json.Encoder()
 
 
@@ -90,121 +90,218 @@ class ServedTools(Struct, frozen=True, kw_only=True):
     tool_envelopes: bool
 
 
-class RegistryServer(Server[NotifiedSessions]):
+class ServedRequest(Struct):
+    """One request, and how its handler reaches the client. `notify` sends what belongs to this request."""
+
+    id: RequestId
+    version: str
+    identity: Identity | None
+    notify: Notify
+    label: str = "a request"  # for the log
+    progress_token: RequestId | None = None
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether its revision is one without a handshake."""
+        return self.version in STATELESS_VERSIONS
+
+
+class _Meta(Struct):
+    progress_token: int | str | None = field(name="progressToken", default=None)
+    client_info: dict[str, Any] | None = field(name=CLIENT_INFO_META, default=None)
+    client_capabilities: dict[str, Any] | None = field(name=CLIENT_CAPABILITIES_META, default=None)
+
+
+class _Params(Struct):
+    meta: _Meta | None = field(name="_meta", default=None)
+
+
+class _ListParams(_Params):
+    cursor: str | None = None
+
+
+class _CallParams(_Params, kw_only=True):
+    name: str
+    arguments: dict[str, Any] | None = None
+
+
+class _Filter(Struct, rename="camel"):
+    tools_list_changed: bool | None = None
+    prompts_list_changed: bool | None = None
+    resources_list_changed: bool | None = None
+    resource_subscriptions: list[str] | None = None
+
+
+class _ListenParams(_Params, kw_only=True):
+    notifications: _Filter
+
+
+class _Implementation(Struct):
+    name: str
+    version: str
+
+
+class _InitializeParams(_Params, kw_only=True, rename="camel"):
+    protocol_version: str
+    capabilities: dict[str, Any]
+    client_info: _Implementation
+
+
+class _ListenStream:
+    def __init__(self) -> None:
+        self.awake = asyncio.Event()  # set by changes, and by the end
+        self.ended = False
+
+
+class RegistryServer:
     """Serve the operations of a registry as tools.
 
     `trusted` is the identity of every request; by default each has the one that the guard found for it.
     """
 
     def __init__(self, info: ImplementationInfo, served: ServedTools, trusted: Identity | None = None) -> None:
+        self.trusted = trusted
+        self.catalogue = served.catalogue
+        self.bus = ToolListBus(served.dispatcher.registry)
         self._served = served
-        self._trusted = trusted
-        self._bus = ToolListBus(served.dispatcher.registry)
-        self._listeners = ListenHandler(self._bus)
-        super().__init__(
-            info.name,
-            version=info.version,
-            title=info.title,
-            instructions=info.instructions,
-            lifespan=_notified_sessions,
-            get_tool_input_schema=served.catalogue.input_schema,
-            on_subscriptions_listen=self._listeners,
-        )
-        self.add_request_handler("tools/list", PaginatedRequestParams, self._list_tools)
-        self.add_request_handler("tools/call", CallToolRequestParams, self._call_tool)
-        self.add_notification_handler("notifications/initialized", NotificationParams, self._notify_of_changes)
-        self.middleware.append(self._return_unchanged)
+        self._listeners: set[_ListenStream] = set()
+        shown = {"name": info.name, "title": info.title, "version": info.version}
+        self._info = {key: value for key, value in shown.items() if value is not None}
+        self._description: Result = {"capabilities": {"tools": {"listChanged": True}}}
+        if info.instructions is not None:
+            self._description["instructions"] = info.instructions
 
-    def create_initialization_options(
-        self,
-        notification_options: NotificationOptions | None = None,
-        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
-        extensions: dict[str, dict[str, Any]] | None = None,
-    ) -> InitializationOptions:
-        """Return the SDK's options; by default they announce notifications of changes."""
-        options = notification_options or NotificationOptions(tools_changed=True)
-        return super().create_initialization_options(options, experimental_capabilities, extensions)
+    def initialize(self, params: Params | None) -> Result:
+        """Return the result of the handshake; its revision is the one asked for, or else the latest.
 
-    def end_streams(self) -> None:
-        """End the streams on which clients of revision 2026-07-28 listen for changes."""
-        self._listeners.close()
-
-    async def _return_unchanged(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        """Return the results of tool requests unchanged.
-
-        The SDK would parse each result into its models, which drop a null and unknown fields. So this middleware has to
-        return the complete result.
+        Raises:
+            RPCError: the params are invalid.
         """
-        is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-        handler = {"tools/list": self._list_tools, "tools/call": self._call_tool}.get(ctx.method)
-        if handler is None or not (is_modern or ctx.session.client_params):  # the SDK rejects it before the handshake
-            return await call_next(ctx)
-        methods.validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
-        result = await handler(ctx, None)
-        if is_modern:
-            meta = {**result.get("_meta", {}), SERVER_INFO_META_KEY: self.server_info_stamp}
-            return {"resultType": "complete", **result, "_meta": meta}
-        return result
+        wanted = _read(params, _InitializeParams).protocol_version
+        version = wanted if wanted in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
+        return {"protocolVersion": version, **self._description, "serverInfo": self._info}
 
-    async def _list_tools(self, ctx: RequestContext, _: Any) -> Result:
-        cursor = (ctx.params or {}).get("cursor")
+    async def respond(self, params: RPCRequest, request: ServedRequest) -> RPCMessage:
+        """Return the response to a request; whatever goes wrong is in it."""
         try:
-            tools, more = self._served.catalogue.page(self._identity(ctx), cursor, self._served.max_page)
+            return RPCResponse(request.id, await self.handle(params.method, params.params, request))
+        except RPCError as error:
+            return RPCFailure.of(request.id, error)
+        except Exception:
+            logger.exception("a request of an MCP client failed")
+            return RPCFailure.of(request.id, RPCError(INTERNAL_ERROR, "Internal server error"))
+
+    async def handle(self, method: str, params: Params | None, request: ServedRequest) -> Result:
+        """Return the result of a request, after the handshake or without one.
+
+        Raises:
+            RPCError: the method is unknown, or its params are invalid.
+        """
+        is_stateless = request.is_stateless
+        result: Result
+        match method:
+            case "tools/call":
+                result = await self._call_tool(_read(params, _CallParams), params or {}, request)
+            case "tools/list":
+                result = self._list_tools(_read(params, _ListParams), request)
+            case "ping" if not is_stateless:
+                return {}
+            case "server/discover" if is_stateless:
+                _read(params, _Params)
+                discovered = {"supportedVersions": list(STATELESS_VERSIONS), "ttlMs": 0, "cacheScope": "private"}
+                result = {**discovered, **self._description}
+            case "subscriptions/listen" if is_stateless:
+                result = await self._listen(_read(params, _ListenParams).notifications, request)
+            case _:
+                raise RPCError(METHOD_NOT_FOUND, "Method not found", method[:200])
+        if not is_stateless:
+            return result
+        return {"resultType": "complete", **result, "_meta": {**result.get("_meta", {}), SERVER_INFO_META: self._info}}
+
+    def _list_tools(self, params: _ListParams, request: ServedRequest) -> Result:
+        try:
+            tools, more = self.catalogue.page(request.identity, params.cursor, self._served.max_page)
         except CallError as error:
-            raise MCPError(INVALID_PARAMS, error.message) from None
+            raise RPCError(INVALID_PARAMS, error.message) from None
         page: Result = {} if more is None else {"nextCursor": more}
-        if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        if request.is_stateless:
             # Stale at once, and for this client only: the list depends on the caller.
             return {"tools": [tool.shape for tool in tools], "ttlMs": 0, "cacheScope": "private", **page}
         return {"tools": [tool.older for tool in tools], **page}
 
-    async def _call_tool(self, ctx: RequestContext, _: Any) -> Result:
-        params = ctx.params or {}
-        tool = self._served.catalogue.find(params["name"])
+    async def _call_tool(self, params: _CallParams, given: Params, request: ServedRequest) -> Result:
+        tool = self.catalogue.find(params.name)
         if tool is None:
-            entry = begin_access("mcp", operation=params["name"], identity=self._identity(ctx))
+            entry = begin_access("mcp", operation=params.name, identity=request.identity)
             if entry is not None:
                 entry.outcome = ErrorCode.OPERATION_NOT_FOUND.value
                 entry.write()
-            raise MCPError(INVALID_PARAMS, f"Unknown tool: {params['name'][:100]}")
+            raise RPCError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
+        request.label = tool.spec.id
+        request.progress_token = None if params.meta is None else params.meta.progress_token
         call = ToolCall(
             tool=tool,
-            arguments=params.get("arguments") or {},
-            identity=self._identity(ctx),
+            arguments=params.arguments or {},
             request_id=uuid4().hex,  # our own: the client's is unique on its own connection only
-            ctx=ctx,
-            format=ResultFormat(ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS, self._served.tool_envelopes),
+            meta=as_dict(given.get("_meta")),
+            request=request,
+            format=ResultFormat(not request.is_stateless, self._served.tool_envelopes),
             dispatcher=self._served.dispatcher,
             limits=self._served.limits,
         )
         return await call.run()
 
-    def _identity(self, ctx: RequestContext) -> Identity | None:
-        if self._trusted is not None or ctx.request is None:
-            return self._trusted
-        return ctx.request.scope.get(IDENTITY)
-
-    async def _notify_of_changes(self, ctx: RequestContext, _: Any) -> None:
-        """Notify a client of an older revision of changes, until its connection ends and cancels this."""
-        session = None if ctx.request is None else ctx.request.headers.get(_SESSION)
-        notified: NotifiedSessions = ctx.lifespan_context
-        if session in notified:  # a duplicate `initialized`
-            return
-        changed = asyncio.Event()
-        unsubscribe = self._bus.subscribe(lambda _: changed.set())
-        notified.add(session)
+    async def _listen(self, wanted: _Filter, request: ServedRequest) -> Result:
+        """Notify the client of changes until it cancels, or `end_streams` is called."""
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise RPCError(INTERNAL_ERROR, f"{MAX_LISTENERS} clients listen already")
+        stream = _ListenStream()
+        meta: Params = {"_meta": {SUBSCRIPTION_META: request.id}}
+        unsubscribe = self.bus.subscribe(stream.awake.set) if wanted.tools_list_changed else lambda: None
+        self._listeners.add(stream)
         try:
-            while await changed.wait():
-                changed.clear()
-                await ctx.session.send_tool_list_changed()
+            honoured: Params = {key: value for key, value in msgspec.to_builtins(wanted).items() if value}
+            await request.notify("notifications/subscriptions/acknowledged", {"notifications": honoured, **meta})
+            while True:
+                await stream.awake.wait()
+                if stream.ended:
+                    return meta
+                stream.awake.clear()
+                await request.notify(_LIST_CHANGED, meta)
         finally:
-            notified.discard(session)
+            self._listeners.discard(stream)
             unsubscribe()
 
+    def end_streams(self) -> None:
+        """End the streams on which clients of revision 2026-07-28 listen for changes."""
+        for stream in tuple(self._listeners):
+            stream.ended = True
+            stream.awake.set()
 
-@asynccontextmanager
-async def _notified_sessions(_: Server[NotifiedSessions]) -> AsyncGenerator[NotifiedSessions]:
-    yield set()
+
+def _read(params: Params | None, kind: type[P]) -> P:
+    try:
+        return msgspec.convert(params or {}, kind)
+    except msgspec.ValidationError as error:
+        raise RPCError(INVALID_PARAMS, f"Invalid request parameters: {error}") from None
+
+
+def encode_reply(reply: RPCMessage) -> bytes:
+    """Encode a response; one that has no JSON form becomes an error."""
+    try:
+        return encode_message(reply)
+    except (TypeError, ValueError, RecursionError):
+        logger.exception("a response of the MCP server has no JSON form")
+        id = cast("RPCResponse", reply).id
+        return encode_message(RPCFailure.of(id, RPCError(INTERNAL_ERROR, "Internal server error")))
+
+
+async def stop_request(task: asyncio.Task[Any], request: ServedRequest) -> None:
+    """Cancel a request, and abandon it if it ignores that."""
+    task.cancel()
+    await asyncio.wait([task], timeout=1.2 * CLOSE_GRACE)  # a call with a deadline is abandoned before
+    if not task.done():
+        leave_behind(task, request.label)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -215,9 +312,9 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
     tool: Tool
     arguments: dict[str, Any]
-    identity: Identity | None
     request_id: str
-    ctx: RequestContext
+    meta: dict[str, Any]
+    request: ServedRequest
     format: ResultFormat
     dispatcher: Dispatcher
     limits: CallLimits
@@ -225,40 +322,30 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     async def run(self) -> Result:
         """Return the result of the call, successful or not.
 
-        It runs in a task of its own: the SDK cancels with anyio, which cancels a task again at every await until it
-        ends, so that handlers could not clean up.
-
         Raises:
             CancelledError: the client cancelled or disconnected; the handler was cancelled.
         """
-        entry = begin_access("mcp", operation=self.tool.spec.id, identity=self.identity)
-        task = asyncio.create_task(self._run(entry))
+        entry = begin_access("mcp", operation=self.tool.spec.id, identity=self.request.identity)
+        if entry is None:
+            return await self._run(None)
         try:
-            result = await asyncio.shield(task)
-            if entry is not None:
-                entry.bytes = len(write_json(_encoder, result))
+            result = await self._run(entry)
+            entry.bytes = len(write_json(_encoder, result))
             return result
         except asyncio.CancelledError:
-            if entry is not None:
-                entry.outcome = CANCELLED
-            task.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([task], timeout=1.2 * CLOSE_GRACE)  # a call with a deadline is abandoned before
-            if not task.done():
-                leave_behind(task, self.tool.spec.id)
+            entry.outcome = CANCELLED
             raise
         finally:
-            if entry is not None:
-                entry.request_id = self.request_id
-                entry.write()
+            entry.request_id = self.request_id
+            entry.write()
 
     async def _run(self, entry: AccessEntry | None) -> Result:
         spec = self.tool.spec
         try:
-            self.dispatcher.find(spec.id, self.identity)
+            self.dispatcher.find(spec.id, self.request.identity)
             if spec.type is OperationType.SUBSCRIPTION:
                 return await self._collect(entry)
-            input, progress = self._input(), ProgressReporter(self.ctx)
+            input, progress = self._input(), ProgressReporter(self.request)
             context = self._context(progress).within(self.limits.timeout if spec.timeout is None else spec.timeout)
             try:
                 envelope = await self.dispatcher.execute(spec, input, context)
@@ -280,13 +367,13 @@ class ToolCall(Struct, frozen=True, kw_only=True):
         items: list[EncodedData] = []
         size, complete, failed = 0, False, None
         envelopes = self.dispatcher.subscribe(self.tool.spec, self._input(), self._context(None))
-        token = None if self.ctx.meta is None else self.ctx.meta.get("progress_token")
+        token = self.request.progress_token
         try:
             async with asyncio.timeout(self.limits.max_seconds), aclosing(envelopes):
                 async for envelope in envelopes:
                     items.append(encode_data(envelope.data, self.tool.spec.id))
                     if token is not None:
-                        await send_item(self.ctx, token, len(items) - 1, items[-1])
+                        await send_item(self.request, token, len(items) - 1, items[-1])
                     size += len(items[-1].json)
                     if len(items) >= self.limits.max_items or size >= self.limits.max_bytes:
                         break
@@ -303,11 +390,10 @@ class ToolCall(Struct, frozen=True, kw_only=True):
         return collected_result(items, self.tool, self.format, complete=complete, error=failed)
 
     def _context(self, progress: "ProgressReporter | None") -> Context:
-        meta: Any = self.ctx.meta or {}
         return Context(
             request_id=self.request_id,
-            identity=self.identity,
-            metadata=trace_of(meta),
+            identity=self.request.identity,
+            metadata=trace_of(self.meta),
             on_progress=progress,
             inbound=Inbound(self.request_id),
         )
@@ -331,24 +417,22 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 # --- notifications ----------------------------------------------------------------------------------------------------
 
 
-async def send_item(ctx: RequestContext, token: str | int, number: int, item: EncodedData) -> None:
+async def send_item(request: ServedRequest, token: RequestId, number: int, item: EncodedData) -> None:
     """Send one item of a subscription as progress; the first is number 0."""
     carried: dict[str, Any] = {"n": number, "data": item.data}
     if item.encoding is not None:
         carried["encoding"] = item.encoding
     shown = item.json[: 4 * _MAX_ITEM_MESSAGE].decode(errors="ignore")
     message = shown if len(shown) <= _MAX_ITEM_MESSAGE else f"{shown[:_MAX_ITEM_MESSAGE]}…"
-    params = ProgressNotificationParams(
-        progress_token=token, progress=number + 1, message=message, _meta={ITEM_META: carried}
-    )
-    await ctx.session.send_notification(ProgressNotification(params=params), related_request_id=ctx.request_id)
+    params = {"progressToken": token, "progress": number + 1, "message": message, "_meta": {ITEM_META: carried}}
+    await request.notify("notifications/progress", params)
 
 
 class ProgressReporter:
     """Send the progress of a handler as fast as the client reads; a newer report replaces a queued one."""
 
-    def __init__(self, ctx: RequestContext) -> None:
-        self._ctx = ctx
+    def __init__(self, request: ServedRequest) -> None:
+        self._request = request
         self._loop = asyncio.get_running_loop()
         self._latest: Progress | None = None
         self._highest = float("-inf")
@@ -358,6 +442,8 @@ class ProgressReporter:
 
     def __call__(self, progress: Progress) -> None:
         """Queue a report, from any thread."""
+        if self._request.progress_token is None:
+            return
         self._any = True
         self._loop.call_soon_threadsafe(self._queue, progress)
 
@@ -374,7 +460,10 @@ class ProgressReporter:
     async def _send(self) -> None:
         while (latest := self._latest) is not None:
             self._latest = None
-            await self._ctx.session.report_progress(latest.progress, latest.total, latest.message)
+            given = {"total": latest.total, "message": latest.message}
+            params: Params = {"progressToken": self._request.progress_token, "progress": latest.progress}
+            params |= {key: value for key, value in given.items() if value is not None}
+            await self._request.notify("notifications/progress", params)
         self._sending = None
 
     async def flush(self) -> None:
@@ -392,7 +481,7 @@ class ProgressReporter:
 
 
 class ToolListBus:
-    """The changes of a registry as events; the SDK's `SubscriptionBus`. It follows the registry while it has listeners.
+    """The changes of a registry as events. It follows the registry while it has listeners.
 
     Changes within `delay` seconds are one event.
     """
@@ -400,11 +489,11 @@ class ToolListBus:
     def __init__(self, registry: OperationRegistry, *, delay: float = 0.05) -> None:
         self._registry = registry
         self._delay = delay
-        self._listeners: dict[object, EventListener] = {}
+        self._listeners: dict[object, Callable[[], object]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._unfollow: Callable[[], None] | None = None
 
-    def subscribe(self, listener: EventListener) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Call a listener for every event; the returned function removes it."""
         key, loop = object(), asyncio.get_running_loop()
 
@@ -428,16 +517,11 @@ class ToolListBus:
 
         return unsubscribe
 
-    async def publish(self, event: ServerEvent) -> None:
-        """Call every listener."""
-        for listener in tuple(self._listeners.values()):
-            listener(event)
-
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         def notify() -> None:
             self._timer = None
             for listener in tuple(self._listeners.values()):
-                listener(ToolsListChanged())
+                listener()
 
         if self._timer is None and self._listeners:
             self._timer = loop.call_later(self._delay, notify)

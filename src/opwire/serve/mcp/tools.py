@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 from opwire.dispatch import Dispatcher
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, SchemaError
+from opwire.mcp.protocol import ArgumentHeader, argument_headers
 from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ERROR_META, ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_result_origin
 from opwire.schema import UNKNOWN
@@ -49,6 +50,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     `shape` is its definition for revision 2026-07-28, which allows any output; `older` is for the others, which allow
     only objects. `wraps_output` applies to these: the output is then the property `result` of an object. `fitting` are
     the types of values that always match the output schema. `size` is the length of the longer definition in bytes.
+    `headers` are arguments that clients repeat in HTTP headers.
     """
 
     spec: OperationSpec
@@ -59,6 +61,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     wraps_output: bool
     size: int
     fitting: frozenset[type] = frozenset()
+    headers: tuple[ArgumentHeader, ...] = ()
 
     @classmethod
     def of(cls, spec: OperationSpec, name: str, *, max_output_schema: int = MAX_OUTPUT_SCHEMA) -> "Tool | None":
@@ -99,6 +102,7 @@ class Tool(Struct, frozen=True, kw_only=True):
                 wraps_output=wraps_output,
                 size=max(size, older_size),
                 fitting=schema.fitting_kinds() if is_scalar else frozenset(),
+                headers=_headers(takes.schema),
             )
         except (TypeError, ValueError, RecursionError) as error:
             logger.warning("%s is not shown as a tool: %s", spec.id, error)
@@ -111,6 +115,13 @@ def _or_default(spec: OperationSpec, part: str, build: Callable[[], T], default:
     except SchemaError as error:
         logger.warning("%s is shown without %s: %s", spec.id, part, error)
         return default
+
+
+def _headers(schema: dict[str, Any]) -> tuple[ArgumentHeader, ...]:
+    try:
+        return tuple(argument_headers(schema))
+    except ValueError:  # clients leave out the tool, and send no headers
+        return ()
 
 
 def _too_long(schema: ToolSchema, limit: int) -> bool:
@@ -170,11 +181,6 @@ class ToolCatalogue:
         if cached is not None and cached[0] is spec:
             return cached[1]
         return self._tool(spec) if self._dispatcher.is_served(spec) else None
-
-    def input_schema(self, name: str) -> dict[str, Any] | None:
-        """Return the input schema of a tool; the SDK validates `Mcp-Param` headers with it."""
-        tool = self.find(name)
-        return None if tool is None else tool.shape["inputSchema"]
 
     def page(self, identity: Identity | None, cursor: str | None, max_bytes: int) -> tuple[list[Tool], str | None]:
         """Return tools that a caller may call, ordered by name, and the cursor of the next page.

@@ -1,0 +1,209 @@
+"""A client over a pair of streams: its era, its requests in flight, and its notifications. No I/O.
+
+The first request decides the era: with the envelope of the stateless one, every request has to have it; otherwise the
+client shakes hands. What the other era would send is rejected.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from opwire.invoke import CLOSE_GRACE
+from opwire.mcp.messages import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    ErrorObject,
+    InvalidMessageError,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCMessage,
+    RPCNotification,
+    RPCRequest,
+    RPCResponse,
+    decode_message,
+    encode_message,
+)
+from opwire.mcp.peer import CancelledRequest, JsonRpcPeer, Rejection
+from opwire.mcp.protocol import DEFAULT_VERSION, STATELESS_VERSIONS, VERSION_META, read_envelope
+from opwire.serve.mcp.server import Params, RegistryServer, ServedRequest, encode_reply, stop_request
+from opwire.typed.plain import as_dict
+
+MAX_LINE = 16 * 1024 * 1024
+"""Longest message in bytes; longer ones are rejected."""
+
+MAX_OPEN = 1000
+"""Requests of one connection without a response."""
+
+CONNECTION_CLOSED = -32000
+
+_AFTER_HANDSHAKE = frozenset({"tools/list", "tools/call"})
+
+Write = Callable[[bytes], Awaitable[None] | None]
+
+
+class Handshake:
+    """What a client of the handshake era has agreed on; shared by stdio and by sessions over HTTP."""
+
+    def __init__(self, server: RegistryServer, notify: Callable[[], object]) -> None:
+        self.version = DEFAULT_VERSION
+        self._server = server
+        self._notify = notify
+        self.is_accepted = False
+        self._unsubscribe: Callable[[], None] | None = None
+
+    def initialize(self, request: RPCRequest) -> RPCMessage:
+        """Return the response to `initialize`."""
+        try:
+            result = self._server.initialize(request.params)
+        except RPCError as error:
+            return RPCFailure.of(request.id, error)
+        self.version, self.is_accepted = result["protocolVersion"], True
+        return RPCResponse(request.id, result)
+
+    def initialized(self) -> None:
+        """Notify the client of changes from now on; it may have skipped `initialize`."""
+        self.is_accepted = True
+        if self._unsubscribe is None:
+            self._unsubscribe = self._server.bus.subscribe(self._notify)
+
+    def check(self, method: str) -> None:
+        """Reject a request that comes before the handshake.
+
+        Raises:
+            RPCError: INVALID_PARAMS.
+        """
+        if not self.is_accepted and method in _AFTER_HANDSHAKE:
+            raise RPCError(INVALID_PARAMS, "Invalid request: send initialize first")
+
+    def close(self) -> None:
+        """Stop following changes."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+
+class DuplexConnection:
+    """One client. `write` takes an encoded message, and returns what to wait for until the next one, if anything."""
+
+    def __init__(self, server: RegistryServer, write: Write) -> None:
+        self._server = server
+        self._write = write
+        self._peer: JsonRpcPeer[None] = JsonRpcPeer(max_open=MAX_OPEN)
+        self._handshake = Handshake(server, self._announce)
+        self._is_stateless: bool | None = None
+        self._running: dict[RequestId, tuple[asyncio.Task[None], ServedRequest]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stale = self._is_announcing = False
+
+    def receive(self, line: bytes) -> Awaitable[None] | None:
+        """Handle a message; the caller waits for what is returned before it reads on."""
+        try:
+            message = decode_message(line)
+        except InvalidMessageError as error:
+            problem = f"a line is one JSON-RPC message of at most {MAX_LINE:,} bytes"
+            return self._write(encode_message(RPCFailure(error.id, ErrorObject(PARSE_ERROR, problem))))
+        match self._peer.receive(message):
+            case RPCRequest() as request:
+                return self._start(request)
+            case Rejection(reply=reply):
+                return self._write(encode_message(reply))
+            case CancelledRequest(id=id):
+                self._cancel(id)
+            case RPCNotification(method="notifications/initialized") if not self._is_stateless:
+                self._handshake.initialized()
+            case _:
+                pass
+        return None
+
+    async def close(self) -> None:
+        """Cancel the client's calls, answer them, and wait until they have ended."""
+        self._handshake.close()
+        running, self._running = self._running, {}
+        stopping = [self._spawn(stop_request(task, request)) for task, request in running.values()]
+        try:
+            async with asyncio.timeout(CLOSE_GRACE):
+                for id in running:
+                    await self._send(RPCFailure(id, ErrorObject(CONNECTION_CLOSED, "Connection closed")))
+        except TimeoutError:  # the client does not read
+            pass
+        if stopping:
+            await asyncio.wait(stopping)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, request: RPCRequest) -> Awaitable[None] | None:
+        has_envelope = VERSION_META in as_dict((request.params or {}).get("_meta"))
+        if self._is_stateless is None:
+            self._is_stateless = has_envelope and request.method != "initialize"
+        if request.method == "initialize" and not self._is_stateless:  # at once: requests may follow without waiting
+            self._peer.finish(request.id)
+            return self._write(encode_reply(self._handshake.initialize(request)))
+        try:
+            version = self._version_of(request, has_envelope)
+        except RPCError as error:
+            self._peer.finish(request.id)
+            return self._write(encode_message(RPCFailure.of(request.id, error)))
+        served = ServedRequest(request.id, version, self._server.trusted, self._notify)
+        self._running[request.id] = (asyncio.create_task(self._serve(request, served)), served)
+        return None
+
+    def _version_of(self, request: RPCRequest, has_envelope: bool) -> str:
+        if not self._is_stateless:
+            if has_envelope:
+                wrong = f"this connection began with a handshake; requests of {STATELESS_VERSIONS[-1]} need another one"
+                raise RPCError(INVALID_REQUEST, wrong)
+            self._handshake.check(request.method)
+            return self._handshake.version
+        if request.method == "initialize":
+            wanted = (request.params or {}).get("protocolVersion")
+            data: Params = {"supported": list(STATELESS_VERSIONS)}
+            if isinstance(wanted, str):
+                data["requested"] = wanted[:100]
+            raise RPCError(UNSUPPORTED_PROTOCOL_VERSION, "this connection began without a handshake", data)
+        return read_envelope(request.method, request.params, None)
+
+    async def _serve(self, request: RPCRequest, served: ServedRequest) -> None:
+        reply = await self._server.respond(request, served)
+        if self._running.pop(request.id, None) is not None:  # else it was cancelled, and gets no response
+            self._peer.finish(request.id)
+            await self._send(reply)
+
+    def _cancel(self, id: RequestId) -> None:
+        found = self._running.pop(id, None)
+        self._peer.finish(id)
+        if found is not None:
+            self._spawn(stop_request(*found))
+
+    async def _notify(self, method: str, params: Params) -> None:
+        await self._send(RPCNotification(method, params))
+
+    async def _send(self, message: RPCMessage) -> None:
+        wait_for = self._write(encode_reply(message))
+        if wait_for is not None:
+            await wait_for
+
+    def _announce(self) -> None:
+        """Notify the client of a change of the list, once for all changes until it has read the notification."""
+
+        async def announce() -> None:
+            try:
+                while self._is_stale:
+                    self._is_stale = False
+                    await self._send(RPCNotification("notifications/tools/list_changed"))
+            finally:
+                self._is_announcing = False
+
+        self._is_stale = True
+        if not self._is_announcing:
+            self._is_announcing = True
+            self._spawn(announce())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

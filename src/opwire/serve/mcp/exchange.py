@@ -1,0 +1,242 @@
+"""One HTTP exchange of MCP: check the request, run it, and answer with JSON or with events.
+
+A response is JSON if the request ends without a notification, and else events: some clients limit the size of an event,
+and JSON has a length. After 15 s without either, events start, with comments in between, so that proxies keep the
+connection.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opwire.mcp.messages import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    ErrorObject,
+    InvalidMessageError,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCNotification,
+    RPCRequest,
+    decode_message,
+    encode_message,
+)
+from opwire.mcp.protocol import (
+    METHOD_HEADER,
+    NAME_HEADER,
+    PARAM_HEADER,
+    VERSION_HEADER,
+    check_argument_headers,
+    check_stateless_version,
+    read_envelope,
+)
+from opwire.serve.guard import EXPIRES, IDENTITY, Header, Receive, Scope, Send
+from opwire.serve.mcp.server import Params, RegistryServer, ServedRequest, encode_reply, stop_request
+from opwire.typed.plain import as_dict
+
+PING = 15.0
+"""Seconds without an event, after which a comment is sent."""
+
+JSON: Header = (b"content-type", b"application/json")
+EVENTS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),  # nginx buffers events otherwise
+)
+
+_STATUS = dict.fromkeys(
+    (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, UNSUPPORTED_PROTOCOL_VERSION), 400
+) | {METHOD_NOT_FOUND: 404}
+_ROUTING = frozenset(name.encode() for name in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER))
+_PARAM = PARAM_HEADER.encode()
+_STEPS = 3  # of the event loop
+
+
+class Headers:
+    """The headers of a request by name, in lower case."""
+
+    def __init__(self, lines: Iterable[Header]) -> None:
+        self._lines = [*lines]
+        self.by_name = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._lines}
+
+    def get(self, name: str) -> str | None:
+        """Return the value of a header, or None."""
+        return self.by_name.get(name)
+
+    def accepts(self, *kinds: str) -> bool:
+        """Return whether the client accepts each of these media types."""
+        given = {each.partition(";")[0].strip().lower() for each in self.by_name.get("accept", "").split(",")}
+        return "*/*" in given or all(kind in given or f"{kind.partition('/')[0]}/*" in given for kind in kinds)
+
+    def check_unique(self) -> None:
+        """Reject headers that proxies route by, and that are there twice: two readers could disagree.
+
+        Raises:
+            RPCError: HEADER_MISMATCH.
+        """
+        names = [name for name, _ in self._lines if name in _ROUTING or name.startswith(_PARAM)]
+        if len(set(names)) != len(names):
+            raise RPCError(HEADER_MISMATCH, "a header of the request is there twice")
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the body, which the guard has limited."""
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            return body
+
+
+async def send_json(send: Send, status: int, body: bytes = b"", headers: Iterable[Header] = ()) -> None:
+    """Send a response without a stream."""
+    length = (b"content-length", str(len(body)).encode())
+    kind = (JSON,) if body else ()
+    await send({"type": "http.response.start", "status": status, "headers": [*kind, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, status: int, code: int, message: str, headers: Iterable[Header] = ()) -> None:
+    """Send a JSON-RPC error as the body of a failed request."""
+    await send_json(send, status, encode_message(RPCFailure(None, ErrorObject(code, message))), headers)
+
+
+class EventWriter:
+    """The response to one request: JSON, or events from the first notification on."""
+
+    def __init__(self, send: Send, headers: Iterable[Header] = ()) -> None:
+        self._send = send
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self.is_started = False
+        self.is_closed = False
+
+    async def notify(self, method: str, params: Params) -> None:
+        """Send a notification."""
+        await self.event(encode_message(RPCNotification(method, params)))
+
+    async def event(self, data: bytes) -> None:
+        """Send an event, and start the stream."""
+        await self._write(b"event: message\r\ndata: " + data + b"\r\n\r\n")
+
+    async def ping(self) -> None:
+        """Send a comment, and start the stream."""
+        await self._write(b": ping\r\n\r\n")
+
+    async def finish(self, data: bytes, status: int = 200) -> None:
+        """Send the response to the request."""
+        if not self.is_started:
+            self.is_closed = True
+            await send_json(self._send, status, data, self._headers)
+        else:
+            await self.event(data)
+            await self.end()
+
+    async def end(self) -> None:
+        """End the stream."""
+        if self.is_started and not self.is_closed:
+            self.is_closed = True
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, chunk: bytes) -> None:
+        if self.is_closed:
+            return
+        async with self._lock:
+            if not self.is_started:
+                self.is_started = True
+                headers = [*EVENTS, *self._headers]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def follow(
+    task: "asyncio.Future[Any]", writer: EventWriter, receive: Receive, *, expires: float | None = None
+) -> bool:
+    """Wait for a task, with pings; return False if the client disconnects, or its token expires, before."""
+    for _ in range(_STEPS):  # most calls end within these: watching the client takes 60 µs
+        await asyncio.sleep(0)
+        if task.done():
+            return True
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.ensure_future(disconnected())
+    try:
+        while True:
+            left = PING if expires is None else min(PING, expires - time.time())
+            await asyncio.wait((task, leaving), timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return True
+            if leaving.done() or (expires is not None and time.time() >= expires):
+                return False
+            await writer.ping()
+    finally:
+        leaving.cancel()
+
+
+async def serve_stateless(server: RegistryServer, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    """Serve a request of the stateless era."""
+    if scope["method"] != "POST":
+        await send_json(send, 405, headers=[(b"allow", b"POST")])
+        return
+    if not headers.accepts("application/json", "text/event-stream"):
+        await send_error(send, 406, INVALID_REQUEST, "the client must accept application/json and text/event-stream")
+        return
+    id: RequestId | None = None
+    try:
+        message = _read_message(await read_body(receive))
+        if isinstance(message, RPCNotification):  # accepted and ignored: a client cancels by disconnecting
+            check_stateless_version(headers.get(VERSION_HEADER) or "")
+            await send_json(send, 202)
+            return
+        id = message.id
+        headers.check_unique()
+        version = read_envelope(message.method, message.params, headers.by_name)
+        if message.method == "tools/call":
+            _check_arguments(server, message.params or {}, headers.by_name)
+    except RPCError as error:
+        await send_json(send, _STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
+        return
+    writer = EventWriter(send)
+    request = ServedRequest(message.id, version, scope[IDENTITY], writer.notify)
+    task = asyncio.create_task(server.respond(message, request))
+    expires = scope[EXPIRES] if message.method == "subscriptions/listen" else None
+    try:
+        is_done = await follow(task, writer, receive, expires=expires)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not is_done:
+        await stop_request(task, request)
+        await writer.end()
+        return
+    reply = task.result()
+    status = _STATUS.get(reply.error.code, 200) if isinstance(reply, RPCFailure) else 200
+    await writer.finish(encode_reply(reply), status)
+
+
+def _read_message(body: bytes) -> RPCRequest | RPCNotification:
+    try:
+        message = decode_message(body)
+    except InvalidMessageError as error:
+        code, problem = (INVALID_REQUEST, "not a JSON-RPC request") if error.is_json else (PARSE_ERROR, "not JSON")
+        raise RPCError(code, f"the body is {problem}") from None
+    if not isinstance(message, RPCRequest | RPCNotification):
+        raise RPCError(INVALID_REQUEST, "the body is not a JSON-RPC request")
+    return message
+
+
+def _check_arguments(server: RegistryServer, params: Params, headers: Mapping[str, str]) -> None:
+    name = params.get("name")
+    tool = server.catalogue.find(name) if isinstance(name, str) else None
+    if tool is not None and tool.headers:
+        check_argument_headers(tool.headers, as_dict(params.get("arguments")), headers)
