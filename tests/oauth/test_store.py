@@ -5,10 +5,12 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
 from opwire.oauth import store as store_module
@@ -25,6 +27,10 @@ LOGIN = StoredLogin(
 posix = pytest.mark.skipif(sys.platform == "win32", reason="modes of files")
 
 
+def same(read: StoredLogin | None, login: StoredLogin) -> bool:
+    return read is not None and replace(read, saved_at=0.0) == login
+
+
 def only_file(store: TokenStore, suffix: str = ".json") -> Path:
     (path,) = store._folder.glob(f"*{suffix}")
     return path
@@ -34,8 +40,8 @@ def only_file(store: TokenStore, suffix: str = ".json") -> Path:
 async def test_a_login_is_stored_read_replaced_and_deleted(store: TokenStore) -> None:
     assert await store.read(KEY) is None
     await store.write(LOGIN)
-    assert await store.read(KEY) == LOGIN
-    assert await TokenStore(store._folder).read(KEY) == LOGIN
+    assert same(await store.read(KEY), LOGIN)
+    assert same(await TokenStore(store._folder).read(KEY), LOGIN)
     assert await store.read(LoginKey("https://api.example", "oauth", "other")) is None
     await store.delete(KEY)
     await store.delete(KEY)
@@ -109,7 +115,7 @@ async def test_a_file_is_replaced_atomically(store: TokenStore, monkeypatch: pyt
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(CallError, match="No space left"):
         await store.write(LOGIN)
-    assert await store.read(KEY) == LOGIN
+    assert same(await store.read(KEY), LOGIN)
     assert len(list(store._folder.iterdir())) == 1
 
 
@@ -184,14 +190,14 @@ async def test_a_keyring_is_used_if_it_is_installed(
     monkeypatch.setitem(sys.modules, "keyring", keyring)
     store = TokenStore(tmp_path, keyring=True)
     await store.write(LOGIN)
-    assert await store.read(KEY) == LOGIN
+    assert same(await store.read(KEY), LOGIN)
     assert len(keyring.passwords) == 1
     assert not list(tmp_path.iterdir())
     caplog.set_level("DEBUG")
     keyring.fails = True  # the newer login goes to a file, and is not hidden by the older one
     newer = StoredLogin(key=KEY, tokens=TokenSet("newer"), client_id="cli", token_url="https://login.example/token")
     await store.write(newer)
-    assert await store.read(KEY) == newer
+    assert same(await store.read(KEY), newer)
     assert not keyring.passwords
     assert "a file is used" in caplog.text
     assert "newer" not in caplog.text
@@ -203,11 +209,48 @@ async def test_a_keyring_is_used_if_it_is_installed(
 
 
 @requirement("oauth.store")
-async def test_a_keyring_that_hangs_or_is_missing_is_replaced_by_a_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_keyring_that_is_missing_is_replaced_by_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "keyring", None)  # as if it were not installed
     store = TokenStore(tmp_path, keyring=True)
     await store.write(LOGIN)
-    assert await store.read(KEY) == LOGIN
+    assert same(await store.read(KEY), LOGIN)
     assert only_file(store).is_file()
+
+
+@requirement("oauth.store")
+def test_a_keyring_that_waits_for_a_dialog_blocks_neither_a_call_nor_the_exit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waiting = threading.Event()
+
+    class Hanging(Keyring):
+        def get_password(self, service: str, name: str) -> str | None:
+            waiting.wait(60)
+            return None
+
+    monkeypatch.setitem(sys.modules, "keyring", Hanging())
+    monkeypatch.setattr(store_module, "_KEYRING_TIMEOUT", 0.05)
+
+    async def use() -> None:
+        store = TokenStore(tmp_path, keyring=True)
+        assert await store.read(KEY) is None
+        await store.write(LOGIN)
+        assert same(await store.read(KEY), LOGIN)
+
+    asyncio.run(asyncio.wait_for(use(), 30))  # returns although the thread still waits
+    assert not waiting.is_set()
+    waiting.set()
+
+
+@requirement("oauth.rotation")
+async def test_the_newer_of_two_logins_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keyring = Keyring()
+    monkeypatch.setitem(sys.modules, "keyring", keyring)
+    desktop, cron = TokenStore(tmp_path, keyring=True), TokenStore(tmp_path, keyring=False)
+    await desktop.write(LOGIN)
+    newer = replace(LOGIN, tokens=TokenSet("newer"))
+    await cron.write(newer)  # a process without a keyring has refreshed it
+    assert same(await desktop.read(KEY), newer)
+    await desktop.write(LOGIN)
+    assert same(await desktop.read(KEY), LOGIN)
+    assert await cron.read(KEY) is None

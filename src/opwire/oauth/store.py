@@ -25,8 +25,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.errors import CallError, ErrorCode
+from opwire.workers import WorkerPool
 
 logger = logging.getLogger("opwire.oauth")
 
@@ -75,6 +77,7 @@ class StoredLogin(Struct, frozen=True, kw_only=True, omit_defaults=True):
     refresh_url: str = ""  # the token URL by default
     revocation_url: str = ""
     token_resource: str = ""  # RFC 8707
+    saved_at: float = 0.0  # seconds since 1970
     extra: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -106,6 +109,7 @@ class TokenStore:
         """`keyring` is by default whether no folder is given."""
         self._folder = default_folder() if folder is None else Path(folder)
         self._uses_keyring = folder is None if keyring is None else keyring
+        self._threads = WorkerPool(2)  # not those of the event loop, which a hanging keyring would keep from ending
 
     def __repr__(self) -> str:
         return f"<TokenStore {self._folder}>"
@@ -121,13 +125,14 @@ class TokenStore:
             CallError: EXECUTION_ERROR, the file is readable by others, or cannot be read.
         """
         text = await self._keyring("get_password", _SERVICE, key.digest)
-        data = text.encode() if text else await asyncio.to_thread(self._read_file, key)
-        try:
-            login = None if data is None else msgspec.json.decode(data, type=StoredLogin)
-        except (msgspec.MsgspecError, RecursionError):
-            logger.warning("%s: the stored login is invalid and ignored", self._path(key))
-            return None
-        return login if login is not None and login.key == key else None
+        found: list[StoredLogin] = []
+        for data in (await asyncio.to_thread(self._read_file, key), text.encode() if text else None):
+            try:
+                found += [] if data is None else [msgspec.json.decode(data, type=StoredLogin)]
+            except (msgspec.MsgspecError, RecursionError):
+                logger.warning("%s: the stored login is invalid and ignored", self._path(key))
+        # There are two if a process could not use the keyring; the older refresh token must not be used again.
+        return max((each for each in found if each.key == key), key=lambda each: each.saved_at, default=None)
 
     async def write(self, login: StoredLogin) -> None:
         """Store a login, replacing that of its key.
@@ -135,7 +140,7 @@ class TokenStore:
         Raises:
             CallError: EXECUTION_ERROR, the file cannot be written.
         """
-        data = msgspec.json.encode(login)
+        data = msgspec.json.encode(replace(login, saved_at=time.time()))
         digest = login.key.digest
         if await self._keyring("set_password", _SERVICE, digest, data.decode()) is not None:
             await asyncio.to_thread(self._path(login.key).unlink, missing_ok=True)
@@ -239,9 +244,12 @@ class TokenStore:
 
         try:
             async with asyncio.timeout(_KEYRING_TIMEOUT):
-                return await asyncio.to_thread(call)
+                return await self._threads.run(call, "the keyring")
         except ImportError:
             self._uses_keyring = False
+        except TimeoutError:
+            self._uses_keyring = False
+            logger.warning("the keyring did not respond within %g s, files are used", _KEYRING_TIMEOUT)
         except Exception as error:  # backends raise anything; their texts may contain the secret
             logger.debug("the keyring failed (%s), a file is used", type(error).__name__)
         return None

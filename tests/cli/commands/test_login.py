@@ -7,6 +7,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -129,7 +130,8 @@ def test_without_a_display_no_browser_is_opened_and_the_address_is_pasted(
     def prompt(text: str, **options: Any) -> str:
         assert options["hide_input"]  # the code is not in the scrollback
         url = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("http"))
-        return asyncio.run(redirect_of(url))
+        with ThreadPoolExecutor(1) as beside:  # the prompt blocks the event loop
+            return beside.submit(lambda: asyncio.run(redirect_of(url))).result(10)
 
     monkeypatch.setattr(click, "prompt", prompt)
     assert run(["login", "api", "--no-browser"]) == 0

@@ -54,7 +54,8 @@ async def _login(
         screen.line(prompt.url)
 
     async def paste() -> str:
-        return await asyncio.to_thread(click.prompt, "Address at which the browser ended", hide_input=True)
+        # Not on a thread, which ^C could not end. Hidden: the address has a code.
+        return click.prompt("Address at which the browser ended (hidden)", hide_input=True)
 
     async with _opened(sources, source) as (name, opened):
         await opened.login(show, device=device, paste=paste if no_browser else None, timeout=timeout)
