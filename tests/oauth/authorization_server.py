@@ -38,6 +38,7 @@ class AuthorizationServer:
         self.on_token: Callable[[], Any] | None = None
         self.revoked: list[str] = []
         self.mcp_server = ""  # what is behind /mcp
+        self.demanded_scope = ""  # by /mcp
 
     async def __aenter__(self) -> Self:
         app = web.Application()
@@ -201,6 +202,9 @@ class AuthorizationServer:
         if request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
             place = f"{self.url}/.well-known/oauth-protected-resource/mcp"
             return web.Response(status=401, headers={"WWW-Authenticate": f'Bearer resource_metadata="{place}"'})
+        if self.demanded_scope:
+            challenge = f'Bearer error="insufficient_scope", scope="{self.demanded_scope}"'
+            return web.Response(status=403, headers={"WWW-Authenticate": challenge})
         kept = {name: value for name, value in request.headers.items() if name not in ("Host", "Authorization")}
         async with (
             aiohttp.ClientSession() as session,

@@ -23,7 +23,8 @@ WELL_KNOWN_OPENID = "/.well-known/openid-configuration"
 _WELL_KNOWN_OAUTH = "/.well-known/oauth-authorization-server"
 _WELL_KNOWN_RESOURCE = "/.well-known/oauth-protected-resource"
 _MAX_URL = 2_000
-_MAX_SCOPES = 100
+_MAX_SCOPES, _MAX_SCOPE = 100, 200  # characters of one
+_PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
 _RESOURCE_METADATA = re.compile(r'(?:^|[\s,])resource_metadata="([^"]*)"', re.IGNORECASE)
 _CHALLENGED_SCOPE = re.compile(r'(?:^|[\s,])scope="([^"]*)"', re.IGNORECASE)
 
@@ -147,17 +148,14 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
     if not is_secure(url):
         message = f"{host_of(url)} is not https: a token for it could be read on its way"
         raise CallError(ErrorCode.EXECUTION_ERROR, message)
-    response = await client.open(HTTPRequest(method="GET", url=url, headers=[("Accept", "*/*")]), bare=True)
-    response.close()
-    challenge = ", ".join(response.headers.getall("WWW-Authenticate", ())) if response.status == 401 else ""
+    challenge = await _challenge(client, url)
     parts = urlsplit(url)
     base = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
     named = _RESOURCE_METADATA.search(challenge)
     candidates = [named[1]] if named and _same_origin(named[1], url) else []
     candidates += [f"{base}{_WELL_KNOWN_RESOURCE}{parts.path.rstrip('/')}", f"{base}{_WELL_KNOWN_RESOURCE}"]
     metadata = await _first(fetch, dict.fromkeys(candidates))
-    scopes = _CHALLENGED_SCOPE.search(challenge)
-    challenged = tuple(scopes[1].split()[:_MAX_SCOPES]) if scopes else ()
+    challenged = challenged_scopes(challenge)
     if metadata is None:
         return ProtectedResource(resource=resource_of(url), issuer=base, scopes=challenged)
     resource, issuers = _text(metadata, "resource"), _texts(metadata.get("authorization_servers"))
@@ -169,6 +167,23 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"the metadata of {host_of(url)} names no authorization server")
     supported = _texts(metadata.get("scopes_supported"))[:_MAX_SCOPES]
     return ProtectedResource(resource=resource, issuer=issuers[0], scopes=challenged or supported)
+
+
+async def _challenge(client: HTTPClient, url: str) -> str:
+    """Return the `WWW-Authenticate` of a server: to a POST, or to a GET as in the transport of 2024."""
+    headers = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
+    for method, body in (("POST", _PING), ("GET", None)):
+        response = await client.open(HTTPRequest(method=method, url=url, headers=headers, body=body), bare=True)
+        response.close()
+        if response.status == 401:
+            return ", ".join(response.headers.getall("WWW-Authenticate", ()))
+    return ""
+
+
+def challenged_scopes(challenge: str) -> tuple[str, ...]:
+    """Return the scopes that a `WWW-Authenticate` demands."""
+    found = _CHALLENGED_SCOPE.search(challenge)
+    return tuple(each for each in found[1].split() if len(each) <= _MAX_SCOPE)[:_MAX_SCOPES] if found else ()
 
 
 async def register(
@@ -185,6 +200,7 @@ async def register(
     is_public = not server.token_auth_methods or "none" in server.token_auth_methods
     fields = {
         "client_name": "opwire",
+        "application_type": "native",
         "redirect_uris": [redirect_uri],
         "grant_types": ["authorization_code", "refresh_token"],
         "response_types": ["code"],

@@ -408,6 +408,14 @@ class LoginTokens:
         await self._store.write(login)
         return login
 
+    async def want(self, scopes: tuple[str, ...]) -> None:
+        """Note scopes that the server demands for a call, for the next login."""
+        async with self._store.lock(self._key):
+            login = await self._store.read(self._key)
+            if login is not None and not set(scopes) <= {*login.wanted, *login.tokens.scope.split()}:
+                wanted = dict.fromkeys([*login.tokens.scope.split(), *login.wanted, *scopes])
+                await self._store.write(replace(login, wanted=tuple(wanted)))
+
     async def sign_out(self) -> bool:
         """Delete the login, and revoke its tokens where the server can (RFC 7009); return whether there was one."""
         async with self._store.lock(self._key):

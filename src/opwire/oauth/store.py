@@ -78,6 +78,7 @@ class StoredLogin(Struct, frozen=True, kw_only=True, omit_defaults=True):
     revocation_url: str = ""
     token_resource: str = ""  # RFC 8707
     saved_at: float = 0.0  # seconds since 1970
+    wanted: tuple[str, ...] = ()  # scopes that the server demanded since: the next login asks for them
     extra: dict[str, str] = {}
 
     def __repr__(self) -> str:

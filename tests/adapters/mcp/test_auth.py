@@ -59,6 +59,25 @@ async def test_a_person_signs_in_to_an_mcp_server(identity: AuthorizationServer,
     assert await source(identity, store).logout() == ()
 
 
+@requirement("oauth.mcp")
+async def test_scopes_that_a_server_demands_later_are_asked_for_by_the_next_login(
+    identity: AuthorizationServer, store: TokenStore
+) -> None:
+    mcp = source(identity, store)
+    await mcp.login(browse)
+    identity.demanded_scope = "tools files:write"
+    with pytest.raises(CallError, match="HTTP 403"):
+        await tools(mcp)
+    identity.demanded_scope = ""
+    await source(identity, store).login(browse)  # in another process
+    assert identity.form("/authorize")["scope"] == "tools files:write"
+    await source(identity, store).login(browse)
+    assert identity.form("/authorize")["scope"] == "tools"
+    fixed = source(identity, store, OAuthClient(login=True, scopes=("mine",)))
+    await fixed.login(browse)
+    assert identity.form("/authorize")["scope"] == "mine"
+
+
 @requirement("oauth.mcp", "oauth.refresh")
 async def test_a_token_that_the_server_rejects_is_refreshed(identity: AuthorizationServer, store: TokenStore) -> None:
     mcp = source(identity, store)

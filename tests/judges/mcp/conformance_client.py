@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from opwire import CallError, OperationRegistry, ResponseEnvelope
-from opwire.adapters.mcp import HTTPServer, from_mcp
-from tests.judges.mcp.oauth_user import oauth
+from opwire.adapters.mcp import from_mcp
+from tests.judges.mcp.oauth_user import use
 
 
 async def call(registry: OperationRegistry, name: str, input: Any = None) -> ResponseEnvelope[Any]:
@@ -104,18 +104,14 @@ SCENARIOS: dict[str, Callable[[OperationRegistry], Awaitable[None]]] = {
 async def main(url: str) -> None:
     """Connect, and do what the scenario is about."""
     scenario = os.environ["MCP_CONFORMANCE_SCENARIO"]
+    if scenario.startswith("auth/"):
+        context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
+        await use(url, scenario, context, call_whatever_is_there)
+        return
     registry = OperationRegistry()
-    async with from_mcp(server(url, scenario), namespace="suite", elicit=fill_in) as source:
+    async with from_mcp(url, namespace="suite", elicit=fill_in) as source:
         registry.follow(source)
-        do = call_whatever_is_there if scenario.startswith("auth/") else SCENARIOS[scenario]
-        await do(registry)
-
-
-def server(url: str, scenario: str) -> HTTPServer:
-    """The suite's server; one that is about OAuth gets a user who can log in."""
-    if not scenario.startswith("auth/"):
-        return HTTPServer(url)
-    return HTTPServer(url, options={"auth": oauth(url, json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}")))})
+        await SCENARIOS[scenario](registry)
 
 
 if __name__ == "__main__":

@@ -1,72 +1,42 @@
-"""A user with a browser, for servers that want OAuth: `from_mcp` takes the official SDK's provider as it is."""
+"""A user with a browser, for servers that want OAuth: signs in before the first call, and again if it is denied."""
 
+import tempfile
+from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import httpx2
-from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider, TokenStorage
-from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
-from pydantic import AnyUrl
 
-REDIRECT = AnyUrl("http://localhost:3000/callback")
+from opwire import CallError, OperationRegistry
+from opwire.adapters.mcp import from_mcp
+from opwire.oauth import LoginPrompt, OAuthClient, TokenStore
 
-
-class Wallet(TokenStorage):
-    """Keeps tokens in memory."""
-
-    def __init__(self, client: OAuthClientInformationFull | None) -> None:
-        self._tokens: OAuthToken | None = None
-        self._client = client
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self._tokens
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._tokens = tokens
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self._client
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self._client = client_info
+LOGINS = 2
 
 
-class Browser:
-    """Opens the page that asks for consent, which the suite's server gives at once, and remembers where it leads."""
-
-    def __init__(self) -> None:
-        self._answer: dict[str, list[str]] = {}
-
-    async def open(self, url: str) -> None:
-        async with httpx2.AsyncClient() as client:
-            page = await client.get(url, follow_redirects=False)
-        self._answer = parse_qs(urlsplit(page.headers["location"]).query)
-
-    async def answer(self) -> AuthorizationCodeResult:
-        code, state, issuer = (self._answer.get(key, [None])[0] for key in ("code", "state", "iss"))
-        assert code is not None
-        return AuthorizationCodeResult(code=code, state=state, iss=issuer)
+async def browse(prompt: LoginPrompt) -> None:
+    """Open the page that asks for consent, which the suite's server gives at once, and follow it to the program."""
+    async with httpx2.AsyncClient() as browser:
+        page = await browser.get(prompt.url, follow_redirects=False)
+        await browser.get(page.headers["location"])
 
 
-def oauth(url: str, registered: dict[str, Any]) -> OAuthClientProvider:
-    """What goes into the options of an `HTTPServer` as `auth`. `registered`: what the server knows the client by."""
-    client = None
-    if "client_id" in registered:
-        method = "client_secret_basic" if "client_secret" in registered else "none"
-        client = OAuthClientInformationFull.model_validate(
-            {**registered, "redirect_uris": [REDIRECT], "token_endpoint_auth_method": method}
-        )
-    browser = Browser()
-    return OAuthClientProvider(
-        url,
-        OAuthClientMetadata(
-            client_name="judge",
-            redirect_uris=[REDIRECT],
-            grant_types=["authorization_code", "refresh_token"],
-            response_types=["code"],
-        ),
-        Wallet(client),
-        browser.open,
-        browser.answer,
-        client_metadata_url="https://conformance-test.local/client-metadata.json",
-    )
+async def use(
+    url: str, scenario: str, registered: dict[str, Any], do: Callable[[OperationRegistry], Awaitable[None]]
+) -> None:
+    """Sign in to the suite's server, and do what the scenario is about. `registered`: what it knows the client by."""
+    known: dict[str, Any] = {name: registered[name] for name in ("client_id", "client_secret") if name in registered}
+    if scenario == "auth/basic-cimd":
+        known = {"client_id": "https://conformance-test.local/client-metadata.json"}
+    with tempfile.TemporaryDirectory() as folder:
+        source = from_mcp(url, namespace="suite", auth=OAuthClient(login=True, **known), token_store=TokenStore(folder))
+        for attempt in range(LOGINS):
+            await source.login(browse, timeout=30)
+            registry = OperationRegistry()
+            try:
+                async with source:
+                    registry.follow(source)
+                    await do(registry)
+                return
+            except CallError:
+                if attempt == LOGINS - 1:
+                    raise

@@ -15,6 +15,7 @@ from opwire.http_client import HTTPClient
 from opwire.oauth.discovery import (
     AuthorizationServer,
     ProtectedResource,
+    challenged_scopes,
     discover,
     discover_resource,
     origin_of,
@@ -23,6 +24,7 @@ from opwire.oauth.login import LoginOptions, LoginTokens, sign_in
 from opwire.oauth.store import LoginKey, TokenStore, resource_of
 from opwire.oauth.tokens import TokenCache, json_fetcher, read_client
 
+_MAX_CHALLENGE = 4_000  # characters
 LOGIN_NAME = "mcp"
 """The name in the key of a login."""
 
@@ -61,6 +63,9 @@ class MCPAuth(httpx2.Auth):
         if token is not None:
             request.headers["Authorization"] = f"Bearer {token}"
         response = yield request
+        challenge = response.headers.get("www-authenticate", "")[:_MAX_CHALLENGE]
+        if response.status_code == 403 and (scopes := challenged_scopes(challenge)) and self.is_login:
+            await self._login.want(scopes)
         if response.status_code != 401 or token is None:
             return
         self._login.reject(token)
@@ -101,9 +106,11 @@ class MCPAuth(httpx2.Auth):
         """
         self._found = None
         resource, server = await self._discovered()
-        scopes = resource.scopes if self._client.scopes is None else self._client.scopes
-        if self._client.scopes is None and scopes and "offline_access" in server.scopes:
-            scopes = tuple(dict.fromkeys([*scopes, "offline_access"]))  # for a refresh token
+        scopes = self._client.scopes
+        if scopes is None:
+            before = await self._store.read(self._key)
+            refresh = ("offline_access",) if resource.scopes and "offline_access" in server.scopes else ()
+            scopes = dict.fromkeys([*resource.scopes, *(before.wanted if before else ()), *refresh])
         login = await sign_in(
             self._fetch, self._key, server, self._client, options, scopes=scopes, resource=resource.resource
         )
