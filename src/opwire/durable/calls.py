@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from math import isnan
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 from uuid import uuid4
 
 import msgspec
@@ -29,6 +29,14 @@ _plain = msgspec.json.Encoder(enc_hook=json_form)
 _sorted = msgspec.json.Encoder(enc_hook=json_form, order="deterministic")
 
 
+class DurableCallOptions(TypedDict, total=False):
+    """Keyword arguments of `DurableCalls.call`, except for `output_type`."""
+
+    context: Context | None
+    key: str | None
+    timeout: float
+
+
 class DurableCalls:
     """Calls that are stored in a journal until they have an outcome, even if caller or worker crash meanwhile.
 
@@ -45,25 +53,11 @@ class DurableCalls:
 
     @overload
     async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        *,
-        context: Context | None = None,
-        output_type: type[T],
-        key: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
+        self, operation_id: str, input: Any = None, *, output_type: type[T], **options: Unpack[DurableCallOptions]
     ) -> ResponseEnvelope[T]: ...
     @overload
     async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        *,
-        context: Context | None = None,
-        output_type: Any = None,
-        key: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
+        self, operation_id: str, input: Any = None, *, output_type: Any = None, **options: Unpack[DurableCallOptions]
     ) -> ResponseEnvelope[Any]: ...
     async def call(
         self,
