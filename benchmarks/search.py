@@ -19,13 +19,16 @@ from typing import Any, NamedTuple
 
 from benchmarks.measure import NotMeasuredError, Row, Table
 from benchmarks.peers import ROOT, python_of
-from opwire import OperationSpec
+from opwire import OperationRegistry, OperationSpec
 from opwire.adapters.openapi import from_openapi
 from opwire.search import SearchIndex, SearchWeights
+from opwire.search_mode import search_mode, signature, token_cost
+from opwire.tools.schemas import input_schema
 
 _SHARED = ROOT.parent / "shared"
 _REQUESTS = _SHARED / "search" / "queries-dev.json"
 _DEPTH = 10
+_SHOWN = 5  # operations of a search by a model
 _LIMIT = 5.0  # ms per request
 _PATIENCE = 300  # seconds
 _GRID = {
@@ -59,9 +62,17 @@ def tables() -> Iterator[Table]:
     ]
     fastmcp = _fastmcp(specs, requests)
     rows.append(_row(f"fastmcp {fastmcp['version']}: BM25", fastmcp["ms"], fastmcp["found"], requests))
+    lines = [len("\n".join(map(signature, index.find(request.text, _SHOWN)))) for request in requests]
+    costs = {"search mode": (sum(map(token_cost, _mode(specs).list())), mean(lines) / 4)}
+    costs[f"fastmcp {fastmcp['version']}: BM25"] = (fastmcp["listed"], fastmcp["result"])
     scan, *_ = rows
     rows = [row._replace(ratio=row.amount / scan.amount) for row in rows]
     yield Table(f"search {len(specs):,} operations (index: {built:.0f} ms)", "ms", "scan", rows)
+    whole = sum(map(token_cost, specs))
+    tokens = [Row("every operation is a tool", whole, 1.0)]
+    for name, (listed, result) in costs.items():
+        tokens.append(Row(name, listed, listed / whole, note=f"a search of {_SHOWN} returns {result:,.0f}"))
+    yield Table(f"tokens of the definitions of {len(specs):,} operations", "tokens", "all", tokens)
 
 
 def _load() -> tuple[list[OperationSpec], list[Request]]:
@@ -79,6 +90,13 @@ def _load() -> tuple[list[OperationSpec], list[Request]]:
             right |= {each["id"], f"{each['id']}_stream", f"{each['namespace']}.{each['method'].lower()}_{path}"}
         requests.append(Request(query["query"], frozenset(right)))
     return specs, requests
+
+
+def _mode(specs: Sequence[OperationSpec]) -> OperationRegistry:
+    registry = OperationRegistry()
+    for spec in specs:
+        registry.register(spec)
+    return search_mode(registry)
 
 
 def _timed(find: Callable[[str], list[str]], requests: Sequence[Request]) -> tuple[float, list[list[str]]]:
@@ -118,8 +136,7 @@ def _row(
 
 def _fastmcp(specs: Sequence[OperationSpec], requests: Sequence[Request]) -> dict[str, Any]:
     tools = [
-        {"name": spec.id, "description": f"{spec.title}\n{spec.description}", "properties": _parameters(spec)}
-        for spec in specs
+        {"name": spec.id, "description": f"{spec.title}\n{spec.description}", "schema": _schema(spec)} for spec in specs
     ]
     with TemporaryDirectory() as folder:
         (path := Path(folder) / "work.json").write_text(
@@ -132,9 +149,8 @@ def _fastmcp(specs: Sequence[OperationSpec], requests: Sequence[Request]) -> dic
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _parameters(spec: OperationSpec) -> list[str]:
-    schema = spec.input_schema.json
-    return list(schema.get("properties", ())) if isinstance(schema, dict) else []
+def _schema(spec: OperationSpec) -> dict[str, Any]:
+    return input_schema(spec.input_schema).schema
 
 
 def cross_validate() -> None:
