@@ -948,6 +948,14 @@ POLICIES: dict[str, str] = {
     "policies.config": "Policies are installed by [policies] of opwire.toml.",
 }
 
+CODE_MODE: dict[str, str] = {
+    "code-mode.run": "A program of a model calls operations as functions; only its result and what it prints are "
+    "returned.",
+    "code-mode.access": "A program finds and calls what its caller may, and nothing else.",
+    "code-mode.sandbox": "A program reaches no file, network, environment, process, or other program.",
+    "code-mode.limits": "Computing, waiting, memory, calls, output and the number of programs are bounded.",
+}
+
 LLM: dict[str, str] = {
     "llm.definitions": "Every operation is a tool of OpenAI, Anthropic and Gemini with a name that they accept, its "
     "description and its input schema; the list follows the registry.",
@@ -1383,6 +1391,7 @@ SECTIONS = (
     DURABLE,
     MCP_IN,
     POLICIES,
+    CODE_MODE,
     LLM,
     SERVE_MCP,
     OPENAPI,

@@ -39,7 +39,11 @@ _MAX_SECONDS = 10.0  # for which the items of a subscription are collected
 _CHARACTERS_PER_TOKEN = 4  # of JSON; tokenizers of models differ by some 20 %
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "object", "null": "null"}
 _EMPTY: dict[str, Any] = {}
-_PUBLIC = AccessControl(public=True)  # what is found and called has its own rules
+PUBLIC = AccessControl(public=True)
+"""The access of these operations: what is found and called has its own rules."""
+
+NOTHING_FOUND = "Nothing was found: use other words, or fewer."
+"""The result of a search that finds nothing."""
 
 Query = Annotated[str, Meta(max_length=400, description="What you want to do, such as: close an issue")]
 Limit = Annotated[int, Meta(ge=1, le=_MAX_FOUND)]
@@ -65,8 +69,8 @@ def search_mode(
     if budget is not None and fits_budget(registry.list(), budget):
         return registry
     pins = [*pinned]
-    mode = registry.view(include=pins or [_nothing])
-    _ToolSearch(registry).register(mode, namespace)
+    mode = registry.view(include=pins or [nothing])
+    ToolSearch(registry).register(mode, namespace)
     return mode
 
 
@@ -105,8 +109,8 @@ def signature(spec: OperationSpec) -> str:
     return f"{spec.id}({', '.join(parameters)})  {summary}".rstrip()
 
 
-class _ToolSearch:
-    """The three operations."""
+class ToolSearch:
+    """The operations of search mode, for the caller of each."""
 
     def __init__(self, registry: OperationRegistry) -> None:
         self._registry = registry
@@ -121,14 +125,17 @@ class _ToolSearch:
             "Returns a line for each: its id, its parameters (? is optional), what it does. "
             f"`{namespace}.call` calls one; `{namespace}.describe` returns the schemas of its input."
         )
-        mode.query(f"{namespace}.search", description=about, access=_PUBLIC)(self.search)
-        mode.query(f"{namespace}.describe", access=_PUBLIC)(self.describe)
-        mode.mutation(f"{namespace}.call", access=_PUBLIC)(self.call)
+        mode.query(f"{namespace}.search", description=about, access=PUBLIC)(self.search)
+        mode.query(f"{namespace}.describe", access=PUBLIC)(self.describe)
+        mode.mutation(f"{namespace}.call", access=PUBLIC)(self.call)
 
     async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
         """Find operations by what they do, in plain words."""
-        found = self._registry.search(query, limit=limit, visible=self._visible(context))
-        return "\n".join(map(signature, found)) or "Nothing was found: use other words, or fewer."
+        return "\n".join(map(signature, self.found(query, context, limit))) or NOTHING_FOUND
+
+    def found(self, query: str, context: Context, limit: int) -> tuple[OperationSpec, ...]:
+        """Return the operations that match a request, as far as the caller may see them."""
+        return self._registry.search(query, limit=limit, visible=self._visible(context))
 
     async def describe(self, operations: Ids, context: Context) -> list[dict[str, Any]]:
         """Describe operations by their ids: what they do, and the JSON Schema of their input."""
@@ -178,7 +185,8 @@ def _is_checked(context: Context) -> bool:
     return context.identity is not None or context.inbound is not None
 
 
-def _nothing(_: OperationSpec) -> bool:
+def nothing(_: OperationSpec) -> bool:
+    """Select no operation."""
     return False
 
 

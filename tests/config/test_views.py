@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from opwire import CallError, OperationRegistry
+from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.adapters.mcp import HTTPServer, from_mcp
 from opwire.client import Client
 from opwire.config import mcp_http_options, mcp_surface, open_config
@@ -106,6 +106,16 @@ async def test_mcp_serves_a_view_in_search_mode(tmp_path: Path, config: Any) -> 
                 assert found.data == "store.price_of()  Price"
                 result = await registry.execute("remote.tools_call", {"operation": "store.price_of"})
                 assert result.data == "price of alice"
+
+
+@requirement("config.views", "code-mode.run")
+async def test_a_view_is_served_in_code_mode(tmp_path: Path, config: Any) -> None:
+    config = project(tmp_path, FILE.replace("[views.support]", "[views.support]\ncode = true"))
+    async with open_config(config) as opened:
+        mode = served_view(config, "support", opened.registry)
+        context = Context(identity=Identity(id="alice", scopes=("support",)))
+        program = {"code": "await store_price_of()"}
+        assert (await mode.execute("tools.run", program, context)).data == "price of alice"
 
 
 @requirement("config.views", "mode.budget")

@@ -292,6 +292,7 @@ class ViewSettings(Settings, frozen=True, kw_only=True):
     """`[views.NAME]`: see `ViewOptions`. Patterns may also be "source:NAME", of a source of this file.
 
     `search`: callers see three operations to search the others with, and those that are `pinned`; see `search_mode`.
+    `code`: they see a search and an operation that runs Python, instead; see `code_mode`.
     "auto" does so if the definitions of all operations take more than `token_budget` tokens.
     """
 
@@ -301,6 +302,7 @@ class ViewSettings(Settings, frozen=True, kw_only=True):
     reshape: dict[str, ReshapeSettings] = {}
     scopes: tuple[str, ...] = ()
     search: Literal["never", "auto", "always"] = "never"
+    code: bool = False
     token_budget: Count = 10_000
     pinned: tuple[str, ...] = ()  # ids or patterns, after `rename`
 

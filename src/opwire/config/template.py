@@ -89,6 +89,7 @@ TEMPLATE = """\
 #scopes = ["support"]  # required of callers
 #search = "auto"  # or "always": tools.search, tools.describe and tools.call instead of all operations
 #token_budget = 10000  # of all definitions, above which "auto" takes effect
+#code = true  # tools.search and tools.run, which runs Python that calls operations, instead
 #pinned = ["shop.buy"]  # seen without a search
 #[views.support.reshape."shop.order"]  # an id, or a pattern
 #description = "Order articles for the customer who calls."

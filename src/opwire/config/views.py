@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from opwire.code_mode import code_mode
 from opwire.config.problems import ConfigProblem, Key, did_you_mean
 from opwire.config.settings import Config, OpenAPISettings, SourceSettings, ViewSettings
 from opwire.errors import UsageError
@@ -35,6 +36,8 @@ def served_view(config: Config, name: str | None, registry: OperationRegistry) -
     if name is None:
         return registry
     view, settings = view_of(config, name, registry), config.views[name]
+    if settings.code:
+        return code_mode(view, pinned=settings.pinned)
     if settings.search == "never":
         return view
     budget = settings.token_budget if settings.search == "auto" else None

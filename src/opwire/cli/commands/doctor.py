@@ -25,6 +25,7 @@ _MARKS: dict[Status, tuple[str, str]] = {"ok": ("✓", "green"), "note": ("·", 
 _EXTRAS = {
     "auth": "pyjwt",
     "cli": "rich",
+    "code": "pydantic-monty",
     "http": "starlette",
     "keyring": "keyring",
     "mcp": "httpx2",

@@ -1,0 +1,221 @@
+"""Code mode: one operation that runs Python which calls the others, in a sandbox.
+
+    serve_mcp(code_mode(registry))
+
+A model sees `tools.search` and `tools.run`, and what is pinned. A search returns functions; the program that the model
+writes awaits them (`await github_issues_create(owner="…", title="…")`), filters and combines their results, and only
+its last expression and what it prints reach the model. Access, validation, interceptors and the deadline apply to each
+call as to any other.
+
+Programs run in Monty, an interpreter of a subset of Python without files, network, environment or processes, in a
+process of its own for each program: nothing is left of one when it ends.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from importlib import import_module
+from typing import Annotated, Any, cast
+
+import msgspec
+from msgspec import Meta, Struct
+
+from opwire.envelope import MCPResponseMeta, ResponseEnvelope
+from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
+from opwire.names import UniqueNames
+from opwire.operation import Context, OperationSpec
+from opwire.registry import OperationRegistry
+from opwire.search_mode import NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
+from opwire.typed.plain import as_dict
+from opwire.view import Pattern
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_MAX_FAULT = 2_000  # characters of a traceback
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+Code = Annotated[str, Meta(max_length=50_000, description="Python; the value of its last expression is the result")]
+
+
+class CodeLimits(Struct, frozen=True, kw_only=True):
+    """What one program may use.
+
+    `seconds` of its own computing, `total_seconds` with the calls that it waits for, `memory` in bytes, `calls` of
+    operations, and `output` characters of result and printed text. At most `programs` run at the same time.
+
+    Raises:
+        UsageError: a number is not above zero.
+    """
+
+    seconds: float = 5.0
+    total_seconds: float = 60.0
+    memory: int = 64 * 1024 * 1024
+    calls: int = 100
+    output: int = 20_000
+    programs: int = 8
+
+    def __post_init__(self) -> None:
+        check_above_zero(seconds=self.seconds, total_seconds=self.total_seconds)
+        check_counts(memory=self.memory, calls=self.calls, output=self.output, programs=self.programs)
+
+
+def code_mode(
+    registry: OperationRegistry,
+    *,
+    pinned: Iterable[Pattern] = (),
+    limits: CodeLimits | None = None,
+    namespace: str = "tools",
+) -> OperationRegistry:
+    """Return a registry with the operations `search` and `run`, and those that are pinned.
+
+    Raises:
+        MissingExtraError: `opwire[code]` is not installed.
+        UsageError: an option is invalid.
+    """
+    with needs_extra("code"):
+        import_module("pydantic_monty")  # fails now rather than at the first program
+    mode = registry.view(include=[*pinned] or [nothing])
+    tools = _CodeTools(registry, limits or CodeLimits())
+    about = (
+        f"Find functions for `{namespace}_run` by what they do, in plain words. There are {len(registry):,}. "
+        "Returns a line for each: its name, its parameters (? is optional), what it does."
+    )
+    mode.query(f"{namespace}.search", description=about, access=PUBLIC)(tools.search)
+    mode.mutation(f"{namespace}.run", access=PUBLIC)(tools.run)
+    return mode
+
+
+class _CodeTools:
+    """The two operations."""
+
+    def __init__(self, registry: OperationRegistry, limits: CodeLimits) -> None:
+        self._registry = registry
+        self._limits = limits
+        self._tools = ToolSearch(registry)
+        self._names: dict[str, str] = {}  # of functions, by id
+        self._ids: dict[str, str] = {}  # by name
+        self._named_at = -1  # changes of the registry
+        self._running = 0
+
+    async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
+        """Find functions by what they do, in plain words."""
+        self._name_all()
+        found = self._tools.found(query, context, limit)
+        return "\n".join(map(self._signature, found)) or NOTHING_FOUND
+
+    async def run(self, code: Code, context: Context) -> str:
+        """Run Python that calls operations as functions, and return the value of its last expression.
+
+        Await functions that a search returned, with keyword arguments: `issues = await github_issues_list(owner="a")`.
+        Use asyncio.gather for calls at the same time, and print() for anything else that you want to see. A function
+        that fails raises RuntimeError. Files, network and imports other than asyncio, json, re, math and datetime are
+        not available.
+        """
+        if self._running >= self._limits.programs:
+            raise CallError(ErrorCode.RATE_LIMITED, f"{self._running} programs are running already")
+        self._name_all()
+        self._running += 1
+        try:
+            return await self._run(code, context)
+        finally:
+            self._running -= 1
+
+    async def _run(self, code: str, context: Context) -> str:
+        from pydantic_monty import AsyncMonty, MontyCrashedError, MontyError
+
+        limits = self._limits
+        printed = _Printed(limits.output)
+        left = iter(range(limits.calls))
+        functions = {name: self._function(name, context, left) for name in {*_NAME.findall(code)} & self._ids.keys()}
+        remaining = limits.total_seconds if context.remaining is None else min(context.remaining, limits.total_seconds)
+        allowed: Any = {
+            "max_feed_duration_secs": limits.seconds,
+            "max_memory": limits.memory,
+            "max_suspensions": 4 * limits.calls + len(functions),  # lookups, starts and ends of calls: a second bound
+        }
+        try:
+            async with (
+                asyncio.timeout(max(remaining, 0)),
+                AsyncMonty(min_processes=1, max_processes=1, request_timeout=limits.seconds + 1) as pool,
+                pool.checkout(limits=allowed, os_policy={"sleep": "zero"}) as session,
+            ):
+                value = await session.feed_run(code, external_lookup=functions, print_callback=printed.add)
+        except TimeoutError:
+            message = f"the program did not end within {remaining:.3g} s"
+            raise CallError(ErrorCode.TIMEOUT, message, retryable=False) from None
+        except MontyCrashedError as error:
+            raise CallError(ErrorCode.EXECUTION_ERROR, f"the program was ended: {str(error)[:_MAX_FAULT]}") from None
+        except MontyError as error:
+            display = cast("Callable[[], str]", getattr(error, "display", error.__str__))
+            fault = display()[-_MAX_FAULT:]
+            message = f"the program failed:\n{printed.before}{fault}"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
+        return printed.before + _shown(value, limits.output)
+
+    def _function(self, name: str, context: Context, left: Iterator[int]) -> Callable[..., Awaitable[Any]]:
+        """Return the function of an operation; each call of one takes an item of `left`."""
+        id = self._ids[name]
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            if len(arguments) > 1 or (arguments and not isinstance(arguments[0], dict)):
+                raise TypeError(f"{name}() takes keyword arguments")
+            if next(left, None) is None:
+                raise RuntimeError(f"the program has made {self._limits.calls} calls, and may not make more")
+            try:
+                given = {**as_dict(arguments[0]), **named} if arguments else named
+                result = await self._tools.call(id, context.child(), given)
+            except CallError as error:
+                raise RuntimeError(str(error)) from None
+            if not isinstance(result, ResponseEnvelope):
+                return result
+            envelope = cast("ResponseEnvelope[Any]", result)
+            if isinstance(envelope.meta, MCPResponseMeta) and envelope.meta.is_error:
+                raise RuntimeError(f"{id}: {_shown(envelope.data, _MAX_FAULT)}")
+            return envelope.data
+
+        return call
+
+    def _signature(self, spec: OperationSpec) -> str:
+        return signature(spec).replace(spec.id, self._names.get(spec.id, spec.id), 1)
+
+    def _name_all(self) -> None:
+        """Name the operations, if the registry has changed: identifiers, the same for the same operations."""
+        if self._named_at == self._registry.changes:
+            return
+        self._named_at = self._registry.changes
+        names = UniqueNames(longest=100)
+        wishes = {spec.id: re.sub(r"\W+", "_", spec.id, flags=re.ASCII).strip("_") for spec in self._registry.list()}
+        self._names = {
+            id: names.take(wish if wish[:1].isalpha() else f"_{wish}") for id, wish in sorted(wishes.items())
+        }
+        self._ids = {name: id for id, name in self._names.items()}
+
+
+class _Printed:
+    """What a program prints, up to a number of characters."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[str] = []
+        self._length = 0
+
+    def add(self, _: str, text: str) -> None:
+        if self._length < self._limit:
+            self._parts.append(text[: self._limit - self._length])
+        self._length += len(text)
+
+    @property
+    def before(self) -> str:
+        """The text, to stand before a result."""
+        more = self._length - self._limit
+        text = "".join(self._parts) + (f"… ({more:,} more characters)\n" if more > 0 else "")
+        return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def _shown(value: Any, limit: int) -> str:
+    if value is None:
+        return ""
+    try:
+        text = value if isinstance(value, str) else _encoder.encode(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"

@@ -1,0 +1,226 @@
+"""Code mode: a model writes Python that calls operations, and nothing else is in its reach."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from opwire.code_mode import CodeLimits, code_mode
+from opwire.envelope import mcp_envelope
+from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.llm import anthropic_tools
+from opwire.operation import AccessControl, Context, Identity
+from opwire.registry import OperationRegistry
+from tests.requirements import requirement
+
+STAFF = Identity(id="ann", scopes=("staff",))
+
+
+def shop(commented: list[tuple[int, str]] | None = None) -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.query("shop.issues/list")
+    async def issues(label: str = "") -> list[dict[str, Any]]:
+        """List the issues."""
+        return [{"id": n, "label": "bug" if n % 3 == 0 else "idea", "text": "x" * 500} for n in range(30)]
+
+    @registry.mutation("shop.issues/comment")
+    async def comment(id: int, text: str, context: Context) -> int:
+        """Comment on an issue."""
+        if commented is not None:
+            commented.append((id, context.identity.id if context.identity else ""))
+        return id
+
+    @registry.query("shop.secret", access=AccessControl(required_scopes=("staff",)))
+    async def secret() -> str:
+        """Return the secret."""
+        return "SECRET"
+
+    @registry.query("shop.tool")
+    async def tool() -> Any:
+        return mcp_envelope("sold out", is_error=True, content=[])
+
+    @registry.subscription("shop.ticks")
+    async def ticks() -> AsyncIterator[int]:
+        for n in range(3):
+            yield n
+
+    @registry.query("shop.wait")
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    return registry
+
+
+async def ran(code: str, context: Context | None = None, **limits: Any) -> str:
+    mode = code_mode(shop(), limits=CodeLimits(**limits))
+    return (await mode.execute("tools.run", {"code": code}, context)).data
+
+
+async def failed(code: str, context: Context | None = None, **limits: Any) -> CallError:
+    with pytest.raises(CallError) as failure:
+        await ran(code, context, **limits)
+    return failure.value
+
+
+@requirement("code-mode.run")
+async def test_a_program_composes_calls_and_only_its_result_reaches_the_model() -> None:
+    commented: list[tuple[int, str]] = []
+    mode = code_mode(shop(commented))
+    assert [spec.id for spec in mode.list()] == ["tools.search", "tools.run"]
+    found = (await mode.execute("tools.search", {"query": "list issues"})).data
+    assert found.startswith("shop_issues_list(label?: str)  List the issues.")
+    code = """
+import asyncio
+bugs = [issue for issue in await shop_issues_list() if issue["label"] == "bug"]
+done = await asyncio.gather(*(shop_issues_comment(id=bug["id"], text="please fix") for bug in bugs))
+print(len(bugs), "bugs")
+done[:3]
+"""
+    context = Context(identity=Identity(id="eve"))
+    assert (await mode.execute("tools.run", {"code": code}, context)).data == "10 bugs\n[0,3,6]"
+    assert sorted(commented) == [(n, "eve") for n in range(0, 30, 3)]
+
+
+@requirement("code-mode.run")
+async def test_subscriptions_give_their_items_and_dictionaries_their_arguments() -> None:
+    assert await ran("await shop_ticks()") == "[0,1,2]"
+    assert await ran('await shop_issues_comment({"id": 5, "text": "a"})') == "5"
+    assert await ran("None") == ""
+    assert await ran('"text"') == "text"
+
+
+@requirement("code-mode.run")
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("await shop_issues_comment(id='x', text='a')", "VALIDATION_ERROR"),
+        ("await shop_tool()", "sold out"),
+        ("await shop_issues_comment(1, 'a')", "takes keyword arguments"),
+        ("await shop_issue()", "NameError"),
+        ("def f(:", "Expected"),
+        ("print('so far')\n1 / 0", "so far\n"),
+    ],
+)
+async def test_a_failure_is_told_so_that_a_model_corrects_its_program(code: str, told: str) -> None:
+    error = await failed(code)
+    assert (error.code, told in error.message) == (ErrorCode.VALIDATION_ERROR, True)
+    assert len(error.message) < 3_000
+
+
+@requirement("code-mode.run")
+async def test_a_program_may_handle_the_failure_of_a_call() -> None:
+    code = """
+try:
+    result = await shop_issues_comment(id="x", text="a")
+except RuntimeError as error:
+    result = str(error)[:16]
+result
+"""
+    assert await ran(code) == "VALIDATION_ERROR"
+
+
+@requirement("code-mode.access")
+async def test_a_program_sees_and_calls_only_what_its_caller_may() -> None:
+    eve = Context(identity=Identity(id="eve"))
+    mode = code_mode(shop())
+    assert "shop_secret" not in (await mode.execute("tools.search", {"query": "secret"}, eve)).data
+    assert "shop_secret" in (await mode.execute("tools.search", {"query": "secret"}, Context(identity=STAFF))).data
+    assert "ACCESS_DENIED" in (await failed("await shop_secret()", eve)).message
+    assert await ran("await shop_secret()", Context(identity=STAFF)) == "SECRET"
+
+
+@requirement("code-mode.sandbox")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('/etc/passwd').read()",
+        "import os\nos.environ['HOME']",
+        "import os\nos.listdir('/')",
+        "import os\nos.system('id')",
+        "import subprocess",
+        "import socket",
+        "import sys\nsys.modules['os'].system('id')",
+        "__import__('os').system('id')",
+        "().__class__.__base__.__subclasses__()",
+        "eval('open(\\'/etc/passwd\\').read()')",
+        "exec('import subprocess')",
+        "shop_secret.__globals__",
+        "from pathlib import Path\nPath('/etc/passwd').read_text()",
+        "breakpoint()",
+        "tools_run",
+        "(lambda: 0).__code__",
+    ],
+)
+async def test_a_hostile_program_reaches_nothing(code: str) -> None:
+    error = await failed(code)
+    assert error.code is ErrorCode.VALIDATION_ERROR
+    assert "root:" not in error.message
+
+
+@requirement("code-mode.limits")
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("while True: pass", "time limit"),
+        ("'a' * 10**9", "memory limit"),
+        ("[0] * 10**9", "memory limit"),
+        ("x = 'a'\nwhile True: x += x", "memory limit"),
+        ("def f(): return f()\nf()", "recursion"),
+        ("for _ in range(1_000): await shop_issues_list()", "the program has made 10 calls"),
+        (
+            "while True:\n    try: await shop_issues_list()\n    except RuntimeError: pass",
+            "suspension limit",
+        ),
+        ("2 ** 10 ** 10", ""),
+    ],
+)
+async def test_a_program_that_uses_too_much_is_ended(code: str, told: str) -> None:
+    error = await failed(code, seconds=0.5, calls=10)
+    assert error.code in (ErrorCode.VALIDATION_ERROR, ErrorCode.EXECUTION_ERROR)
+    assert told in error.message
+
+
+@requirement("code-mode.limits")
+async def test_a_program_that_waits_is_ended_at_its_deadline_and_others_run_meanwhile() -> None:
+    mode = code_mode(shop(), limits=CodeLimits(total_seconds=0.3, programs=1))
+    waiting = asyncio.create_task(mode.execute("tools.run", {"code": "await shop_wait()"}))
+    await asyncio.sleep(0)
+    with pytest.raises(CallError) as busy:
+        await mode.execute("tools.run", {"code": "1"})
+    assert busy.value.code is ErrorCode.RATE_LIMITED
+    with pytest.raises(CallError) as late:
+        await waiting
+    assert late.value.code is ErrorCode.TIMEOUT
+    assert (await mode.execute("tools.run", {"code": "1"})).data == "1"
+
+
+@requirement("code-mode.limits")
+async def test_what_a_program_returns_and_prints_is_bounded() -> None:
+    text = await ran("for n in range(100): print('y' * 1_000)\n'x' * 100_000", output=2_000)
+    assert len(text) < 4_200
+    assert "… (98,100 more characters)\n" in text
+    assert text.endswith("… (98,000 more characters)")
+
+
+@requirement("code-mode.sandbox")
+async def test_programs_share_nothing() -> None:
+    mode = code_mode(shop())
+    await mode.execute("tools.run", {"code": "kept = 5"})
+    with pytest.raises(CallError, match="NameError"):
+        await mode.execute("tools.run", {"code": "kept"})
+
+
+@requirement("code-mode.run")
+async def test_a_model_of_any_provider_uses_it() -> None:
+    tools = anthropic_tools(code_mode(shop()))
+    assert [tool["name"] for tool in tools.definitions] == ["tools_search", "tools_run"]
+    message = await tools.handle({"id": "1", "name": "tools_run", "input": {"code": "len(await shop_issues_list())"}})
+    assert message["content"] == [{"type": "text", "text": "30"}]
+
+
+def test_a_limit_that_is_wrong_is_refused() -> None:
+    for name in ("seconds", "total_seconds", "memory", "calls", "output", "programs"):
+        with pytest.raises(UsageError, match=name):
+            CodeLimits(**{name: 0})
