@@ -202,6 +202,14 @@ async def test_an_endpoint_of_the_document_that_is_not_https_is_not_used(
             await api.login(browse)
 
 
+@requirement("oauth.bound")
+async def test_an_api_without_https_gets_no_login(identity: AuthorizationServer, store: TokenStore) -> None:
+    async with source(identity, store, api="http://api.example") as api:
+        with pytest.raises(CallError, match="the API is not https"):
+            await api.login(browse)
+    assert not identity.requests
+
+
 @requirement("openapi.login")
 async def test_a_preview_neither_refreshes_nor_shows_a_login(identity: AuthorizationServer, store: TokenStore) -> None:
     async with source(identity, store) as api:

@@ -17,6 +17,7 @@ import pytest
 
 from opwire.cli.program import run
 from tests.adapters.openapi.documents import document
+from tests.cli.process import OnTerminal
 from tests.oauth.authorization_server import AuthorizationServer, get, redirect_of
 from tests.requirements import requirement
 
@@ -202,3 +203,11 @@ def test_a_source_without_a_client_says_what_to_add(
     )
     assert run(["login"]) == 2
     assert "missing key `client_secret`; or write login = true" in capsys.readouterr().err
+
+
+@requirement("cli.login")
+def test_the_prompt_for_an_address_is_left_with_one_interrupt(project: Path, identity: AuthorizationServer) -> None:
+    with OnTerminal("login", "api", "--no-browser", "-c", str(project / "opwire.toml")) as terminal:
+        terminal.expect("(hidden)")
+        assert terminal.interrupt()[0] == 130
+    assert not identity.tokens

@@ -41,7 +41,7 @@ from opwire.http_client import HTTPRequest
 from opwire.oauth.discovery import AuthorizationServer, discover, discover_openid
 from opwire.oauth.login import LoginOptions, LoginTokens, sign_in
 from opwire.oauth.store import LoginKey, TokenStore
-from opwire.oauth.tokens import FetchJSON, OAuthClient, TokenCache, read_client
+from opwire.oauth.tokens import FetchJSON, OAuthClient, TokenCache, is_secure, read_client
 from opwire.operation import Context
 from opwire.schema.dialect import escaped
 from opwire.typed.plain import as_dict, as_list
@@ -187,6 +187,8 @@ class APICredentials:
             server = await self._server(plan, scheme, client)
             scopes = requirement.scopes if client.scopes is None else client.scopes
             key = _login_key(plan, scheme.name, client)
+            if not is_secure(key.resource):
+                raise ValueError("the API is not https: a token for it could be read on its way")
             login = await sign_in(self._fetch, key, server, client, options, scopes=scopes)
         except ValueError as error:
             raise _unusable(plan, scheme.name, str(error)) from error

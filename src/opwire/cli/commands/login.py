@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import webbrowser
 from collections.abc import AsyncGenerator
@@ -54,8 +55,12 @@ async def _login(
         screen.line(prompt.url)
 
     async def paste() -> str:
-        # Not on a thread, which ^C could not end. Hidden: the address has a code.
-        return click.prompt("Address at which the browser ended (hidden)", hide_input=True)
+        # Not on a thread, which ^C could not end; and asyncio would only cancel the task that is blocked here.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return click.prompt("Address at which the browser ended (hidden)", hide_input=True)  # it has a code
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     async with _opened(sources, source) as (name, opened):
         await opened.login(show, device=device, paste=paste if no_browser else None, timeout=timeout)
