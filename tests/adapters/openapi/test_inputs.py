@@ -468,6 +468,11 @@ BASE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": 
             {"a": 1, "d": "2"},
         ),
         (
+            {"allOf": [{"$ref": "#/components/schemas/Maps"}], "properties": {"e": {"type": "integer"}}},
+            {"a": 1, "e": 2},
+            {"a": 1, "e": "2"},
+        ),
+        (
             {"anyOf": [{"$ref": "#/components/schemas/Base"}], "additionalProperties": False},
             {"a": 1},
             {"a": "x"},
@@ -482,7 +487,14 @@ def test_an_input_that_only_the_document_contradicts_is_accepted_unless_strict(
     operation = {"requestBody": json_body({"type": "array", "items": schema})}
     closed = {**BASE, "additionalProperties": False}
     other = {"type": "object", "properties": {"d": {"type": "integer"}}, "additionalProperties": False}
-    schemas = {"Base": BASE, "Closed": closed, "Other": other, "Alias": {"$ref": "#/components/schemas/Other"}}
+    maps = {**BASE, "additionalProperties": {"type": "object"}}
+    schemas = {
+        "Base": BASE,
+        "Closed": closed,
+        "Maps": maps,
+        "Other": other,
+        "Alias": {"$ref": "#/components/schemas/Other"},
+    }
     given = document({"/x": {"post": operation}}, version, schemas=schemas)
     relaxed, strict = read(given).only, read(given, strict_input=True).only
     assert relaxed.input_schema.is_valid({"body": [accepted]})

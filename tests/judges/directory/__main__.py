@@ -28,6 +28,7 @@ import msgspec
 from tests.adapters.openapi.echo import EchoServer
 from tests.judges import programs
 from tests.judges.directory.calls import DocumentCalls, Verdict, no_content
+from tests.judges.directory.reading import newest
 
 MEMORY = 6 * 1024**3  # bytes of address space of a worker
 SECONDS = 300  # for one document, on a busy machine
@@ -40,20 +41,6 @@ class CatchAll(EchoServer):
 
     async def _answer(self, exchange) -> None:
         await exchange.send(no_content())
-
-
-def newest(folder: Path) -> list[Path]:
-    """Return the newest version of each API, in the order of their names."""
-
-    def order(version: str) -> list[tuple[int, str]]:
-        return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", version)]
-
-    best: dict[Path, Path] = {}
-    for path in folder.rglob("*.yaml"):
-        api = path.parent.parent
-        if api not in best or order(path.parent.name) > order(best[api].parent.name):
-            best[api] = path
-    return sorted(best.values())
 
 
 def judge(paths: list[Path], *, calls: int, processes: int) -> Iterator[Verdict]:

@@ -4,12 +4,15 @@ It reads what a request has to contain: parameters with their style, the body in
 credentials. References to other documents are `Unreadable`.
 """
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+_MERGE_PATCH, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 _SWAGGER_STYLES = {"csv": "csv", "ssv": "spaceDelimited", "tsv": "tabDelimited", "pipes": "pipeDelimited"}
 _DESCRIBED_ELSEWHERE = frozenset({"accept", "content-type", "authorization"})
 _FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})  # the HTTP client's own
@@ -71,6 +74,20 @@ class Endpoint(NamedTuple):
     path: str
     item: dict[str, Any]
     operation: dict[str, Any]
+
+
+def newest(folder: Path) -> list[Path]:
+    """Return the newest version of each API, in the order of their names."""
+
+    def order(version: str) -> list[tuple[int, str]]:
+        return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", version)]
+
+    best: dict[Path, Path] = {}
+    for path in folder.rglob("*.yaml"):
+        api = path.parent.parent
+        if api not in best or order(path.parent.name) > order(best[api].parent.name):
+            best[api] = path
+    return sorted(best.values())
 
 
 def is_json(name: str) -> bool:
@@ -175,9 +192,9 @@ class Document:
         if not content:
             return None
         offers = [Body(kind, {}, False, {}) for kind in content]
-        patches = [each for each in offers if each.content_type.startswith("application/merge-patch+json")]
+        patches = [each for each in offers if each.content_type.startswith(_MERGE_PATCH)]
         chosen = min(offers, key=_rank)
-        if patches and chosen.content_type.startswith("application/json-patch+json"):
+        if patches and chosen.content_type.startswith(_JSON_PATCH):
             chosen = patches[0]
         media = _object(self.resolve(content[chosen.content_type]))
         fields = {
@@ -202,7 +219,10 @@ class Document:
             if each.get("in") == "body":
                 offers = [Body(kind, {}, False, {}) for kind in consumes if isinstance(kind, str)]
                 json = [offer for offer in offers if offer.kind == "json"]
+                merge = [offer for offer in json if offer.content_type.startswith(_MERGE_PATCH)]
                 chosen = min(json, key=_rank) if json else offers[0]
+                if merge and chosen.content_type.startswith(_JSON_PATCH):
+                    chosen = merge[0]
                 return Body(chosen.content_type, each.get("schema", {}), each.get("required") is True, {})
         forms = {each["name"]: each for each in given if each.get("in") == "formData" and each.get("name")}
         if not forms:

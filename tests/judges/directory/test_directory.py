@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.judges import programs
-from tests.judges.directory.__main__ import judge, newest, summary
+from tests.judges.directory.__main__ import judge, summary
 from tests.judges.directory.decoding import Request, Wrong, check_body, check_query, query_pairs
-from tests.judges.directory.reading import Body, Document, Parameter
+from tests.judges.directory.reading import Body, Document, Parameter, newest
 from tests.judges.directory.values import NoValue, Values
 from tests.requirements import requirement
 

@@ -9,8 +9,8 @@ which `oneOf` rejects. So each variant rejects the tags of the others; an unknow
 often omit some of them.
 
 Documents contradict themselves, and their APIs do not mind. So inputs are relaxed, unless that is turned off: `oneOf`
-is `anyOf`, because variants often overlap, and `additionalProperties: false` beside `allOf` or a union, or in one of
-several members of `allOf`, is dropped: it would reject the properties of the others.
+is `anyOf`, because variants often overlap, and `additionalProperties` beside `allOf` or a union, or in one of several
+members of `allOf`, is dropped: it would apply to the properties of the others.
 """
 
 import re
@@ -139,10 +139,10 @@ class SchemaRewriter:
         return known
 
     def without_closing(self, name: str) -> str:
-        """Return the name of a definition that is the same, but allows additional properties."""
+        """Return the name of a definition that is the same, but allows any additional properties."""
         if name not in self._open:
             node, home = self.resolve(*self._located[name])
-            if node.get("additionalProperties") is not False:
+            if node.get("additionalProperties", True) is True:
                 return name
             self._open[name] = self._free.take(f"{name}_open")
             given = {keyword: value for keyword, value in node.items() if keyword != "additionalProperties"}
@@ -302,12 +302,11 @@ class _Rewriting:
             else:
                 schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": union}]
         members, variants = (list(map(as_dict, as_list(schema.get(keyword)))) for keyword in ("allOf", "anyOf"))
-        if schema.get("additionalProperties") is False and any(map(_may_declare, [*members, *variants])):
+        if "additionalProperties" in schema and any(map(_may_declare, [*members, *variants])):
             del schema["additionalProperties"]
         if len(members) > 1 or "properties" in schema or variants:
             for each in members:
-                if each.get("additionalProperties") is False:
-                    del each["additionalProperties"]
+                each.pop("additionalProperties", None)
                 if "$ref" in each:
                     name = self._schemas.without_closing(each["$ref"].removeprefix(_DEFINITION))
                     each["$ref"] = _DEFINITION + name
