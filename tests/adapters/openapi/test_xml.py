@@ -299,6 +299,7 @@ def test_an_object_without_a_content_type_is_json(content_type: str) -> None:
     assert request.body == b'{"a":"x"}'
     assert ("Content-Type", "application/json") in request.headers
     assert found.report.warnings == []
+    assert not found.only.input_schema.is_valid({"a": None})
 
 
 VALUES = st.recursive(

@@ -247,7 +247,7 @@ class InputReader:
     def _body(self, declaration: BodyDeclaration) -> _BodyInput:
         annotations = {"description": declaration.description}
         kind = media_type(declaration.content_type)
-        root = self._schemas.xml_root(*declaration.schema)
+        root = None if kind.is_json else self._schemas.xml_root(*declaration.schema)
         if is_binary_body(declaration, self._schemas):
             if root is not None:
                 self._warn(f"the body is an array or object, and {kind.name!r} is unknown: it is given as bytes")
@@ -297,7 +297,8 @@ class InputReader:
                 continue
             schemas = [self._read(each, f"the property {name!r}") for each in located]
             schema: JSONSchema = schemas[0] if len(schemas) == 1 else {"allOf": schemas}
-            is_optional = not declaration.is_json and name not in plain.required
+            omits_null = declaration.is_form or media_type(declaration.content_type).is_xml
+            is_optional = omits_null and name not in plain.required
             properties[name] = or_null(schema) if is_optional else schema
         fixed = self._fixed(fields.properties, plain.required)
         if fixed is not None:
