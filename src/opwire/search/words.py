@@ -64,268 +64,84 @@ _SUFFIXES = (
     ("ly", "", 4),
 )
 
-# A word of a line stands for each of the others.
+# Groups of words that stand for each other.
 _SYNONYMS = """
-create add new make register open
-delete remove destroy erase drop clear discard
-update change edit modify set alter adjust
-replace overwrite swap
-list show display browse
-get retrieve fetch read view see show describe inspect detail
-find search look locate filter
-start begin launch run trigger execute exec invoke
-stop halt terminate kill end
-cancel abort stop
-pause suspend
-resume continue unpause
-restart reboot
-enable activate
-disable deactivate
-send deliver
-upload attach import
-download export save
-copy duplicate clone
-move transfer
-approve accept authorize allow confirm
-reject decline deny refuse
-assign allocate
-verify check validate test
-block ban forbid prevent protect
-restore recover undo revert
-merge combine
-refund reimburse return
-charge bill
-buy purchase order
-pay payment money
-rerun retry redo repeat
-rotate renew regenerate
-watch follow subscribe
-like favorite bookmark star
-emoji reaction
-publish release
-prune clean cleanup unused
-leave quit exit
-grant give permit
-revoke withdraw
-attach link connect associate bind
-detach unlink disconnect
-compare diff difference
-convert transform
-generate produce
-write compose
-count number total
-train tune
-draw paint picture
-talk speak speech voice
-transcribe transcription dictation
-scan recognize
-fail failure error broken
-crash exception
-message comment note
-reply respond answer response
-question ask prompt
-image picture photo
-video movie clip
-audio voice sound
-user person account member
-collaborator contributor
-owner author
-team group
-organization company
-customer client buyer
-product article
-item entry element
-repository project codebase
-file document
-content text body
-folder directory
-log output history
-history audit timeline
-version revision
-tag label
-keyword topic
-setting configuration preference option
-secret password credential
-key token credential
-permission access right privilege role
-rule policy
-notification alert
-vulnerability advisory security
-statistic metric usage analytic
-visitor visit view traffic
-event activity
-webhook hook callback
-pipeline workflow build
-machine server host node
-process task job
-replica instance copy
-scale resize
-cluster swarm
-volume disk storage
-memory ram
-network subnet
-variable parameter
-link url
-address location
-site website page
-plan subscription
-recurring subscription
-discount coupon promotion voucher
-invoice bill receipt
-quote estimate offer
-fund balance money
-bank account
-cart basket checkout
-mail email
-phone telephone mobile
-child sub nested
-parent upstream
-latest newest recent last
-next upcoming
-old previous past
-summary overview
-limit quota
-cost price fee spend
-currency exchange
-health status state alive
-chat conversation
-assistant agent
-embedding vector
-batch bulk
-delay wait sleep slow
-redirect forward
-animal pet
-size space capacity
-stock inventory
-ticket pass
-hour time schedule
-schedule cron timer
-default standard
-public visible
-private hidden
+create add new make register open; delete remove destroy erase drop clear discard wipe purge;
+update change edit modify set alter adjust correct fix configure; replace overwrite swap; list show display browse;
+get retrieve fetch read view see show describe inspect detail; find search look locate filter;
+start begin launch run trigger execute exec invoke; stop halt terminate kill end; cancel abort stop; pause suspend;
+resume continue unpause; restart reboot; enable activate; disable deactivate; send deliver; upload attach import;
+download export save; copy duplicate clone; move transfer; approve accept authorize allow confirm;
+reject decline deny refuse; assign allocate; verify check validate test; block ban forbid prevent protect;
+restore recover undo revert; merge combine; refund reimburse return; charge bill; buy purchase order;
+pay payment money; rerun retry redo repeat; rotate renew regenerate; watch follow subscribe;
+like favorite bookmark star; emoji reaction; publish release; prune clean cleanup unused; leave quit exit;
+grant give permit; revoke withdraw; attach link connect associate bind; detach unlink disconnect;
+compare diff difference; convert transform; generate produce; write compose; count number total; train tune;
+draw paint picture; talk speak speech voice; transcribe transcription dictation; scan recognize;
+fail failure error broken; crash exception; message comment note; reply respond answer response; question ask prompt;
+image picture photo; video movie clip; audio voice sound; user person account member teammate coworker employee;
+collaborator contributor; owner author; team group; organization company; customer client buyer shopper;
+product article; item entry element; repository project codebase; file document; content text body; folder directory;
+log output history; history audit timeline; version revision; tag label; keyword topic;
+setting configuration preference option; secret password credential; key token credential;
+permission access right privilege role; rule policy; notification alert; vulnerability advisory security;
+statistic metric usage analytic; visitor visit view traffic; event activity; webhook hook callback;
+pipeline workflow build; machine server host node; process task job; replica instance copy; scale resize;
+cluster swarm; volume disk storage; memory ram; network subnet; variable parameter; link url; address location;
+site website page; plan subscription; recurring subscription; discount coupon promotion voucher;
+invoice bill receipt; quote estimate offer; fund balance money; bank account; cart basket checkout; mail email;
+phone telephone mobile; child sub nested; parent upstream; latest newest recent last; next upcoming;
+old previous past; summary overview; limit quota; cost price fee spend; currency exchange; health status state alive;
+chat conversation; assistant agent; embedding vector; batch bulk; delay wait sleep slow; redirect forward;
+animal pet; size space capacity; stock inventory; ticket pass; hour time schedule; schedule cron timer;
+default standard; public visible; private hidden; issue bug ticket; review feedback; approve sign; reviewer approver;
+follower fan; attachment asset binary; archive zip tarball; deadline due; board kanban; discussion forum;
+snippet gist; license licence; popular trending; mute silence unsubscribe; merchant seller vendor; metered usage;
+adjustment credit; reader terminal; shipping delivery postage; report statement; trial free; top deposit;
+expose ingress; firewall policy; drain evict; workload deployment; worker node; machine vm; shell exec terminal;
+command exec; snapshot commit backup; layer history; ping alive; registry hub; cpu memory stat;
+moderation toxic unsafe offensive nsfw; autocomplete completion; summarize completion; ask chat completion;
+knowledge library vector; subtitle transcription caption; bot assistant agent; checkpoint snapshot; spend cost;
+similar embedding; resend redeliver; increase raise extend; kick remove expel; join enter; owner admin;
+country region; contact address
 """
 
 # The words before the colon stand for all the words after it; a comma separates alternatives.
 _EXPANSIONS = """
-repo: repository
-repository: repo
-org: organization
-organization: org
-pr: pull request
-mr: pull request, merge request
-ci: check, workflow, status
-cd: deployment
-env: environment
-var: variable
-config: configuration
-configuration: config
-auth: authentication, authenticate, authorization
-db: database
-doc: document, documentation
-info: information
-admin: administrator
-dir: directory
-img: image
-pic: image
-msg: message
-param: parameter
-pref: preference
-perm: permission
-stat: statistic, usage
-acct: account
-app: application
-id: identifier
-spec: specification
-dev: development
-prod: production
-max: maximum
-min: minimum
-cert: certificate
-cred: credential
-notif: notification
-sub: subscription
-txn: transaction
-2fa: two factor authentication
-mfa: two factor authentication, multi factor authentication
-sso: single sign
-pat: personal access token
-vm: virtual machine
-os: operating system
-kyc: identity verification
-vat: tax
-gst: tax
-cc: card
-llm: model
-gpt: model
-tts: speech
-stt: transcription
-asr: transcription
-ocr: ocr, text image
-ft: fine tuning
-sbom: bill material
-kube: kubernetes
-kubectl: kubernetes
-k8s: kubernetes
-cm: config map
-po: pod
-svc: service
-sa: service account
-ns: namespace
-deploy: deployment
-ds: daemon set
-rs: replica set
-rc: replication controller
-sts: stateful set
-hpa: horizontal pod autoscaler
-autoscale: autoscaler
-pv: persistent volume
-pvc: persistent volume claim
-sc: storage class
-pdb: pod disruption budget
-cj: cron job
-crd: custom resource definition
-csr: certificate signing request
-netpol: network policy
-ing: ingress
-ep: endpoint
-rbac: role
-ls: list
-rm: remove, delete
-ps: list container
-cp: copy
-mv: move, rename
-cat: read content
-mkdir: create directory
-df: disk usage
-du: disk usage
-exec: exec, execute
-turn on: enable, create
-turn off: disable
-switch on: enable
-switch off: disable
-shut down: stop
-log in: login, authenticate
-log out: logout
-sign up: register, create
-set up: create, configure
-roll back: rollback, revert
-get rid: delete
-look up: find, search
-spin up: create, start
-tear down: delete
-kick off: start, trigger
-kick out: remove
-let in: invite, approve
-take away: remove, revoke
-give access: add permission, add collaborator
-logged in: authenticated
-my: authenticated user, current
-mine: authenticated user, current
-i: authenticated user
-me: authenticated user
-who: user
-how many: count, list
-how much: usage, balance
+repo: repository; repository: repo; org: organization; organization: org; pr: pull request;
+mr: pull request, merge request; ci: check, workflow, status; cd: deployment; env: environment; var: variable;
+config: configuration; configuration: config; auth: authentication, authenticate, authorization; db: database;
+doc: document, documentation; info: information; admin: administrator; dir: directory; img: image; pic: image;
+msg: message; param: parameter; pref: preference; perm: permission; stat: statistic, usage; acct: account;
+app: application; id: identifier; spec: specification; dev: development; prod: production; max: maximum;
+min: minimum; cert: certificate; cred: credential; notif: notification; sub: subscription; txn: transaction;
+2fa: two factor authentication; mfa: two factor authentication, multi factor authentication; sso: single sign;
+pat: personal access token; vm: virtual machine; os: operating system; kyc: identity verification; vat: tax;
+gst: tax; cc: card; llm: model; gpt: model; tts: speech; stt: transcription; asr: transcription;
+ocr: ocr, text image; ft: fine tuning; sbom: bill material; kube: kubernetes; kubectl: kubernetes; k8s: kubernetes;
+cm: config map; po: pod; svc: service; sa: service account; ns: namespace; deploy: deployment; ds: daemon set;
+rs: replica set; rc: replication controller; sts: stateful set; hpa: horizontal pod autoscaler;
+autoscale: autoscaler; pv: persistent volume; pvc: persistent volume claim; sc: storage class;
+pdb: pod disruption budget; cj: cron job; crd: custom resource definition; csr: certificate signing request;
+netpol: network policy; ing: ingress; ep: endpoint; rbac: role; ls: list; rm: remove, delete; ps: list container;
+cp: copy; mv: move, rename; cat: read content; mkdir: create directory; df: disk usage; du: disk usage;
+exec: exec, execute; turn on: enable, create; turn off: disable; switch on: enable; switch off: disable;
+shut down: stop; log in: login, authenticate; log out: logout; sign up: register, create; set up: create, configure;
+roll back: rollback, revert; get rid: delete; look up: find, search; spin up: create, start; tear down: delete;
+kick off: start, trigger; kick out: remove; let in: invite, approve; take away: remove, revoke;
+give access: add permission, add collaborator; logged in: authenticated; my: authenticated user, current;
+mine: authenticated user, current; i: authenticated user; me: authenticated user; who: user; how many: count, list;
+how much: usage, balance; money back: refund; save card: setup intent; payment url: payment link;
+promo code: promotion code; credit card: card, payment method; bank transfer: payout, transfer;
+direct debit: mandate; virtual card: issuing card; customer portal: billing portal;
+custom resource: custom resource definition; load balancer: service, ingress; service user: service account;
+read aloud: speech; source code: archive, content; security hole: vulnerability, advisory;
+leaked secret: secret scanning; static analysis: code scanning; code review: pull request review;
+build log: workflow log, job log; due date: milestone; work on: contributor; clean up: prune, delete;
+free space: prune, usage; sign off: approve; give back: refund, return; throw away: delete; put back: restore;
+hand out: grant; cut off: revoke, disable; go through: list; find out: get; make sure: check, verify;
+knowledge base: vector store, library
 """
 
 # A request that starts with one of these changes something.
@@ -415,12 +231,12 @@ class Thesaurus(NamedTuple):
 def thesaurus() -> Thesaurus:
     """Return the tables of this module by stem; they are built on first use, in 1 ms."""
     synonyms: dict[str, dict[str, None]] = {}
-    for line in _SYNONYMS.strip().splitlines():
-        group = [stem(word) for word in line.split()]
+    for words_of_group in _SYNONYMS.split(";"):
+        group = [stem(word) for word in words_of_group.split()]
         for each in group:
             synonyms.setdefault(each, {}).update(dict.fromkeys(other for other in group if other != each))
     expansions = {
         tuple(map(stem, short.split())): tuple(tuple(map(stem, each.split())) for each in long.split(","))
-        for short, _, long in (line.partition(":") for line in _EXPANSIONS.strip().splitlines())
+        for short, _, long in (each.partition(":") for each in _EXPANSIONS.split(";"))
     }
     return Thesaurus({key: tuple(value) for key, value in synonyms.items()}, expansions, frozenset(map(stem, _WRITING)))
