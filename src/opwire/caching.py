@@ -42,7 +42,7 @@ class Condition(Struct, frozen=True):
     headers: tuple[tuple[str, str], ...]
 
 
-class _Entry(Struct, frozen=True):
+class _CachedResult(Struct, frozen=True):
     """A result, encoded, so that callers may change what they get."""
 
     content: bytes
@@ -83,7 +83,7 @@ class ResponseCache:
         self._max_entries = max_entries
         self._ttl = ttl
         self._clock = clock
-        self._entries: OrderedDict[tuple[str, bytes], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, bytes], _CachedResult] = OrderedDict()
         self._size = 0
         self._changes: dict[str, int] = {}  # mutations of each namespace
 
@@ -130,7 +130,7 @@ class ResponseCache:
         entry = self._entries.pop(key, None)
         self._size -= 0 if entry is None else entry.size
 
-    def _put(self, key: tuple[str, bytes], entry: _Entry | None) -> None:
+    def _put(self, key: tuple[str, bytes], entry: _CachedResult | None) -> None:
         self._drop(key)
         if entry is None or entry.size * _SHARE > self._max_bytes:
             return
@@ -139,7 +139,7 @@ class ResponseCache:
         while self._size > self._max_bytes or len(self._entries) > self._max_entries:
             self._drop(next(iter(self._entries)))
 
-    def _entry(self, envelope: Any) -> _Entry | None:
+    def _entry(self, envelope: Any) -> _CachedResult | None:
         """Return the entry of a result, or None if it must not be stored or cannot be encoded."""
         if not isinstance(envelope, ResponseEnvelope) or getattr(envelope.meta, "is_error", False):
             return None
@@ -147,7 +147,7 @@ class ResponseCache:
         if not validators and fresh_until <= self._clock():
             return None
         try:
-            return _Entry(encode_envelope(cast("ResponseEnvelope[Any]", envelope)), fresh_until, validators)
+            return _CachedResult(encode_envelope(cast("ResponseEnvelope[Any]", envelope)), fresh_until, validators)
         except (OpwireError, TypeError, ValueError, RecursionError):
             return None
 

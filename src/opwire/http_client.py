@@ -124,7 +124,7 @@ class HTTPRequest(Struct, frozen=True, kw_only=True):
         return f"<HTTPRequest {self.method} {self.url.partition('?')[0]}>"
 
 
-class ClientSettings(TypedDict, total=False):
+class ClientKeywords(TypedDict, total=False):
     """The fields of `ClientOptions` as keyword arguments."""
 
     timeout: float | None

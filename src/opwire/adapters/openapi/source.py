@@ -31,7 +31,7 @@ from opwire.adapters.openapi.webhooks import read_webhooks
 from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
 from opwire.errors import CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
-from opwire.http_client import REDIRECTS, ClientOptions, ClientSettings, HTTPClient, HTTPRequest, redirected
+from opwire.http_client import REDIRECTS, ClientKeywords, ClientOptions, HTTPClient, HTTPRequest, redirected
 from opwire.oauth.login import LoginOptions
 from opwire.oauth.store import TokenStore
 from opwire.oauth.tokens import json_fetcher
@@ -301,7 +301,7 @@ def _shown(address: str) -> str:
     return _path(address).name if address.startswith("file:") else _without_user(address).partition("?")[0]
 
 
-class OpenAPIOptions(ClientSettings, total=False):
+class OpenAPIOptions(ClientKeywords, total=False):
     """Further options of `from_openapi`: those of `ClientOptions`, limits, and webhooks."""
 
     max_documents: int
@@ -405,7 +405,7 @@ class OpenAPISource(AdapterSource):
         self._retries = settings.pop("retries", 0)
         check_not_below_zero(retries=self._retries)
         self.webhooks = settings.pop("webhooks", None)
-        client = self._client = HTTPClient(ClientOptions(**cast("ClientSettings", settings)))
+        client = self._client = HTTPClient(ClientOptions(**cast("ClientKeywords", settings)))
         self._loader = DocumentLoader(
             document, self.report, allow_external_refs, client, max_documents=max_documents, max_bytes=max_bytes
         )
