@@ -36,6 +36,17 @@ def test_a_signal_sets_the_event_with_every_kind_of_event_loop(
 
 
 @requirement("platforms.signals")
+def test_a_signal_that_was_ignored_is_ignored_again() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a script
+    try:
+        with asyncio.Runner() as runner:
+            assert runner.run(stopped_by(signal.SIGINT))
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@requirement("platforms.signals")
 async def test_another_thread_waits_without_handlers() -> None:
     async def enter() -> bool:
         with stop_signals() as stop:

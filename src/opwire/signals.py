@@ -21,10 +21,11 @@ def stop_signals() -> Generator[asyncio.Event]:
     with ExitStack() as handlers:
         if threading.current_thread() is threading.main_thread():
             for each in STOP_SIGNALS:
+                # Afterwards: the event loop would leave Python's default, also for a signal that was ignored.
+                handlers.callback(signal.signal, each, signal.getsignal(each) or signal.SIG_DFL)
                 try:
                     loop.add_signal_handler(each, stop.set)
                     handlers.callback(loop.remove_signal_handler, each)
                 except NotImplementedError:  # Windows, whose event loops wake up for Python's own handlers
-                    before = signal.signal(each, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
-                    handlers.callback(signal.signal, each, before)
+                    signal.signal(each, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
         yield stop
