@@ -123,45 +123,6 @@ async def test_from_spoke_to_hub_to_spoke(tape: Tape) -> None:
     assert is_child(passed_on, asked)
 
 
-CHAIN = """
-import asyncio
-from opentelemetry import trace
-from opwire.telemetry import instrument
-from tests.telemetry.tape import Tape
-from tests.telemetry.test_instrument import shop
-from tests.telemetry.ways import over_mcp
-
-async def main():
-    tape = Tape()
-    trace.set_tracer_provider(tape.tracer_provider)  # of this process: the MCP SDK records its messages there
-    registry = shop(tape)
-    instrument(registry)
-    async with over_mcp(registry) as caller:
-        instrument(caller)
-        await caller.execute("shop.price", {})
-    below = {span.parent and span.parent.span_id: span for span in tape.spans if "shop" in span.name}
-    span = below[None]
-    while span:
-        print(span.name, span.kind.name)
-        span = below.get(span.context.span_id)
-
-asyncio.run(main())
-"""
-
-
-@requirement("telemetry.across")
-def test_the_spans_of_the_mcp_sdk_have_their_place_between_ours() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHAIN], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
-    )
-    assert done.stdout.splitlines() == [
-        "shop.price INTERNAL",
-        "MCP send tools/call shop_price CLIENT",
-        "tools/call shop_price SERVER",
-        "shop.price INTERNAL",
-    ]
-
-
 @requirement("telemetry.trust")
 async def test_a_trusted_call_stays_trusted(tape: Tape) -> None:
     hub_registry = OperationRegistry()
