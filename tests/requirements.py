@@ -990,6 +990,7 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.progress": "What a handler reports reaches a client that asked for it, before the result.",
     "serve-mcp.subscriptions": "A subscription is collected up to a limit and a time, each item also told as it comes.",
     "serve-mcp.list-changed": "Changes of the registry are told to clients of both eras, once for many.",
+    "serve-mcp.http-errors": "Requests that contradict themselves or come out of turn get the status of the protocol.",
     "serve-mcp.stream": "Any pair of streams is a connection: `serve_stream` takes messages and a function for others.",
     "serve-mcp.stdio": "stdio serves any client, keeps prints out of the protocol, and stops when told to.",
     "serve-mcp.http": "Streamable HTTP is served at /mcp until the server is told to stop.",

@@ -51,7 +51,7 @@ class Handshake:
         self.version = DEFAULT_VERSION
         self._server = server
         self._notify = notify
-        self.is_accepted = False
+        self._is_accepted = False
         self._unsubscribe: Callable[[], None] | None = None
 
     def initialize(self, request: RPCRequest) -> RPCMessage:
@@ -60,12 +60,12 @@ class Handshake:
             result = self._server.initialize(request.params)
         except RPCError as error:
             return RPCFailure.of(request.id, error)
-        self.version, self.is_accepted = result["protocolVersion"], True
+        self.version, self._is_accepted = result["protocolVersion"], True
         return RPCResponse(request.id, result)
 
     def initialized(self) -> None:
         """Notify the client of changes from now on; it may have skipped `initialize`."""
-        self.is_accepted = True
+        self._is_accepted = True
         if self._unsubscribe is None:
             self._unsubscribe = self._server.bus.subscribe(self._notify)
 
@@ -75,7 +75,7 @@ class Handshake:
         Raises:
             RPCError: INVALID_PARAMS.
         """
-        if not self.is_accepted and method in _AFTER_HANDSHAKE:
+        if not self._is_accepted and method in _AFTER_HANDSHAKE:
             raise RPCError(INVALID_PARAMS, "Invalid request: send initialize first")
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ request are sent on the stream of a GET, one per session, and dropped without on
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import uuid4
 
@@ -37,6 +37,22 @@ from opwire.serve.mcp.server import RegistryServer, ServedRequest, encode_reply,
 _JSON, _EVENTS = "application/json", "text/event-stream"
 
 
+async def read_post(headers: Headers, receive: Receive, send: Send) -> RPCMessage | None:
+    """Return the message of a POST; None if it is invalid, and was rejected."""
+    status, code, problem = 400, INVALID_REQUEST, ""
+    if not headers.accepts(_JSON, _EVENTS):
+        status, problem = 406, f"the client must accept {_JSON} and {_EVENTS}"
+    elif (headers.get("content-type") or "").partition(";")[0].strip().lower() != _JSON:
+        status, problem = 415, f"the content type must be {_JSON}"
+    else:
+        try:
+            return decode_message(await read_body(receive))
+        except InvalidMessageError as error:
+            code, problem = INVALID_PARAMS if error.is_json else PARSE_ERROR, "the body is not a JSON-RPC message"
+    await send_error(send, status, code, problem)
+    return None
+
+
 class HTTPSession:
     """One session. `owner` is the id of the identity that opened it; None: it is anonymous."""
 
@@ -56,11 +72,6 @@ class HTTPSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_used = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(idle, self._expire)
-
-    @property
-    def is_established(self) -> bool:
-        """Whether the handshake was accepted."""
-        return self._handshake.is_accepted
 
     @property
     def is_idle(self) -> bool:
@@ -95,53 +106,38 @@ class HTTPSession:
             self._ended(self.id)
             self.end()
 
-    async def serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> int:
-        """Serve one HTTP request of the session; return the status of the response."""
+    async def open(self, request: RPCRequest, send: Send) -> None:
+        """Answer the handshake."""
+        await send_json(send, 200, encode_reply(self._handshake.initialize(request)), self._headers)
+
+    async def serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request of the session."""
         self.exchanges += 1
         try:
             match scope["method"]:
                 case "POST":
-                    return await self._post(scope, headers, receive, send)
+                    await self._post(scope, headers, receive, send)
                 case "GET":
-                    return await self._get(scope, headers, receive, send)
-                case "DELETE":
+                    await self._get(scope, headers, receive, send)
+                case _:  # DELETE
                     self._ended(self.id)
                     self.end()
                     await send_json(send, 200, headers=self._headers)
-                    return 200
-                case _:
-                    allow = (b"allow", b"GET, POST, DELETE")
-                    return await self._refuse(send, 405, "Method Not Allowed", INVALID_REQUEST, [allow])
         finally:
             self.exchanges -= 1
             self._last_used = time.monotonic()
 
-    async def _refuse(
-        self, send: Send, status: int, message: str, code: int = INVALID_REQUEST, headers: Iterable[Header] = ()
-    ) -> int:
-        await send_error(send, status, code, message, [*self._headers, *headers])
-        return status
-
-    async def _post(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> int:
-        if not headers.accepts(_JSON, _EVENTS):
-            return await self._refuse(send, 406, f"the client must accept {_JSON} and {_EVENTS}")
-        if (headers.get("content-type") or "").partition(";")[0].strip().lower() != _JSON:
-            return await self._refuse(send, 415, f"the content type must be {_JSON}")
-        try:
-            message = decode_message(await read_body(receive))
-        except InvalidMessageError as error:
-            code = INVALID_PARAMS if error.is_json else PARSE_ERROR
-            return await self._refuse(send, 400, "the body is not a JSON-RPC message", code)
-        is_opening = isinstance(message, RPCRequest) and message.method == "initialize"
-        if not is_opening and headers.get(SESSION_HEADER) is None:
-            return await self._refuse(send, 400, "Bad Request: Missing session ID")
+    async def _post(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        message = await read_post(headers, receive, send)
+        if message is None:
+            return
         match self._peer.receive(message):
             case RPCRequest() as request:
                 await self._answer(request, scope, receive, send)
-                return 200
+                return
             case Rejection(reply=reply):
                 await send_json(send, 200, encode_message(reply), self._headers)
-                return 200
+                return
             case CancelledRequest(id=id):
                 self._cancel(id)
             case RPCNotification(method="notifications/initialized"):
@@ -149,7 +145,6 @@ class HTTPSession:
             case _:
                 pass
         await send_json(send, 202, headers=self._headers)
-        return 202
 
     async def _answer(self, request: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
         writer = EventWriter(send, self._headers)
@@ -189,13 +184,13 @@ class HTTPSession:
 
     # --- the stream of the GET ----------------------------------------------------------------------------------------
 
-    async def _get(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> int:
+    async def _get(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         if not headers.accepts(_EVENTS):
-            return await self._refuse(send, 406, f"the client must accept {_EVENTS}")
-        if headers.get(SESSION_HEADER) is None:
-            return await self._refuse(send, 400, "Bad Request: Missing session ID")
+            await send_error(send, 406, INVALID_REQUEST, f"the client must accept {_EVENTS}")
+            return
         if self._stream is not None:
-            return await self._refuse(send, 409, "Conflict: Only one SSE stream is allowed per session")
+            await send_error(send, 409, INVALID_REQUEST, "Conflict: Only one SSE stream is allowed per session")
+            return
         self._stream = asyncio.get_running_loop().create_future()
         writer = EventWriter(send, self._headers)
         sending = self._spawn(self._send_changes(writer))
@@ -206,7 +201,6 @@ class HTTPSession:
         finally:
             sending.cancel()
             self._stream = None
-        return 200
 
     async def _send_changes(self, writer: EventWriter) -> None:
         self._changed.clear()
@@ -243,25 +237,36 @@ class Sessions:
         """Serve a request of the handshake era, in its session or in a new one."""
         owner = None if scope[IDENTITY] is None else scope[IDENTITY].id
         id = headers.get(SESSION_HEADER)
-        if id is None:
-            session = self._open(owner)
-            if session is None:
-                await send_error(send, 503, INTERNAL_ERROR, "Too many open sessions")
-                return
-            status = 500
-            try:
-                status = await session.serve(scope, headers, receive, send)
-            finally:
-                if status >= 400 or not session.is_established:
-                    self._by_id.pop(session.id, None)
-                    session.end()
-            return
-        session = self._by_id.get(id)
-        if session is None or session.owner != owner:  # exactly as if it did not exist
+        if scope["method"] not in ("GET", "POST", "DELETE"):
+            await send_error(send, 405, INVALID_REQUEST, "Method Not Allowed", [(b"allow", b"GET, POST, DELETE")])
+        elif id is None:
+            await self._begin(owner, scope, headers, receive, send)
+        elif (session := self._by_id.get(id)) is None or session.owner != owner:  # exactly as if it did not exist
             await send_error(send, 404, INVALID_REQUEST, "Session not found")
+        else:
+            self._by_id[id] = self._by_id.pop(id)
+            await session.serve(scope, headers, receive, send)
+
+    async def _begin(self, owner: str | None, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        """Open a session, for a handshake only: another one may have to end for it."""
+        message = None
+        if scope["method"] == "POST":
+            message = await read_post(headers, receive, send)
+            if message is None:
+                return
+        if not isinstance(message, RPCRequest) or message.method != "initialize":
+            await send_error(send, 400, INVALID_REQUEST, "Bad Request: Missing session ID")
             return
-        self._by_id[id] = self._by_id.pop(id)
-        await session.serve(scope, headers, receive, send)
+        try:
+            self._server.initialize(message.params)
+        except RPCError as error:
+            await send_json(send, 200, encode_message(RPCFailure.of(message.id, error)))
+            return
+        session = self._open(owner)
+        if session is None:
+            await send_error(send, 503, INTERNAL_ERROR, "Too many open sessions")
+        else:
+            await session.open(message, send)
 
     def end_streams(self) -> None:
         """End the streams on which clients listen for changes."""
