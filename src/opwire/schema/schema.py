@@ -325,7 +325,7 @@ class Schema:
 
     _make: Callable[[], JSONSchema]  # of a deferred schema
     _size: int = 0  # parts, once it is compiled
-    _holders: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
+    _holders: "set[weakref.WeakMethod[Callable[[], None]]] | None" = None
 
     def __init__(self, json_schema: Mapping[str, Any] | bool, *, dialect: Dialect | None = None) -> None:
         given = cast("Any", json_schema)  # a foreign document may hold anything here
@@ -407,14 +407,15 @@ class Schema:
         """Drop what was compiled; it is compiled again when it is used."""
         for name in ("_validator", "_checks", "_fitter", "_reporter", "_caster"):
             self.__dict__.pop(name, None)
-        holders, self._holders = self._holders, ()
-        for holder in holders:
+        holders, self._holders = self._holders, None
+        for holder in tuple(holders or ()):
             if (forget := holder()) is not None:
                 forget()
 
     def on_release(self, forget: Callable[[], None]) -> None:
         """Call a method, once, when what was compiled is dropped: its owner has to drop it as well."""
-        self._holders = (*self._holders, weakref.WeakMethod(forget))
+        holders = self._holders = self._holders or set()
+        holders.add(weakref.WeakMethod(forget, holders.discard))  # an owner that is gone is not kept
 
     def is_valid(self, value: Any) -> bool:
         """Return whether a value, which has to be plain JSON data, is valid.
