@@ -628,6 +628,7 @@ WEBSOCKET: dict[str, str] = {
     "transport.websocket.plain": "A client with hand-written JSON and no `peer` can call and serve.",
     "transport.websocket.hello": "Hello comes first, in time and in our version, or the connection is closed.",
     "protocol.schemas": "Every envelope and event of the protocol has its JSON Schema in opwire.schemas and as a file.",
+    "peers.typescript": "The TypeScript package calls and serves over a hub, by the page of the protocol alone.",
     "protocol.transcripts": "A hub and a server on a broker send what the transcripts of the protocol's page show.",
     "transport.websocket.subprotocol": "Both sides speak opwire.v1 or do not connect.",
     "transport.websocket.origin": "A web page connects only from an allowed origin.",

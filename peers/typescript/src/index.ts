@@ -1,0 +1,12 @@
+export { isResponseEnvelope, unwrap } from "./envelope.ts";
+export type { ContentBlock, HttpMeta, LocalMeta, McpMeta, ResponseEnvelope, ResponseMeta } from "./envelope.ts";
+export { CallError, ERROR_CODES } from "./errors.ts";
+export type { CallErrorOptions, ErrorCode } from "./errors.ts";
+export { HUB, SUBPROTOCOL, VERSION } from "./events.ts";
+export type * from "./events.ts";
+export { connect, Peer } from "./peer.ts";
+export type { ConnectOptions } from "./peer.ts";
+export type * from "./served.ts";
+export type { WebSocketClass, WebSocketLike } from "./session.ts";
+export { encodeToolEnvelope, findToolEnvelope, parseToolEnvelope, toolEnvelopeBlocks } from "./tool-envelope.ts";
+export type { TextBlock, ToolEnvelope, ToolEnvelopeMeta, ToolEnvelopeOptions } from "./tool-envelope.ts";
