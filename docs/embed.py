@@ -30,7 +30,6 @@ from opwire.schemas import (
     RESPONSE_META_SCHEMA,
     SESSION_EVENT_SCHEMAS,
 )
-from opwire.transports.redis.transport import ENTER, PRUNE, ROUTE
 
 DOCS: Final = Path(__file__).parent
 SNIPPETS: Final = DOCS / "snippets"
@@ -152,9 +151,10 @@ def session_schemas() -> str:
 
 
 def redis_scripts() -> str:
-    """Return the scripts that ends run in Redis."""
-    scripts = {"ROUTE": ROUTE, "ENTER": ENTER, "PRUNE": PRUNE}
-    return "\n\n".join(folded(name, f"```lua\n{script}```") for name, script in scripts.items())
+    """Return the scripts that ends run in Redis, from the source: importing it needs the extra `redis`."""
+    source = (DOCS.parent / "src/opwire/transports/redis/transport.py").read_text(encoding="utf-8")
+    scripts = re.findall(r'^(ROUTE|ENTER|PRUNE) = """\\\n(.*?)"""', source, re.MULTILINE | re.DOTALL)
+    return "\n\n".join(folded(name, f"```lua\n{script}```") for name, script in scripts)
 
 
 def configuration() -> str:
