@@ -681,6 +681,7 @@ HUB: dict[str, str] = {
     "hub.expiry": "A connection ends when its token expires, and the same token opens no other.",
     "hub.identity": "The hub writes who calls on every request; no claim of a spoke counts.",
     "hub.nobody": "Without auth, whoever connects is nobody: it calls what is public, and announces nothing.",
+    "hub.short-descriptions": "A foreign spoke describes an operation by id and type alone, the type in either case.",
     "hub.own-requests": "The hub's own requests carry no authority that a peer can act with.",
     "hub.digests": "What the hub knows of an operation is not described to it again.",
     "hub.room": "When there is no room, a connection of whoever has the most makes place, first one without a token.",

@@ -11,7 +11,7 @@ from opwire.auth import Grant, callback
 from opwire.call.discovery import OPERATIONS
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.hub import Hub, Spoke
-from opwire.operation import AccessControl, Context, Identity
+from opwire.operation import AccessControl, Context, Identity, OperationType
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.transports.websocket import WebSocketServer
@@ -396,6 +396,19 @@ async def describe(plain: Plain, question: dict[str, Any], *items: dict[str, Any
         output = {"data": data, "meta": meta}
         await plain.say("call.responded", requestId=question["requestId"], seq=seq, output=output)
     await plain.say("call.completed", requestId=question["requestId"], seq=len(items))
+
+
+@requirement("hub.short-descriptions")
+async def test_a_description_needs_an_id_and_a_type_in_either_case(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    plain = await meeting.welcome(hub.url)
+    await plain.say("session.announce", id=1, operations=["a.b", "a.c"], partial=True)
+    await describe(plain, await plain.hear(), {"id": "a.b", "type": "SUBSCRIPTION"}, {"id": "a.c", "type": 7})
+    done = await plain.hear()
+    assert [each["operation"] for each in done["refused"]] == ["a.c"]
+    spec = hub.registry.get_spec("a.b")
+    assert spec is not None
+    assert (spec.type, spec.input_schema.json) == (OperationType.SUBSCRIPTION, True)
 
 
 @requirement("hub.own-requests")

@@ -358,6 +358,8 @@ class HubAdmission:
 
     def _describe(self, peer: Address, id: str, item: ResponseEnvelope[Any], found: _Announcement) -> None:
         found.rejected.pop(id, None)
+        if isinstance(item.data.get("type"), str):  # the seeds write QUERY
+            item = ResponseEnvelope({**item.data, "type": item.data["type"].lower()}, item.meta)
         try:
             info = typed_envelope(item, OperationInfo, OPERATIONS).data
             fingerprint = info.fingerprint()
