@@ -480,15 +480,20 @@ export class Peer implements Caller {
 
   #context(served: Served, left: number | undefined): Context {
     const { event, stopping } = served;
+    const deadline = left === undefined ? undefined : Date.now() + left;
+    const nested = (options: CallOptions = {}): CallOptions => {
+      const timeoutMs = Math.min(options.timeoutMs ?? Infinity, (deadline ?? Infinity) - Date.now());
+      return { signal: stopping.signal, ...options, context, ...(timeoutMs === Infinity ? {} : { timeoutMs }) };
+    };
     const context: Context = {
       requestId: event.requestId,
       identity: event.identity,
       signal: stopping.signal,
-      deadline: left === undefined ? undefined : Date.now() + left,
+      deadline,
       request: event,
       progress: (progress, total, message) => this.#progress(served, progress, total, message),
-      call: (operationId, input, options) => this.call(operationId, input, { ...options, context }),
-      subscribe: (operationId, input, options) => this.subscribe(operationId, input, { ...options, context }),
+      call: (operationId, input, options) => this.call(operationId, input, nested(options)),
+      subscribe: (operationId, input, options) => this.subscribe(operationId, input, nested(options)),
     };
     this.#contexts.set(context, served);
     return context;
@@ -544,12 +549,13 @@ export class Peer implements Caller {
     if (served.over) return;
     this.#finish(served);
     const event = failed(served.event.requestId, error);
-    try {
-      served.session.send({ ...event, peer: served.caller }, false);
-    } catch {
-      const { details: _, ...short } = event;
-      const message = error.message.slice(0, 200);
-      if (!served.session.ended) served.session.send({ ...short, message, peer: served.caller }, false);
+    for (const each of [event, failed(event.requestId, new CallError(error.code, error.message.slice(0, 200)))]) {
+      try {
+        served.session.send({ ...each, peer: served.caller }, false);
+        return;
+      } catch {
+        // Too large with its details, or the connection is gone.
+      }
     }
   }
 

@@ -54,7 +54,7 @@ export interface Context {
   readonly request: CallRequested;
   /** Report progress, if the caller asked for it. */
   progress(progress: number, total?: number, message?: string): void;
-  /** Call on behalf of the caller. The hub denies it unless the token of this peer delegates. */
+  /** Call on behalf of the caller, within the deadline. The hub denies it unless the token of this peer delegates. */
   call: Caller["call"];
   subscribe: Caller["subscribe"];
 }

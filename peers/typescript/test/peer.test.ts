@@ -145,11 +145,13 @@ test("the context of another connection, or of a call that has ended, is refused
       },
     });
   });
-  hub.socket.give({ type: "call.requested", requestId: "r1", operationId: "a.b", peer: "c7" });
+  hub.socket.give({ type: "call.requested", requestId: "r1", operationId: "a.b", timeoutMs: 5000, peer: "c7" });
   await begun;
   await assert.rejects(elsewhere.call("c.d", null, { context: context! }), failure("ACCESS_DENIED"));
   void context!.call("c.d").catch(() => undefined);
-  assert.equal((await hub.socket.next("call.requested"))["parentRequestId"], "r1");
+  const nested = await hub.socket.next("call.requested");
+  assert.equal(nested["parentRequestId"], "r1");
+  assert.ok(nested["timeoutMs"] <= 5000, "the nested call ends with the one it belongs to");
   finish(1);
   await hub.socket.next("call.responded");
   await assert.rejects(context!.call("c.d"), failure("ACCESS_DENIED"));
@@ -185,5 +187,18 @@ test("a hub that is silent is left", async () => {
   const loss = new Promise<CallError>((resolve) => (lost = resolve));
   const peer = await hub.connect({ onLost: lost });
   assert.match((await loss).message, /nothing was heard/);
+  peer.close();
+});
+
+test("a hub that takes no messages fails calls, and nothing else", async () => {
+  const hub = new FakeHub();
+  hub.greeting = (socket) =>
+    socket.give({ type: "session.welcome", version: 1, peer: "c1", maxMessage: 1, heartbeatMs: 60_000 });
+  const peer = await hub.connect();
+  await assert.rejects(peer.call("a.b"), failure("PAYLOAD_TOO_LARGE"));
+  hub.socket.give({ type: "call.requested", requestId: "r1", operationId: "a.b" });
+  hub.socket.give('{"type":"call.requested","requestId":"r2"}');
+  await new Promise((resolve) => setTimeout(resolve));
+  assert.equal(peer.openCalls, 0);
   peer.close();
 });
