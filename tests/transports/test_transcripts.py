@@ -63,7 +63,10 @@ async def test_a_server_on_a_broker_sends_what_the_transcript_says(
     kind = RedisCommands if engine == "redis" else Lines
     port = urlsplit(server.url).port
     assert port is not None
-    async with Spoke(registry(), server.url, prefix="page", heartbeat=60.0), connections(HOST, port, kind) as connect:
+    async with (
+        Spoke(registry(), server.url, prefix="page", heartbeat=60.0) as spoke,
+        connections(HOST, port, kind, spoke.call) as connect,
+    ):
         await replay(f"{engine}.txt", connect)
 
 

@@ -5,6 +5,7 @@ stands for a value that differs from run to run: its first occurrence binds it, 
 """
 
 import asyncio
+import json
 import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -168,14 +169,34 @@ class Lines:
                 return line
 
 
+class Calls:
+    """An end in Python: a line sent is an operation to call, and a line received is what it returned."""
+
+    def __init__(self, call: Callable[[str], Awaitable[object]]) -> None:
+        self._call = call
+        self._open: asyncio.Future[object] | None = None
+
+    async def send(self, line: str) -> None:
+        self._open = asyncio.ensure_future(self._call(line))
+
+    async def receive(self) -> str:
+        assert self._open is not None
+        return json.dumps(await self._open)
+
+
 @asynccontextmanager
 async def connections(
-    host: str, port: int, kind: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Wire]
+    host: str,
+    port: int,
+    kind: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Wire],
+    call: Callable[[str], Awaitable[object]] | None = None,
 ) -> AsyncIterator[Open]:
-    """Open connections of this kind, and close them at the end."""
+    """Open connections of this kind, and close them at the end. The one named `python` makes calls."""
     writers: list[asyncio.StreamWriter] = []
 
-    async def connect(_: str) -> Wire:
+    async def connect(name: str) -> Wire:
+        if name == "python" and call is not None:
+            return Calls(call)
         reader, writer = await asyncio.open_connection(host, port)
         writers.append(writer)
         return kind(reader, writer)
