@@ -28,8 +28,9 @@ async def use(
     if scenario == "auth/basic-cimd":
         known = {"client_id": "https://conformance-test.local/client-metadata.json"}
     with tempfile.TemporaryDirectory() as folder:
-        source = from_mcp(url, namespace="suite", auth=OAuthClient(login=True, **known), token_store=TokenStore(folder))
+        client, store = OAuthClient(login=True, **known), TokenStore(folder)
         for attempt in range(LOGINS):
+            source = from_mcp(url, namespace="suite", auth=client, token_store=store)  # a closed one stays closed
             await source.login(browse, timeout=30)
             registry = OperationRegistry()
             try:
