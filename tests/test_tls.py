@@ -66,6 +66,7 @@ class Authority:
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+            .add_extension(_usage(is_ca=is_ca), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
@@ -76,6 +77,12 @@ class Authority:
         path = self._folder / name
         path.write_bytes(content)
         return path
+
+
+def _usage(*, is_ca: bool) -> x509.KeyUsage:  # Python 3.13 requires it of an authority
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    never = dict.fromkeys((*others, "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **never)
 
 
 @pytest.fixture
