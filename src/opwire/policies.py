@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from opwire.auth.tokens import TokenBucket
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType
@@ -301,12 +302,6 @@ class Approval(Policy):
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-class _Bucket:
-    def __init__(self, tokens: float, now: float) -> None:
-        self.tokens = tokens
-        self.updated = now
-
-
 class RateLimit(Policy):
     """Reject calls above a rate: at most `calls` in `per` seconds, for each identity by default.
 
@@ -329,21 +324,15 @@ class RateLimit(Policy):
         super().__init__(**options)
         check_counts(calls=calls)
         check_above_zero(per=per)
-        self._calls = calls
-        self._rate = calls / per
+        self._rate = f"{calls} calls in {per:g} s"
         self._by = _checked_by(by)
         self._clock = clock
-        self._buckets = _ByKey(lambda: _Bucket(calls, clock()))
+        self._buckets = _ByKey(lambda: TokenBucket(calls / per, calls))
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
-        bucket, now = self._buckets[_key(self._by, spec, context)], self._clock()
-        bucket.tokens = min(self._calls, bucket.tokens + (now - bucket.updated) * self._rate)
-        bucket.updated = now
-        if bucket.tokens < 1:
-            message = f"{spec.id}: more than {self._calls} calls in {self._calls / self._rate:g} s"
-            raise CallError(ErrorCode.RATE_LIMITED, message, retry_after=(1 - bucket.tokens) / self._rate)
-        bucket.tokens -= 1
+        if wait := self._buckets[_key(self._by, spec, context)].take(self._clock()):
+            raise CallError(ErrorCode.RATE_LIMITED, f"{spec.id}: more than {self._rate}", retry_after=wait)
         yield PolicyCall(context)
 
 
