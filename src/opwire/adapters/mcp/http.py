@@ -9,6 +9,7 @@ Redirects are followed within the server's origin only: headers may be secrets.
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -211,8 +212,9 @@ class HTTPTransport(ClientTransport):
             logger.exception("a request to the MCP server %s failed unexpectedly", self._server.name)
             self._events.failed(request.id, HTTPExchangeError(0, f" ({type(error).__name__})"))
 
+    @abstractmethod
     async def _post(self, message: RPCMessage, body: bytes, headers: Mapping[str, str]) -> None:
-        raise NotImplementedError
+        """Send a message, and hand over its response."""
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
