@@ -1,5 +1,6 @@
 """Input schemas in the subsets that providers accept, and strict ones."""
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,14 @@ def test_a_hostile_schema_ends() -> None:
     for rules in (OPENAI_STRICT, GEMINI):
         with pytest.raises(UnsupportedSchemaError):
             provider_schema({"type": "object", "properties": {"a": deep}}, rules)
+
+
+def test_thousands_of_definitions_are_searched_for_recursion_in_linear_time() -> None:
+    definitions: dict[str, Any] = {}
+    for n in range(3_000):
+        following = {f"p{m}": {"$ref": f"#/$defs/d{m}"} for m in range(n + 1, min(n + 21, 3_000))}
+        definitions[f"d{n}"] = {"type": "object", "properties": {"leaf": {"type": "string"}, **following}}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": definitions}
+    before = time.process_time()
+    assert len(provider_schema(schema, ANTHROPIC_STRICT)["$defs"]) == 3_000
+    assert time.process_time() - before < 5  # a search from each of them took 7 s

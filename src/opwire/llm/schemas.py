@@ -7,6 +7,7 @@ cannot be strict, such as an object with any properties, is given as it is.
 """
 
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, cast
 
 import msgspec
@@ -93,19 +94,12 @@ class _Conversion:
             if name not in definitions:
                 definitions[name] = self._convert(self._definitions[name], 1)
                 left += sorted(self._referred.get(name, ()))
-        if not self._rules.recursive and any(self._reaches(name, name) for name in definitions):
-            raise UnsupportedSchemaError("a definition refers to itself")
+        if not self._rules.recursive:
+            try:
+                TopologicalSorter(self._referred).prepare()
+            except CycleError:
+                raise UnsupportedSchemaError("a definition refers to itself") from None
         return {**converted, "$defs": definitions} if definitions else converted
-
-    def _reaches(self, start: str, goal: str) -> bool:
-        seen, left = set[str](), [start]
-        while left:
-            following = self._referred.get(left.pop(), set()) - seen
-            if goal in following:
-                return True
-            seen |= following
-            left += following
-        return False
 
     def _convert(self, schema: JSONSchema, depth: int) -> dict[str, Any]:
         rules = self._rules
