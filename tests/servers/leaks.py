@@ -1,6 +1,7 @@
 """Whether a test leaves something behind."""
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -48,15 +49,18 @@ def _descriptors() -> set[str]:
     """Each with what it stands for. One that closes while we look is not counted."""
     found: set[str] = set()
     for descriptor in Path("/proc/self/fd").glob("*"):
-        try:
+        with contextlib.suppress(FileNotFoundError):
             found.add(f"{descriptor.name} {descriptor.readlink()}")
-        except FileNotFoundError:
-            pass
     return found
 
 
 def _children() -> set[str]:
-    return {child for thread in Path("/proc/self/task").glob("*/children") for child in thread.read_text().split()}
+    """The child processes of each thread. A thread that ends while the list is read has none."""
+    found: set[str] = set()
+    for thread in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.update(thread.read_text().split())
+    return found
 
 
 _LOOKS: dict[str, Callable[[], set[str]]] = {
