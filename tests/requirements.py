@@ -942,6 +942,8 @@ POLICIES: dict[str, str] = {
     "policies.audit": "An audit log has one line of JSON per call, with caller, outcome, duration and sizes; inputs "
     "only if asked for, without secrets.",
     "policies.approval": "A call that needs approval runs only if a person approves it in time.",
+    "policies.queue": "Calls wait in a queue for approval, bounded in number and time; what a person reads has no "
+    "secrets, and says what is left out.",
     "policies.rate": "No more calls pass than a rate allows, for each identity or operation; the error says when to "
     "retry.",
     "policies.concurrency": "No more calls run at the same time than a limit allows; others wait or are rejected.",

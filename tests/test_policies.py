@@ -15,6 +15,8 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.operation import Context, Identity, Interceptor
 from opwire.policies import (
     Approval,
+    ApprovalChange,
+    ApprovalQueue,
     ApprovalRequest,
     AuditLog,
     CallBudget,
@@ -155,6 +157,64 @@ async def test_a_decision_has_a_deadline_and_few_calls_wait_for_one() -> None:
     assert sorted(error.code for error in outcomes) == ["ACCESS_DENIED", "ACCESS_DENIED", "RATE_LIMITED"]
     assert "no decision within 0.05 s" in max(error.message for error in outcomes)
     assert (await refused(registry, "shop.order", {"article": "tea"})).code is ErrorCode.ACCESS_DENIED
+
+
+async def waiting(queue: ApprovalQueue, calls: int) -> tuple[ApprovalRequest, ...]:
+    async with asyncio.timeout(30):
+        while len(queue.waiting) < calls:
+            await asyncio.sleep(0)
+    return queue.waiting
+
+
+@requirement("policies.queue")
+async def test_calls_wait_in_a_queue_until_each_is_approved_or_denied() -> None:
+    queue, changes = ApprovalQueue(), list[ApprovalChange]()
+    stop = queue.on_change(changes.append)
+    registry = shop(Approval(queue))
+    calls = [asyncio.create_task(registry.execute("shop.order", {"article": each}, ANN)) for each in ("tea", "gold")]
+    tea, gold = await waiting(queue, 2)
+    assert (tea.identity, tea.shown_input, tea.expires - tea.since) == (ANN.identity, {"article": "tea"}, 300)
+    assert queue.deny(gold.id, "too expensive", by="eve")
+    assert queue.approve(tea.id, by="eve")
+    assert not queue.approve(gold.id)  # it was denied already
+    assert not queue.deny("unknown")
+    assert (await calls[0]).data == "tea"
+    with pytest.raises(CallError, match="was not approved: too expensive"):
+        await calls[1]
+    assert [(each.kind, each.request.id, each.reason, each.by) for each in changes] == [
+        ("waiting", tea.id, "", ""),
+        ("waiting", gold.id, "", ""),
+        ("denied", gold.id, "too expensive", "eve"),
+        ("approved", tea.id, "", "eve"),
+    ]
+    stop()
+
+
+@requirement("policies.queue")
+async def test_a_call_that_expires_or_is_cancelled_leaves_the_queue_and_cannot_be_approved() -> None:
+    queue, changes = ApprovalQueue(), list[ApprovalChange]()
+    queue.on_change(changes.append)
+    queue.on_change(lambda _: 1 / 0)  # does not affect the others
+    late = await refused(shop(Approval(queue, timeout=0.05)), "shop.order", {"article": "tea"})
+    assert "no decision within 0.05 s" in late.message
+    call = asyncio.create_task(shop(Approval(queue)).execute("shop.order", {"article": "tea"}))
+    (request,) = await waiting(queue, 1)
+    call.cancel()
+    assert queue.waiting
+    await asyncio.wait([call])
+    assert [each.kind for each in changes] == ["waiting", "expired", "waiting", "cancelled"]
+    assert not queue.waiting
+    assert not queue.approve(request.id)
+
+
+@requirement("policies.queue")
+async def test_a_person_reads_neither_secrets_nor_the_whole_of_a_long_input() -> None:
+    asked: list[ApprovalRequest] = []
+    registry = shop(Approval(lambda request: bool(asked.append(request)) or True))
+    await registry.execute("shop.order", {"article": "tea", "password": "hunter2"})
+    assert str(asked[0]) == 'an anonymous caller calls shop.order with {"article":"tea","password":"***"}'
+    await registry.execute("shop.order", {"article": "t" * 5_000})
+    assert str(asked[1]).endswith("t… (3,014 more characters)")
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

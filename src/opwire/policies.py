@@ -10,18 +10,20 @@ first also has the calls that the others reject.
 """
 
 import asyncio
+import logging
 import os
 import re
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack, cast
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +33,10 @@ from opwire.auth.tokens import TokenBucket
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType
+from opwire.typed.plain import to_plain
 from opwire.view import Pattern, Selection
+
+logger = logging.getLogger("opwire.policies")
 
 T = TypeVar("T")
 
@@ -40,6 +45,8 @@ Key = Literal["identity", "operation", "namespace"]
 
 _MAX_KEYS = 10_000  # identities or operations whose counts are kept; the least recently used ones are dropped
 _MAX_VALUES = 16 * 1024  # bytes of an input in an audit log
+_MAX_SHOWN = 2_000  # characters of an input that a person is asked about
+_CLOCK_ERROR = 0.05  # seconds between the clock of timeouts and that of the day
 _SECRET = re.compile(r"passw|secret|token|authorization|api[-_]?key|credential|cookie|private", re.IGNORECASE)
 _BUDGET = "opwire.budget"
 _FAULTS = frozenset({ErrorCode.PROTOCOL_ERROR, ErrorCode.INTERNAL})  # of a service, though they are not retryable
@@ -175,7 +182,7 @@ class AuditLog(Policy):
             "outputBytes": 0,
         }
         if self._values:
-            line["input"] = self._without_secrets(input) if (line["inputBytes"] or 0) <= _MAX_VALUES else "(too long)"
+            line["input"] = masked(input, self._redacted) if (line["inputBytes"] or 0) <= _MAX_VALUES else "(too long)"
         if spec.type is OperationType.SUBSCRIPTION:
             line["items"] = 0
 
@@ -193,15 +200,17 @@ class AuditLog(Policy):
             line["ms"] = round(1_000 * (time.perf_counter() - start), 3)
             self._write(_encoder.encode(line) + b"\n")
 
-    def _without_secrets(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {
-                name: "***" if _SECRET.search(name) or name.lower() in self._redacted else self._without_secrets(each)
-                for name, each in cast("dict[str, Any]", value).items()
-            }
-        if isinstance(value, list):
-            return [self._without_secrets(each) for each in cast("list[Any]", value)]
-        return value
+
+def masked(value: Any, names: Collection[str] = ()) -> Any:
+    """Return plain data with "***" for the values of secret names, and of those in `names`, which are lower case."""
+    if isinstance(value, dict):
+        return {
+            name: "***" if _SECRET.search(name) or name.lower() in names else masked(each, names)
+            for name, each in cast("dict[str, Any]", value).items()
+        }
+    if isinstance(value, list):
+        return [masked(each, names) for each in cast("list[Any]", value)]
+    return value
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -223,25 +232,115 @@ def _size(value: Any) -> int | None:
 # --- approval ---------------------------------------------------------------------------------------------------------
 
 
-class ApprovalRequest(Struct, frozen=True):
-    """A call that waits for the decision of a person."""
+class ApprovalRequest(Struct, frozen=True, kw_only=True):
+    """A call that waits for the decision of a person. `since` and `expires` are seconds since 1970."""
 
     spec: OperationSpec
     input: Any
     context: Context
+    id: str
+    since: float
+    expires: float
 
     @property
     def identity(self) -> Identity | None:
         """The caller."""
         return self.context.identity
 
+    @property
+    def shown_input(self) -> Any:
+        """The input, with the values of secret names replaced; as text that is cut off if it is too long to show."""
+        given = masked(to_plain(self.input))
+        text = _encoder.encode(given).decode()
+        more = len(text) - _MAX_SHOWN
+        return given if more <= 0 else f"{text[:_MAX_SHOWN]}… ({more:,} more characters)"
+
     def __str__(self) -> str:
         caller = "an anonymous caller" if self.identity is None else self.identity.id
-        return f"{caller} calls {self.spec.id} with {_encoder.encode(self.input).decode()[:2_000]}"
+        shown = self.shown_input
+        return (
+            f"{caller} calls {self.spec.id} with {shown if isinstance(shown, str) else _encoder.encode(shown).decode()}"
+        )
 
 
 Decision = bool | str
 """True approves a call; False, or a reason, denies it."""
+
+
+class ApprovalChange(NamedTuple):
+    """A call waits for approval, or does not any more; `by` is who decided, if that is known."""
+
+    kind: Literal["waiting", "approved", "denied", "expired", "cancelled"]
+    request: ApprovalRequest
+    reason: str = ""
+    by: str = ""
+
+
+class ApprovalQueue:
+    """Calls that wait until a person decides about them, such as in the console: the `ask` of an `Approval`.
+
+        queue = ApprovalQueue()
+        registry.use(Approval(queue))
+        for request in queue.waiting:
+            queue.approve(request.id, by="ann")
+
+    The policy bounds how many calls wait, and for how long; a call that is cancelled leaves the queue. Use it on the
+    event loop of the calls.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[ApprovalRequest, asyncio.Future[ApprovalChange]]] = {}
+        self._listeners: list[Callable[[ApprovalChange], object]] = []
+
+    async def __call__(self, request: ApprovalRequest) -> Decision:
+        """Wait for the decision about a call."""
+        decided: asyncio.Future[ApprovalChange] = asyncio.get_running_loop().create_future()
+        self._waiting[request.id] = request, decided
+        self._tell(ApprovalChange("waiting", request))
+        try:
+            change = await decided
+        except asyncio.CancelledError:
+            self._waiting.pop(request.id, None)
+            if decided.cancelled():  # otherwise a decision was told already
+                is_late = time.time() >= request.expires - _CLOCK_ERROR
+                self._tell(ApprovalChange("expired" if is_late else "cancelled", request))
+            raise
+        return change.kind == "approved" or change.reason
+
+    @property
+    def waiting(self) -> tuple[ApprovalRequest, ...]:
+        """The calls that wait, the oldest first."""
+        return tuple(request for request, _ in self._waiting.values())
+
+    def approve(self, id: str, *, by: str = "") -> bool:
+        """Let a call continue; return False if it does not wait any more."""
+        return self._decide(id, "approved", "", by)
+
+    def deny(self, id: str, reason: str = "", *, by: str = "") -> bool:
+        """Reject a call with a reason, which its caller reads; return False if it does not wait any more."""
+        return self._decide(id, "denied", reason, by)
+
+    def on_change(self, listener: Callable[[ApprovalChange], object]) -> Callable[[], None]:
+        """Call the listener on every change; the returned function removes it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def _decide(self, id: str, kind: Literal["approved", "denied"], reason: str, by: str) -> bool:
+        request, decided = self._waiting.pop(id, (None, None))
+        if request is None or decided is None or decided.done():
+            return False
+        change = ApprovalChange(kind, request, reason, by)
+        decided.set_result(change)
+        logger.info("%s was %s%s", request.spec.id, kind, f" by {by}" if by else "")
+        self._tell(change)
+        return True
+
+    def _tell(self, change: ApprovalChange) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(change)
+            except Exception:
+                logger.exception("a listener failed on an approval of %s", change.request.spec.id)
 
 
 class Approval(Policy):
@@ -280,7 +379,7 @@ class Approval(Policy):
             raise CallError(ErrorCode.RATE_LIMITED, f"{self._waiting} calls wait for approval already")
         self._waiting += 1
         try:
-            decision = await self._decide(ApprovalRequest(spec, input, context))
+            decision = await self._decide(spec, input, context)
         finally:
             self._waiting -= 1
         if decision is not True:
@@ -288,11 +387,14 @@ class Approval(Policy):
             raise CallError(ErrorCode.ACCESS_DENIED, f"{spec.id} was not approved{reason}")
         yield PolicyCall(context)
 
-    async def _decide(self, request: ApprovalRequest) -> Decision:
-        remaining = request.context.remaining
-        seconds = self._timeout if remaining is None else min(remaining, self._timeout)
+    async def _decide(self, spec: OperationSpec, input: Any, context: Context) -> Decision:
+        remaining, now = context.remaining, time.time()
+        seconds = max(self._timeout if remaining is None else min(remaining, self._timeout), 0)
+        request = ApprovalRequest(
+            spec=spec, input=input, context=context, id=uuid4().hex, since=now, expires=now + seconds
+        )
         try:
-            async with asyncio.timeout(max(seconds, 0)):
+            async with asyncio.timeout(seconds):
                 decision = self._ask(request)
                 return await decision if isawaitable(decision) else decision
         except TimeoutError:

@@ -62,6 +62,15 @@ async def test_the_policies_of_a_file_apply_to_every_call(tmp_path: Path) -> Non
 
 
 @requirement("policies.config")
+async def test_calls_wait_for_the_console_where_a_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "opwire.toml").write_text("[sources.shop]\npython = 'shop.py'\n[policies.approval]")
+    async with open_config(load_config(tmp_path / "opwire.toml")) as opened:
+        opened.approvals.on_change(lambda change: opened.approvals.approve(change.request.id))
+        assert (await opened.registry.execute("shop.order", {"article": "tea"})).data == "tea"
+
+
+@requirement("policies.config")
 @pytest.mark.parametrize(
     ("policies", "told"),
     [

@@ -9,11 +9,22 @@ from msgspec.structs import asdict
 from opwire.config.settings import PoliciesSettings
 from opwire.config.sources import ProjectModules
 from opwire.errors import ConfigError
-from opwire.policies import Approval, AuditLog, CallBudget, CircuitBreaker, ConcurrencyLimit, Policy, RateLimit
+from opwire.policies import (
+    Approval,
+    ApprovalQueue,
+    AuditLog,
+    CallBudget,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    Policy,
+    RateLimit,
+)
 
 
-async def create_policies(settings: PoliciesSettings, folder: Path, modules: ProjectModules) -> AsyncIterator[Policy]:
-    """Yield the policies of a file, the outermost first.
+async def create_policies(
+    settings: PoliciesSettings, folder: Path, modules: ProjectModules, approvals: ApprovalQueue
+) -> AsyncIterator[Policy]:
+    """Yield the policies of a file, the outermost first; `approvals` are the calls that wait in the console.
 
     Raises:
         ConfigError: the audit log cannot be written, or the function that approves calls does not exist.
@@ -34,4 +45,6 @@ async def create_policies(settings: PoliciesSettings, folder: Path, modules: Pro
         yield CircuitBreaker(**asdict(settings.breaker))
     if settings.approval is not None:
         options = asdict(settings.approval)
-        yield Approval(await modules.function(options.pop("ask"), "policies.approval.ask"), **options)
+        ask = options.pop("ask")
+        decide = approvals if ask == "console" else await modules.function(ask, "policies.approval.ask")
+        yield Approval(decide, **options)

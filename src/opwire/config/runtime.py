@@ -21,6 +21,7 @@ from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
 from opwire.operation import Operation, SourceChange
+from opwire.policies import ApprovalQueue
 from opwire.view import ViewRules
 from opwire.webhooks import WebhookReceiver
 
@@ -90,6 +91,8 @@ class OpenedConfig:
         """The operations of all sources."""
         self.failures: dict[str, OpwireError] = {}
         """The errors of sources, by name; of one server of an `mcpServers` file, by "source.server"."""
+        self.approvals = ApprovalQueue()
+        """The calls that wait for approval in the console."""
         self._on_event = on_event
         self._opened: dict[str, AdapterSource] = {}
         self._mounted: dict[str, MountedSource] = {}
@@ -131,7 +134,8 @@ class OpenedConfig:
         Raises:
             ConfigError: a policy cannot be installed, or a `required` source failed.
         """
-        async for policy in create_policies(self.config.policies, self.config.folder, self._modules):
+        policies = create_policies(self.config.policies, self.config.folder, self._modules, self.approvals)
+        async for policy in policies:
             self.registry.use(policy)
         enabled = {name: each for name, each in self.config.sources.items() if each.enabled}
         try:

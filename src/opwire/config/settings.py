@@ -353,9 +353,9 @@ class BreakerSettings(PolicySettings, frozen=True, kw_only=True):
 
 
 class ApprovalSettings(Settings, frozen=True, kw_only=True):
-    """`[policies.approval]`: see `Approval`. `ask` is "module:function", or "file.py:function"."""
+    """`[policies.approval]`: see `Approval`. `ask` is "console", or "module:function", or "file.py:function"."""
 
-    ask: str
+    ask: str = "console"
     timeout: Seconds = 300.0
     max_waiting: Count = 100
     include: tuple[str, ...] = ("type:mutation",)

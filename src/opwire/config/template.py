@@ -120,7 +120,7 @@ TEMPLATE = """\
 #failures = 5  # in a row, of one namespace
 #pause = 30  # seconds
 #[policies.approval]
-#ask = "approvals.py:ask"  # a function that returns True, False or a reason; before mutations by default
+#ask = "console"  # or "approvals.py:ask", a function that returns True, False or a reason; before mutations by default
 
 # --- Surfaces: `opwire serve` ----------------------------------------------------------------------------------------
 
