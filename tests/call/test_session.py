@@ -13,7 +13,11 @@ from opwire.call import MAX_MESSAGE, CallAborted, encode_event, events
 from opwire.call.events import SESSION_EVENT_SCHEMA, SESSION_EVENT_SCHEMAS, SessionEvent, decode_message, encode_session
 from tests.requirements import requirement
 
-KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and kind.__name__ != "SessionMessage"]
+KINDS = [
+    kind
+    for kind in vars(events).values()
+    if isinstance(kind, type) and kind.__name__ not in ("SessionMessage", "WireAnnounce")
+]
 KINDS = [kind for kind in KINDS if issubclass(kind, events.SessionMessage)]
 
 
@@ -45,7 +49,9 @@ def instances(kind: Any) -> st.SearchStrategy[SessionEvent]:
 @given(st.one_of(*map(instances, KINDS)))
 def test_every_event_survives_its_journey_and_agrees_with_its_schema(event: SessionEvent) -> None:
     message = encode_session(event)
-    assert decode_message(message, limit=10**9) == event
+    decoded = cast("SessionEvent", decode_message(message, limit=10**9))
+    assert msgspec.structs.asdict(decoded) == msgspec.structs.asdict(event)
+    assert encode_session(decoded) == message
     fields = json.loads(message)
     assert Schema(SESSION_EVENT_SCHEMAS[fields["type"]]).problems(fields) == []
     assert Schema(SESSION_EVENT_SCHEMA).is_valid(fields)
@@ -66,6 +72,20 @@ def test_another_order_of_fields_and_unknown_ones_are_read(text: str) -> None:
     assert decode_message(text.encode()) == events.Done(id=7)
 
 
+@requirement("call.wire.numbers")
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"session.hello","version":1.0,"maxMessage":5e3}',
+        '{"type":"session.hello","version":1,"maxMessage":5000,"token":null}',
+        '{"maxMessage":5000.0,"token":null,"type":"session.hello","version":1}',
+    ],
+)
+def test_a_count_may_have_a_fraction_of_zero_and_null_is_absent(text: str) -> None:
+    assert decode_message(text.encode()) == events.Hello(version=1, max_message=5000)
+    assert decode_message(b'{"type":"session.done","id":7.0,"refused":null}') == events.Done(id=7)
+
+
 @requirement("call.session.malformed")
 @pytest.mark.parametrize(
     "message",
@@ -76,6 +96,9 @@ def test_another_order_of_fields_and_unknown_ones_are_read(text: str) -> None:
         b'{"type":"session.unknown"}',
         b'{"type":"session.done"}',
         b'{"type":"session.done","id":-1}',
+        b'{"type":"session.done","id":1.5}',
+        b'{"type":"session.done","id":1e300}',
+        b'{"type":"session.done","id":null}',
         b'{"type":"session.announce","id":1,"operations":"all"}',
         b'{"type":"session.welcome","version":1,"peer":"c1","maxMessage":0,"heartbeatMs":1}',
         b'{"type":"call.nothing","requestId":"session."}',
@@ -102,6 +125,7 @@ DOCUMENT_FIELDS = {
     for field in msgspec.structs.fields(kind)
     if field.name in FIELDS
 }
+DOCUMENT_FIELDS["descriptions"] = st.lists(st.dictionaries(st.text(), st.integers(), max_size=2), max_size=2)
 DOCUMENT_FIELDS["refused"] = FIELDS["refused"].map(msgspec.to_builtins)
 
 
@@ -122,6 +146,7 @@ def test_every_document_that_its_schema_allows_is_read_as_what_it_says(document:
     written = json.loads(encode_session(cast("SessionEvent", event)))
     assert written["type"] == document["type"]
     read = {field.encode_name: getattr(event, field.name) for field in msgspec.structs.fields(event)}
+    read["descriptions"] = [msgspec.json.decode(each) for each in read.get("descriptions", ())]
     assert {name: msgspec.to_builtins(read[name]) for name in document if name not in ("type", "newer")} == {
         name: value for name, value in document.items() if name not in ("type", "newer")
     }

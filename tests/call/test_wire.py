@@ -118,6 +118,18 @@ def test_fields_of_a_newer_protocol_are_ignored_and_optional_ones_may_be_null(te
     assert decode_event(json.dumps(newer)) == decode_event(text)
 
 
+@requirement("call.wire.numbers")
+@pytest.mark.parametrize("count", ["4", "4.0", "4e0", "40e-1"])
+def test_a_count_is_any_json_number_without_a_fraction(count: str) -> None:
+    requested = decode_event(f'{{"type":"call.requested","requestId":"r","operationId":"a.b","credits":{count}}}')
+    assert requested == CallRequested(request_id="r", operation_id="a.b", credits=4)
+    credit = decode_event(f'{{"type":"call.credit","requestId":"r","n":{count},"total":{count},"received":{count}}}')
+    assert credit == CallCredit(request_id="r", n=4, total=4, received=4)
+    with pytest.raises(CallError) as failure:
+        decode_event('{"type":"call.credit","requestId":"r","n":1.5}')
+    assert failure.value.details == {"requestId": "r"}
+
+
 @requirement("call.wire.tolerant")
 def test_the_order_of_the_fields_does_not_matter_and_a_missing_input_is_null() -> None:
     document = json.loads(REQUESTED)

@@ -128,7 +128,8 @@ class Grant(Struct, frozen=True):
 
     `expires` is the end of the grant (Unix epoch, in seconds), None if it does not expire. With `delegates` the holder
     may make calls with the identity of a caller while it serves that caller's call: grant it only to servers that are
-    trusted with everything that any of their callers may do.
+    trusted with everything that any of their callers may do. With `undescribed` it may announce operations that it does
+    not describe: they are mutations with unknown schemas.
 
     Raises:
         UsageError: `announces` is a single string, or `expires` is not a time.
@@ -138,6 +139,7 @@ class Grant(Struct, frozen=True):
     announces: tuple[str, ...] = ()
     expires: float | None = None
     delegates: bool = False
+    undescribed: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.announces, str):  # `("shop")` is a string, and "sh" would be in it

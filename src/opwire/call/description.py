@@ -2,26 +2,28 @@
 
 from functools import partial
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from msgspec import Struct, field, json
 from msgspec.structs import replace
 
+from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.monitor import Statistics
 from opwire.operation import AccessControl, NormalizeMode, OperationSpec, OperationType, split_id
 from opwire.schema import Schema
 from opwire.schema.dialect import dialect_of
+from opwire.typed import convert
 
 
 class ServerInfo(Struct, rename="camel", kw_only=True):
-    """A server. `id` changes with every start, `started` is in epoch milliseconds."""
+    """A server. `id` changes with every start, `started` is in epoch milliseconds. A peer may omit all but `id`."""
 
     id: str
-    name: str
-    version: str
-    started: int
-    status: Literal["serving", "draining"]
-    in_flight: int
+    name: str = ""
+    version: str = ""
+    started: int = 0
+    status: Literal["serving", "draining"] = "serving"
+    in_flight: int = 0
     """Calls in flight."""
 
 
@@ -54,6 +56,22 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
             access=spec.access,
             statistics=statistics,
         )
+
+    @classmethod
+    def read(cls, data: Any) -> "OperationInfo":
+        """Parse the description of a peer. Null counts as absent, and the type may be in upper case.
+
+        Raises:
+            CallError: VALIDATION_ERROR.
+        """
+        if isinstance(data, dict):
+            data = {name: value for name, value in cast("dict[str, Any]", data).items() if value is not None}
+            if isinstance(data.get("type"), str):  # the seeds write QUERY
+                data["type"] = data["type"].lower()
+        try:
+            return convert(data, cls)
+        except ConversionError as error:
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"invalid description of an operation: {error}") from error
 
     def plain(self) -> dict[str, Any]:
         """Return the description as JSON data. Its schemas are not copied, which would take most of the time."""

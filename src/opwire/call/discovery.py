@@ -18,7 +18,7 @@ from opwire.call.description import Description, OperationInfo, ServerInfo, Stat
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.dispatch import Dispatcher
-from opwire.errors import CallError
+from opwire.errors import CallError, ErrorCode
 from opwire.operation import AccessControl, Context, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 
@@ -139,10 +139,25 @@ async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: floa
 
 
 async def _describe(calls: PendingRequestMap, address: Address, timeout: float) -> FoundServer | None:
+    operations: list[OperationInfo] = []
     try:
-        server = await calls.call(ABOUT, to=address, output_type=ServerInfo, timeout=timeout)
-        stream = calls.subscribe(OPERATIONS, to=address, output_type=OperationInfo, timeout=timeout)
-        return FoundServer(address, server.data, [each.data async for each in stream])
+        server = await _server_info(calls, address, timeout)
+        async for each in calls.subscribe(OPERATIONS, to=address, timeout=timeout):
+            try:
+                operations.append(OperationInfo.read(each.data))
+            except CallError as error:
+                logger.warning("ignoring an operation of the server at %s: %s", address, error.message)
+        return FoundServer(address, server, operations)
     except CallError as error:
         logger.warning("the server at %s did not describe itself: %s", address, error)
         return None
+
+
+async def _server_info(calls: PendingRequestMap, address: Address, timeout: float) -> ServerInfo:
+    """Return what a server says about itself; a foreign one may not serve `opwire.about`."""
+    try:
+        return (await calls.call(ABOUT, to=address, output_type=ServerInfo, timeout=timeout)).data
+    except CallError as error:
+        if error.code not in (ErrorCode.OPERATION_NOT_FOUND, ErrorCode.ACCESS_DENIED):
+            raise
+        return ServerInfo(id=address, name=address)

@@ -44,7 +44,7 @@ fails only its own call.
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -62,6 +62,8 @@ from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError
 from opwire.operation import Identity, Progress, Trace, trace_of
 from opwire.typed import json_schema_of
 from opwire.typed.plain import MAX_DEPTH, json_form, read_json, survey, to_plain, write_json
+
+T = TypeVar("T")
 
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -311,6 +313,28 @@ _decoder = msgspec.json.Decoder(
     CallRequested | _WireResponded | CallCompleted | CallFailed | CallAborted | CallCredit | CallProgress
 )
 _id_decoder = msgspec.json.Decoder(_Id)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_COUNTS = frozenset({"version", "maxMessage", "heartbeatMs", "id", "credits", "seq", "n", "total", "received"})
+
+
+def _read(decoder: msgspec.json.Decoder[T], message: bytes | str) -> T:
+    """Decode an event. Null counts as absent, and 5.0 as 5; both are rare, so that only they are decoded twice.
+
+    Raises:
+        ValueError, RecursionError: it is invalid.
+    """
+    try:
+        return read_json(decoder, message)
+    except msgspec.ValidationError as error:
+        fields = read_json(_fields_decoder, message)
+        form = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
+        for name in _COUNTS & form.keys():
+            count = msgspec.json.decode(form[name])
+            if isinstance(count, float) and count.is_integer() and abs(count) < _FAR:
+                form[name] = msgspec.Raw(b"%d" % count)
+        if form == fields:
+            raise error from None
+        return read_json(decoder, msgspec.json.encode(form))
 
 
 def encode_event(event: CallEvent, *, limit: int = MAX_MESSAGE) -> bytes:
@@ -342,7 +366,7 @@ def decode_event(message: bytes | str, *, limit: int = MAX_MESSAGE) -> CallEvent
     data = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass")
     _check_size(data, limit)
     try:
-        event = read_json(_decoder, message)
+        event = _read(_decoder, message)
         if isinstance(event, _WireResponded):
             output = arrived_envelope(event.output)
             event = CallResponded(request_id=event.request_id, output=output, seq=event.seq)
@@ -411,12 +435,25 @@ class Welcome(SessionMessage, frozen=True, tag="session.welcome"):
 class Announce(SessionMessage, frozen=True, tag="session.announce"):
     """Serve further operations, at least one.
 
-    All or nothing by default; with `partial`, `session.done` lists the rejected ones.
+    All or nothing by default; with `partial`, `session.done` lists the rejected ones. `descriptions` has those of
+    some or all of the operations; the others are requested from the peer.
     """
 
     id: Natural
     operations: list[str]
     partial: bool = False
+    descriptions: list[Any] = []
+
+
+class WireAnnounce(Announce, frozen=True, tag="session.announce"):
+    """`session.announce` as decoded: its descriptions are not, so that waiting ones take no more than their bytes."""
+
+    descriptions: list[msgspec.Raw] = []
+
+    @property
+    def carried(self) -> int:
+        """The number of bytes of the descriptions."""
+        return sum(memoryview(each).nbytes for each in self.descriptions)
 
 
 class Withdraw(SessionMessage, frozen=True, tag="session.withdraw"):
@@ -521,7 +558,21 @@ SessionEvent = (
 )
 
 _session_encoder = msgspec.json.Encoder()
-_session_decoder = msgspec.json.Decoder(SessionEvent)
+_session_decoder = msgspec.json.Decoder(
+    Hello
+    | Welcome
+    | WireAnnounce
+    | Withdraw
+    | Done
+    | Pending
+    | Refused
+    | Who
+    | Here
+    | GoAway
+    | Left
+    | Serving
+    | Waiting
+)
 
 SESSION_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     str(kind.__struct_config__.tag): json_schema_of(kind)
@@ -558,6 +609,6 @@ def decode_message(message: bytes, *, limit: int = MAX_MESSAGE) -> CallEvent | S
 def _decode_session(message: bytes, limit: int) -> SessionEvent:
     _check_size(message, limit)
     try:
-        return _session_decoder.decode(message)
+        return _read(_session_decoder, message)
     except (ValueError, RecursionError) as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"invalid event: {error}") from error

@@ -500,6 +500,7 @@ class IdentitySettings(Settings, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ()
     resources: dict[str, tuple[str, ...]] = {}
     delegates: bool = False  # may pass on the identity of its own callers
+    undescribed: bool = False  # may announce operations without describing them
     announces: tuple[str, ...] = ()  # the namespaces that it may serve at a hub; "*" is all
 
 

@@ -110,7 +110,7 @@ class AnonymousGrant:
 def _grant(config: Config, name: str) -> Grant:
     settings = config.identities[name]
     identity = Identity(id=name, scopes=settings.scopes, resources=settings.resources)
-    return Grant(identity, settings.announces, delegates=settings.delegates)
+    return Grant(identity, settings.announces, delegates=settings.delegates, undescribed=settings.undescribed)
 
 
 def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:

@@ -68,6 +68,7 @@ TEMPLATE = """\
 #resources = { order = ["read", "refund"] }
 #announces = ["shop"]  # the namespaces that it may serve at a hub
 #delegates = true  # it may pass on the identity of its own callers
+#undescribed = true  # it may announce operations without describing them: their schemas are unknown
 
 # An identity for callers without a token: see `anonymous` below.
 #[identities.guest]

@@ -12,12 +12,12 @@ async with Spoke(billing, "ws://hub.example:8700", token=os.environ["BILLING"]):
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from msgspec import Struct, field, json
+from msgspec import Raw, Struct, field, json
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Authenticator, Grant
@@ -26,14 +26,13 @@ from opwire.call.discovery import OPERATIONS
 from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
-from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts, check_not_below_zero, needs_extra
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
 from opwire.logs import OK
 from opwire.monitor import ServerStatistics
-from opwire.operation import Identity
-from opwire.pipeline import typed_envelope
+from opwire.operation import Identity, OperationType
 from opwire.registry import OperationRegistry
+from opwire.typed.plain import MAX_DEPTH, read_json, survey
 
 if TYPE_CHECKING:
     from opwire.transports.websocket.routes import RoutedCall
@@ -51,6 +50,7 @@ _YIELD_EVERY = 8  # descriptions after which other tasks run
 _BATCH = 500  # operations, and
 _BATCH_BYTES = 200_000  # bytes of ids in one request: it has to fit into a message, with their digests
 _MAX_UNREQUESTED = 1_000  # descriptions beside the requested ones: a peer may not support requests for some
+_json_decoder = json.Decoder()
 _FAULTS_OF_SPOKE = (ErrorCode.VALIDATION_ERROR, ErrorCode.ACCESS_DENIED, ErrorCode.PAYLOAD_TOO_LARGE)
 
 
@@ -203,12 +203,14 @@ class _Announcement(Struct, eq=False):
     described: dict[str, DescribedOperation] = field(default_factory=dict[str, DescribedOperation])
     unchanged: dict[str, str] = field(default_factory=dict[str, str])  # with their digests
     rejected: dict[str, CallError] = field(default_factory=dict[str, CallError])
+    unanswered: dict[str, CallError] = field(default_factory=dict[str, CallError])  # why they are not described
 
 
 class HubAdmission:
     """The admission policy of a hub: authenticates connections, and validates the operations that they announce.
 
-    The schemas are requested from the spoke, without an identity: a spoke describes itself because its hub asks.
+    The schemas are in the announcement, or requested from the spoke, without an identity: a spoke describes itself
+    because its hub asks. What a spoke does not describe is rejected, unless its grant says `undescribed`.
     Without an authenticator, connections are anonymous and announce nothing. `max_described` bounds the bytes that one
     spoke may describe.
     """
@@ -239,7 +241,7 @@ class HubAdmission:
         return None if self._authenticator is None else await self._authenticator.authenticate(token)
 
     async def announced(
-        self, peer: Address, grant: Grant | None, operation_ids: Collection[str]
+        self, peer: Address, grant: Grant | None, operation_ids: Collection[str], descriptions: Sequence[Raw] = ()
     ) -> Mapping[str, CallError]:
         """Validate operations that a spoke announces; return the rejected ones with their errors.
 
@@ -252,20 +254,24 @@ class HubAdmission:
         for each in operation_ids:
             if each not in found.wanted:
                 found.rejected[each] = CallError(ErrorCode.ACCESS_DENIED, f"{name} may not announce {each}")
-        for batch in _batches(allowed):
-            await self._request(peer, batch, found)
-        # An unchanged operation may have been replaced meanwhile: the spoke then describes its own version.
-        while stale := [each for each, digest in found.unchanged.items() if self._remote.digest(each) != digest]:
-            for batch in _batches(stale):
-                await self._request(peer, batch, found, conditional=False)
+        undescribed = grant is not None and grant.undescribed
+        try:
+            await self._learn(peer, allowed, descriptions, found)
+        except CallError:
+            if not undescribed:
+                raise
+            found.unchanged.clear()
+        known = found.described.keys() | found.unchanged.keys() | found.rejected.keys()
+        for id in [each for each in found.wanted if each not in known]:
+            if undescribed:  # a mutation is never retried, nor called by GET
+                self._describe(peer, id, {"id": id, "type": OperationType.MUTATION.value}, found)
+            else:
+                message = f"{OPERATIONS} of the spoke does not describe {id}"
+                found.rejected[id] = found.unanswered.get(id) or CallError(ErrorCode.VALIDATION_ERROR, message)
         for id, operation in found.described.items():
             conflict = self._remote.conflict(peer, operation)
             if conflict is not None:
                 found.rejected[id] = conflict
-        for id in found.wanted:
-            if id not in found.described and id not in found.unchanged and id not in found.rejected:
-                message = f"{OPERATIONS} of the spoke does not describe {id}"
-                found.rejected[id] = CallError(ErrorCode.VALIDATION_ERROR, message)
         return found.rejected
 
     def accepted(self, peer: Address, operation_ids: Collection[str]) -> set[str]:
@@ -299,6 +305,20 @@ class HubAdmission:
 
     # --- descriptions -------------------------------------------------------------------------------------------------
 
+    async def _learn(
+        self, peer: Address, operation_ids: list[str], descriptions: Sequence[Raw], found: _Announcement
+    ) -> None:
+        """Read the descriptions in an announcement, and request those that are missing there."""
+        if descriptions:
+            await self._read_carried(peer, descriptions, found)
+        known = found.described.keys() | found.rejected.keys()
+        for batch in _batches([each for each in operation_ids if each not in known]):
+            await self._request(peer, batch, found)
+        # An unchanged operation may have been replaced meanwhile: the spoke then describes its own version.
+        while stale := [each for each, digest in found.unchanged.items() if self._remote.digest(each) != digest]:
+            for batch in _batches(stale):
+                await self._request(peer, batch, found, conditional=False)
+
     async def _request(
         self, peer: Address, batch: list[str], found: _Announcement, *, conditional: bool = True
     ) -> None:
@@ -314,7 +334,7 @@ class HubAdmission:
                 message = f"the spoke did not describe its operations: {error.message}"
                 raise CallError(ErrorCode.UNAVAILABLE, message) from error
             if len(batch) == 1:
-                found.rejected[batch[0]] = error
+                found.unanswered[batch[0]] = error
                 return
             for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
                 await self._request(peer, half, found, conditional=conditional)
@@ -333,7 +353,7 @@ class HubAdmission:
                         same = known.keys() & {each for each in ids if isinstance(each, str)}
                         found.unchanged.update((each, known[each]) for each in same)
                     case {"id": str(id)} if id in found.wanted:
-                        self._describe(peer, id, item, found)
+                        self._describe(peer, id, item.data, found)
                     case _:
                         unrequested += 1
                         if unrequested > _MAX_UNREQUESTED:
@@ -356,12 +376,29 @@ class HubAdmission:
             timer.cancel()
             stack.close()
 
-    def _describe(self, peer: Address, id: str, item: ResponseEnvelope[Any], found: _Announcement) -> None:
+    async def _read_carried(self, peer: Address, descriptions: Sequence[Raw], found: _Announcement) -> None:
+        """Read the descriptions of an announcement. Invalid ones without an id are ignored: theirs is requested."""
+        async with self._turn():
+            for number, each in enumerate(descriptions):
+                if number % _YIELD_EVERY == 0:
+                    await asyncio.sleep(0)
+                try:
+                    data = read_json(_json_decoder, bytes(each))
+                except (ValueError, RecursionError):
+                    continue
+                match data:
+                    case {"id": str(id)} if id in found.wanted and survey(data).deep:
+                        deep = f"the description of {id} is nested deeper than {MAX_DEPTH}"
+                        found.rejected[id] = CallError(ErrorCode.VALIDATION_ERROR, deep)
+                    case {"id": str(id)} if id in found.wanted:
+                        self._describe(peer, id, data, found)
+                    case _:
+                        pass  # of an operation that may not be announced, and is rejected
+
+    def _describe(self, peer: Address, id: str, data: Any, found: _Announcement) -> None:
         found.rejected.pop(id, None)
-        if isinstance(item.data.get("type"), str):  # the seeds write QUERY
-            item = ResponseEnvelope({**item.data, "type": item.data["type"].lower()}, item.meta)
         try:
-            info = typed_envelope(item, OperationInfo, OPERATIONS).data
+            info = OperationInfo.read(data)
             fingerprint = info.fingerprint()
             self._forget_sizes(peer, [id])
             self._sizes.setdefault(peer, {})[id] = fingerprint.size

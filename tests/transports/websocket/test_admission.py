@@ -1,10 +1,11 @@
 """Admission to a server: a policy decides, takes its time, and may fail. Tests of the hub's policy are with the hub."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from opwire.auth import Grant
 from opwire.call import Address
@@ -37,7 +38,7 @@ class Watched:
         return None if token is None else Grant(Identity(id=token))
 
     async def announced(
-        self, peer: Address, grant: Grant | None, operation_ids: Collection[str]
+        self, peer: Address, grant: Grant | None, operation_ids: Collection[str], descriptions: Sequence[Raw] = ()
     ) -> Mapping[str, CallError]:
         self.told.append(("announced", list(operation_ids)))
         self.deciding.set()

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
@@ -675,7 +676,7 @@ class Anonymous:
         return None
 
     async def announced(
-        self, peer: Address, grant: Grant | None, operation_ids: Collection[str]
+        self, peer: Address, grant: Grant | None, operation_ids: Collection[str], descriptions: Sequence[Raw] = ()
     ) -> dict[str, CallError]:
         return {each: CallError(ErrorCode.ACCESS_DENIED, "not here") for each in operation_ids}
 

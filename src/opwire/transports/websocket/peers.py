@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from itertools import islice
 from secrets import token_bytes
 from typing import Any, Protocol
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from opwire.auth.tokens import Grant, TokenBucket
@@ -56,6 +57,8 @@ UNAUTHENTICATED, FORBIDDEN, TOO_MUCH = 4401, 4403, 4413
 _UNMATCHED = 100.0, 2_000  # the rate of a peer's unmatched events, in kB: per second, and at once
 _PENDING_INTERVAL = 1.0  # seconds between two notices that an announcement is pending
 _MAX_PENDING_IDS = 1_000  # announcements in one of these
+_MAX_CARRIED = 4 * 1024 * 1024  # bytes of descriptions in the undecided announcements of one peer, and
+_MAX_ALL_CARRIED = 64 * 1024 * 1024  # of all peers
 _MAX_CHECKS = 64  # concurrent token checks: of unknown tokens, and as many of known ones
 _MAX_KNOWN = 10_000  # tokens that were valid
 _MAX_SMALL = 1024  # bytes of an event that ends or steers a call: larger ones have no reserved room
@@ -77,8 +80,9 @@ class Peer:
         self.identity = ANONYMOUS  # as JSON
         self.turn: asyncio.Future[None] | None = None  # to have its token checked
         self.expiry: asyncio.TimerHandle | None = None  # of its grant
-        self.changes: deque[events.Announce | events.Withdraw] = deque()  # undecided
+        self.changes: deque[events.WireAnnounce | events.Withdraw] = deque()  # undecided
         self.changing = 0  # operations in these
+        self.carried = 0  # bytes of descriptions in these
         self.notice: asyncio.TimerHandle | None = None  # that changes are pending
         self.strikes = 0  # invalid messages
         self.max_message = MAX_MESSAGE
@@ -135,9 +139,11 @@ class AdmissionPolicy(Protocol):
         ...
 
     async def announced(
-        self, peer: Address, grant: Grant | None, operation_ids: Collection[str]
+        self, peer: Address, grant: Grant | None, operation_ids: Collection[str], descriptions: Sequence[Raw] = ()
     ) -> Mapping[str, CallError]:
         """Check operations that a peer wants to serve; return those that are refused, with the reasons.
+
+        `descriptions` are those that the announcement carries, as JSON.
 
         Raises:
             CallError: none of them can be checked.
@@ -222,6 +228,7 @@ class Admission:
         self._make_room = make_room
         self._tasks: set[asyncio.Task[None]] = set()
         self._announcing: Counter[str] = Counter()  # announced operations, undecided
+        self._carried = 0  # bytes of descriptions in undecided announcements
         self._unknown, self._known = _TokenChecks(_MAX_CHECKS), _TokenChecks(_MAX_CHECKS)
         self._valid: OrderedDict[bytes, None] = OrderedDict()  # digests of tokens that were valid
         self._secret = token_bytes(16)
@@ -312,12 +319,15 @@ class Admission:
         if self._policy is not None:
             self._policy.unserved(operation_id)
 
-    def change(self, peer: Peer, change: events.Announce | events.Withdraw) -> None:
+    def change(self, peer: Peer, change: events.WireAnnounce | events.Withdraw) -> None:
         """Decide about an announcement or withdrawal."""
-        if isinstance(change, events.Announce) and not change.operations:
-            empty = CallError(ErrorCode.VALIDATION_ERROR, "session.announce names at least one operation")
-            peer.refuse(empty, change.id)
-            return
+        carried = 0
+        if isinstance(change, events.WireAnnounce):
+            carried = change.carried
+            error = self._invalid(peer, change, carried)
+            if error is not None:
+                peer.refuse(error, change.id)
+                return
         try:
             self._routes.check_room(peer.address, change.operations, peer.changing)
         except CallError as error:
@@ -332,11 +342,26 @@ class Admission:
             return
         peer.changes.append(change)
         peer.changing += len(change.operations)
-        if isinstance(change, events.Announce):
+        peer.carried += carried
+        self._carried += carried
+        if isinstance(change, events.WireAnnounce):
+            # Copies, since each one refers to its whole message.
+            peer.changes[-1] = replace(change, descriptions=[each.copy() for each in change.descriptions])
             self._announcing.update(change.operations)
         if len(peer.changes) == 1:  # else the earlier ones are being decided
             self._schedule_notice(peer)
             self._start(self._decide(peer, self._policy))
+
+    def _invalid(self, peer: Peer, change: events.WireAnnounce, carried: int) -> CallError | None:
+        """Return why an announcement is rejected before it is decided."""
+        if not change.operations:
+            return CallError(ErrorCode.VALIDATION_ERROR, "session.announce names at least one operation")
+        if len(change.descriptions) > len(change.operations):
+            return CallError(ErrorCode.VALIDATION_ERROR, "session.announce describes only the operations that it names")
+        if peer.carried + carried > _MAX_CARRIED or self._carried + carried > _MAX_ALL_CARRIED:
+            full = "earlier announcements with descriptions are not decided yet: send more of them after session.done"
+            return CallError(ErrorCode.RATE_LIMITED, full)
+        return None
 
     def withdraw(self, peer: Peer, operation_ids: list[str]) -> None:
         """Withdraw operations of a peer."""
@@ -347,7 +372,7 @@ class Admission:
     async def _decide(self, peer: Peer, policy: AdmissionPolicy) -> None:
         while peer.changes:
             change = peer.changes[0]
-            if isinstance(change, events.Announce):
+            if isinstance(change, events.WireAnnounce):
                 await self._announce(peer, policy, change)
             else:
                 self.withdraw(peer, change.operations)
@@ -357,9 +382,9 @@ class Admission:
         if peer.notice is not None:
             peer.notice.cancel()
 
-    async def _announce(self, peer: Peer, policy: AdmissionPolicy, change: events.Announce) -> None:
+    async def _announce(self, peer: Peer, policy: AdmissionPolicy, change: events.WireAnnounce) -> None:
         try:
-            refused = await policy.announced(peer.address, peer.grant, change.operations)
+            refused = await policy.announced(peer.address, peer.grant, change.operations, change.descriptions)
         except Exception as error:
             peer.refuse(_public_error(error), change.id)
             return
@@ -379,7 +404,10 @@ class Admission:
         """Remove the first change of a peer: it is decided, or the peer has left."""
         change = peer.changes.popleft()
         peer.changing -= len(change.operations)
-        if isinstance(change, events.Announce):
+        if isinstance(change, events.WireAnnounce):
+            carried = change.carried
+            peer.carried -= carried
+            self._carried -= carried
             for each in change.operations:
                 self._announcing[each] -= 1
                 if not self._announcing[each]:

@@ -20,7 +20,6 @@ from opwire.call.events import (
     BULK,
     MAX_MESSAGE,
     VERSION,
-    Announce,
     CallAborted,
     CallCompleted,
     CallEvent,
@@ -33,6 +32,7 @@ from opwire.call.events import (
     Here,
     Welcome,
     Who,
+    WireAnnounce,
     Withdraw,
     decode_event,
     decode_message,
@@ -447,7 +447,7 @@ class WebSocketServer:
             self._malformed(peer, error)
             return
         match event:
-            case Announce() | Withdraw():
+            case WireAnnounce() | Withdraw():
                 self._admission.change(peer, event)
             case Who():
                 peer.notify(Here(id=event.id, peers=self._routes.servers()))
