@@ -1288,6 +1288,14 @@ CONFIG: dict[str, str] = {
     "config.surfaces": "Surfaces, hub and spoke are made as the file says, and let in whom it names.",
 }
 
+QUESTIONS: dict[str, str] = {
+    "questions.elicit": "A handler asks its caller by a typed form, and accept, decline and cancel are distinguished.",
+    "questions.unanswerable": "A caller that cannot be asked gets an error that says what was asked and how to answer.",
+    "questions.deadline": "An unanswered question ends with its timeout, or with the deadline of the call.",
+    "questions.nested": "A nested call asks the caller of the outer one.",
+    "questions.blocking": "A plain function that answers questions may block.",
+}
+
 CLIENT: dict[str, str] = {
     "client.contract": "The same calls give the same over a registry, a transport, a hub, a broker and served HTTP.",
     "client.data": "`call` gives the data; with `output_type` it really is of that type.",
@@ -1411,6 +1419,7 @@ SECTIONS = (
     CACHING,
     TELEMETRY,
     CONFIG,
+    QUESTIONS,
     CLIENT,
     DOCS,
     CLI,

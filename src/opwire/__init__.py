@@ -63,6 +63,7 @@ from opwire.operation import (
     SourceChange,
     check_access,
 )
+from opwire.questions import Elicitation, Question, Root, SampledMessage
 from opwire.registry import OperationRegistry, RegistryView, build_env
 from opwire.schema import UNKNOWN, Problem, Schema
 from opwire.view import Reshape
@@ -91,6 +92,7 @@ __all__ = [
     "Context",
     "ConversionError",
     "Depends",
+    "Elicitation",
     "Env",
     "ErrorCode",
     "HTTPResponseMeta",
@@ -112,6 +114,7 @@ __all__ = [
     "OpwireError",
     "Problem",
     "Progress",
+    "Question",
     "RegistrationError",
     "RegistryView",
     "Reshape",
@@ -119,6 +122,8 @@ __all__ = [
     "ResponseEnvelope",
     "ResponseMeta",
     "ResponseSource",
+    "Root",
+    "SampledMessage",
     "Schema",
     "SchemaError",
     "Source",

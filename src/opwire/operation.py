@@ -5,17 +5,32 @@ Access is checked by the dispatcher of every surface, never by `OperationRegistr
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeGuard, TypeVar, overload
 from uuid import uuid4
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
+from opwire.questions import (
+    MAX_TOKENS,
+    QUESTION_TIMEOUT,
+    Elicitation,
+    Form,
+    Question,
+    QuestionCallback,
+    Root,
+    SampledMessage,
+    ask,
+    read_roots,
+    sampling,
+)
 from opwire.schema import UNKNOWN, Schema
 from opwire.typed.plain import html_table, indented_json, replace_surrogates
+
+T = TypeVar("T")
 
 NormalizeMode = Literal["fit", "cast", "check", "off"]
 """How a result that does not match its schema is repaired; see the `pipeline` module."""
@@ -249,6 +264,7 @@ class Context(Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     metadata: Mapping[str, Any] = {}
     on_progress: Callable[[Progress], object] | None = None  # callback of `report`
+    on_question: QuestionCallback | None = None  # answers `elicit`, `sample` and `roots`; None: it cannot be asked
     watched: bool = False  # the deadline is enforced by the creator of this context
     bind_env: Callable[["Context"], Any] | None = None
     inbound: Inbound | None = None  # set by the surface that accepted the request
@@ -271,7 +287,7 @@ class Context(Struct, frozen=True, kw_only=True):
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def child(self) -> "Context":
-        """Return the context of a call made on behalf of this one. Its progress is not reported."""
+        """Return the context of a call made on behalf of this one. Its progress is not reported; it may ask."""
         parent = self.request_id
         return replace(self, request_id=uuid4().hex, parent_request_id=parent, watched=False, on_progress=None)
 
@@ -289,6 +305,72 @@ class Context(Struct, frozen=True, kw_only=True):
         """
         if self.on_progress is not None:
             self.on_progress(Progress(progress, total, message))
+
+    @overload
+    async def elicit(self, wanted: type[T], message: str, *, timeout: float = ...) -> Elicitation[T]: ...
+    @overload
+    async def elicit(self, wanted: Any, message: str, *, timeout: float = ...) -> Elicitation[Any]: ...
+    async def elicit(self, wanted: Any, message: str, *, timeout: float = QUESTION_TIMEOUT) -> Elicitation[Any]:
+        """Ask the person who makes the call, and return the typed outcome.
+
+            if not await context.elicit(bool, f"Delete {count} orders?"):
+                return "nothing was deleted"
+
+        `wanted` is a type, or a JSON Schema: a boolean, a number, a text, a choice (`Literal`, an enum), or a class
+        with such fields. The outcome is true if the form was accepted, unless with False; `action` tells "decline"
+        from "cancel", and `unwrap()` returns the data or ends the call.
+
+        A client without a session (MCP 2026-07-28) calls the operation again with the answer, so that what comes
+        before the question is repeated: ask before changing anything.
+
+        Raises:
+            CallError: ABORTED, the caller cannot be asked; TIMEOUT, the question was not answered within `timeout`
+                seconds, or until the deadline; PROTOCOL_ERROR, the answer is invalid.
+            UsageError: the type is not flat.
+        """
+        form: Form[Any] = Form(wanted)
+        question = form.question(message)
+        return form.read(await self.ask(question, timeout=timeout), question)
+
+    async def sample(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int = MAX_TOKENS,
+        system_prompt: str | None = None,
+        temperature: float | None = None,
+        timeout: float = QUESTION_TIMEOUT,
+        **options: Any,
+    ) -> SampledMessage:
+        """Ask the caller's model for a completion: `(await context.sample("Summarise: …")).text`.
+
+        `messages` is a text, or messages of MCP; `options` are further params of `sampling/createMessage`, such as
+        `modelPreferences`.
+
+        Raises:
+            CallError: as `elicit`.
+        """
+        given = {"systemPrompt": system_prompt, "temperature": temperature, **options}
+        question = sampling(messages, max_tokens, given)
+        return SampledMessage.read(await self.ask(question, timeout=timeout), question)
+
+    async def roots(self, *, timeout: float = QUESTION_TIMEOUT) -> list[Root]:
+        """Return the directories and files that the caller lets the operation work on.
+
+        Raises:
+            CallError: as `elicit`.
+        """
+        question = Question("roots")
+        return read_roots(await self.ask(question, timeout=timeout), question)
+
+    async def ask(self, question: Question, *, timeout: float = QUESTION_TIMEOUT) -> dict[str, Any]:
+        """Return the caller's answer to a question, in the shape of MCP.
+
+        Raises:
+            CallError: as `elicit`.
+        """
+        remaining = self.remaining
+        return await ask(question, self.on_question, timeout if remaining is None else min(timeout, remaining))
 
     def within(self, seconds: float | None) -> "Context":
         """Return this context with a deadline at most `seconds` from now. A deadline is never extended."""

@@ -47,6 +47,7 @@ from opwire.errors import (
 from opwire.invoke import InterceptedCall, remote_spec
 from opwire.operation import Context, Identity, Interceptor, OperationSpec, OperationType
 from opwire.pipeline import typed_envelope
+from opwire.questions import Question, question_callback
 from opwire.registry import OperationRegistry
 from opwire.transports.connect import connect
 from opwire.typed.plain import as_dict
@@ -297,8 +298,16 @@ class Client:
     checked. A `PendingRequestMap` stays open when the client closes; every other target is opened and closed with it.
 
     `timeout` is the default of calls, in seconds; it spans all attempts of a call. `retries` says how a QUERY that
-    failed with a retryable error is retried. A MUTATION never is: only its caller knows whether that is safe. `options`
-    are those of the transport, or of the HTTP client (`ssl`, `headers`, `proxy`, `max_response`, …).
+    failed with a retryable error is retried. A MUTATION never is: only its caller knows whether that is safe.
+    `on_question` answers questions of operations (`Context.elicit`); a plain function runs in a thread. `options` are
+    those of the transport, or of the HTTP client (`ssl`, `headers`, `proxy`, `max_response`, …).
+
+        def answer(question: Question) -> dict[str, Any]:
+            if question.kind == "elicit" and input(f"{question.params['message']} [y/n] ") == "y":
+                return {"action": "accept", "content": {"value": True}}
+            return {"action": "decline"}
+
+        Client(registry, on_question=answer)
 
     Raises:
         UsageError: the target is not supported, or an option is invalid.
@@ -314,6 +323,7 @@ class Client:
         timeout: float = 30.0,
         is_error: ToolErrorPolicy = "raise",
         retries: Retries | None = Retries(),  # noqa: B008 - frozen
+        on_question: Callable[[Question], Any] | None = None,
         **options: Any,
     ) -> None:
         check_above_zero(timeout=timeout or 0)
@@ -326,6 +336,7 @@ class Client:
         self._is_error: ToolErrorPolicy = is_error
         self._budget = RetryBudget(retries or Retries(attempts=1))
         self._deadlines = Deadlines()
+        self._on_question = None if on_question is None else question_callback(on_question)
         self._interceptors: list[Interceptor] = []
         self._intercepted: dict[tuple[str, OperationType], tuple[OperationSpec, InterceptedCall]] = {}
         self._is_open = False
@@ -604,6 +615,8 @@ class Client:
 
     def _context(self, context: Context | None, timeout: float | None) -> Context:
         context = (context or _NO_CONTEXT).within(timeout)
+        if self._on_question is not None and context.on_question is None:
+            context = replace(context, on_question=self._on_question)
         if self._act_as is None or context.inbound is not None:  # a nested call keeps the identity of its caller
             return context
         return replace(context, identity=self._act_as)
