@@ -1009,6 +1009,7 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.drains": "At the end, running calls are answered and open streams do not hold it up.",
     "serve-mcp.mounted": "The MCP server can be mounted into another ASGI app, with or without its lifespan.",
     "serve-mcp.round-trip": "A registry served over MCP and read back gives the same operations and data.",
+    "serve-mcp.proxy": "A proxy loses nothing of the server behind it but what the documentation says, in both eras.",
     "serve-mcp.unpromised": "A result that breaks its output schema is content marked as an error: clients would "
     "throw it away.",
 }

@@ -92,6 +92,7 @@ def test_every_snippet_is_run_by_one_of_these_tests() -> None:
         "mounted",
         "as_mcp",
         "as_http",
+        "proxy",
         "test_shop",
     }  # others start it; the rest is below
 
@@ -102,6 +103,17 @@ def test_the_generated_modules_are_those_of_today(sync: bool) -> None:
     specs = runpy.run_path("shop.py")["registry"].list()
     shown = (SNIPPETS / f"shop_{'sync' if sync else 'async'}.py").read_text(encoding="utf-8")
     assert generate_client(specs, class_name="Shop", sync=sync) == shown
+
+
+@requirement("docs.snippets")
+async def test_the_proxy_serves_what_is_behind_it() -> None:
+    registry = OperationRegistry()
+    async with from_mcp(StdioServer(sys.executable, ("proxy.py",), cwd=str(SNIPPETS))) as source:
+        registry.follow(source)
+        assert (await registry.execute("opwire.warehouse_stock", {"article": "pot"})).data == {
+            "article": "pot",
+            "pieces": 3,
+        }
 
 
 @requirement("docs.snippets")

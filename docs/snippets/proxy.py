@@ -1,0 +1,16 @@
+import asyncio
+
+from opwire import OperationRegistry
+from opwire.adapters.mcp import from_mcp
+from opwire.serve.mcp import serve_mcp
+
+
+async def main() -> None:
+    registry = OperationRegistry()
+    async with from_mcp("servers.json") as servers:
+        registry.follow(servers)
+        await serve_mcp(registry).run_stdio()  # or run_http(authenticate=...)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
