@@ -23,6 +23,19 @@ ERRORS: dict[str, str] = {
     "errors.unknown-code": "A CallError cannot be made with a code that is not in the table.",
 }
 
+CONSOLE: dict[str, str] = {
+    "console.off": "There is no console unless it is asked for.",
+    "console.page": "The page is served with a strict policy, and no path leads out of it.",
+    "console.public": "Without a login the console shows and calls public operations only.",
+    "console.login": "A token or a link that works once opens a session, bounded in number and time, whose cookie has "
+    "no credential.",
+    "console.csrf": "Pages of other origins and host names cannot use the console.",
+    "console.act-as": "Calling as another identity needs a scope and never adds one.",
+    "console.operations": "The console lists what a person may call, hostile names included.",
+    "console.call": "A call on the page is one stream of events, checked and intercepted, and ends with the stream.",
+    "console.large-results": "A large result is downloaded by its owner, within limits of bytes and time.",
+}
+
 LAYOUT: dict[str, str] = {
     "layout.mirrored": "Every package has tests of its own, at the same place in the tests' tree.",
     "layout.small": "A module has at most 450 lines of code, docstrings aside, and a function 60.",
@@ -1379,11 +1392,13 @@ CLI: dict[str, str] = {
     "cli.typed-input": "Words are typed by the schema: a number only if the schema accepts numbers.",
     "cli.login": "`opwire login` signs in to a source, with a browser, a pasted address or a device; `opwire logout` "
     "signs out.",
+    "cli.console": "`opwire console` serves the console on this machine, and prints a link that signs in once.",
     "cli.watch": "The items of a subscription are printed as they come.",
 }
 
 SECTIONS = (
     ERRORS,
+    CONSOLE,
     LAYOUT,
     ENVELOPE,
     SCHEMA,

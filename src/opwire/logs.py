@@ -39,7 +39,7 @@ MAX_TRACEBACK = 64 * 1024
 
 _encoder = msgspec.json.Encoder()
 
-SurfaceName = Literal["http", "mcp", "call"]
+SurfaceName = Literal["http", "mcp", "call", "console"]
 
 
 class AccessEntry:

@@ -24,6 +24,7 @@ COMMANDS = {
     "call": "Call an operation and print its result.",
     "watch": "Follow a subscription, item by item.",
     "serve": "Serve the operations as an MCP server, an HTTP API, or both.",
+    "console": "Open a web page that shows, calls and watches the operations.",
     "hub": "Run a hub that spokes connect to.",
     "spoke": "Serve the operations over a hub or a broker.",
     "ps": "List the servers behind a URL: health, operations, calls and errors.",

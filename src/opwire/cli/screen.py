@@ -458,3 +458,14 @@ def save(envelope: ResponseEnvelope[Any], path: Path, screen: Screen) -> None:
         except OSError as error:
             raise click.UsageError(f"{harmless(str(target))}: cannot write the file: {error.strerror}") from None
         screen.note(f"{part} saved to {target}")
+
+
+def open_browser(url: str) -> bool:
+    """Open a window with this page; return False where a browser would take over the terminal, or there is none."""
+    is_remote = bool(os.environ.get("SSH_CONNECTION"))
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if is_remote or not (display or sys.platform in ("win32", "darwin")):
+        return False
+    import webbrowser  # 5 ms
+
+    return webbrowser.open(url)

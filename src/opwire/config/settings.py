@@ -402,7 +402,7 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
 
 
 class HTTPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
-    """`[serve.http]`: see `serve_http`."""
+    """`[serve.http]`: see `serve_http`. `console` serves the console as well, at /console."""
 
     port: Port = 8080
     title: str = "opwire"
@@ -411,6 +411,7 @@ class HTTPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     heartbeat: Seconds = 15.0
     is_error: Literal["fail", "return"] = "fail"
+    console: bool = False
 
 
 class ServeSettings(Settings, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import msgspec
 
 from opwire.auth.tokens import Authenticator, ClaimNames, Grant, StaticTokens
 from opwire.config.problems import dotted
+from opwire.config.runtime import OpenedConfig
 from opwire.config.settings import (
     BrokerSettings,
     Config,
@@ -37,12 +38,16 @@ from opwire.webhooks import WebhookReceiver
 if TYPE_CHECKING:
     from opwire.auth.signed import SignedRequests
     from opwire.durable.worker import DurableWorker
+    from opwire.serve.console.app import ConsoleApp
     from opwire.serve.guard import GuardOptions
     from opwire.serve.http.app import HTTPApp
     from opwire.serve.mcp.app import MCPHTTPOptions, MCPSurface
     from opwire.transports.nats.journal import NatsJournal
     from opwire.transports.redis.journal import RedisJournal
 
+
+CONSOLE = "/console"
+"""The path of the console beside the HTTP API."""
 
 _MAX_KEYS = 1024 * 1024  # bytes of a published key set
 _FETCH_TIMEOUT = 10.0  # seconds
@@ -199,8 +204,11 @@ def http_surface(
     registry: OperationRegistry,
     monitor: CallMonitor | None = None,
     webhooks: Mapping[str, WebhookReceiver] | None = None,
+    console: "ConsoleApp | None" = None,
 ) -> "HTTPApp":
     """Return the HTTP API of `[serve.http]`; `monitor` counts its calls, `webhooks` are those of `OpenedConfig`.
+
+    `console` is that of `console_surface`, and is served at /console.
 
     Raises:
         MissingExtraError: its package is not installed.
@@ -221,6 +229,27 @@ def http_surface(
         cors_origins=settings.cors_origins,
         monitor=monitor,
         webhooks=webhooks,
+        mounts=None if console is None else {CONSOLE: console},
+        **_guard_options(config, settings),
+    )
+
+
+def console_surface(config: Config, opened: OpenedConfig, monitor: CallMonitor | None = None) -> "ConsoleApp":
+    """Return the console of `[serve.http]`, which shows what the HTTP API serves.
+
+    Raises:
+        MissingExtraError: its package is not installed.
+        ConfigError: a token or key is missing in the environment, or invalid.
+    """
+    with needs_extra("http"):
+        from opwire.serve.console.app import serve_console
+    settings = config.serve.http or HTTPSurfaceSettings()
+    return serve_console(
+        served_view(config, settings.view, opened.registry),
+        title=settings.title,
+        version=settings.version,
+        monitor=monitor,
+        source_of=opened.source_of,
         **_guard_options(config, settings),
     )
 

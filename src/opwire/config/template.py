@@ -141,6 +141,7 @@ TEMPLATE = """\
 #servers = ["https://shop.example/api"]  # public URLs, for the document
 #cors_origins = ["https://shop.example"]
 #anonymous = "guest"  # by default, callers without a token reach public operations only
+#console = true  # a web page at /console; the link that `opwire serve` prints signs in
 
 # --- More than one process: `opwire hub`, `opwire spoke` -------------------------------------------------------------
 

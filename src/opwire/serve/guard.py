@@ -149,6 +149,10 @@ async def send_problem(
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
+SessionLookup = Callable[[Mapping[bytes, bytes]], Awaitable[Grant | None]]
+"""Returns the grant of a request without a token by its headers, such as a cookie; None: it has none."""
+
+
 class GuardOptions(TypedDict, total=False):
     """The options of `RequestGuard`, which every surface takes and passes on."""
 
@@ -168,7 +172,7 @@ class RequestGuard:
 
     `authenticate` checks tokens, sent as `Authorization: Bearer …` or `X-API-Key: …`; an invalid one is rejected.
     Requests without a token get the identity `anonymous`; by default they have none, and may call public operations
-    only. `challenge` is the `WWW-Authenticate` of a 401.
+    only. `challenge` is the `WWW-Authenticate` of a 401. `session` looks up what requests without a token may do.
 
     `hosts` are the accepted host names: "tools.example", "*.tools.example", "tools.example:8000", or "*" for any. The
     default are the loopback names with any port, so that a web page cannot reach a local server through a host name of
@@ -203,6 +207,7 @@ class RequestGuard:
         max_requests: int = 1_000,
         body_timeout: float = 30,
         challenge: str = "Bearer",
+        session: SessionLookup | None = None,
     ) -> None:
         check_counts(max_body=max_body, max_headers=max_headers, max_requests=max_requests)
         check_above_zero(body_timeout=body_timeout)
@@ -222,6 +227,7 @@ class RequestGuard:
         self._max_checks = ceil(max_requests / 4)
         self._body_timeout = body_timeout
         self._challenge = challenge
+        self._session = session
         self._deadlines = Deadlines()
         self._open = 0
         self._shares: dict[str | None, int] = {}  # open requests by the id of their identity; None: without a token
@@ -282,11 +288,13 @@ class RequestGuard:
             )
             raise HTTPStatusError(HTTPStatus.MISDIRECTED_REQUEST, CallError(ErrorCode.ACCESS_DENIED, wrong))
         self._check_page(headers, host)
-        grant = None
+        token = None if self._authenticator is None else self._token(headers)
+        grant = None if token is not None or self._session is None else await self._session(headers)
         if self._authenticator is not None:
-            token = self._token(headers)
-            grant = await self._authenticate(self._authenticator, token)
-            share = None if token is None or grant is None else grant.identity.id
+            is_known = token is not None or grant is not None
+            if grant is None:
+                grant = await self._authenticate(self._authenticator, token)
+            share = grant.identity.id if grant is not None and is_known else None
             taken = self._shares.get(share, 0)
             if taken >= self._max_share:
                 raise _overloaded(self._max_share)

@@ -1,10 +1,7 @@
 """`opwire login` signs in to an API or MCP server as a person; `opwire logout` signs out."""
 
 import asyncio
-import os
 import signal
-import sys
-import webbrowser
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,7 +10,7 @@ import click
 from msgspec.structs import replace
 
 from opwire.cli.options import served_source_options, shared_options
-from opwire.cli.screen import Screen
+from opwire.cli.screen import Screen, open_browser
 from opwire.cli.sources import Sources, run
 
 if TYPE_CHECKING:
@@ -50,7 +47,7 @@ async def _login(
         if prompt.code is not None:
             screen.line(f"Open {prompt.url} and enter the code {prompt.code}")
             return
-        is_open = not no_browser and _has_display() and await asyncio.to_thread(webbrowser.open, prompt.url)
+        is_open = not no_browser and await asyncio.to_thread(open_browser, prompt.url)
         screen.line("The browser shows where to sign in; if not, open" if is_open else "Open in a browser:")
         screen.line(prompt.url)
 
@@ -105,10 +102,3 @@ async def _opened(sources: Sources, wanted: str | None) -> "AsyncGenerator[tuple
         yield name, source
     finally:
         await source.close()
-
-
-def _has_display() -> bool:
-    """Return whether a browser would open a window here, instead of taking over the terminal."""
-    if os.environ.get("SSH_CONNECTION"):
-        return False
-    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -121,12 +121,13 @@ def shown_url(url: str) -> str:
 class ServeOptions(NamedTuple):
     """The options of `opwire serve` that override the configuration."""
 
-    mcp: str | None
-    http: bool
-    host: str | None
-    port: int | None
-    allow_host: tuple[str, ...]
-    is_open: bool
+    mcp: str | None = None
+    http: bool = False
+    host: str | None = None
+    port: int | None = None
+    allow_host: tuple[str, ...] = ()
+    is_open: bool = False
+    console: bool = False
 
 
 @click.command(name="serve")
@@ -138,6 +139,7 @@ class ServeOptions(NamedTuple):
     help="An MCP server over standard input or HTTP, or an HTTP API with an OpenAPI document; may be repeated.",
 )
 @click.option("--http", is_flag=True, help="Short for --as http.")
+@click.option("--console", is_flag=True, help="Serve the console too: a web page at /console of the HTTP API.")
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option(
     "--port",
@@ -179,7 +181,7 @@ def serve_command(
     if reload:
         # Python compares source files by second and size, and files are saved more often than that.
         sys.dont_write_bytecode = True
-    if asyncio.run(_serve(config, screen, reload=reload)):
+    if asyncio.run(serve(config, screen, reload=reload)):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command again
 
 
@@ -199,6 +201,8 @@ def chosen_surfaces(config: Config, options: ServeOptions) -> Config:
         transport: Any = options.mcp or "http"
         mcp = replace(mcp or MCPSurfaceSettings(), transport=transport) if options.mcp or both else None
         http = (http or HTTPSurfaceSettings()) if options.http or both else None
+    if options.console:
+        http = replace(http or config.serve.http or HTTPSurfaceSettings(), console=True)
     if mcp is not None:
         mcp = override(mcp, None if http is not None and mcp.transport == "stdio" else options.port)
     if http is not None:
@@ -207,8 +211,13 @@ def chosen_surfaces(config: Config, options: ServeOptions) -> Config:
     return replace(config, serve=ServeSettings(mcp=mcp, http=http))
 
 
-async def _serve(config: Config, screen: Screen, *, reload: bool) -> bool:
-    """Serve until stopped; return whether to restart because of changed files."""
+async def serve(
+    config: Config, screen: Screen, *, reload: bool = False, on_link: Callable[[str], object] = lambda url: None
+) -> bool:
+    """Serve until stopped; return whether to restart because of changed files.
+
+    `on_link` is called with the link that opens the console, if it is served.
+    """
     async with opened(config, screen) as running, AsyncExitStack() as surfaces:
         waiting: list[Awaitable[Any]] = []
         changed = asyncio.create_task(_wait_for_changes(running, screen)) if reload else None
@@ -221,8 +230,10 @@ async def _serve(config: Config, screen: Screen, *, reload: bool) -> bool:
         monitor = CallMonitor(running.registry, name=name, version=version)
         surfaces.callback(monitor.close)
         waiting += await _serve_mcp(config, running, surfaces, screen, monitor)
-        await _serve_http(config, running, surfaces, screen, monitor)
+        link = await _serve_http(config, running, surfaces, screen, monitor)
         screen.note(f"serving {served_text(running.registry)}; ^C stops")
+        if link is not None:
+            on_link(link)
         await until_stopped(*waiting)
         return changed is not None and changed.done() and not changed.cancelled()
 
@@ -251,19 +262,31 @@ async def _serve_mcp(
 
 async def _serve_http(
     config: Config, running: OpenedConfig, surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
-) -> None:
-    from opwire.config.surfaces import http_surface
+) -> str | None:
+    """Listen over HTTP; return the link that opens the console, if it is served."""
+    from opwire.config.surfaces import CONSOLE, console_surface, http_surface
 
     settings = config.serve.http
     if settings is None:
         for name in running.webhooks:
             screen.warning(f"the webhooks of {name} are not received: add [serve.http], or --http")
-        return
-    app = http_surface(config, running.registry, monitor, running.webhooks)
+        return None
+    console = console_surface(config, running, monitor) if settings.console else None
+    app = http_surface(config, running.registry, monitor, running.webhooks, console)
     address = await surfaces.enter_async_context(app.listening(settings.host, settings.port))
     screen.note(f"HTTP API at {address}, described at {address}/openapi.json")
     for name in running.webhooks:
         screen.note(f"webhooks of {name} at {address}/webhooks/{name}")
+    if console is None:
+        return None
+    page = f"{address}{CONSOLE}/"
+    if screen.log_format == "json":
+        screen.note(f"console at {page}")  # sign in by a token: the link would be in the log
+        return None
+    link = f"{page}#link={console.create_link()}"
+    screen.note(f"console at {page}; this link signs you in, once, within 5 minutes:")
+    screen.note(link)
+    return link
 
 
 async def _wait_for_changes(running: OpenedConfig, screen: Screen) -> None:

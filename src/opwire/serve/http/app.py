@@ -56,6 +56,7 @@ def serve_http(
     interceptors: Iterable[Interceptor] = (),
     monitor: CallMonitor | None = None,
     webhooks: Mapping[str, WebhookReceiver] | None = None,
+    mounts: Mapping[str, ListeningApp] | None = None,
     **guard: Unpack[GuardOptions],
 ) -> "HTTPApp":
     """Return the registry as an ASGI app.
@@ -75,7 +76,8 @@ def serve_http(
     serves its two operations, unlisted, to callers with the scope `opwire:observe`.
 
     `webhooks` are receivers by name: senders POST to `/webhooks/NAME`, or to `/webhooks/NAME/WEBHOOK` for one of them.
-    They need a signature instead of a token. The paths have priority over those of a namespace `webhooks`.
+    They need a signature instead of a token. `mounts` are other apps by path, such as {"/console": serve_console(…)},
+    with guards of their own. Both have priority over a namespace of that name.
 
     Raises:
         UsageError: an option is invalid.
@@ -96,7 +98,7 @@ def serve_http(
         dispatcher.use(monitor.interceptor("http"))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
-    options = HTTPAppOptions(timeout, heartbeat, is_error, list(cors_origins), webhooks or {})
+    options = HTTPAppOptions(timeout, heartbeat, is_error, list(cors_origins), webhooks or {}, mounts or {})
     return HTTPApp(dispatcher, info, options, guard)
 
 
@@ -108,6 +110,7 @@ class HTTPAppOptions(NamedTuple):
     is_error: IsErrorPolicy
     cors: Sequence[str]
     webhooks: Mapping[str, WebhookReceiver]
+    mounts: Mapping[str, ListeningApp]
 
 
 class HTTPApp(ListeningApp):
@@ -120,6 +123,9 @@ class HTTPApp(ListeningApp):
         for name in options.webhooks:
             if path_of(f"webhooks.{name}") != _WEBHOOKS + name:
                 raise UsageError(f"the name of a webhook receiver has letters, digits, -, _ and ., unlike {name!r}")
+        for path in options.mounts:
+            if not path.startswith("/") or path.endswith("/"):
+                raise UsageError(f"an app is mounted at a path such as /console, not {path!r}")
         self.draining = False
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
@@ -139,6 +145,13 @@ class HTTPApp(ListeningApp):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""
+        if self._options.mounts and scope["type"] == "http":
+            root: str = scope.get("root_path", "")
+            inner = scope["path"].removeprefix(root)
+            for path, app in self._options.mounts.items():
+                if inner == path or inner.startswith(f"{path}/"):
+                    await app({**scope, "root_path": root + path}, receive, send)
+                    return
         if scope["type"] == "http" and scope["path"].endswith(("/healthz", "/readyz")):
             request = Request(scope)
             if request.path in ("/healthz", "/readyz") and request.is_plain:
@@ -162,6 +175,8 @@ class HTTPApp(ListeningApp):
         self.draining = True
         for stream in tuple(self._streams):
             stream.interrupt(_shutting_down())
+        for app in self._options.mounts.values():
+            app.drain()
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -53,6 +53,7 @@ class Request:
         "headers",
         "identity",
         "is_plain",
+        "is_secure",
         "method",
         "path",
         "query",
@@ -62,6 +63,7 @@ class Request:
 
     def __init__(self, scope: Scope) -> None:
         self.method: str = scope["method"]
+        self.is_secure = scope.get("scheme") == "https"
         self.root_path: str = scope.get("root_path", "")
         path: str = scope["path"]
         is_mounted = self.root_path and path.startswith(f"{self.root_path}/")

@@ -1,0 +1,17 @@
+"""Serve a web page on which a person sees, calls and watches the operations. Needs `pip install 'opwire[http]'`.
+
+    console = serve_console(registry, authenticate=StaticTokens({...}))
+    app = serve_http(registry, mounts={"/console": console}, authenticate=StaticTokens({...}))
+    print(f"http://127.0.0.1:8000/console/#link={console.create_link()}")
+    await app.run(port=8000)
+
+The page has the rights of the person who signs in, by a token or by a link that works once. Every action passes the
+guard, the access checks and the interceptors of any other surface.
+"""
+
+from opwire.errors import needs_extra
+
+with needs_extra("http"):
+    from opwire.serve.console.app import ConsoleApp, serve_console
+
+__all__ = ["ConsoleApp", "serve_console"]

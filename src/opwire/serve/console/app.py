@@ -1,0 +1,339 @@
+"""The console as an ASGI app: the page, its session, and the API that the page uses."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+from secrets import token_hex
+from typing import Annotated, Any, Unpack
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Meta, Struct
+
+from opwire.dispatch import Dispatcher
+from opwire.errors import CallError, ErrorCode, check_above_zero
+from opwire.monitor import OBSERVE, CallMonitor
+from opwire.operation import LOCAL_IDENTITY, AccessControl, Identity, Interceptor, OperationSpec
+from opwire.registry import OperationRegistry
+from opwire.search_mode import token_cost
+from opwire.serve.console.calls import ConsoleCalls
+from opwire.serve.console.session import ACT_AS, LIFETIME, SessionStore, set_cookie
+from opwire.serve.console.web import (
+    SECURITY,
+    Streams,
+    check_sender,
+    read_body,
+    read_files,
+    send_bytes,
+    send_file,
+    send_json,
+    send_nothing,
+)
+from opwire.serve.guard import (
+    GuardOptions,
+    Header,
+    HTTPStatusError,
+    Receive,
+    RequestGuard,
+    Scope,
+    Send,
+    operation_filter,
+    send_problem,
+)
+from opwire.serve.http.request import Request
+from opwire.serve.listener import ListeningApp
+
+logger = logging.getLogger("opwire.serve.console")
+
+STATIC = Path(__file__).parent / "static"
+"""The files of the page, which `make console` builds."""
+
+VALUES = "opwire:values"
+"""The scope that shows inputs and outputs of calls."""
+
+_MAX_FOUND = 200  # operations of one search
+_MAX_QUERY = 400  # characters of one search
+_CACHED = 8  # lists of operations, by identity
+
+Handle = Callable[[Request, Receive, Send], Awaitable[None]]
+
+
+class Login(Struct, frozen=True):
+    """The body of a login: a token, or the code of a link."""
+
+    token: Annotated[str, Meta(max_length=16 * 1024)] | None = None
+    link: Annotated[str, Meta(max_length=200)] | None = None
+
+
+def serve_console(
+    registry: OperationRegistry,
+    *,
+    title: str = "opwire",
+    version: str = "1.0",
+    timeout: float | None = 300.0,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    interceptors: Iterable[Interceptor] = (),
+    monitor: CallMonitor | None = None,
+    source_of: Callable[[str], str | None] | None = None,
+    **guard: Unpack[GuardOptions],
+) -> "ConsoleApp":
+    """Return the console of a registry as an ASGI app, to be mounted or to listen itself.
+
+        console = serve_console(registry, authenticate=StaticTokens({...}))
+        app = serve_http(registry, mounts={"/console": console}, authenticate=StaticTokens({...}))
+
+    A person signs in by a token that `authenticate` accepts, or by the link of `ConsoleApp.create_link`. Without a
+    login the page shows public operations only, unless `anonymous` gives callers an identity. `timeout` is the default
+    of calls in seconds; persons wait longer than programs, and answer questions. `source_of` returns the name of an
+    operation's source. `include`, `exclude`, `interceptors`, `monitor` and the options of `RequestGuard` are those of
+    `serve_http`.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
+    monitor = monitor or CallMonitor(registry, name=title, version=version)
+    dispatcher.use(monitor.interceptor("console"))
+    for interceptor in interceptors:
+        dispatcher.use(interceptor)
+    return ConsoleApp(dispatcher, monitor, guard, title=title, version=version, timeout=timeout, source_of=source_of)
+
+
+class ConsoleApp(ListeningApp):
+    """The console of a registry; `serve_console` returns one."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        monitor: CallMonitor,
+        guard: GuardOptions,
+        *,
+        title: str,
+        version: str,
+        timeout: float | None,
+        source_of: Callable[[str], str | None] | None,
+    ) -> None:
+        check_above_zero(timeout=timeout)
+        self._dispatcher = dispatcher
+        self._registry = dispatcher.registry
+        self._monitor = monitor
+        self._title, self._version = title, version
+        self._source_of = source_of or dict[str, str]().get
+        self._files = read_files(STATIC)
+        self._sessions = SessionStore(guard.get("authenticate"))
+        self._guarded = RequestGuard(self._handle, surface="console", session=self._sessions.find, **guard)
+        self._streams = Streams()
+        self._calls = ConsoleCalls(dispatcher, self._streams, timeout=timeout)
+        self._start = token_hex(4)  # revisions of two runs differ
+        self._listed: dict[bytes, bytes] = {}  # by ETag
+        self._routes: Mapping[tuple[str, str], Handle] = {
+            ("GET", "session"): self._show_session,
+            ("POST", "session"): self._log_in,
+            ("DELETE", "session"): self._log_out,
+            ("GET", "operations"): self._list,
+            ("GET", "operations/*"): self._describe,
+            ("GET", "search"): self._search,
+            ("POST", "call"): self._calls.run,
+            ("GET", "results/*"): self._download,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or follow the server's lifespan."""
+        await self._guarded(scope, receive, send)
+
+    def create_link(self, identity: Identity = LOCAL_IDENTITY) -> str:
+        """Return the code of a link that signs a person in, once, within five minutes.
+
+            print(f"{address}/console/#link={console.create_link()}")
+
+        By default the person may do everything: show the link only to the operator of this process.
+        """
+        return self._sessions.create_link(identity)
+
+    def drain(self) -> None:
+        """Prepare for shutdown: calls and streams of the page end."""
+        self._streams.interrupt(CallError(ErrorCode.UNAVAILABLE, "the server is shutting down", retry_after=1))
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            self.drain()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        request = Request(scope)
+        try:
+            await self._respond(request, receive, send)
+        except (CallError, HTTPStatusError) as error:
+            await self._fail(send, request, error)
+        except Exception:
+            logger.exception("request %s failed", request.request_id)
+            wrong = f"internal error; the server's log has it under request id {request.request_id}"
+            await self._fail(send, request, CallError(ErrorCode.INTERNAL, wrong))
+
+    async def _fail(self, send: Send, request: Request, error: CallError | HTTPStatusError) -> None:
+        if request.access is not None:
+            request.access.failed(error.error if isinstance(error, HTTPStatusError) else error)
+        await send_problem(
+            send, error, request_id=request.request_id, headers=SECURITY, with_body=request.method != "HEAD"
+        )
+
+    async def _respond(self, request: Request, receive: Receive, send: Send) -> None:
+        if request.path.startswith("/api/"):
+            check_sender(request)
+            await self._route(request)(request, receive, send)
+            return
+        if request.method not in ("GET", "HEAD"):
+            raise _wrong_method("GET", "HEAD")
+        if request.path == request.root_path:  # the address without its slash
+            location = (b"location", f"{request.root_path}/".encode("latin-1", "replace"))
+            await send_bytes(send, request, b"", b"", location, status=HTTPStatus.TEMPORARY_REDIRECT)
+            return
+        file = self._files.get(request.path.removeprefix("/") or "index.html")
+        if file is None and not self._files:
+            raise CallError(ErrorCode.UNAVAILABLE, "the page was not built: run `make console`, and start again")
+        if file is None:
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
+        await send_file(send, request, file, is_immutable=request.path.startswith("/assets/"))
+
+    def _route(self, request: Request) -> Handle:
+        name = request.path.removeprefix("/api/")
+        head, slash, rest = name.partition("/")
+        pattern = f"{head}/*" if slash and rest else name
+        method = "GET" if request.method == "HEAD" else request.method
+        found = self._routes.get((method, pattern))
+        if found is not None:
+            return found
+        if methods := [method for method, path in self._routes if path == pattern]:
+            raise _wrong_method(*methods)
+        raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path {request.path[:200]}")
+
+    # --- session ------------------------------------------------------------------------------------------------------
+
+    async def _show_session(self, request: Request, receive: Receive, send: Send) -> None:
+        await self._send_session(send, request, request.identity, request.expires)
+
+    async def _log_in(self, request: Request, receive: Receive, send: Send) -> None:
+        body = await read_body(request, receive, Login)
+        if (body.token is None) == (body.link is None):
+            raise CallError(ErrorCode.VALIDATION_ERROR, "the body has a token or a link")
+        secret, session = await self._sessions.open(token=body.token, link=body.link)
+        self._sessions.close(request.headers)  # the session before it
+        cookie = self._cookie(request, secret, round(LIFETIME))
+        await self._send_session(send, request, session.grant.identity, session.expires, cookie)
+
+    async def _log_out(self, request: Request, receive: Receive, send: Send) -> None:
+        self._sessions.close(request.headers)
+        await send_nothing(send, request, self._cookie(request, "", 0))
+
+    def _cookie(self, request: Request, secret: str, seconds: int) -> Header:
+        path = request.root_path or "/"
+        value = set_cookie(request.headers, secret, path=path, seconds=seconds, secure=request.is_secure)
+        return b"set-cookie", value
+
+    async def _send_session(
+        self, send: Send, request: Request, identity: Identity | None, expires: float | None, *headers: Header
+    ) -> None:
+        found = {
+            "identity": None if identity is None else {"id": identity.id, "scopes": identity.scopes},
+            "login": identity is None,
+            "mayObserve": holds(identity, OBSERVE),
+            "mayShowValues": holds(identity, VALUES),
+            "mayActAs": holds(identity, ACT_AS),
+            "title": self._title,
+            "version": self._version,
+            "expires": None if expires is None else round(expires * 1000),
+        }
+        await send_json(send, request, found, *headers)
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    @property
+    def revision(self) -> str:
+        """The version of the list of operations."""
+        return f"{self._start}.{self._registry.changes}"
+
+    async def _list(self, request: Request, receive: Receive, send: Send) -> None:
+        identity = request.identity
+        key = f"{self.revision} {identity!r}".encode("utf-8", "replace")
+        etag = b'"%s"' % sha256(key).hexdigest()[:32].encode()
+        body = self._listed.get(etag)
+        if body is None:
+            listed = [self._line(spec) for spec in self._dispatcher.visible(identity)]
+            body = msgspec.json.encode({"revision": self.revision, "operations": listed})
+            self._listed[etag] = body
+            if len(self._listed) > _CACHED:
+                del self._listed[next(iter(self._listed))]
+        await send_json(send, request, body, etag=etag)
+
+    def _line(self, spec: OperationSpec) -> dict[str, Any]:
+        return {
+            "id": spec.id,
+            "type": spec.type.value,
+            "title": spec.title,
+            "summary": spec.description.strip().partition("\n")[0][:200],
+            "tags": spec.tags,
+            "source": self._source_of(spec.id),
+        }
+
+    async def _describe(self, request: Request, receive: Receive, send: Send) -> None:
+        spec = self._dispatcher.find(request.path.removeprefix("/api/operations/"), request.identity)
+        access = spec.access
+        found = {
+            "id": spec.id,
+            "type": spec.type.value,
+            "title": spec.title,
+            "description": spec.description,
+            "version": spec.version,
+            "tags": spec.tags,
+            "source": self._source_of(spec.id),
+            "access": None if access is None else _access(access),
+            "timeout": spec.timeout,
+            "examples": spec.examples,
+            "inputSchema": spec.input_schema.json,
+            "outputSchema": None if spec.output_schema.is_unknown else spec.output_schema.json,
+            "tokens": token_cost(spec),
+        }
+        await send_json(send, request, found)
+
+    async def _search(self, request: Request, receive: Receive, send: Send) -> None:
+        query = dict(parse_qsl(request.query.decode("latin-1")[: 8 * _MAX_QUERY]))
+        limit = query.get("limit", "50")
+        count = min(int(limit), _MAX_FOUND) if limit.isascii() and limit.isdigit() and len(limit) < 10 else 50
+        identity = request.identity
+        found = self._registry.search(
+            query.get("q", "")[:_MAX_QUERY],
+            limit=max(count, 1),
+            visible=lambda spec: self._dispatcher.is_visible(spec, identity),
+        )
+        await send_json(send, request, {"ids": [spec.id for spec in found]})
+
+    async def _download(self, request: Request, receive: Receive, send: Send) -> None:
+        request_id = request.path.removeprefix("/api/results/")
+        _, content_type, body, _ = self._calls.results.get(request_id, request.identity)
+        suffix = b"json" if content_type == b"application/json" else b"bin"
+        disposition = (b"content-disposition", b'attachment; filename="result.%s"' % suffix)
+        await send_bytes(send, request, body, content_type, disposition)
+
+
+def holds(identity: Identity | None, scope: str) -> bool:
+    """Return whether an identity has a scope."""
+    return identity is not None and (scope in identity.scopes or "*" in identity.scopes)
+
+
+def _access(access: AccessControl) -> dict[str, Any]:
+    return {
+        "public": access.public,
+        "requiredScopes": access.required_scopes,
+        "requiredScopesAny": access.required_scopes_any,
+        "resources": access.resources,
+    }
+
+
+def _wrong_method(*methods: str) -> HTTPStatusError:
+    wrong = CallError(ErrorCode.PROTOCOL_ERROR, f"the methods of this path are {', '.join(methods)}")
+    return HTTPStatusError(HTTPStatus.METHOD_NOT_ALLOWED, wrong, (b"allow", ", ".join(methods).encode()))

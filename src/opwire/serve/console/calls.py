@@ -1,0 +1,236 @@
+"""Calls made on the page: one event stream per call, with its progress, questions, items and result.
+
+Rules: a call ends when the page stops reading. Items are taken from a subscription as fast as the page reads them. A
+question is answered by the session that made the call. Large results are not sent in the stream: they are kept for a
+minute, for the caller alone, within a limit of bytes.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+from secrets import token_hex
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from opwire.dispatch import Dispatcher
+from opwire.envelope import ResponseEnvelope
+from opwire.errors import CallError, ErrorCode
+from opwire.logs import CANCELLED, OK, begin_access
+from opwire.monitor import outcome_of
+from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress
+from opwire.serve.console.session import acting
+from opwire.serve.console.web import EventWriter, Streams, error_data, read_body
+from opwire.serve.guard import Receive, Send
+from opwire.serve.http.request import Request
+from opwire.serve.http.responses import EncodedResponse, encode_response, encode_whole
+
+logger = logging.getLogger("opwire.serve.console")
+
+MAX_INLINE = 5 * 1024 * 1024
+"""Bytes of a result in the stream, as JSON; a larger one is downloaded."""
+
+MAX_KEPT = 256 * 1024 * 1024
+"""Bytes of all results that wait for their download."""
+
+KEEP = 60.0
+"""Seconds for which a result waits for its download."""
+
+_PROGRESS_INTERVAL = 0.1  # seconds between two progress reports
+_YIELD = 64  # items between two yields to the event loop: a producer that never waits would hide a disconnect
+
+Text = Annotated[str, Meta(max_length=1_000)]
+
+
+class ActAs(Struct, frozen=True):
+    """Another identity to call with."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+    scopes: Annotated[tuple[Text, ...], Meta(max_length=1_000)] = ()
+
+
+class CallBody(Struct, frozen=True, rename="camel"):
+    """The body of a request to call an operation."""
+
+    operation_id: Text
+    input: Any = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=24 * 3600 * 1000)] | None = None
+    act_as: ActAs | None = None
+
+
+class KeptResult(Struct, frozen=True, eq=False):
+    """A result that waits for its download by its owner."""
+
+    owner: Identity | None
+    response: EncodedResponse
+    expires: float
+
+
+class KeptResults:
+    """The results that wait for their download, by the id of their request."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, KeptResult] = {}
+
+    def keep(self, request_id: str, owner: Identity | None, response: EncodedResponse) -> None:
+        """Keep a result; the oldest ones make room for it.
+
+        Raises:
+            CallError: PAYLOAD_TOO_LARGE.
+        """
+        size = len(response.body)
+        if size > MAX_KEPT:
+            message = f"the result has {size:,} bytes; the console can deliver {MAX_KEPT:,}: call it over the HTTP API"
+            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, message)
+        self._drop_expired()
+        while self._kept and size + sum(len(each.response.body) for each in self._kept.values()) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[request_id] = KeptResult(owner, response, time.monotonic() + KEEP)
+        asyncio.get_running_loop().call_later(KEEP, self._drop_expired)
+
+    def get(self, request_id: str, identity: Identity | None) -> EncodedResponse:
+        """Return a result to its owner.
+
+        Raises:
+            CallError: OPERATION_NOT_FOUND.
+        """
+        self._drop_expired()
+        found = self._kept.get(request_id)
+        if found is None or found.owner != identity:
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"no such result: it is kept for {KEEP:.0f} s")
+        return found.response
+
+    def _drop_expired(self) -> None:
+        now = time.monotonic()
+        self._kept = {id: each for id, each in self._kept.items() if each.expires > now}
+
+
+class ConsoleCalls:
+    """Runs the calls of a console."""
+
+    def __init__(self, dispatcher: Dispatcher, streams: Streams, *, timeout: float | None) -> None:
+        self.results = KeptResults()
+        self._dispatcher = dispatcher
+        self._streams = streams
+        self._timeout = timeout
+
+    async def run(self, request: Request, receive: Receive, send: Send) -> None:
+        """Call an operation, and stream what happens.
+
+        Raises:
+            CallError: the call is not allowed, or the request is invalid.
+        """
+        body = await read_body(request, receive, CallBody)
+        identity = request.identity
+        if body.act_as is not None:
+            identity = acting(identity, Identity(id=body.act_as.id, scopes=body.act_as.scopes))
+            logger.info("%s calls %s as %s", request.identity and request.identity.id, body.operation_id, identity.id)
+        spec = self._dispatcher.find(body.operation_id, identity)
+        # Not the request id of the caller: another call may use it, and results are kept under it.
+        call = _RunningCall(self, spec, token_hex(16), request.identity)
+        seconds = None if spec.type is OperationType.SUBSCRIPTION else self._timeout
+        if body.deadline_ms is not None:
+            seconds = body.deadline_ms / 1000
+        context = Context(
+            request_id=call.request_id,
+            identity=identity,
+            deadline=None if seconds is None else time.monotonic() + seconds,
+            metadata=request.metadata,
+            on_progress=call.progressed,
+            inbound=Inbound(call.request_id),
+        )
+        async with self._streams.writing(request, receive, send) as (writer, _):
+            await call.stream(writer, self._dispatcher, body.input, context)
+
+
+class _RunningCall:
+    """One call, from its start to its end."""
+
+    def __init__(self, calls: ConsoleCalls, spec: OperationSpec, request_id: str, owner: Identity | None) -> None:
+        self.request_id = request_id
+        self._calls = calls
+        self._spec = spec
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._progress: Progress | None = None
+        self._progressed = asyncio.Event()
+        self._items = 0
+
+    def progressed(self, progress: Progress) -> None:
+        """Note the progress, from any thread; a newer report replaces one that was not sent yet."""
+        self._progress = progress.bounded()
+        self._loop.call_soon_threadsafe(self._progressed.set)
+
+    async def stream(self, writer: EventWriter, dispatcher: Dispatcher, input: Any, context: Context) -> None:
+        """Run the call and write its events."""
+        began, outcome = time.perf_counter(), CANCELLED
+        access = begin_access("console", operation=self._spec.id, identity=context.identity)
+        reporting = asyncio.create_task(self._report(writer))
+        try:
+            await writer.event("started", {"requestId": self.request_id})
+            try:
+                if self._spec.type is OperationType.SUBSCRIPTION:
+                    await self._stream_items(writer, dispatcher.subscribe(self._spec, input, context))
+                    outcome = OK
+                else:
+                    envelope = await dispatcher.execute(self._spec, input, context)
+                    await self._flush(writer)
+                    await writer.event("result", self._result(envelope))
+                    outcome = outcome_of(envelope, None)
+            except CallError as error:
+                outcome = error.code.value
+                await self._flush(writer)
+                await writer.event("error", error_data(error))
+                if access is not None:
+                    access.failed(error)
+            ms = round((time.perf_counter() - began) * 1000, 3)
+            items = self._items if self._spec.type is OperationType.SUBSCRIPTION else UNSET
+            await writer.event("end", CallEnd(outcome, ms, items))
+        finally:
+            reporting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reporting
+            if access is not None:
+                access.request_id, access.outcome = self.request_id, outcome
+                access.write()
+
+    async def _stream_items(self, writer: EventWriter, items: AsyncGenerator[ResponseEnvelope[Any]]) -> None:
+        try:
+            async for envelope in items:
+                self._items += 1
+                await writer.event("item", b'{"envelope":%s}' % encode_whole(envelope))
+                if self._items % _YIELD == 0:
+                    await asyncio.sleep(0)
+        finally:
+            await items.aclose()
+
+    def _result(self, envelope: ResponseEnvelope[Any]) -> dict[str, Any]:
+        whole = encode_whole(envelope)
+        if len(whole) <= MAX_INLINE:
+            return {"envelope": Raw(whole), "bytes": len(whole)}
+        response = encode_response(envelope, whole=False, is_error="return")
+        self._calls.results.keep(self.request_id, self._owner, response)
+        return {"download": f"results/{self.request_id}", "bytes": len(response.body)}
+
+    async def _report(self, writer: EventWriter) -> None:
+        while True:
+            await self._progressed.wait()
+            await self._flush(writer)
+            await asyncio.sleep(_PROGRESS_INTERVAL)
+
+    async def _flush(self, writer: EventWriter) -> None:
+        """Write the latest progress, if it was not written yet."""
+        self._progressed.clear()
+        latest, self._progress = self._progress, None
+        if latest is not None:
+            await writer.event("progress", latest)
+
+
+class CallEnd(Struct, frozen=True):
+    """The last event of a call."""
+
+    outcome: str
+    ms: float
+    items: int | UnsetType = UNSET

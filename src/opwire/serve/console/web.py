@@ -1,0 +1,277 @@
+"""Requests and responses of the console: static files, JSON, checks against other pages, and event streams.
+
+Rules: no response may be framed, sniffed or cached by accident, and no page of another origin may send a request, even
+one whose origin the HTTP surface allows. Files are read once, at the start: a path of a request is only a key.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import mimetypes
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from opwire.auth.tokens import EXPIRED
+from opwire.deadlines import Deadlines
+from opwire.errors import CallError, ErrorCode
+from opwire.serve.guard import Header, Receive, Send
+from opwire.serve.http.request import CancelOnDisconnect, Request
+from opwire.typed.plain import write_json
+
+T = TypeVar("T")
+
+CONSOLE_HEADER = b"x-opwire-console"
+"""Required of requests that change anything: a page of another origin cannot add it without asking first."""
+
+HEARTBEAT = 15.0
+"""Seconds of silence after which a stream gets a comment line."""
+
+STALLED = 60.0
+"""Timeout in seconds for a client that does not read a stream."""
+
+_SMALL = 1_000  # bytes that are not worth compressing
+_LARGE = 64 * 1024  # bytes that are compressed on a thread: 2 MB take 40 ms
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "media-src 'self' data: blob:; font-src 'self'; connect-src 'self'; frame-src blob:; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SECURITY: tuple[Header, ...] = (
+    (b"content-security-policy", _CSP.encode()),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""Headers of every response, beside `_NO_SNIFFING`, which problems have anyway."""
+
+_NO_SNIFFING: Header = (b"x-content-type-options", b"nosniff")
+_NO_STORE: Header = (b"cache-control", b"no-store")
+_TYPES = {".js": "text/javascript", ".woff2": "font/woff2", ".svg": "image/svg+xml", ".webmanifest": "application/json"}
+_encoder = msgspec.json.Encoder()
+
+
+class StaticFile(NamedTuple):
+    """A file of the page."""
+
+    content_type: bytes
+    body: bytes
+    compressed: bytes
+    etag: bytes
+
+
+def read_files(folder: Path) -> dict[str, StaticFile]:
+    """Read the files of a folder, by their path in it."""
+    found: dict[str, StaticFile] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            guessed = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+            kind = f"{guessed}; charset=utf-8" if guessed.startswith("text/") else guessed
+            body = path.read_bytes()
+            etag = f'"{sha256(body).hexdigest()[:32]}"'.encode()
+            packed = gzip.compress(body, 9, mtime=0)
+            found[path.relative_to(folder).as_posix()] = StaticFile(kind.encode(), body, packed, etag)
+    return found
+
+
+def check_sender(request: Request) -> None:
+    """Check that a request comes from the page itself, or from a program that is not a browser.
+
+    Raises:
+        CallError: ACCESS_DENIED.
+    """
+    host = request.headers.get(b"host", b"").lower()
+    origin, site = request.headers.get(b"origin"), request.headers.get(b"sec-fetch-site")
+    is_own = origin is None or origin.lower() in (b"http://" + host, b"https://" + host)
+    if not is_own or site not in (None, b"same-origin", b"none"):
+        raise CallError(ErrorCode.ACCESS_DENIED, "pages of other origins may not use the console")
+    if request.method not in ("GET", "HEAD") and request.headers.get(CONSOLE_HEADER) != b"1":
+        raise CallError(ErrorCode.ACCESS_DENIED, f"the header {CONSOLE_HEADER.decode()}: 1 is missing")
+
+
+async def read_body(request: Request, receive: Receive, kind: type[T]) -> T:
+    """Parse the JSON body of a request.
+
+    Raises:
+        CallError: VALIDATION_ERROR, PROTOCOL_ERROR.
+        HTTPStatusError: its content type is not JSON.
+    """
+    value = await request.json(receive)
+    try:
+        return msgspec.convert({} if value is msgspec.UNSET else value, kind)
+    except msgspec.ValidationError as error:
+        raise CallError(ErrorCode.VALIDATION_ERROR, f"the body: {error}") from None
+
+
+# --- responses --------------------------------------------------------------------------------------------------------
+
+
+async def send_bytes(
+    send: Send,
+    request: Request,
+    body: bytes,
+    content_type: bytes = b"application/json",
+    *headers: Header,
+    status: HTTPStatus = HTTPStatus.OK,
+) -> None:
+    """Send a response."""
+    lines = [(b"content-length", b"%d" % len(body)), (b"x-request-id", request.request_id.encode()), *headers]
+    if body:
+        lines.append((b"content-type", content_type))
+    if not any(name == b"cache-control" for name, _ in headers):
+        lines.append(_NO_STORE)
+    await send({"type": "http.response.start", "status": int(status), "headers": [*SECURITY, _NO_SNIFFING, *lines]})
+    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+
+async def send_nothing(send: Send, request: Request, *headers: Header) -> None:
+    """Send an empty response, 204."""
+    lines = [*SECURITY, _NO_SNIFFING, _NO_STORE, (b"x-request-id", request.request_id.encode()), *headers]
+    await send({"type": "http.response.start", "status": int(HTTPStatus.NO_CONTENT), "headers": lines})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_json(send: Send, request: Request, value: Any, *headers: Header, etag: bytes | None = None) -> None:
+    """Send data as JSON, compressed if it is worth it; with an ETag that the client knows, send 304."""
+    lines: list[Header] = [*headers, (b"vary", b"accept-encoding, cookie")]
+    if etag is not None:
+        lines += [(b"etag", etag), (b"cache-control", b"private, no-cache")]
+        if etag in request.headers.get(b"if-none-match", b""):
+            await send_bytes(send, request, b"", b"", *lines, status=HTTPStatus.NOT_MODIFIED)
+            return
+    body = value if isinstance(value, bytes) else write_json(_encoder, value)
+    if len(body) > _SMALL and accepts_gzip(request):
+        is_large = len(body) > _LARGE
+        body = await asyncio.to_thread(gzip.compress, body, 4) if is_large else gzip.compress(body, 4)
+        lines.append((b"content-encoding", b"gzip"))
+    await send_bytes(send, request, body, b"application/json", *lines)
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Return whether a client accepts a compressed response."""
+    return b"gzip" in request.headers.get(b"accept-encoding", b"")
+
+
+async def send_file(send: Send, request: Request, file: StaticFile, *, is_immutable: bool) -> None:
+    """Send a file of the page. `is_immutable`: its name changes with its content."""
+    cache = b"public, max-age=31536000, immutable" if is_immutable else b"no-cache"
+    lines: list[Header] = [(b"cache-control", cache), (b"etag", file.etag), (b"vary", b"accept-encoding")]
+    if file.etag in request.headers.get(b"if-none-match", b""):
+        await send_bytes(send, request, b"", b"", *lines, status=HTTPStatus.NOT_MODIFIED)
+        return
+    is_smaller = len(file.compressed) < len(file.body) and accepts_gzip(request)
+    encoding: list[Header] = [(b"content-encoding", b"gzip")] if is_smaller else []
+    body = file.compressed if is_smaller else file.body
+    await send_bytes(send, request, body, file.content_type, *lines, *encoding)
+
+
+# --- server-sent events -----------------------------------------------------------------------------------------------
+
+
+class EventWriter:
+    """Writes one stream of server-sent events, from any task; a client that does not read counts as disconnected."""
+
+    def __init__(self, request: Request, send: Send, running: CancelOnDisconnect) -> None:
+        self._request = request
+        self._send = send
+        self._running = running
+        self._lock = asyncio.Lock()
+        self._last = time.monotonic()
+
+    async def start(self) -> None:
+        """Send the headers."""
+        lines: list[Header] = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            _NO_STORE,
+            (b"x-accel-buffering", b"no"),  # nginx buffers events otherwise
+            (b"x-request-id", self._request.request_id.encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*SECURITY, _NO_SNIFFING, *lines]})
+
+    async def event(self, name: str, data: Any) -> None:
+        """Write an event with JSON data; bytes are JSON already."""
+        encoded = data if isinstance(data, bytes) else write_json(_encoder, data)
+        await self._write(b"event: %s\ndata: %s\n\n" % (name.encode(), encoded))
+
+    async def beat(self) -> None:
+        """Write a comment line after each silence, until the task is cancelled."""
+        while True:
+            silent = time.monotonic() - self._last
+            if silent >= HEARTBEAT:
+                await self._write(b":\n\n")
+                silent = 0.0
+            await asyncio.sleep(HEARTBEAT - silent)
+
+    async def end(self) -> None:
+        """End the response."""
+        await self._write(b"", more=False)
+
+    async def _write(self, chunk: bytes, *, more: bool = True) -> None:
+        try:
+            async with self._lock, asyncio.timeout(STALLED):
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+                self._last = time.monotonic()
+        except TimeoutError:
+            self._running.interrupt()
+
+
+class Streams:
+    """The open streams of a console, which end when the server shuts down or a session expires."""
+
+    def __init__(self) -> None:
+        self._deadlines = Deadlines()
+        self._open: dict[CancelOnDisconnect, str | None] = {}
+
+    def count(self, identity_id: str | None) -> int:
+        """Return how many streams an identity has open; None: anonymous callers."""
+        return sum(each == identity_id for each in self._open.values())
+
+    def interrupt(self, reason: CallError) -> None:
+        """End all streams."""
+        for each in tuple(self._open):
+            each.interrupt(reason)
+
+    @asynccontextmanager
+    async def writing(
+        self, request: Request, receive: Receive, send: Send, *, counted: bool = False
+    ) -> AsyncGenerator[tuple[EventWriter, CancelOnDisconnect]]:
+        """Write a stream for the duration of the block, which is cancelled when the client disconnects.
+
+        `counted` streams are those of `count`. An error that ends the block early is sent as the event `error`.
+        """
+        running = CancelOnDisconnect(receive, self._deadlines)
+        writer = EventWriter(request, send, running)
+        identity = request.identity
+        self._open[running] = (None if identity is None else identity.id) if counted else ""
+        beating: asyncio.Task[None] | None = None
+        try:
+            with running:
+                running.interrupt_at(request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
+                await writer.start()
+                beating = asyncio.create_task(writer.beat())
+                yield writer, running
+            if running.interrupted and running.reason is not None:
+                await writer.event("error", error_data(running.reason))
+            if not running.interrupted or running.reason is not None:
+                await writer.end()
+        finally:
+            del self._open[running]
+            if beating is not None:
+                beating.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await beating
+
+
+def error_data(error: CallError) -> Mapping[str, Any]:
+    """Return an error as the data of an event."""
+    data: dict[str, Any] = {"code": error.code.value, "message": error.message, "retryable": error.retryable}
+    if error.details is not None:
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            data["details"] = msgspec.Raw(write_json(_encoder, error.details))
+    return data

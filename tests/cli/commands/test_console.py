@@ -1,0 +1,62 @@
+"""`opwire console`."""
+
+import urllib.error
+from urllib.request import Request, urlopen
+
+import msgspec
+import pytest
+
+from opwire.cli.commands.serve import ServeOptions, chosen_surfaces
+from opwire.config import Config
+from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
+from tests.cli.process import SHOP, Running
+from tests.requirements import requirement
+
+HEADERS = {"content-type": "application/json", "x-opwire-console": "1"}
+
+
+def log_in(link: str) -> dict[str, object]:
+    page, _, code = link.partition("#link=")
+    body = msgspec.json.encode({"link": code})
+    with urlopen(Request(f"{page}api/session", body, HEADERS), timeout=10) as reply:
+        return msgspec.json.decode(reply.read())
+
+
+@requirement("cli.console", "console.login")
+def test_the_printed_link_signs_in_once_on_this_machine() -> None:
+    with Running("console", *SHOP, "--no-open") as server:
+        link = server.says(r"(http://127\.0\.0\.1:\d+/console/#link=\S+)")
+        assert log_in(link)["identity"] == {"id": "local", "scopes": ["*"]}
+        with pytest.raises(urllib.error.HTTPError) as replayed:
+            log_in(link)
+        replayed.value.close()
+        assert replayed.value.code == 401
+
+
+@requirement("cli.console")
+def test_a_json_log_has_no_link() -> None:
+    with Running("console", *SHOP, "--no-open", "--log-format", "json", OPWIRE_TOKEN="0123456789abcdef") as server:
+        assert "link" not in server.says(r"console at .*")
+        server.says(r"serving \d+ operations")  # the next line
+
+
+@requirement("cli.console", "console.off")
+@pytest.mark.parametrize(
+    ("config", "options", "expected"),
+    [
+        (Config(), ServeOptions(http=True), (8080, False)),
+        (Config(), ServeOptions(console=True), (8080, True)),
+        (Config(), ServeOptions(mcp="stdio", console=True), (8080, True)),
+        (
+            Config(serve=ServeSettings(http=HTTPSurfaceSettings(port=9))),
+            ServeOptions(mcp="http", console=True),
+            (9, True),
+        ),
+        (Config(serve=ServeSettings(mcp=MCPSurfaceSettings())), ServeOptions(console=True), (8080, True)),
+        (Config(serve=ServeSettings(http=HTTPSurfaceSettings(console=True))), ServeOptions(http=True), (8080, True)),
+    ],
+)
+def test_the_console_is_beside_the_http_api(config: Config, options: ServeOptions, expected: object) -> None:
+    http = chosen_surfaces(config, options).serve.http
+    assert http is not None
+    assert (http.port, http.console) == expected
