@@ -89,7 +89,8 @@ async def test_what_a_cancelled_claim_was_given_comes_back_when_its_lease_is_ove
     async with Leaks(), FaultProxy(HOST, redis_server.port) as proxy, journal(redis_server, prefix) as other:
         async with RedisJournal(f"redis://{HOST}:{proxy.port}", prefix=prefix) as made:
             waiting = asyncio.create_task(made.claim(["shop.order"], lease=0.9, wait=5))
-            await asyncio.sleep(0.05)
+            while b" flags=b " not in ask(redis_server, "CLIENT", "LIST"):
+                await asyncio.sleep(0.01)
             proxy.stall("down")
             await other.submit(task())
             assert [info.claimed for info in await other.info()] == [1]
@@ -97,8 +98,8 @@ async def test_what_a_cancelled_claim_was_given_comes_back_when_its_lease_is_ove
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             proxy.flow()
-        async with asyncio.timeout(5):
-            while not (claims := await other.claim(["shop.order"], lease=0.3, wait=0.1)):
+        async with asyncio.timeout(60):
+            while not (claims := await other.claim(["shop.order"], lease=9, wait=0.1)):
                 pass
         assert (claims[0].task, claims[0].attempt) == (task(), 2)
 
