@@ -36,6 +36,7 @@ bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure agains
 	.venv-bench/bin/python -m benchmarks
 
 judges: .venv/.test .venv-judges/.done tests/judges/node_modules/.done  ## test opwire with independent programs; needs npm
+	@command -v spin >/dev/null || apt-get install -qq spin >/dev/null 2>&1 || echo "no spin here: the model is not checked"
 	.venv/bin/pytest tests/judges
 tests/judges/node_modules/.done: tests/judges/package-lock.json
 	npm ci --prefix tests/judges --ignore-scripts --no-audit --no-fund --loglevel=error && touch $@

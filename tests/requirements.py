@@ -492,6 +492,8 @@ CALL: dict[str, str] = {
     "call.foreign-answers": "Only the peer that a request was routed to can answer it; what others send is dropped and "
     "counted.",
     "call.repeated-requests": "A request that arrives twice is run once; a request id that was used is an error.",
+    "call.model": "In every order of losses, repetitions, drains and crashes a call has one outcome and runs at most "
+    "once.",
     "call.nested": "A call that is made with the context of a served call is its child: another request id, its "
     "parent, the remaining time and the caller's identity; a connection that cannot carry that identity refuses.",
     "call.numbers": "Every number of a peer is bounded where it is read: none breaks a connection or a timer.",

@@ -1070,6 +1070,22 @@ async def test_a_request_that_comes_again_is_not_run_twice(handlers: Handlers) -
 
 
 @requirement("call.repeated-requests")
+async def test_a_request_that_was_rejected_is_rejected_again_after_a_restart(handlers: Handlers) -> None:
+    async with connected_ends(handlers.registry) as here:
+        caller, seen = await peer(here.bus)
+        (server,) = await caller.servers()
+        request = CallRequested(request_id="r", operation_id="math.add", input={"a": 1, "b": 2})
+        await here.handler.drain(5)
+        caller.send(request, server)
+        await until(lambda: len(seen.events) == 1)
+        await here.handler.start()
+        caller.send(request, server)  # a repetition: the caller has sent it to another server by now
+        await until(lambda: len(seen.events) == 2)
+        assert [isinstance(each, CallFailed) and each.not_started for each in seen.events] == [True, True]
+        assert handlers.log == []
+
+
+@requirement("call.repeated-requests")
 async def test_the_same_id_of_another_caller_is_another_request(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry) as here:
         for _ in range(3):

@@ -45,6 +45,7 @@ from opwire.registry import OperationRegistry
 logger = logging.getLogger("opwire.call")
 
 _REMEMBERED = 10_000  # ended requests that are remembered to detect duplicates
+_NOT_STARTED = -1.0  # instead of the deadline of a request that was rejected
 _PROGRESS_INTERVAL = 0.1  # seconds between two progress reports of a call
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
 
@@ -300,17 +301,12 @@ class CallHandler:
     def requested(self, event: CallRequested, caller: Address) -> None:
         """Start to handle a request."""
         key = caller, event.request_id
-        if event.deadline is not None and self._ended.get(key) == event.deadline:
-            self._calls.forget(event.request_id)  # delivered twice
-            return
         if key in self._ended or event.request_id in self._served:
-            # It has ended, or was aborted while its handler cleans up. Never run a request twice.
-            used = CallError(ErrorCode.PROTOCOL_ERROR, "the request id was used before: use a new one for each call")
-            self._reject(event, used)
+            self._repeated(event, key)
             return
         if self._draining and not is_own(event.operation_id):
-            leaving = CallError(ErrorCode.UNAVAILABLE, "the server is shutting down and accepts no new calls")
-            self._reject(event, leaving, not_started=True)
+            self._remember(key, _NOT_STARTED)
+            self._reject(event, _leaving(), not_started=True)
             return
         identity = self._identify(event)
         most = self._max_per_identity
@@ -327,6 +323,19 @@ class CallHandler:
         if most is not None:
             self._by_identity[_id_of(identity)] += 1
         served.task = (self._loop or asyncio.get_running_loop()).create_task(self._serve(event, served))
+
+    def _repeated(self, event: CallRequested, key: tuple[Address, str]) -> None:
+        """Respond to a request whose id was used before. No request runs twice."""
+        ended = self._ended.get(key)
+        if (
+            ended == _NOT_STARTED
+        ):  # its caller has sent it to another server, so that it is rejected after a restart too
+            self._reject(event, _leaving(), not_started=True)
+        elif ended is not None and ended == event.deadline:
+            self._calls.forget(event.request_id)  # delivered twice
+        else:  # it has ended, or was aborted while its handler cleans up
+            used = CallError(ErrorCode.PROTOCOL_ERROR, "the request id was used before: use a new one for each call")
+            self._reject(event, used)
 
     def _reject(self, event: CallRequested, error: CallError, *, not_started: bool = False) -> None:
         entry = begin_access("call", operation=event.operation_id, identity=self._identify(event))
@@ -522,7 +531,10 @@ class CallHandler:
             self._by_identity[identity] -= 1
             if not self._by_identity[identity]:
                 del self._by_identity[identity]
-        self._ended[served.caller, request_id] = served.event.deadline
+        self._remember((served.caller, request_id), served.event.deadline)
+
+    def _remember(self, key: tuple[Address, str], deadline: Milliseconds | None) -> None:
+        self._ended[key] = deadline
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -549,3 +561,7 @@ class CallHandler:
 
 def _id_of(identity: Identity | None) -> str | None:
     return None if identity is None else identity.id
+
+
+def _leaving() -> CallError:
+    return CallError(ErrorCode.UNAVAILABLE, "the server is shutting down and accepts no new calls")
