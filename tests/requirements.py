@@ -957,6 +957,12 @@ MCP_IN: dict[str, str] = {
 }
 
 POLICIES: dict[str, str] = {
+    "callers.token": "A surface hands the token of a caller on; it counts only for the identity that it proved, and a "
+    "caller without one does not reach a source that needs it.",
+    "callers.exchange": "The token of a caller is exchanged for one of the source (RFC 8693), once until it expires.",
+    "callers.lookup": "A function returns the credential of each caller for an API or an MCP server.",
+    "callers.mixed": "Neither a credential, a session, a cookie nor a cached response of one caller reaches another.",
+    "callers.sessions": "Each caller has its own session with an MCP server; all are bounded, and closed if idle.",
     "policies.audit": "An audit log has one line of JSON per call, with caller, outcome, duration and sizes; inputs "
     "only if asked for, without secrets.",
     "policies.approval": "A call that needs approval runs only if a person approves it in time.",

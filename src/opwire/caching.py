@@ -2,7 +2,8 @@
 
 The results of HTTP APIs are cached as RFC 9111 says for a private cache: `no-store` and `Vary: *` are not stored,
 `max-age` and `Expires` are fresh, anything older is revalidated with its `ETag` or `Last-Modified`. The key has the
-caller's identity and the whole input, so `Vary` over other headers is met. A mutation invalidates its namespace.
+caller's identity, its token and the whole input, so `Vary` over other headers is met. A mutation invalidates its
+namespace.
 """
 
 import re
@@ -18,6 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from opwire.caller import find_caller_token
 from opwire.envelope import HTTPResponseMeta, ResponseEnvelope, decode_envelope, encode_envelope
 from opwire.errors import OpwireError, check_counts, check_not_below_zero
 from opwire.operation import Context, Handler, OperationSpec, OperationType
@@ -174,7 +176,7 @@ class ResponseCache:
 def _key(spec: OperationSpec, input: Any, context: Context) -> tuple[str, bytes] | None:
     """Return the key of a result; None if the input cannot be encoded."""
     try:
-        encoded = msgspec.msgpack.encode((context.identity, input), order="deterministic")
+        encoded = msgspec.msgpack.encode((context.identity, find_caller_token(context), input), order="deterministic")
         return spec.id, sha256(encoded).digest()
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None

@@ -3,15 +3,20 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from opwire import OperationRegistry
 from opwire.adapters.source import AdapterSource
+from opwire.auth import callback
+from opwire.caller import with_caller_token
 from opwire.config import load_config
+from opwire.config.settings import ServerClient, ServerSource
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.errors import CallError, ConfigError, MissingExtraError, OpwireError, UsageError
+from opwire.operation import Context, Identity
+from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
 from tests.adapters.openapi.echo import EchoServer, answer
 from tests.config.projects import DOCUMENT, TIME_SERVER, TINY, project, shop, write
@@ -256,3 +261,62 @@ async def test_a_url_that_cannot_be_used_is_told_without_its_password(
     with pytest.raises(UsageError) as caught:
         await opened(tmp_path, '[sources.x]\nurl = "ftp://u:${OPWIRE_SECRET}@x.example"')
     assert "hunter2" not in str(caught.value)
+
+
+@requirement("callers.lookup")
+@pytest.mark.parametrize(("caller", "sent"), [("token", "t-ann"), ("keys.py:key_of", "key-of-ann")])
+async def test_an_http_api_is_called_with_the_credential_of_each_caller(tmp_path: Path, caller: str, sent: str) -> None:
+    keys = "def key_of(context):\n    return f'key-of-{context.identity.id}'"
+    async with EchoServer() as server:
+        server.on("/v1/pets", answer(200, b"[1, 2]", {"content-type": "application/json"}))
+        toml = f'[sources.pets]\nopenapi = "pets.yaml"\nbase_url = "{server.url}/v1"\n'
+        toml += f'credentials.key = {{ caller = "{caller}" }}'
+        source = await opened(tmp_path, toml, pets_yaml=DOCUMENT, keys_py=keys)
+        try:
+            registry = OperationRegistry()
+            registry.follow(source)
+            context = with_caller_token(Context(identity=Identity(id="ann")), "t-ann")
+            await registry.execute("pets.list_pets", {}, context)
+            assert server.arrived[-1].header("x-api-key") == sent
+        finally:
+            await source.close()
+
+
+@requirement("callers.lookup")
+async def test_an_mcp_server_is_called_with_the_token_of_each_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPWIRE_TOKEN", "t-listing")
+    registry, client = OperationRegistry(), OperationRegistry()
+
+    @registry.query("who.am_i")
+    async def am_i(context: Context) -> str:
+        return context.identity.id if context.identity else ""
+
+    app = serve_mcp(registry).asgi(authenticate=callback({f"t-{id}": Identity(id=id) for id in ("ann", "listing")}.get))
+    async with listening(app) as address:
+        toml = f'[sources.up]\nurl = "{address}/mcp"\nheaders = {{ Authorization = "Bearer ${{OPWIRE_TOKEN}}" }}\n'
+        source = await opened(tmp_path, toml + 'auth = { caller = "token" }')
+        try:
+            client.follow(source)
+            context = with_caller_token(Context(identity=Identity(id="ann")), "t-ann")
+            assert (await client.execute("up.who_am_i", {}, context)).data == "ann"
+        finally:
+            await source.close()
+
+
+@requirement("callers.exchange")
+def test_wrong_credentials_of_callers_are_named(tmp_path: Path) -> None:
+    for auth, told in (
+        ('{ caller = "tokn" }', "expected a function"),
+        ('{ caller = "token", client_id = "x" }', "client_id"),
+        ("{ login = true, exchange = true }", "exclude each other"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            project(tmp_path, f'[sources.x]\nurl = "https://x.example/mcp"\nauth = {auth}')
+    config = project(
+        tmp_path, '[sources.x]\nurl = "https://x.example/mcp"\nauth = { client_id = "x", exchange = true }'
+    )
+    auth = cast("ServerSource", config.sources["x"]).auth
+    assert isinstance(auth, ServerClient)
+    assert auth.exchange

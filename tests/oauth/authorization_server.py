@@ -1,4 +1,5 @@
-"""A real authorization server on loopback, with an API beside it: RFC 6749, 7636, 7591, 8414, 8628, 8707, 9207, 9728.
+"""A real authorization server on loopback, with an API beside it: RFC 6749, 7636, 7591, 8414, 8628, 8693, and
+RFC 8707, 9207, 9728.
 
 It is strict: codes and refresh tokens are used once, and a refresh token that is used twice revokes its login. `browse`
 is a browser in which a person consents at once.
@@ -16,6 +17,7 @@ import aiohttp
 from aiohttp import web
 
 DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
+EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 
 
 class AuthorizationServer:
@@ -39,6 +41,8 @@ class AuthorizationServer:
         self.revoked: list[str] = []
         self.mcp_server = ""  # what is behind /mcp
         self.demanded_scope = ""  # by /mcp
+        self.subjects: dict[str, str] = {}  # tokens of callers that may be exchanged, and their names
+        self.names: dict[str, str] = {}  # of the callers of exchanged tokens
 
     async def __aenter__(self) -> Self:
         app = web.Application()
@@ -127,6 +131,13 @@ class AuthorizationServer:
                 return self._refresh(form["refresh_token"])
             case "client_credentials":
                 return self._issue(form.get("scope", ""), refresh=False)
+            case grant if grant == EXCHANGE and form["subject_token"] in self.subjects:
+                assert form["subject_token_type"] == "urn:ietf:params:oauth:token-type:access_token"
+                response = self._issue(form.get("scope", ""), refresh=False)
+                self.names[next(reversed(self.tokens))] = self.subjects[form["subject_token"]]
+                return response
+            case grant if grant == EXCHANGE:
+                return _error("invalid_request")
             case grant if grant == DEVICE and form["device_code"] == "device-1":
                 if self.device_answers:
                     answer = self.device_answers.pop(0)
@@ -194,18 +205,21 @@ class AuthorizationServer:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if token not in self.tokens:
             return web.json_response({"detail": "unknown token"}, status=401)
-        return web.json_response({"login": self.tokens[token]})
+        named = {"name": self.names[token]} if token in self.names else {}
+        return web.json_response({"login": self.tokens[token], **named})
 
     async def _mcp(self, request: web.Request) -> web.StreamResponse:
         """An MCP server behind a proxy that checks tokens."""
         self.api_headers.append(dict(request.headers))
-        if request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token not in self.tokens:
             place = f"{self.url}/.well-known/oauth-protected-resource/mcp"
             return web.Response(status=401, headers={"WWW-Authenticate": f'Bearer resource_metadata="{place}"'})
         if self.demanded_scope:
             challenge = f'Bearer error="insufficient_scope", scope="{self.demanded_scope}"'
             return web.Response(status=403, headers={"WWW-Authenticate": challenge})
         kept = {name: value for name, value in request.headers.items() if name not in ("Host", "Authorization")}
+        kept["x-name"] = self.names.get(token, "")
         async with (
             aiohttp.ClientSession() as session,
             session.request(

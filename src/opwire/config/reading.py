@@ -21,6 +21,7 @@ from opwire.config.settings import (
     SECRET_IN_FILE,
     USE_ENVIRONMENT,
     AnySource,
+    CallerCredential,
     ClientSettings,
     Config,
     EnvText,
@@ -182,17 +183,23 @@ class TableReader:
         return converted
 
     def _table(self, path: Key, table: dict[str, Any], kinds: list[type[Struct]]) -> Any:
-        """Convert a table of one of several types: each type has a key of its own, its first required one."""
+        """Convert a table of one of several types: each has a key of its own, its first required one.
+
+        A type without a required key is that of tables with none of the others.
+        """
         if len(kinds) == 1:
             return self._struct(path, table, kinds[0])
         by_key = {
-            next(each.name for each in msgspec.structs.fields(kind) if _is_required(each)): kind for kind in kinds
+            next((each.name for each in msgspec.structs.fields(kind) if _is_required(each)), ""): kind for kind in kinds
         }
+        default = by_key.pop("", None)
         found = [key for key in by_key if key in table]
         if len(found) == 1:
             return self._struct(path, table, by_key[found[0]])
         if found:
             return self._reject(path, f"the keys {' and '.join(found)} exclude each other", "keep one of them")
+        if default is not None:
+            return self._struct(path, table, default)
         close = next((hint for each in table if (hint := did_you_mean(each, by_key))), "")
         return self._reject(path, f"one of the keys {', '.join(by_key)} is missing", close)
 
@@ -308,8 +315,12 @@ def _check_clients(path: Key, source: AnySource) -> Iterator[ConfigProblem]:
     clients: dict[Key, Any] = {("auth",): getattr(source, "auth", None)}
     clients |= {("credentials", name): each for name, each in getattr(source, "credentials", {}).items()}
     for at, client in clients.items():
-        if isinstance(client, ClientSettings) and not client.login and client.client_secret is None:
+        if isinstance(client, ClientSettings) and client.login and client.exchange:
+            yield ConfigProblem((*path, *at), "the keys login and exchange exclude each other", "keep one of them")
+        elif isinstance(client, ClientSettings) and not (client.login or client.exchange or client.client_secret):
             yield ConfigProblem((*path, *at), "missing key `client_secret`", "or write login = true to sign in")
+        elif isinstance(client, CallerCredential) and client.caller != "token" and ":" not in client.caller:
+            yield ConfigProblem((*path, *at, "caller"), "expected a function", 'write "token" or "module:function"')
 
 
 def _check_webhooks(path: Key, name: str, webhooks: WebhookSettings | None) -> Iterator[ConfigProblem]:

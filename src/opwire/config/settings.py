@@ -170,6 +170,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
 
     client_secret: Secret | None = None
     login: bool = False
+    exchange: bool = False  # the token of each caller, for one of this source
     scopes: tuple[str, ...] | None = None
     issuer: EnvText | None = None
     token_url: EnvText | None = None
@@ -192,12 +193,18 @@ class ServerClient(ClientSettings, frozen=True, kw_only=True):
     client_id: EnvText | None = None
 
 
+class CallerCredential(Settings, frozen=True, kw_only=True):
+    """The credential of each caller: its own "token", or what "module:function" or "file.py:function" returns."""
+
+    caller: str
+
+
 class ServerSource(MCPSettings, frozen=True, kw_only=True):
     """An MCP server behind a URL. Its namespace is NAME by default."""
 
     url: EnvText
     headers: dict[str, EnvText] = {}
-    auth: ServerClient | None = None  # by default that of `opwire login`, if there is one
+    auth: ServerClient | CallerCredential | None = None  # by default that of `opwire login`, if there is one
     tls: TLSSettings = TLSSettings()
     type: Literal["http", "sse"] = "http"
     namespace: str | None = None
@@ -213,7 +220,7 @@ class AWSCredential(Settings, frozen=True, kw_only=True):
     session_token: Secret | None = None
 
 
-Credential = Secret | UserCredential | ClientCredential | AWSCredential
+Credential = Secret | UserCredential | ClientCredential | AWSCredential | CallerCredential
 
 
 class WebhookSettings(Settings, frozen=True, kw_only=True):

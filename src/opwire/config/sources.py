@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from opwire.adapters.source import AdapterSource
+from opwire.caller import caller_token
 from opwire.config.problems import Key, did_you_mean, dotted
 from opwire.config.settings import (
     AnySource,
+    CallerCredential,
     ClientSettings,
     EnvText,
     OpenAPISettings,
@@ -86,6 +88,8 @@ async def create_source(name: str, settings: AnySource, folder: Path, modules: "
         # Adapters are imported on a thread, which takes up to a second: other sources are loaded meanwhile.
         await asyncio.to_thread(importlib.import_module, f"opwire.adapters.{extra}")
     values = resolve(settings, key)
+    await _load_callers(values, key, modules)
+    await _load_callers(values.get("credentials", {}), (*key, "credentials"), modules)
     if isinstance(settings, OpenAPISettings):
         receiver = None
         if settings.webhooks is not None:
@@ -105,6 +109,8 @@ def resolve(value: Any, key: Key) -> Any:
             return value.resolve(dotted(key))
         case UserCredential():
             return resolve(value.user, (*key, "user")), resolve(value.password, (*key, "password"))
+        case CallerCredential():
+            return value
         case ClientSettings():
             given = {name: each for name, each in msgspec.structs.asdict(value).items() if each is not None}
             return resolve(given, key)
@@ -116,6 +122,14 @@ def resolve(value: Any, key: Key) -> Any:
             return tuple(resolve(each, (*key, n)) for n, each in enumerate(cast("tuple[Any, ...]", value)))
         case _:
             return value
+
+
+async def _load_callers(values: dict[str, Any], key: Key, modules: "ProjectModules") -> None:
+    """Replace the credentials of callers by functions."""
+    for name, value in values.items():
+        if isinstance(value, CallerCredential):
+            at = dotted((*key, name, "caller"))
+            values[name] = caller_token if value.caller == "token" else await modules.function(value.caller, at)
 
 
 def files_of(settings: AnySource, folder: Path) -> list[Path]:

@@ -32,6 +32,7 @@ TEMPLATE = """\
 #headers = { Authorization = "Bearer ${TOOLS_TOKEN}" }
 #trust_annotations = true  # tools that it marks as read-only are queries
 #auth = { login = true, client_id = "opwire" }  # instead of headers; `opwire login tools` signs in, also without this
+# or auth = { caller = "token" }, that of each caller; or a function, "keys.py:key_of", or a client with exchange = true
 
 # All servers of a file of another program, each with its key there as the namespace.
 #[sources.desktop]

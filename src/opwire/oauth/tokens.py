@@ -39,6 +39,8 @@ Raises:
 _MARGIN = 60.0  # seconds before its expiry that a token is refreshed, or a tenth of its lifetime if that is less
 _MAX_LIFETIME = 10 * 365 * 24 * 60 * 60.0  # seconds
 _MAX_TOKENS = 1000  # each identity may have its own
+_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+_ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105 - a type
 _RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ERROR_CODE = re.compile(r"[a-z_]{1,50}")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -50,6 +52,7 @@ class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
         OAuthClient(client_id="robot", client_secret=…)  # requests its own tokens, by client credentials
         OAuthClient(client_id="cli", login=True)  # uses the login of a person: `source.login()`, `opwire login`
+        OAuthClient(client_id="robot", client_secret=…, exchange=True)  # exchanges the token of each caller (RFC 8693)
 
     Endpoints come from the document or the server's metadata, unless they are given here.
     """
@@ -57,6 +60,7 @@ class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     client_id: str = ""  # empty: registered at login, if the server allows it
     client_secret: str | None = None
     login: bool = False
+    exchange: bool = False
     scopes: tuple[str, ...] | None = None  # None: those of the operation, for a login those of all operations
     token_url: str | None = None
     authorization_url: str | None = None
@@ -67,7 +71,9 @@ class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     extra: dict[str, str] = {}  # more fields of authorization and token requests: `audience`, `resource`
 
     def __post_init__(self) -> None:
-        if not self.login and not (self.client_id and self.client_secret is not None):
+        if self.login and self.exchange:
+            raise UsageError("login and exchange exclude each other")
+        if not (self.login or self.exchange or (self.client_id and self.client_secret is not None)):
             raise UsageError("client_id and client_secret are required without login")
 
     def __repr__(self) -> str:
@@ -102,7 +108,7 @@ def token_request(client: OAuthClient, token_url: str, fields: Mapping[str, str]
     form = {**fields, **client.extra}
     headers = [("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded")]
     if client.client_secret is None:
-        form["client_id"] = client.client_id
+        form |= {"client_id": client.client_id} if client.client_id else {}
     elif client.auth == "basic":
         pair = f"{quote(client.client_id, safe='')}:{quote(client.client_secret, safe='')}"
         headers.append(("Authorization", "Basic " + b64encode(pair.encode()).decode()))
@@ -238,7 +244,7 @@ class SharedRequests:
 
 
 class TokenCache:
-    """Requests tokens by the client credentials grant, and caches them until shortly before they expire."""
+    """Requests tokens by client credentials or token exchange, and caches them until shortly before they expire."""
 
     def __init__(self, fetch: FetchJSON, *, clock: Callable[[], float] = time.time) -> None:
         self._fetch = fetch
@@ -246,13 +252,19 @@ class TokenCache:
         self._tokens: dict[Any, TokenSet] = {}
         self._requests = SharedRequests()
 
-    async def get(self, client: OAuthClient, token_url: str, scopes: Sequence[str], resource: str = "") -> str:
-        """Return a cached token, or request one (RFC 6749, section 4.4).
+    async def get(
+        self, client: OAuthClient, token_url: str, scopes: Sequence[str], resource: str = "", *, subject: str = ""
+    ) -> str:
+        """Return a cached token, or request one (RFC 6749, section 4.4); for a caller's token `subject`, exchange it.
+
+        A token without a lifetime that was exchanged is kept for a minute: the caller's own may be revoked.
 
         Raises:
             CallError: as `request_tokens`.
         """
         fields = {"grant_type": "client_credentials"}
+        if subject:
+            fields = {"grant_type": _EXCHANGE, "subject_token": subject, "subject_token_type": _ACCESS_TOKEN}
         fields |= {"scope": " ".join(scopes)} if scopes else {}
         fields |= {"resource": resource} if resource else {}
         secret = (client.client_id, client.client_secret, client.auth, *client.extra.items())
@@ -264,6 +276,8 @@ class TokenCache:
 
     async def _request(self, key: Any, client: OAuthClient, token_url: str, fields: dict[str, str]) -> TokenSet:
         tokens = await request_tokens(self._fetch, client, token_url, fields, clock=self._clock)
+        if tokens.refresh_at is None and "subject_token" in fields:
+            tokens = replace(tokens, refresh_at=self._clock() + _MARGIN)
         while len(self._tokens) >= _MAX_TOKENS:
             del self._tokens[next(iter(self._tokens))]
         self._tokens[key] = tokens

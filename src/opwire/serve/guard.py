@@ -42,6 +42,7 @@ MAX_DETAILS = 64 * 1024
 
 # Keys of the ASGI scope of an admitted request.
 IDENTITY = "opwire.identity"
+TOKEN = "opwire.token"  # noqa: S105 - the verified token of its caller, or None
 EXPIRES = "opwire.expires"  # when its token expires (Unix epoch, in seconds) and a stream has to end, or None
 ACCESS = "opwire.access"  # its entry in the access log; missing if that is disabled
 _SHARE = "opwire.share"
@@ -301,6 +302,7 @@ class RequestGuard:
             self._shares[share] = taken + 1
             scope[_SHARE] = (share,)
         scope[IDENTITY] = self._anonymous if grant is None else grant.identity
+        scope[TOKEN] = None if grant is None else token
         scope[EXPIRES] = None if grant is None else grant.expires
         if scope["method"] in _WITHOUT_BODY and b"content-length" not in headers and _CHUNKED not in headers:
             return receive

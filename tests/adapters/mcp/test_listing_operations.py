@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp.servers import MCPOptions
-from opwire.adapters.mcp.session import MCPSession, ResourceUpdates
+from opwire.adapters.mcp.session import MCPSession
 from opwire.adapters.mcp.source import Listing, ListingReader
 from opwire.adapters.report import Skipped
 from opwire.errors import CallError, ErrorCode
@@ -18,7 +18,7 @@ from tests.requirements import requirement
 
 async def read(stage: Stage, *, timeout: float = 5.0, prompts: bool = True) -> Listing:
     session = MCPSession(stage.server)
-    reader = ListingReader(session, MCPOptions(namespace="ns", prompts=prompts), "ns", ResourceUpdates())
+    reader = ListingReader(session, session, MCPOptions(namespace="ns", prompts=prompts), "ns")
     try:
         await session.start()
         return await reader.read(timeout)

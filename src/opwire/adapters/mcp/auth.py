@@ -5,6 +5,7 @@ The server says which authorization server issues its tokens (RFC 9728). A token
 """
 
 from collections.abc import AsyncGenerator
+from copy import copy
 from typing import Any
 
 import httpx2
@@ -40,6 +41,7 @@ class MCPAuth(httpx2.Auth):
         self._url = url
         self._key = LoginKey(resource_of(url), LOGIN_NAME, self._client.client_id)
         self._store = store or TokenStore()
+        self._subject = ""  # the token of a caller
         self._open()
 
     def _open(self) -> None:
@@ -53,6 +55,22 @@ class MCPAuth(httpx2.Auth):
     def is_login(self) -> bool:
         """Whether a person signs in."""
         return self._client.login
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the tokens of callers are exchanged."""
+        return self._client.exchange
+
+    async def of_caller(self, token: str) -> "MCPAuth":
+        """Return the `auth` that exchanges the token of a caller; it shares connections and cache with this one.
+
+        Raises:
+            CallError: the server's metadata is missing or invalid.
+        """
+        await self._discovered()
+        caller = copy(self)
+        caller._subject = token
+        return caller
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         """Add the token to a request; repeat the request once if the server rejects it."""
@@ -79,9 +97,13 @@ class MCPAuth(httpx2.Auth):
         try:
             if self._client.login:
                 return await self._login.get()
+            if self._client.client_secret is None and not self._subject:  # only callers have a token to exchange
+                return None
             resource, server = await self._discovered()
             scopes = resource.scopes if self._client.scopes is None else self._client.scopes
-            return await self._cache.get(self._client, server.token_url, scopes, resource.resource)
+            return await self._cache.get(
+                self._client, server.token_url, scopes, resource.resource, subject=self._subject
+            )
         except CallError as error:
             raise httpx2.RequestError(error.message) from error  # the HTTP client repeats the messages of these alone
 

@@ -23,7 +23,7 @@ from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.mcp.messages import INTERNAL_ERROR, METHOD_NOT_FOUND, RPCError
 from opwire.names import UniqueNames
 from opwire.oauth.store import TokenStore
-from opwire.operation import NormalizeMode
+from opwire.operation import Context, NormalizeMode
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp.auth import MCPAuth
@@ -363,17 +363,26 @@ class MCPKeywords(TypedDict, total=False):
     strip: bool | None
     connect_timeout: float
     max_message: int
-    auth: "OAuthClient | Mapping[str, Any] | None"
+    auth: "OAuthClient | Mapping[str, Any] | Callable[[Context], Any] | None"
     token_store: TokenStore | None
 
 
 def authorized(server: MCPServer, options: MCPOptions) -> "tuple[MCPServer, MCPAuth | None]":
-    """Return the server with the OAuth client of the options as the `auth` of its HTTP client."""
-    if options.auth is None or isinstance(server, StdioServer):
+    """Return the server with the OAuth client of the options as the `auth` of its HTTP client.
+
+    Raises:
+        UsageError: a program has callers with credentials of their own.
+    """
+    is_program = isinstance(server, StdioServer)
+    if callable(options.auth) or options.auth is None or is_program:
+        if callable(options.auth) and is_program:
+            raise UsageError(f"auth: {server.name} is a program, which all callers share; it needs a server with a URL")
         return server, None
     from opwire.adapters.mcp.auth import MCPAuth
 
     auth = MCPAuth(server.url, options.auth, options.token_store)
+    if auth.exchanges and any(name.lower() == "authorization" for name in server.headers):
+        return server, auth  # the tools are listed with that header
     return replace(server, options={**server.options, "auth": auth}), auth
 
 

@@ -9,10 +9,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -39,7 +39,7 @@ _PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds after the second failure in a row
 
 
 class MCPSession:
-    """A server, and the one connection to it that all callers share.
+    """A server and one connection to it, which all callers share unless each has credentials of its own.
 
     `on_notification` gets method and params of the server's notifications; `on_connected` is called after each connect,
     when requests can be made. Both are called in the order of events, and must not block.
@@ -60,7 +60,7 @@ class MCPSession:
         self._server = server
         self._callbacks = callbacks or Callbacks()
         self._connect_timeout = connect_timeout
-        self._on_notification = on_notification
+        self._notify = on_notification
         self._on_connected = on_connected
         self._max_message = max_message
         self._discover = True  # whether `server/discover` may be sent: some servers exit when they receive it
@@ -70,13 +70,26 @@ class MCPSession:
         self._pause_ends = 0.0
         self._last_failure: CallError | None = None
         self._watched: Counter[str] = Counter()
-        self._tools: list[Any] = []
         self._background: set[asyncio.Task[None]] = set()
+        self._requests = 0  # in flight
         self._closed = False
+        self.tools: list[Any] = []
+        """The tools that the server lists."""
+        self.updates = ResourceUpdates()
+        """The updates of the resources that are watched."""
         self.info: MCPServerInfo | None = None
         """The server's self-description at the last connect."""
         self.last_output = ""
         """The last lines on stderr of a server that was not ready. Not in errors, which reach remote callers."""
+
+    async def of(self, context: Context) -> "MCPSession":
+        """Return the session for a caller: this one."""
+        return self
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in flight, and no resource is watched."""
+        return not self._requests and not self._watched
 
     async def start(self) -> MCPServerInfo:
         """Connect now, if not connected.
@@ -106,7 +119,13 @@ class MCPSession:
         """
         progress = on_progress_params if on_progress is None else progress_callback(on_progress, on_progress_params)
         traced = _with_trace(params, metadata)
-        result = await self._with_connection(lambda each: each.request(method, traced, deadline, progress), deadline)
+        self._requests += 1
+        try:
+            result = await self._with_connection(
+                lambda each: each.request(method, traced, deadline, progress), deadline
+            )
+        finally:
+            self._requests -= 1
         self._failures = 0
         return result
 
@@ -137,13 +156,13 @@ class MCPSession:
             method, params, deadline=context.deadline, on_progress=context.on_progress, metadata=context.metadata
         )
 
-    def remember_tools(self, tools: Iterable[Any]) -> dict[str, str]:
+    def remember_tools(self, tools: list[Any]) -> dict[str, str]:
         """Store the listed tools: from 2026-07-28 on, some of their arguments are sent as headers too.
 
         Return the tools that clients must leave out according to the protocol, by name, each with the reason.
         """
-        self._tools = list(tools)
-        return {} if self._connection is None else self._connection.remember_tools(self._tools)
+        self.tools = tools
+        return {} if self._connection is None else self._connection.remember_tools(tools)
 
     async def watch_resource(self, uri: str) -> None:
         """Pass `notifications/resources/updated` of a resource to `on_notification`, also after a reconnect.
@@ -180,6 +199,7 @@ class MCPSession:
     async def close(self) -> None:
         """Stop the server and its children, and fail pending requests; idempotent."""
         self._closed = True
+        self.updates.close()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
@@ -263,7 +283,7 @@ class MCPSession:
         if self.info is not None:
             logger.info("the MCP server %s is connected again", self._server.name)
         self._connection, self.info = new, new.info
-        new.remember_tools(self._tools)
+        new.remember_tools(self.tools)
 
         async def watch_again() -> None:
             for uri in tuple(self._watched):
@@ -271,6 +291,7 @@ class MCPSession:
                     await new.watch(uri, time.monotonic() + self._connect_timeout)
                 except (CallError, SessionLostError) as error:
                     logger.warning("a resource is not watched any more: %s", error)
+            self.updates.missed()
 
         if self._watched:
             self._run_in_background(watch_again())
@@ -279,6 +300,11 @@ class MCPSession:
         except Exception:
             logger.exception("a callback failed")
         return new
+
+    def _on_notification(self, method: str, params: dict[str, Any]) -> None:
+        if method == "notifications/resources/updated":
+            self.updates.publish(params)
+        self._notify(method, params)
 
     def _connect_ended(self, task: asyncio.Task[MCPConnection]) -> None:
         self._connecting = None
@@ -323,6 +349,14 @@ def progress_callback(
             on_progress(progress)
 
     return report
+
+
+class MCPSessions(Protocol):
+    """The sessions with a server: one that all callers share, or one for each caller."""
+
+    async def of(self, context: Context) -> MCPSession:
+        """Return the session for the caller of a context."""
+        ...
 
 
 class ResourceUpdates:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -16,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from opwire.adapters.mcp.callers import CallerSessions
 from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo, as_text
 from opwire.adapters.mcp.servers import (
@@ -30,7 +32,7 @@ from opwire.adapters.mcp.servers import (
     usable_namespace,
     usable_namespaces,
 )
-from opwire.adapters.mcp.session import MCPSession, ResourceUpdates
+from opwire.adapters.mcp.session import MCPSession, MCPSessions
 from opwire.adapters.mcp.tools import (
     MAX_NAME,
     ToolReader,
@@ -44,7 +46,7 @@ from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
-from opwire.operation import Context, Operation, OperationSpec, OperationType, SourceChange
+from opwire.operation import Context, Operation, OperationSpec, OperationType, PreparedRequest, SourceChange
 from opwire.schema import Schema
 from opwire.typed.plain import as_dict, as_list
 
@@ -111,11 +113,11 @@ class Listing:
 class ListingReader:
     """Read the listing of one server."""
 
-    def __init__(self, session: MCPSession, options: MCPOptions, namespace: str, updates: ResourceUpdates) -> None:
+    def __init__(self, session: MCPSession, sessions: MCPSessions, options: MCPOptions, namespace: str) -> None:
         self._session = session
+        self._sessions = sessions
         self._options = options
         self._namespace = namespace
-        self._updates = updates
 
     async def read(self, timeout: float) -> Listing:
         """Return everything that the server lists now.
@@ -129,7 +131,7 @@ class ListingReader:
         # Always requested: some servers have tools without announcing them.
         tools = await self._list("tools/list", "tools", listing.report, deadline, announced="tools" in capabilities)
         invalid = self._session.remember_tools(tools)
-        reader = ToolReader(self._session, self._options, namespace, listing.report)
+        reader = ToolReader(self._sessions, self._options, namespace, listing.report)
         async for tool in _in_slices(tools):
             if (name := as_text(tool.get("name"))) in invalid:
                 skip(listing.report, "tool", namespace, name, invalid[name])
@@ -137,13 +139,13 @@ class ListingReader:
                 listing.put(reader.read(tool), tool)
         if self._options.resources and "resources" in capabilities:
             watchable = as_dict(capabilities["resources"]).get("subscribe") is True
-            for each in resource_operations(self._session, namespace, self._updates, watchable=watchable):
+            for each in resource_operations(self._sessions, namespace, watchable=watchable):
                 listing.put(each)
         if self._options.prompts and "prompts" in capabilities:
-            listing.put(list_operation(self._session, namespace, "prompts/list", "prompts", "List all prompts."))
+            listing.put(list_operation(self._sessions, namespace, "prompts/list", "prompts", "List all prompts."))
             prompts = await self._list("prompts/list", "prompts", listing.report, deadline, announced=True)
             async for prompt in _in_slices(prompts):
-                listing.put(read_prompt(prompt, self._session, namespace, listing.report), prompt)
+                listing.put(read_prompt(prompt, self._sessions, namespace, listing.report), prompt)
         return listing
 
     async def _list(
@@ -220,7 +222,7 @@ async def list_all(
 
 
 def list_operation(
-    session: MCPSession, namespace: str, name: str, key: str, description: str, *, method: str | None = None
+    sessions: MCPSessions, namespace: str, name: str, key: str, description: str, *, method: str | None = None
 ) -> Operation:
     """Return a query for a whole list, in the protocol's form: `{key: [...]}`. The method is its name by default."""
     entries = {"type": "array", "items": {"type": "object"}}
@@ -234,6 +236,7 @@ def list_operation(
 
     async def list_entries(_: Any, context: Context) -> ResponseEnvelope[Any]:
         report = Report(MAX_REPORTED)
+        session = await sessions.of(context)
         entries = await list_all(
             session, method or name, key, report, deadline=context.deadline, max_entries=MAX_ENTRIES
         )
@@ -241,12 +244,13 @@ def list_operation(
             logger.warning("%s: %s", spec.id, line)
         return structured_envelope({key: entries}, spec.id)
 
-    return Operation(
-        spec, list_entries, preview=lambda _, context, reveal: session.preview(method or name, {}, Context())
-    )
+    async def preview(_: Any, context: Context, reveal: bool) -> PreparedRequest:
+        return await (await sessions.of(context)).preview(method or name, {}, Context())
+
+    return Operation(spec, list_entries, preview=preview)
 
 
-def read_prompt(prompt: Mapping[str, Any], session: MCPSession, namespace: str, report: Report) -> Operation | None:
+def read_prompt(prompt: Mapping[str, Any], sessions: MCPSessions, namespace: str, report: Report) -> Operation | None:
     """Return the operation of a prompt; None, and an entry in the report, if it is invalid."""
     name = prompt.get("name")
     if not is_usable_name(name):
@@ -275,35 +279,34 @@ def read_prompt(prompt: Mapping[str, Any], session: MCPSession, namespace: str, 
         return {"name": name, "arguments": input or {}}
 
     async def get(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await session.call("prompts/get", params(input), context)
+        result = await (await sessions.of(context)).call("prompts/get", params(input), context)
         blocks: list[Any] = []  # one per message, or in newer revisions several
         for message in map(as_dict, as_list(result.get("messages"))):
             content: Any = message.get("content")
             blocks += content if isinstance(content, list) else [content]
         return structured_envelope(result, spec.id, read_blocks(blocks, spec.id))
 
-    return Operation(
-        spec, get, preview=lambda input, context, _: session.preview("prompts/get", params(input), context)
-    )
+    async def preview(input: Any, context: Context, _: bool) -> PreparedRequest:
+        return await (await sessions.of(context)).preview("prompts/get", params(input), context)
+
+    return Operation(spec, get, preview=preview)
 
 
 # --- resources --------------------------------------------------------------------------------------------------------
 
 
-def resource_operations(
-    session: MCPSession, namespace: str, updates: ResourceUpdates, *, watchable: bool
-) -> Iterator[Operation]:
+def resource_operations(sessions: MCPSessions, namespace: str, *, watchable: bool) -> Iterator[Operation]:
     """Yield the operations of a server with resources: list, templates, read, and watch if it reports updates."""
-    yield list_operation(session, namespace, "resources/list", "resources", "List all readable resources.")
+    yield list_operation(sessions, namespace, "resources/list", "resources", "List all readable resources.")
     described = "List the URI templates of readable resources."
     method = "resources/templates/list"
-    yield list_operation(session, namespace, "resources/templates", "resourceTemplates", described, method=method)
-    yield _read_operation(session, namespace)
+    yield list_operation(sessions, namespace, "resources/templates", "resourceTemplates", described, method=method)
+    yield _read_operation(sessions, namespace)
     if watchable:
-        yield _watch_operation(session, namespace, updates)
+        yield _watch_operation(sessions, namespace)
 
 
-def _read_operation(session: MCPSession, namespace: str) -> Operation:
+def _read_operation(sessions: MCPSessions, namespace: str) -> Operation:
     spec = OperationSpec(
         namespace=namespace,
         name="resources/read",
@@ -315,19 +318,20 @@ def _read_operation(session: MCPSession, namespace: str) -> Operation:
         return {"uri": input["uri"]}
 
     async def read(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await session.call("resources/read", params(input), context)
+        result = await (await sessions.of(context)).call("resources/read", params(input), context)
         contents = result.get("contents")
         if not isinstance(contents, list):
             raise CallError(ErrorCode.PROTOCOL_ERROR, f"{spec.id}: the result has no list of contents")
         blocks = [{"type": "resource", "resource": each} for each in cast("list[Any]", contents)]
         return blocks_envelope(result, spec.id, read_blocks(blocks, spec.id))
 
-    return Operation(
-        spec, read, preview=lambda input, context, _: session.preview("resources/read", params(input), context)
-    )
+    async def preview(input: Any, context: Context, _: bool) -> PreparedRequest:
+        return await (await sessions.of(context)).preview("resources/read", params(input), context)
+
+    return Operation(spec, read, preview=preview)
 
 
-def _watch_operation(session: MCPSession, namespace: str, updates: ResourceUpdates) -> Operation:
+def _watch_operation(sessions: MCPSessions, namespace: str) -> Operation:
     spec = OperationSpec(
         namespace=namespace,
         name="resources/watch",
@@ -337,9 +341,9 @@ def _watch_operation(session: MCPSession, namespace: str, updates: ResourceUpdat
         output_schema=_ONE_RESOURCE,
     )
 
-    async def watch(input: Any, _: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        uri = cast("str", input["uri"])
-        with updates.of(uri) as watcher:
+    async def watch(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        uri, session = cast("str", input["uri"]), await sessions.of(context)
+        with session.updates.of(uri) as watcher:
             await session.watch_resource(uri)
             try:
                 while True:
@@ -378,8 +382,6 @@ def from_mcp(
 
         source = await from_mcp(StdioServer("uvx", ("mcp-server-time",)))  # closed by `await source.close()`
 
-    Tools are mutations by default.
-
     Args:
         server: a URL, a `StdioServer` or `HTTPServer`, an entry of an `mcpServers` file, or a whole file: its path, or
             its content. The servers of a file have the namespaces of their keys.
@@ -390,8 +392,8 @@ def from_mcp(
     Options:
 
     - `namespace`: of the operations of a single server; the server's own name by default.
-    - `trust_annotations`: trust a server that marks a tool as read-only, which makes it a query, and another opwire in
-      its description of operations: types, timeouts and, without a `namespace`, ids.
+    - `trust_annotations`: trust a server that marks a tool as read-only, which makes it a query instead of a mutation,
+      and another opwire in its description of operations: types, timeouts and, without a `namespace`, ids.
     - `elicit`, `sample`, `roots`, `log`: the answers to requests of servers, see `Callbacks`.
     - `resources`, `prompts`: whether to add operations for them.
     - `tool_timeout`: of every call of a tool, in seconds.
@@ -399,7 +401,8 @@ def from_mcp(
     - `connect_timeout`: of connecting and listing, in seconds.
     - `max_message`: bytes of one message from a server.
     - `auth`: the OAuth client for servers behind a URL, `OAuthClient(login=True)` for the login of a person; see
-      `MCPSource.login`. Needs the extra `openapi`.
+      `MCPSource.login`. With `OAuthClient(exchange=True)`, `caller_token` or another function that takes a context and
+      returns a token or headers, each caller has its own session and credentials; see `CallerSessions`.
     - `token_store`: where logins are stored; by default in the user's keyring, or in files.
 
     Raises:
@@ -540,18 +543,16 @@ class ServerOperations:
         self._options = options
         self._notify = notify
         server, self.auth = authorized(server, options)
-        self._updates = ResourceUpdates()
         self._stale = asyncio.Event()
-        self._reconnected = False
         self._task: asyncio.Task[None] | None = None
-        self.session = MCPSession(
-            server,
-            callbacks=options,
-            connect_timeout=options.connect_timeout,
-            on_notification=self._on_notification,
-            on_connected=self._on_connected,
-            max_message=options.max_message,
+        create = partial(
+            MCPSession, callbacks=options, connect_timeout=options.connect_timeout, max_message=options.max_message
         )
+        self.session = create(server, on_notification=self._on_notification, on_connected=self._stale.set)
+        by_caller = options.auth if callable(options.auth) else self.auth if self.auth and self.auth.exchanges else None
+        self._sessions: MCPSession | CallerSessions = self.session
+        if by_caller is not None and isinstance(server, HTTPServer):
+            self._sessions = CallerSessions(server, by_caller, self.session, create)
         self.listing = Listing()
 
     async def open(self) -> None:
@@ -563,8 +564,7 @@ class ServerOperations:
         try:
             info = await self.session.start()
             namespace = self._options.namespace or usable_namespace(info.name)
-            reader = ListingReader(self.session, self._options, namespace, self._updates)
-            self._reconnected = False
+            reader = ListingReader(self.session, self._sessions, self._options, namespace)
             self._stale.clear()
             self._replace(await reader.read(self._options.connect_timeout))
         except BaseException:
@@ -577,7 +577,7 @@ class ServerOperations:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._updates.close()
+        await self._sessions.close()
         await self.session.close()
         if self.auth is not None:
             await self.auth.close()
@@ -585,12 +585,6 @@ class ServerOperations:
     def _on_notification(self, method: str, params: Mapping[str, Any]) -> None:
         if method in _CHANGES:
             self._stale.set()
-        elif method == "notifications/resources/updated":
-            self._updates.publish(params)
-
-    def _on_connected(self) -> None:
-        self._reconnected = True
-        self._stale.set()
 
     async def _keep_up(self, reader: ListingReader) -> None:
         settle, took, was_read = SETTLE, 0.0, 0.0
@@ -602,9 +596,6 @@ class ServerOperations:
             started = time.monotonic()
             try:
                 listing = await reader.read(self._options.connect_timeout)
-                if self._reconnected:  # not before, because the resources are watched again only now
-                    self._reconnected = False
-                    self._updates.missed()
                 before = self._replace(listing)
                 put = listing.changed_since(before)
                 gone = tuple(id for id in before.by_id if id not in listing.by_id)

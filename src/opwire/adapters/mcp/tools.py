@@ -13,7 +13,7 @@ import asyncio
 import logging
 import reprlib
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from opwire.adapters.mcp.errors import MAX_RETRY_AFTER
 from opwire.adapters.mcp.negotiation import as_text
 from opwire.adapters.mcp.servers import MCPOptions
-from opwire.adapters.mcp.session import MCPSession
+from opwire.adapters.mcp.session import MCPSessions
 from opwire.adapters.report import Report
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
@@ -83,8 +83,8 @@ def skip(report: Report, kind: str, namespace: str, name: object, reason: str) -
 class ToolReader:
     """Convert the tools of one server to operations; report skipped tools and unused schemas."""
 
-    def __init__(self, session: MCPSession, options: MCPOptions, namespace: str, report: Report) -> None:
-        self._session = session
+    def __init__(self, sessions: MCPSessions, options: MCPOptions, namespace: str, report: Report) -> None:
+        self._sessions = sessions
         self._options = options
         self._namespace = namespace
         self._report = report
@@ -124,7 +124,7 @@ class ToolReader:
         except RegistrationError as error:  # raised for fields of an invalid origin
             skip(self._report, "tool", self._namespace, name, str(error))
             return None
-        return _operation(self._session, name, spec, wraps_input=wraps_input)
+        return _operation(self._sessions, name, spec, wraps_input=wraps_input)
 
     def _origin_fields(self, name: str, origin: Origin | None) -> dict[str, Any]:
         """Return the fields that a trusted opwire defines; `tool_timeout` overrides its timeout, except of streams."""
@@ -193,7 +193,7 @@ def _extract(declared: Any, path: tuple[str, ...]) -> Any:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _operation(session: MCPSession, tool: str, spec: OperationSpec, *, wraps_input: bool) -> Operation:
+def _operation(sessions: MCPSessions, tool: str, spec: OperationSpec, *, wraps_input: bool) -> Operation:
     declared = not spec.output_schema.is_unknown
 
     def params(input: Any) -> dict[str, Any]:
@@ -205,13 +205,15 @@ def _operation(session: MCPSession, tool: str, spec: OperationSpec, *, wraps_inp
         return {"name": tool, "arguments": cast("dict[str, Any]", arguments)}
 
     async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        return result_envelope(await session.call("tools/call", params(input), context), spec.id, declared=declared)
+        given, session = params(input), await sessions.of(context)
+        return result_envelope(await session.call("tools/call", given, context), spec.id, declared=declared)
 
     def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        return stream_items(session, params(input), context, spec.id)
+        return stream_items(sessions, params(input), context, spec.id)
 
-    def preview(input: Any, context: Context, _: bool) -> Awaitable[PreparedRequest]:
-        return session.preview("tools/call", params(input), context, reports=streams)
+    async def preview(input: Any, context: Context, _: bool) -> PreparedRequest:
+        given, session = params(input), await sessions.of(context)
+        return await session.preview("tools/call", given, context, reports=streams)
 
     streams = spec.type is OperationType.SUBSCRIPTION
     return Operation(spec, stream if streams else call, preview=preview)
@@ -378,7 +380,7 @@ class ItemBuffer:
 
 
 async def stream_items(
-    session: MCPSession, params: dict[str, Any], context: Context, label: str
+    sessions: MCPSessions, params: dict[str, Any], context: Context, label: str
 ) -> AsyncGenerator[ResponseEnvelope[Any]]:
     """Call the tool, and yield each item as it arrives.
 
@@ -392,6 +394,7 @@ async def stream_items(
         if item is not None:
             buffer.put(item)
 
+    session = await sessions.of(context)
     request = asyncio.create_task(
         session.request(
             "tools/call", params, deadline=context.deadline, on_progress_params=arrive, metadata=context.metadata

@@ -36,6 +36,7 @@ from opwire.adapters.openapi.request import base_url_of
 from opwire.adapters.openapi.serialize import encode
 from opwire.adapters.openapi.sigv4 import AWSCredentials, read_credentials, signed
 from opwire.adapters.report import Report
+from opwire.caller import caller_token
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import HTTPRequest
 from opwire.oauth.discovery import AuthorizationServer, discover, discover_openid
@@ -76,12 +77,20 @@ class _LoginToken(NamedTuple):
     text: str
 
 
+class _Exchange(NamedTuple):
+    """A client that exchanges this token of a caller."""
+
+    client: OAuthClient
+    subject: str
+
+
 class APICredentials:
     """Credentials by the names of the document's security schemes.
 
         APICredentials({"api_key": "…", "basic": ("user", "password"), "login": lambda context: token_for(context)})
 
     A callback that returns None has no credential for this call. A string with a space is a complete header value.
+    `caller_token` as a callback passes the token of each caller on; an OAuth client with `exchange` exchanges it.
     """
 
     def __init__(
@@ -236,14 +245,17 @@ class APICredentials:
     async def _find(self, plan: CallPlan, name: str, context: Context, offline: bool) -> Any:
         """Return the credential of a scheme; of a login its token, or None without a login."""
         credential = await self._given_for(plan, name, context)
-        if self._fetch is None or not _is_login(credential):
+        if self._fetch is None or not (_is_login(credential) or _is_exchange(credential)):
             return credential
         if offline:
             return _LoginToken("***")
         try:
-            key = _login_key(plan, name, read_client(credential))
+            client = read_client(credential)
         except ValueError as error:
             raise _unusable(plan, name, str(error)) from error
+        if client.exchange:
+            return _Exchange(client, caller_token(context))
+        key = _login_key(plan, name, client)
         token = await self._login_tokens(key).get()
         return None if token is None else _LoginToken(token)
 
@@ -315,7 +327,10 @@ class APICredentials:
     async def _token(self, plan: CallPlan, requirement: SecurityRequirement, credential: Any, offline: bool) -> str:
         if isinstance(credential, _LoginToken):
             return credential.text
-        client, scheme = read_client(credential), requirement.scheme
+        subject, scheme = "", requirement.scheme
+        if isinstance(credential, _Exchange):
+            credential, subject = credential
+        client = read_client(credential)
         if self._tokens is None:
             raise ValueError("token requests are not available")
         if offline:
@@ -328,11 +343,16 @@ class APICredentials:
             token_url = _resolved(plan, scheme.token_url, "token_url")
         if not token_url:
             raise ValueError("the document has no token endpoint; set the client's token_url")
-        return await self._tokens.get(client, token_url, requirement.scopes if client.scopes is None else client.scopes)
+        scopes = requirement.scopes if client.scopes is None else client.scopes
+        return await self._tokens.get(client, token_url, scopes, subject=subject)
 
 
 def _is_login(credential: Any) -> bool:
     return credential.login if isinstance(credential, OAuthClient) else as_dict(credential).get("login") is True
+
+
+def _is_exchange(credential: Any) -> bool:
+    return credential.exchange if isinstance(credential, OAuthClient) else as_dict(credential).get("exchange") is True
 
 
 def _login_key(plan: CallPlan, name: str, client: OAuthClient) -> LoginKey:

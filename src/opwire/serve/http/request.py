@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import UNSET
 
+from opwire.caller import caller_metadata
 from opwire.deadlines import Deadlines, bounded_seconds
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.logs import AccessEntry
@@ -28,7 +29,7 @@ from opwire.operation import Context, Identity, Inbound, OperationSpec, Operatio
 from opwire.origin import ENVELOPE_JSON
 from opwire.schema import Schema
 from opwire.schema.dialect import References
-from opwire.serve.guard import ACCESS, EXPIRES, IDENTITY, HTTPStatusError, Receive, Scope
+from opwire.serve.guard import ACCESS, EXPIRES, IDENTITY, TOKEN, HTTPStatusError, Receive, Scope
 from opwire.typed.plain import as_dict, as_list, read_json
 
 MAX_PARAMETERS = 1_000
@@ -59,6 +60,7 @@ class Request:
         "query",
         "request_id",
         "root_path",
+        "token",
     )
 
     def __init__(self, scope: Scope) -> None:
@@ -74,6 +76,7 @@ class Request:
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.identity: Identity | None = scope.get(IDENTITY)
+        self.token: str | None = scope.get(TOKEN)
         self.expires: float | None = scope.get(EXPIRES)
         self.access: AccessEntry | None = scope.get(ACCESS)
         given = self.headers.get(b"x-request-id", b"")
@@ -140,7 +143,7 @@ class Request:
             request_id=self.request_id,
             identity=self.identity,
             deadline=self.deadline(timeout),
-            metadata=self.metadata,
+            metadata={**self.metadata, **caller_metadata(self.identity, self.token)},
             inbound=Inbound(self.request_id),
         )
 

@@ -36,7 +36,7 @@ from opwire.mcp.protocol import (
     check_stateless_version,
     read_envelope,
 )
-from opwire.serve.guard import EXPIRES, IDENTITY, Header, Receive, Scope, Send
+from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
 from opwire.serve.mcp.server import Params, RegistryServer, ServedRequest, encode_reply, stop_request
 from opwire.typed.plain import as_dict
 
@@ -207,7 +207,7 @@ async def serve_stateless(server: RegistryServer, scope: Scope, headers: Headers
         await send_json(send, _STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
         return
     writer = EventWriter(send)
-    request = ServedRequest(message.id, version, scope[IDENTITY], writer.notify)
+    request = ServedRequest(message.id, version, scope[IDENTITY], writer.notify, token=scope[TOKEN])
     task = asyncio.create_task(server.respond(message, request))
     expires = scope[EXPIRES] if message.method == "subscriptions/listen" else None
     try:

@@ -16,6 +16,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct, field
 
+from opwire.caller import caller_metadata
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
 from opwire.invoke import CLOSE_GRACE, failure, leave_behind
@@ -99,6 +100,7 @@ class ServedRequest(Struct):
     notify: Notify
     label: str = "a request"  # for the log
     progress_token: RequestId | None = None
+    token: str | None = None  # of the caller
 
     @property
     def is_stateless(self) -> bool:
@@ -393,7 +395,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
         return Context(
             request_id=self.request_id,
             identity=self.request.identity,
-            metadata=trace_of(self.meta),
+            metadata={**trace_of(self.meta), **caller_metadata(self.request.identity, self.request.token)},
             on_progress=progress,
             inbound=Inbound(self.request_id),
         )

@@ -29,7 +29,7 @@ from opwire.mcp.messages import (
 )
 from opwire.mcp.peer import CancelledRequest, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import SESSION_HEADER
-from opwire.serve.guard import EXPIRES, IDENTITY, Header, Receive, Scope, Send
+from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
 from opwire.serve.mcp.connection import MAX_OPEN, Handshake
 from opwire.serve.mcp.exchange import EventWriter, Headers, follow, read_body, send_error, send_json
 from opwire.serve.mcp.server import RegistryServer, ServedRequest, encode_reply, stop_request
@@ -158,7 +158,7 @@ class HTTPSession:
             self._peer.finish(request.id)
             await writer.finish(encode_message(RPCFailure.of(request.id, error)))
             return
-        served = ServedRequest(request.id, self._handshake.version, scope[IDENTITY], writer.notify)
+        served = ServedRequest(request.id, self._handshake.version, scope[IDENTITY], writer.notify, token=scope[TOKEN])
         task = asyncio.create_task(self._server.respond(request, served))
         self._running[request.id] = (task, served)
         try:
