@@ -1015,6 +1015,12 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.context": "A served call has a request id of its own, its identity, trace and deadline.",
     "serve-mcp.cancellation": "A client that cancels, ends its session, or leaves stdio or 2026-07-28 HTTP stops "
     "its calls.",
+    "serve-mcp.questions": "A handler asks MCP clients of both eras, over streams and over HTTP.",
+    "serve-mcp.questions.capability": "A client is asked only what it has declared; another gets an error that says "
+    "what was asked, in the stateless era that of the protocol.",
+    "serve-mcp.questions.cancel": "A cancelled call cancels its question.",
+    "serve-mcp.questions.state": "An answer is valid for the same caller, call and question only, for a limited time.",
+    "serve-mcp.timeout": "A call ends after a time without progress; questions stop that clock.",
     "serve-mcp.progress": "What a handler reports reaches a client that asked for it, before the result.",
     "serve-mcp.subscriptions": "A subscription is collected up to a limit and a time, each item also told as it comes.",
     "serve-mcp.list-changed": "Changes of the registry are told to clients of both eras, once for many.",

@@ -17,6 +17,9 @@ from opwire.errors import CallError, ErrorCode
 
 K = TypeVar("K")
 
+CALL_TIMEOUT = 300.0
+"""The default timeout of calls over a surface, in seconds. Over MCP it is the time without progress."""
+
 MAX_SECONDS = 86_400.0
 """The longest timeout, in seconds, that a peer can request; longer ones count as a day."""
 

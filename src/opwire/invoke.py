@@ -77,8 +77,16 @@ def runner(handler: Handler, function: Callable[..., Any], pool: WorkerPool, lab
     return run
 
 
-async def run_within(call: Callable[[], Awaitable[Any]], deadlines: Deadlines, when: float, label: str) -> Any:
+async def run_within(
+    call: Callable[[], Awaitable[Any]],
+    deadlines: Deadlines,
+    when: float,
+    label: str,
+    renewed: Callable[[], float] | None = None,
+) -> Any:
     """Run a handler until a monotonic time, and abandon it if it ignores its cancellation for `CLOSE_GRACE`.
+
+    `renewed` is called at that time, and returns a later one if the handler may go on.
 
     It runs in its own task, which costs 10 µs: a coroutine cannot be removed from the task that runs it, and would
     block the caller forever.
@@ -99,7 +107,11 @@ async def run_within(call: Callable[[], Awaitable[Any]], deadlines: Deadlines, w
         loop.call_later(CLOSE_GRACE, give_up)
 
     def expire(_: object) -> None:
-        nonlocal expired
+        nonlocal expired, tick
+        later = when if renewed is None else renewed()
+        if later > time.monotonic():
+            tick = deadlines.add(task, later, expire)
+            return
         expired = True
         stop()
 

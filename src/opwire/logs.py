@@ -31,6 +31,9 @@ TOOL_ERROR = "TOOL_ERROR"
 CANCELLED = "CANCELLED"
 """The outcome of a call whose caller disconnected or cancelled it."""
 
+INPUT_REQUIRED = "INPUT_REQUIRED"
+"""The outcome of a call whose client has to answer a question, and call again."""
+
 MAX_TEXT = 200
 """Characters of an id in a line."""
 
@@ -45,9 +48,9 @@ SurfaceName = Literal["http", "mcp", "call", "console"]
 class AccessEntry:
     """A call in progress. `write` logs it, once, when it has ended.
 
-    `outcome` is "OK", an error code, "TOOL_ERROR" or "CANCELLED". `bytes` is the size of the body of a response over
-    HTTP, and of the encoded results on the other surfaces. `operation` is None if the request names no operation; one
-    over HTTP then has its `path`.
+    `outcome` is "OK", an error code, "TOOL_ERROR", "CANCELLED" or "INPUT_REQUIRED". `bytes` is the size of the body of
+    a response over HTTP, and of the encoded results on the other surfaces. `operation` is None if the request names no
+    operation; one over HTTP then has its `path`.
     """
 
     __slots__ = (
@@ -168,4 +171,13 @@ def _shown(text: str | None) -> str | None:
     return harmless(text[:MAX_TEXT]).replace("\n", "\\n").replace("\t", "\\t")
 
 
-__all__ = ["CANCELLED", "OK", "TOOL_ERROR", "AccessEntry", "JSONFormatter", "begin_access", "traceback_of"]
+__all__ = [
+    "CANCELLED",
+    "INPUT_REQUIRED",
+    "OK",
+    "TOOL_ERROR",
+    "AccessEntry",
+    "JSONFormatter",
+    "begin_access",
+    "traceback_of",
+]

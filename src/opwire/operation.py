@@ -307,10 +307,14 @@ class Context(Struct, frozen=True, kw_only=True):
             self.on_progress(Progress(progress, total, message))
 
     @overload
-    async def elicit(self, wanted: type[T], message: str, *, timeout: float = ...) -> Elicitation[T]: ...
+    async def elicit(
+        self, wanted: type[T], message: str, *, key: str = ..., timeout: float = ...
+    ) -> Elicitation[T]: ...
     @overload
-    async def elicit(self, wanted: Any, message: str, *, timeout: float = ...) -> Elicitation[Any]: ...
-    async def elicit(self, wanted: Any, message: str, *, timeout: float = QUESTION_TIMEOUT) -> Elicitation[Any]:
+    async def elicit(self, wanted: Any, message: str, *, key: str = ..., timeout: float = ...) -> Elicitation[Any]: ...
+    async def elicit(
+        self, wanted: Any, message: str, *, key: str = "", timeout: float = QUESTION_TIMEOUT
+    ) -> Elicitation[Any]:
         """Ask the person who makes the call, and return the typed outcome.
 
             if not await context.elicit(bool, f"Delete {count} orders?"):
@@ -318,7 +322,8 @@ class Context(Struct, frozen=True, kw_only=True):
 
         `wanted` is a type, or a JSON Schema: a boolean, a number, a text, a choice (`Literal`, an enum), or a class
         with such fields. The outcome is true if the form was accepted, unless with False; `action` tells "decline"
-        from "cancel", and `unwrap()` returns the data or ends the call.
+        from "cancel", and `unwrap()` returns the data or ends the call. `key` names the question, for clients that get
+        several at once; by default it is made from the question.
 
         A client without a session (MCP 2026-07-28) calls the operation again with the answer, so that what comes
         before the question is repeated: ask before changing anything.
@@ -329,7 +334,7 @@ class Context(Struct, frozen=True, kw_only=True):
             UsageError: the type is not flat.
         """
         form: Form[Any] = Form(wanted)
-        question = form.question(message)
+        question = form.question(message, key)
         return form.read(await self.ask(question, timeout=timeout), question)
 
     async def sample(

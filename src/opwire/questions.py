@@ -50,10 +50,14 @@ _HINT = (
 
 
 class Question(Struct, frozen=True):
-    """A question of a handler. `params` are those of the request of MCP that `method` names."""
+    """A question of a handler. `params` are those of the request of MCP that `method` names.
+
+    `key` names it among the questions of its call, for clients that get several at once.
+    """
 
     kind: QuestionKind
     params: dict[str, Any] = {}
+    key: str = ""
 
     @property
     def method(self) -> str:
@@ -176,9 +180,9 @@ class Form(Generic[T]):
         self._convert = None if is_schema else converter(wanted)
         self._checked = Schema(self.schema) if is_schema else None
 
-    def question(self, message: str) -> Question:
+    def question(self, message: str, key: str) -> Question:
         """Return the question that shows the form."""
-        return Question("elicit", {"message": message, "requestedSchema": self.schema})
+        return Question("elicit", {"message": message, "requestedSchema": self.schema}, key)
 
     def read(self, answer: Mapping[str, Any], question: Question) -> Elicitation[T]:
         """Return the outcome.

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 from msgspec import Meta, Struct
 
 from opwire.adapters.source import ENV_PLACEHOLDER
+from opwire.deadlines import CALL_TIMEOUT
 from opwire.errors import ConfigError
 from opwire.operation import NormalizeMode
 
@@ -406,6 +407,7 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     max_name: Annotated[int, Meta(ge=32, le=128)] = 50
     max_output_schema: Annotated[int, Meta(ge=0)] = 4096
     tool_envelopes: bool = False
+    state_key: Secret | None = None  # signs questions to clients; the same for all servers behind one address
 
 
 class HTTPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
@@ -547,7 +549,7 @@ class AuthSettings(Settings, frozen=True, kw_only=True):
 class LimitSettings(Settings, frozen=True, kw_only=True):
     """`[limits]` of surfaces, hub and spoke."""
 
-    call_timeout: Seconds = 30.0  # the default for calls over a surface
+    call_timeout: Seconds = CALL_TIMEOUT  # the default for calls over a surface; over MCP, without progress
     max_body: Count = 4 * 1024 * 1024  # bytes of a request to a surface
     max_requests: Count = 1_000  # concurrent, per surface
     max_calls: Count = 10_000  # in flight: per client of the hub, or at a spoke

@@ -177,7 +177,7 @@ TEMPLATE = """\
 #max_workers = 32  # threads for functions that are not async
 
 #[limits]
-#call_timeout = 30  # seconds
+#call_timeout = 300  # seconds; over MCP, seconds without progress
 #max_body = 4194304  # bytes of a request
 #max_requests = 1000  # concurrent
 #max_calls = 10000  # in flight

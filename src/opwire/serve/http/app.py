@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from starlette.middleware.cors import CORSMiddleware
 
-from opwire.deadlines import Deadlines
+from opwire.deadlines import CALL_TIMEOUT, Deadlines
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.logs import CANCELLED
@@ -47,7 +47,7 @@ def serve_http(
     version: str = "1.0",
     description: str = "",
     servers: Iterable[str] = (),
-    timeout: float | None = 30.0,
+    timeout: float | None = CALL_TIMEOUT,
     heartbeat: float = 15.0,
     is_error: IsErrorPolicy = "fail",
     cors_origins: Iterable[str] = (),

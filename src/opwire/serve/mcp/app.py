@@ -9,6 +9,7 @@ from typing import Any, Unpack, cast
 from urllib.parse import quote
 
 from opwire.call import LOCAL_IDENTITY
+from opwire.deadlines import CALL_TIMEOUT
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, VERSION_HEADER
@@ -29,6 +30,7 @@ from opwire.serve.guard import (
 from opwire.serve.listener import ListeningApp, ListenOptions
 from opwire.serve.mcp.connection import DuplexConnection
 from opwire.serve.mcp.exchange import Headers, serve_stateless
+from opwire.serve.mcp.questions import RequestStates
 from opwire.serve.mcp.server import CallLimits, ImplementationInfo, RegistryServer, ServedTools
 from opwire.serve.mcp.sessions import Sessions
 from opwire.serve.mcp.stdio import serve_files, standard_files
@@ -67,7 +69,7 @@ def serve_mcp(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     interceptors: Iterable[Interceptor] = (),
-    timeout: float | None = 30.0,
+    timeout: float | None = CALL_TIMEOUT,
     max_items: int = 100,
     max_seconds: float = 30.0,
     max_bytes: int = 4 * 1024 * 1024,
@@ -75,6 +77,7 @@ def serve_mcp(
     max_name: int = MAX_NAME,
     max_output_schema: int = MAX_OUTPUT_SCHEMA,
     tool_envelopes: bool = False,
+    state_key: str | bytes | None = None,
 ) -> "MCPSurface":
     """Return a registry as an MCP server: every operation is a tool.
 
@@ -83,10 +86,12 @@ def serve_mcp(
 
     `stdio_identity` is the identity of the client on stdio. `include` and `exclude` are patterns of ids or tags that
     select the served operations. `interceptors` run around every call of this surface, the first outermost. `timeout`
-    is the default of calls in seconds. Of a subscription at most `max_items` are collected in at most `max_seconds`,
-    and none after `max_bytes` of JSON. A page of the list has at most `max_page` bytes, a tool name at most `max_name`
-    characters, and an output schema with more than `max_output_schema` bytes is not listed. `tool_envelopes` encodes
-    results and errors as ToolEnvelope V1.
+    ends calls of operations without their own after so many seconds without progress; None never does. Of a
+    subscription at most `max_items` are collected in at most `max_seconds`, and none after `max_bytes` of JSON. A page
+    of the list has at most `max_page` bytes, a tool name at most `max_name` characters, and an output schema with more
+    than `max_output_schema` bytes is not listed. `tool_envelopes` encodes results and errors as ToolEnvelope V1.
+    `state_key` is a secret of at least 16 bytes that signs the state of calls whose questions the client has to answer
+    (2026-07-28); servers behind one address need the same.
 
     Raises:
         UsageError: an option is invalid.
@@ -105,9 +110,17 @@ def serve_mcp(
         limits=CallLimits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
         max_page=max_page,
         tool_envelopes=tool_envelopes,
+        states=RequestStates(_key_bytes(state_key)),
     )
     info = ImplementationInfo(name=name, version=version, title=title, instructions=instructions)
     return MCPSurface(info, served, stdio_identity)
+
+
+def _key_bytes(key: str | bytes | None) -> bytes | None:
+    secret = key.encode() if isinstance(key, str) else key
+    if secret is not None and len(secret) < 16:
+        raise UsageError(f"state_key has {len(secret)} bytes; a secret needs at least 16")
+    return secret
 
 
 class MCPSurface:

@@ -26,8 +26,9 @@ from opwire.mcp.messages import (
     decode_message,
     encode_message,
 )
-from opwire.mcp.peer import CancelledRequest, JsonRpcPeer, Rejection
+from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import DEFAULT_VERSION, STATELESS_VERSIONS, VERSION_META, read_envelope
+from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
 from opwire.serve.mcp.server import Params, RegistryServer, ServedRequest, encode_reply, stop_request
 from opwire.typed.plain import as_dict
 
@@ -49,6 +50,7 @@ class Handshake:
 
     def __init__(self, server: RegistryServer, notify: Callable[[], object]) -> None:
         self.version = DEFAULT_VERSION
+        self.capabilities: Params = {}
         self._server = server
         self._notify = notify
         self._is_accepted = False
@@ -61,6 +63,7 @@ class Handshake:
         except RPCError as error:
             return RPCFailure.of(request.id, error)
         self.version, self._is_accepted = result["protocolVersion"], True
+        self.capabilities = as_dict((request.params or {}).get("capabilities"))
         return RPCResponse(request.id, result)
 
     def initialized(self) -> None:
@@ -91,7 +94,8 @@ class DuplexConnection:
     def __init__(self, server: RegistryServer, write: Write) -> None:
         self._server = server
         self._write = write
-        self._peer: JsonRpcPeer[None] = JsonRpcPeer(max_open=MAX_OPEN)
+        self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
+        self._questions = ClientRequests(self._peer, self._send)
         self._handshake = Handshake(server, self._announce)
         self._is_stateless: bool | None = None
         self._running: dict[RequestId, tuple[asyncio.Task[None], ServedRequest]] = {}
@@ -112,6 +116,8 @@ class DuplexConnection:
                 return self._write(encode_message(reply))
             case CancelledRequest(id=id):
                 self._cancel(id)
+            case Answer() as answer:
+                self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized") if not self._is_stateless:
                 self._handshake.initialized()
             case _:
@@ -148,6 +154,8 @@ class DuplexConnection:
             self._peer.finish(request.id)
             return self._write(encode_message(RPCFailure.of(request.id, error)))
         served = ServedRequest(request.id, version, self._server.trusted, self._notify)
+        if not self._is_stateless:
+            served.on_question = self._questions.callback(self._handshake.capabilities)
         self._running[request.id] = (asyncio.create_task(self._serve(request, served)), served)
         return None
 

@@ -8,6 +8,7 @@ notification.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar, cast
@@ -17,10 +18,12 @@ import msgspec
 from msgspec import Struct, field
 
 from opwire.caller import caller_metadata
+from opwire.deadlines import CALL_TIMEOUT, MAX_SECONDS, Deadlines
 from opwire.dispatch import Dispatcher
+from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
-from opwire.invoke import CLOSE_GRACE, failure, leave_behind
-from opwire.logs import CANCELLED, TOOL_ERROR, AccessEntry, begin_access
+from opwire.invoke import CLOSE_GRACE, failure, leave_behind, run_within
+from opwire.logs import CANCELLED, INPUT_REQUIRED, TOOL_ERROR, AccessEntry, begin_access
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -43,7 +46,9 @@ from opwire.mcp.protocol import (
 )
 from opwire.operation import Context, Identity, Inbound, OperationType, Progress, trace_of
 from opwire.origin import ITEM_META
+from opwire.questions import Question, QuestionCallback
 from opwire.registry import Change, OperationRegistry
+from opwire.serve.mcp.questions import INPUT_METHODS, RequestStates, StatelessQuestions
 from opwire.serve.mcp.tools import Result, ResultFormat, Tool, ToolCatalogue, collected_result, error_result, result_of
 from opwire.tools.rendering import EncodedData, encode_data
 from opwire.typed.plain import as_dict, write_json
@@ -66,7 +71,7 @@ _encoder = msgspec.json.Encoder()
 class CallLimits(Struct, frozen=True, kw_only=True):
     """The timeout of a call, and how much of a subscription is collected. Times are in seconds."""
 
-    timeout: float | None = 30.0  # default of operations without their own
+    timeout: float | None = CALL_TIMEOUT  # without progress; default of operations without their own
     max_items: int = 100
     max_seconds: float = 30.0
     max_bytes: int = 4 * 1024 * 1024  # of the items as JSON; the item that exceeds it is the last
@@ -89,6 +94,8 @@ class ServedTools(Struct, frozen=True, kw_only=True):
     limits: CallLimits
     max_page: int
     tool_envelopes: bool
+    states: RequestStates
+    deadlines: Deadlines = field(default_factory=Deadlines)
 
 
 class ServedRequest(Struct):
@@ -101,6 +108,7 @@ class ServedRequest(Struct):
     label: str = "a request"  # for the log
     progress_token: RequestId | None = None
     token: str | None = None  # of the caller
+    on_question: QuestionCallback | None = None  # None: the client cannot be asked
 
     @property
     def is_stateless(self) -> bool:
@@ -199,6 +207,29 @@ class RegistryServer:
         Raises:
             RPCError: the method is unknown, or its params are invalid.
         """
+        if not request.is_stateless:
+            return await self._result(method, params, request)
+        if method in INPUT_METHODS:
+            result = await self._result_or_questions(method, params or {}, request)
+        else:
+            result = await self._result(method, params, request)
+        return {"resultType": "complete", **result, "_meta": {**result.get("_meta", {}), SERVER_INFO_META: self._info}}
+
+    async def _result_or_questions(self, method: str, params: Params, request: ServedRequest) -> Result:
+        """Return the result of a request, or the questions of its handler."""
+        capabilities = as_dict(as_dict(params.get("_meta")).get(CLIENT_CAPABILITIES_META))
+        asked = StatelessQuestions(self._served.states, request.identity, method, params, capabilities)
+        request.on_question = asked
+        try:
+            return await self._result(method, params, request)
+        except asyncio.CancelledError:
+            if not asked.close():
+                raise
+            return asked.result()
+        finally:
+            asked.close()
+
+    async def _result(self, method: str, params: Params | None, request: ServedRequest) -> Result:
         is_stateless = request.is_stateless
         result: Result
         match method:
@@ -216,9 +247,7 @@ class RegistryServer:
                 result = await self._listen(_read(params, _ListenParams).notifications, request)
             case _:
                 raise RPCError(METHOD_NOT_FOUND, "Method not found", method[:200])
-        if not is_stateless:
-            return result
-        return {"resultType": "complete", **result, "_meta": {**result.get("_meta", {}), SERVER_INFO_META: self._info}}
+        return result
 
     def _list_tools(self, params: _ListParams, request: ServedRequest) -> Result:
         try:
@@ -248,8 +277,7 @@ class RegistryServer:
             meta=as_dict(given.get("_meta")),
             request=request,
             format=ResultFormat(not request.is_stateless, self._served.tool_envelopes),
-            dispatcher=self._served.dispatcher,
-            limits=self._served.limits,
+            served=self._served,
         )
         return await call.run()
 
@@ -318,8 +346,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     meta: dict[str, Any]
     request: ServedRequest
     format: ResultFormat
-    dispatcher: Dispatcher
-    limits: CallLimits
+    served: ServedTools
 
     async def run(self) -> Result:
         """Return the result of the call, successful or not.
@@ -335,7 +362,9 @@ class ToolCall(Struct, frozen=True, kw_only=True):
             entry.bytes = len(write_json(_encoder, result))
             return result
         except asyncio.CancelledError:
-            entry.outcome = CANCELLED
+            asked = self.request.on_question
+            is_asking = isinstance(asked, StatelessQuestions) and asked.is_asking
+            entry.outcome = INPUT_REQUIRED if is_asking else CANCELLED
             raise
         finally:
             entry.request_id = self.request_id
@@ -344,13 +373,12 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     async def _run(self, entry: AccessEntry | None) -> Result:
         spec = self.tool.spec
         try:
-            self.dispatcher.find(spec.id, self.request.identity)
+            self.served.dispatcher.find(spec.id, self.request.identity)
             if spec.type is OperationType.SUBSCRIPTION:
                 return await self._collect(entry)
             input, progress = self._input(), ProgressReporter(self.request)
-            context = self._context(progress).within(self.limits.timeout if spec.timeout is None else spec.timeout)
             try:
-                envelope = await self.dispatcher.execute(spec, input, context)
+                envelope = await self._execute(input, progress)
                 result = result_of(envelope, self.tool, self.format)
                 if entry is not None and result.get("isError"):
                     entry.outcome = TOOL_ERROR
@@ -362,22 +390,52 @@ class ToolCall(Struct, frozen=True, kw_only=True):
             error = failure(raised, spec.id)
             if entry is not None:
                 entry.failed(error)
+            if isinstance(asked := self.request.on_question, StatelessQuestions):
+                refusal = asked.refusal(error)
+                if refusal is not None:
+                    raise refusal from None
             return error_result(error, self.tool, self.format)
+
+    async def _execute(self, input: Any, progress: "ProgressReporter") -> ResponseEnvelope[Any]:
+        """Call the operation. The timeout of the surface is that without progress, so the deadline is enforced here."""
+        spec, timeout, dispatcher = self.tool.spec, self.served.limits.timeout, self.served.dispatcher
+        context = self._context(progress)
+        if spec.timeout is not None or timeout is None:
+            return await dispatcher.execute(spec, input, context.within(spec.timeout))
+        now = time.monotonic()
+        activity, ends = Activity(now, self.request.on_question), now + MAX_SECONDS
+        on_question = None if self.request.on_question is None else activity.ask
+
+        def report(report: Progress) -> None:
+            activity.last = time.monotonic()
+            progress(report)
+
+        watched = msgspec.structs.replace(
+            context, deadline=ends, watched=True, on_progress=report, on_question=on_question
+        )
+        return await run_within(
+            lambda: dispatcher.execute(spec, input, watched),
+            self.served.deadlines,
+            now + timeout,
+            spec.id,
+            lambda: min(activity.latest() + timeout, ends),
+        )
 
     async def _collect(self, entry: AccessEntry | None) -> Result:
         """Collect the items of a subscription until it ends or a limit is reached; each is also sent as progress."""
         items: list[EncodedData] = []
         size, complete, failed = 0, False, None
-        envelopes = self.dispatcher.subscribe(self.tool.spec, self._input(), self._context(None))
+        limits = self.served.limits
+        envelopes = self.served.dispatcher.subscribe(self.tool.spec, self._input(), self._context(None))
         token = self.request.progress_token
         try:
-            async with asyncio.timeout(self.limits.max_seconds), aclosing(envelopes):
+            async with asyncio.timeout(limits.max_seconds), aclosing(envelopes):
                 async for envelope in envelopes:
                     items.append(encode_data(envelope.data, self.tool.spec.id))
                     if token is not None:
                         await send_item(self.request, token, len(items) - 1, items[-1])
                     size += len(items[-1].json)
-                    if len(items) >= self.limits.max_items or size >= self.limits.max_bytes:
+                    if len(items) >= limits.max_items or size >= limits.max_bytes:
                         break
                 else:
                     complete = True
@@ -397,6 +455,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
             identity=self.request.identity,
             metadata={**trace_of(self.meta), **caller_metadata(self.request.identity, self.request.token)},
             on_progress=progress,
+            on_question=self.request.on_question,
             inbound=Inbound(self.request_id),
         )
 
@@ -414,6 +473,28 @@ class ToolCall(Struct, frozen=True, kw_only=True):
             wrong = f"{self.tool.spec.id}: unknown arguments {names}; the only argument is `input`"
             raise CallError(ErrorCode.VALIDATION_ERROR, wrong)
         return self.arguments.get("input")
+
+
+class Activity:
+    """The last sign of life of a call: a report of progress, or a question that the client has not answered yet."""
+
+    def __init__(self, now: float, on_question: QuestionCallback | None) -> None:
+        self.last = now
+        self._on_question = on_question
+        self._open = 0
+
+    def latest(self) -> float:
+        """Return the monotonic time of the last sign of life."""
+        return time.monotonic() if self._open else self.last
+
+    async def ask(self, question: Question) -> dict[str, Any]:
+        """Ask the client."""
+        self._open += 1
+        try:
+            return await cast("QuestionCallback", self._on_question)(question)
+        finally:
+            self._open -= 1
+            self.last = time.monotonic()
 
 
 # --- notifications ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import uuid4
 
+from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -27,11 +28,12 @@ from opwire.mcp.messages import (
     decode_message,
     encode_message,
 )
-from opwire.mcp.peer import CancelledRequest, JsonRpcPeer, Rejection
+from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import SESSION_HEADER
 from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
 from opwire.serve.mcp.connection import MAX_OPEN, Handshake
 from opwire.serve.mcp.exchange import EventWriter, Headers, follow, read_body, send_error, send_json
+from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
 from opwire.serve.mcp.server import RegistryServer, ServedRequest, encode_reply, stop_request
 
 _JSON, _EVENTS = "application/json", "text/event-stream"
@@ -64,10 +66,12 @@ class HTTPSession:
         self._idle = idle
         self._ended = ended
         self._headers: tuple[Header, ...] = ((SESSION_HEADER.encode(), self.id.encode()),)
-        self._peer: JsonRpcPeer[None] = JsonRpcPeer(max_open=MAX_OPEN)
+        self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
+        self._questions = ClientRequests(self._peer)
         self._handshake = Handshake(server, self._announce)
         self._running: dict[RequestId, tuple[asyncio.Task[RPCMessage], ServedRequest]] = {}
         self._stream: asyncio.Future[None] | None = None  # of the GET; done: it has to end
+        self._notices: EventWriter | None = None  # of the GET
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_used = time.monotonic()
@@ -140,6 +144,8 @@ class HTTPSession:
                 return
             case CancelledRequest(id=id):
                 self._cancel(id)
+            case Answer() as answer:
+                self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized"):
                 self._handshake.initialized()
             case _:
@@ -158,7 +164,15 @@ class HTTPSession:
             self._peer.finish(request.id)
             await writer.finish(encode_message(RPCFailure.of(request.id, error)))
             return
+
+        async def send_question(message: RPCMessage) -> None:
+            stream = self._notices if writer.is_closed else writer
+            if stream is None:
+                raise CallError(ErrorCode.ABORTED, "the client has disconnected, and cannot be asked")
+            await stream.event(encode_message(message))
+
         served = ServedRequest(request.id, self._handshake.version, scope[IDENTITY], writer.notify, token=scope[TOKEN])
+        served.on_question = self._questions.callback(self._handshake.capabilities, send_question)
         task = asyncio.create_task(self._server.respond(request, served))
         self._running[request.id] = (task, served)
         try:
@@ -192,7 +206,7 @@ class HTTPSession:
             await send_error(send, 409, INVALID_REQUEST, "Conflict: Only one SSE stream is allowed per session")
             return
         self._stream = asyncio.get_running_loop().create_future()
-        writer = EventWriter(send, self._headers)
+        writer = self._notices = EventWriter(send, self._headers)
         sending = self._spawn(self._send_changes(writer))
         try:
             await writer.ping()
@@ -200,7 +214,7 @@ class HTTPSession:
             await writer.end()
         finally:
             sending.cancel()
-            self._stream = None
+            self._stream = self._notices = None
 
     async def _send_changes(self, writer: EventWriter) -> None:
         self._changed.clear()

@@ -1,0 +1,292 @@
+"""Questions of handlers to MCP clients, in both eras. No I/O.
+
+In the handshake era a question is a request of the server, which the client answers while the handler waits. From
+2026-07-28 on there are no such requests: the result of the call is "input required", and the client calls again with
+the answers. The handler then runs again from its start, and finds the answers where it asked. Answers of earlier
+rounds are in the request state, which the client keeps: signed, with an expiry, and bound to the caller, the method and
+the params, so that a confirmation is not valid for another call. A question that differs from the one that was answered
+is asked again.
+"""
+
+import asyncio
+import hmac
+import secrets
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from opwire.errors import CallError
+from opwire.mcp.messages import (
+    INVALID_PARAMS,
+    MISSING_CAPABILITY,
+    InvalidReply,
+    RPCError,
+    RPCFailure,
+    RPCNotification,
+    RPCRequest,
+)
+from opwire.mcp.peer import Answer, JsonRpcPeer
+from opwire.operation import Identity
+from opwire.questions import Question, QuestionCallback, QuestionKind, unanswerable
+from opwire.typed.plain import as_dict
+
+Waiter = asyncio.Future[dict[str, Any]]
+SendMessage = Callable[[RPCRequest | RPCNotification], Awaitable[None]]
+
+MAX_QUESTIONS = 100
+"""Questions of one call, and of all calls of one connection that are not answered."""
+
+MAX_STATE = 256 * 1024
+"""Bytes of a request state: the answers of all rounds."""
+
+STATE_LIFETIME = 900.0
+"""Seconds for a client to call again with its answers."""
+
+INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
+"""Requests whose result may ask for input."""
+
+_CAPABILITIES: dict[QuestionKind, str] = {"elicit": "elicitation", "sample": "sampling", "roots": "roots"}
+_OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
+_ROUND = 0.005  # seconds after the first question of a round, in which a handler may ask others
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def required_capability(question: Question) -> dict[str, Any]:
+    """Return the capability that a client needs to be asked, as a client declares it."""
+    if question.params.get("mode") == "url":
+        return {"elicitation": {"url": {}}}
+    return {_CAPABILITIES[question.kind]: {}}
+
+
+def can_answer(capabilities: Mapping[str, Any], question: Question) -> bool:
+    """Return whether a client has declared what it needs to answer; elicitation without a mode is by form."""
+    declared = capabilities.get(_CAPABILITIES[question.kind])
+    if not isinstance(declared, dict):
+        return False
+    if question.kind != "elicit":
+        return True
+    return "url" in declared if question.params.get("mode") == "url" else "form" in declared or "url" not in declared
+
+
+# --- the handshake era ------------------------------------------------------------------------------------------------
+
+
+class ClientRequests:
+    """The requests of the server to one client, until they are answered. `send` sends a message to the client."""
+
+    def __init__(self, peer: JsonRpcPeer[Waiter], send: SendMessage | None = None) -> None:
+        self._peer = peer
+        self._send = send
+
+    def callback(self, capabilities: Mapping[str, Any], send: SendMessage | None = None) -> QuestionCallback | None:
+        """Return the callback of one call of a client with these capabilities; None if it cannot be asked anything.
+
+        `send` sends messages that belong to this call.
+        """
+        if capabilities.keys().isdisjoint(_CAPABILITIES.values()):
+            return None
+
+        async def ask(question: Question) -> dict[str, Any]:
+            if not can_answer(capabilities, question):
+                raise unanswerable(question)
+            return await self._ask(question, cast("SendMessage", send or self._send))
+
+        return ask
+
+    async def _ask(self, question: Question, send: SendMessage) -> dict[str, Any]:
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        request = self._peer.request(question.method, question.params, waiter)
+        try:
+            await send(request)
+            return await waiter
+        except RPCError as error:
+            raise refused(question, error) from error
+        finally:
+            cancelled = self._peer.abandon(request.id)
+            if cancelled is not None:  # the handler does not wait any more
+                with suppress(CallError):  # the client has disconnected
+                    await send(cancelled)
+
+    def answered(self, answer: Answer[Waiter]) -> None:
+        """Give the answer to the handler that waits for it."""
+        waiter, message = answer.waiter, answer.message
+        if waiter.done():
+            return
+        if isinstance(message, RPCFailure):
+            waiter.set_exception(RPCError(message.error.code, message.error.message, message.error.data))
+        elif isinstance(message, InvalidReply):
+            waiter.set_exception(RPCError(INVALID_PARAMS, message.reason))
+        else:
+            waiter.set_result(message.result)
+
+
+def refused(question: Question, error: RPCError) -> CallError:
+    """Return the error for a question that a client answered with an error; its details have the code."""
+    failed = unanswerable(question, f"and the client answered with an error: {error.message[:500]}")
+    failed.details = {**failed.details, "error": {"code": error.code, "message": error.message[:500]}}
+    return failed
+
+
+# --- the stateless era ------------------------------------------------------------------------------------------------
+
+
+class _State(Struct, array_like=True):
+    expires: int  # epoch seconds
+    binding: str  # of the caller and the request
+    asked: dict[str, str] = {}  # the digest of each question of the last round, by key
+    answers: dict[str, tuple[str, dict[str, Any]]] = {}  # of earlier rounds: digest of the question, and answer
+
+
+class RequestStates:
+    """Sign and verify request states. Several servers behind one address need the same key."""
+
+    def __init__(self, key: bytes | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._key = secrets.token_bytes(32) if key is None else sha256(key).digest()
+        self._clock = clock
+
+    def encode(self, binding: str, asked: dict[str, str], answers: dict[str, tuple[str, dict[str, Any]]]) -> str:
+        """Return a signed state.
+
+        Raises:
+            RPCError: INVALID_PARAMS, it is too large.
+        """
+        body = _encoder.encode(_State(int(self._clock() + STATE_LIFETIME), binding, asked, answers))
+        if len(body) > MAX_STATE:
+            raise RPCError(INVALID_PARAMS, f"the inputResponses have more than {MAX_STATE:,} bytes together")
+        return urlsafe_b64encode(self._signature(body) + body).decode("ascii")
+
+    def decode(self, text: str, binding: str) -> _State:
+        """Return a state that this server, or another one with its key, has signed for this caller and request.
+
+        Raises:
+            RPCError: INVALID_PARAMS, whatever is wrong with it.
+        """
+        try:
+            raw = urlsafe_b64decode(text.encode("ascii")) if len(text) <= 2 * MAX_STATE else b""
+        except ValueError:
+            raw = b""
+        signature, body = raw[:32], raw[32:]
+        # One spelling only: the decoder ignores characters that are not base64.
+        if urlsafe_b64encode(raw).decode("ascii") == text and hmac.compare_digest(signature, self._signature(body)):
+            state = msgspec.json.decode(body, type=_State)
+            if state.expires >= self._clock() and hmac.compare_digest(state.binding, binding):
+                return state
+        raise RPCError(INVALID_PARAMS, "Invalid or expired requestState; call again without it")
+
+    def _signature(self, body: bytes) -> bytes:
+        return hmac.digest(self._key, body, "sha256")
+
+
+def binding_of(identity: Identity | None, method: str, params: Mapping[str, Any]) -> str:
+    """Return the digest of a caller and its request, without what differs between two rounds."""
+    asked = {name: value for name, value in params.items() if name not in _OWN_PARAMS}
+    return _digest([None if identity is None else identity.id, method, asked])
+
+
+def _digest(value: Any) -> str:
+    return sha256(_encoder.encode(value)).hexdigest()[:32]
+
+
+class StatelessQuestions:
+    """The questions of one round of a request, and the answers that came with it. Created in the task of the request.
+
+    Raises:
+        RPCError: INVALID_PARAMS, the request state is invalid.
+    """
+
+    def __init__(
+        self,
+        states: RequestStates,
+        identity: Identity | None,
+        method: str,
+        params: Mapping[str, Any],
+        capabilities: Mapping[str, Any],
+    ) -> None:
+        self._states = states
+        self._capabilities = capabilities
+        self._request = (identity, method, params)
+        self._given: Mapping[str, Any] = as_dict(params.get("inputResponses"))
+        self._state = _State(0, "")
+        if params.get("requestState") is not None:
+            self._state = states.decode(str(params["requestState"]), binding_of(*self._request))
+        self._used: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._open: dict[str, tuple[str, Question]] = {}
+        self._times: dict[str, int] = {}
+        self._missing: tuple[CallError, Question] | None = None
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._before = self._task.cancelling()
+        self._ending: asyncio.TimerHandle | None = None
+        self._has_cancelled = False
+
+    async def __call__(self, question: Question) -> dict[str, Any]:
+        """Return the answer of this round or an earlier one; without one, wait for the end of the round.
+
+        Raises:
+            CallError: ABORTED, the client has not declared the capability, or there are too many questions.
+        """
+        if not can_answer(self._capabilities, question):
+            error = unanswerable(question)
+            self._missing = (error, question)
+            raise error
+        digest = _digest([question.method, question.params])
+        key = question.key or f"{question.kind}-{digest[:12]}"
+        times = self._times[key] = self._times.get(key, 0) + 1
+        key = key if times == 1 else f"{key}-{times}"
+        answer = self._answer(key, digest)
+        if answer is not None:
+            self._used[key] = (digest, answer)
+            return answer
+        if len(self._used) + len(self._open) >= MAX_QUESTIONS:
+            raise unanswerable(question, f"after {MAX_QUESTIONS} other questions")
+        self._open[key] = (digest, question)
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().call_later(_ROUND, self._end_round)
+        return await asyncio.get_running_loop().create_future()  # cancelled with the round
+
+    def _answer(self, key: str, digest: str) -> dict[str, Any] | None:
+        known = self._state.answers.get(key)
+        if known is not None:
+            return known[1] if known[0] == digest else None
+        given = self._given.get(key)
+        is_same = self._state.asked.get(key, digest) == digest
+        return cast("dict[str, Any]", given) if isinstance(given, dict) and is_same else None
+
+    def _end_round(self) -> None:
+        self._has_cancelled = True
+        self._task.cancel()
+
+    def close(self) -> bool:
+        """End the round; return True if its questions, and nothing else, have cancelled the request."""
+        if self._ending is not None:
+            self._ending.cancel()
+        has_cancelled, self._has_cancelled = self._has_cancelled, False
+        return has_cancelled and self._task.uncancel() <= self._before
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the client has to answer before the request can be completed."""
+        return bool(self._open)
+
+    def result(self) -> dict[str, Any]:
+        """Return the result that asks for input.
+
+        Raises:
+            RPCError: INVALID_PARAMS, the answers are too large to be kept by the client.
+        """
+        asked = {key: {"method": each.method, "params": each.params} for key, (_, each) in self._open.items()}
+        digests = {key: digest for key, (digest, _) in self._open.items()}
+        state = self._states.encode(binding_of(*self._request), digests, self._used)
+        return {"resultType": "input_required", "inputRequests": asked, "requestState": state}
+
+    def refusal(self, error: BaseException) -> RPCError | None:
+        """Return the error for a client that lacks a capability, if this is what a handler failed with."""
+        if self._missing is None or error is not self._missing[0]:
+            return None
+        required = required_capability(self._missing[1])
+        return RPCError(MISSING_CAPABILITY, self._missing[0].message, {"requiredCapabilities": required})
