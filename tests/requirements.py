@@ -34,6 +34,8 @@ CONSOLE: dict[str, str] = {
     "console.operations": "The console lists what a person may call, hostile names included.",
     "console.call": "A call on the page is one stream of events, checked and intercepted, and ends with the stream.",
     "console.large-results": "A large result is downloaded by its owner, within limits of bytes and time.",
+    "console.reproducible": "The files of the console's page are what its sources build.",
+    "console.size": "The page is at most 350 kB compressed, without inline scripts, styles and foreign addresses.",
 }
 
 LAYOUT: dict[str, str] = {

@@ -1,0 +1,55 @@
+/** Schemas as the form generator draws them best. The server's own schema stays the one that is validated. */
+
+import { isObject } from "../json";
+
+const CHILDREN = ["properties", "$defs", "definitions", "patternProperties"];
+const SINGLE = ["items", "additionalProperties", "not", "if", "then", "else"];
+const LISTS = ["anyOf", "oneOf", "allOf", "prefixItems"];
+const MAX_DEPTH = 40;
+
+/** Make `X or null` simply X, since a field can be left out, and write out what the generator does not know. */
+export function prepared(schema: any, depth = 0): any {
+  if (schema === true) return {};
+  if (!isObject(schema) || depth > MAX_DEPTH) return schema;
+  let result: any = { ...schema };
+  for (const keyword of ["anyOf", "oneOf"]) {
+    const options = result[keyword];
+    if (!Array.isArray(options)) continue;
+    const some = options.filter((each) => !(isObject(each) && each.type === "null"));
+    if (some.length !== 1 || some.length === options.length) continue;
+    const { [keyword]: _, ...rest } = result;
+    result = { ...(isObject(some[0]) ? some[0] : {}), ...rest };
+    if (result.default === null) delete result.default;
+  }
+  if (Array.isArray(result.prefixItems) && result.items === undefined) {
+    result.items = result.prefixItems;
+    delete result.prefixItems;
+  }
+  for (const keyword of CHILDREN) {
+    if (!isObject(result[keyword])) continue;
+    result[keyword] = Object.fromEntries(Object.entries(result[keyword]).map(([name, each]) => [name, prepared(each, depth + 1)]));
+  }
+  for (const keyword of SINGLE) {
+    if (isObject(result[keyword])) result[keyword] = prepared(result[keyword], depth + 1);
+  }
+  for (const keyword of LISTS) {
+    if (Array.isArray(result[keyword])) result[keyword] = result[keyword].map((each: any) => prepared(each, depth + 1));
+  }
+  return result;
+}
+
+const TYPED = ["type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "properties", "items"];
+
+/** Whether a schema says nothing about the shape of its values: then JSON is typed in. */
+export function isUntyped(schema: any): boolean {
+  return !isObject(schema) || !TYPED.some((keyword) => keyword in schema);
+}
+
+export function isFile(schema: any): boolean {
+  return isObject(schema) && (schema.contentEncoding === "base64" || ["binary", "byte", "data-url"].includes(schema.format));
+}
+
+/** Whether an operation takes nothing. */
+export function isEmptyInput(schema: any): boolean {
+  return isObject(schema) && schema.additionalProperties === false && Object.keys(schema.properties ?? {}).length === 0 && !["$ref", "anyOf", "oneOf", "allOf", "patternProperties"].some((each) => each in schema);
+}

@@ -1,0 +1,223 @@
+/** Servers, sources, figures by operation, and the journal of durable tasks. */
+
+import { type ReactNode, useEffect, useMemo, useState } from "react";
+
+import { get, logins, post, Problem } from "../api";
+import { figures } from "../live";
+import { go } from "../router";
+import { usePulse, useStore } from "../store";
+import { ago, count, duration, line, plural } from "../text";
+import type { OperationFigures, SourceReport, System } from "../types";
+import { Histogram, Sparkline } from "../ui/charts";
+import { Button, Empty, Notice, OperationId, Outcome } from "../ui/parts";
+
+export function SystemPage(): ReactNode {
+  usePulse(figures.pulse);
+  const login = useStore(logins);
+  const [system, setSystem] = useState<System | null>(null);
+  const [problem, setProblem] = useState<Problem | null>(null);
+  const load = (): Promise<void> =>
+    get<System>("system").then(
+      (found) => {
+        setSystem(found);
+        setProblem(null);
+      },
+      (error: Problem) => setProblem(error),
+    );
+  useEffect(() => {
+    void load();
+    const timer = window.setInterval(() => document.visibilityState === "visible" && void load(), 3000);
+    return () => window.clearInterval(timer);
+  }, [login]);
+  if (problem?.status === 403) return <Empty icon="system" title="The figures are closed to you">Seeing them needs the scope <code>opwire:observe</code>.</Empty>;
+  if (!system) return problem ? <Notice tone="bad">{line(problem.message)}</Notice> : <p className="loading muted">Loading…</p>;
+  return (
+    <div className="page system">
+      <header className="page-head"><h1>System</h1>{problem && <span className="muted">Not current: {line(problem.message)}</span>}</header>
+      <Servers system={system} />
+      <Sources sources={system.sources} />
+      <Operations operations={system.operations} />
+      {system.journal && <Journal journal={system.journal} onChange={load} />}
+    </div>
+  );
+}
+
+function Servers({ system }: { system: System }): ReactNode {
+  const latest = figures.latest;
+  return (
+    <section aria-label="Servers">
+      <h2>Servers</h2>
+      <div className="cards">
+        {system.servers.map((each) => {
+          const isThis = latest !== null && each.id === latest.id;
+          const series = isThis ? figures.server : null;
+          const isStale = each.lastSeen !== null && each.lastSeen !== undefined && Date.now() - each.lastSeen > 30_000;
+          return (
+            <article key={each.id} className="card">
+              <header>
+                <span className={`dot ${isStale ? "bad" : each.status === "serving" || each.status === "ok" ? "good" : "warn"}`} aria-hidden="true" />
+                <strong>{line(each.name, 60)}</strong>
+                <span className="muted">{line(each.kind, 20)}</span>
+                <span className="grow" />
+                <span className="muted">{line(each.version, 30)}</span>
+              </header>
+              <dl>
+                <div><dt>State</dt><dd>{isStale ? "silent" : line(each.status, 20)}</dd></div>
+                <div><dt>Calls</dt><dd>{count(each.calls)}</dd></div>
+                <div><dt>Errors</dt><dd className={each.errors > 0 ? "bad-text" : ""}>{count(each.errors)}</dd></div>
+                {(each.load ?? each.inFlight) !== undefined && (each.load ?? each.inFlight) !== null && <div><dt>{each.load != null ? "Load" : "Open"}</dt><dd>{each.load != null ? (each.load <= 1 ? `${Math.round(each.load * 100)} %` : count(each.load)) : count(each.inFlight)}</dd></div>}
+                {each.operations !== undefined && <div><dt>Operations</dt><dd>{count(each.operations)}</dd></div>}
+                {each.lastSeen != null && <div><dt>Last seen</dt><dd>{ago(each.lastSeen)}</dd></div>}
+                {each.started !== undefined && <div><dt>Up</dt><dd>{ago(each.started)}</dd></div>}
+              </dl>
+              {series && series.calls.length > 1 && (
+                <div className="card-chart">
+                  <Sparkline values={series.calls} width={220} height={32} label="Calls per second" />
+                  <span className="figure"><strong>{(series.calls.at(-1) ?? 0).toFixed(1)}</strong>/s</span>
+                </div>
+              )}
+            </article>
+          );
+        })}
+      </div>
+    </section>
+  );
+}
+
+const GOOD = new Set(["ok", "ready", "connected", "loaded", "serving", "open"]);
+
+function Sources({ sources }: { sources: SourceReport[] }): ReactNode {
+  if (sources.length === 0) return null;
+  return (
+    <section aria-label="Sources">
+      <h2>Sources</h2>
+      <ul className="sources">
+        {sources.map((each) => {
+          const skipped = each.skipped ?? [];
+          return (
+            <li key={each.name}>
+              <div className="source-row">
+                <span className={`dot ${each.error ? "bad" : GOOD.has(each.state) ? "good" : "warn"}`} aria-hidden="true" />
+                <strong>{line(each.name, 60)}</strong>
+                <span className="muted">{line(each.kind, 30)}</span>
+                <span>{line(each.state, 30)}</span>
+                <span className="muted">{plural(each.operations, "operation")}</span>
+                {skipped.length > 0 && <span className="warn-text">{count(skipped.length)} skipped</span>}
+              </div>
+              {(each.warnings ?? []).slice(0, 20).map((text, index) => <p key={index} className="warn-text">{line(text, 500)}</p>)}
+              {each.error && <Notice tone="bad">{line(each.error, 500)}</Notice>}
+              {skipped.length > 0 && (
+                <details>
+                  <summary>What was skipped, and why</summary>
+                  <table className="data">
+                    <thead><tr><th scope="col">What</th><th scope="col">Why</th></tr></thead>
+                    <tbody>{skipped.slice(0, 200).map((entry, index) => <tr key={index}><td><code>{line(entry.what, 200)}</code></td><td className="wrap">{line(entry.why, 500)}</td></tr>)}</tbody>
+                  </table>
+                  {skipped.length > 200 && <p className="muted">and {count(skipped.length - 200)} more</p>}
+                </details>
+              )}
+            </li>
+          );
+        })}
+      </ul>
+    </section>
+  );
+}
+
+type Order = "calls" | "errors" | "p50" | "p95" | "p99";
+
+function Operations({ operations }: { operations: OperationFigures[] }): ReactNode {
+  const [order, setOrder] = useState<Order>("calls");
+  const rows = useMemo(() => [...operations].sort((a, b) => (b[order] ?? 0) - (a[order] ?? 0)).slice(0, 100), [operations, order]);
+  const heads: [Order, string][] = [["calls", "Calls"], ["errors", "Errors"], ["p50", "p50"], ["p95", "p95"], ["p99", "p99"]];
+  const codes = useMemo(() => {
+    const found = new Map<string, number>();
+    for (const each of operations) for (const [code, amount] of Object.entries(each.byCode ?? {})) found.set(code, (found.get(code) ?? 0) + amount);
+    return [...found].filter(([code]) => code !== "OK").sort((a, b) => b[1] - a[1]);
+  }, [operations]);
+  if (operations.length === 0) return <section aria-label="Operations"><h2>Operations</h2><p className="muted">Nothing was called yet.</p></section>;
+  return (
+    <section aria-label="Operations">
+      <h2>Operations</h2>
+      {codes.length > 0 && <p className="codes"><span className="muted">Errors by code</span>{codes.slice(0, 20).map(([code, amount]) => <span key={code}><Outcome code={code} /> {count(amount)}</span>)}</p>}
+      <div className="table-scroll" tabIndex={0} role="region" aria-label="Figures by operation">
+        <table className="data figures">
+          <thead>
+            <tr>
+              <th scope="col">Operation</th>
+              <th scope="col">Calls per second</th>
+              {heads.map(([id, name]) => (
+                <th key={id} scope="col" className="number" aria-sort={order === id ? "descending" : "none"}><button type="button" onClick={() => setOrder(id)}>{name}</button></th>
+              ))}
+              <th scope="col">Latency</th>
+              <th scope="col">Errors by code</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((each) => (
+              <tr key={each.id}>
+                <td><button type="button" className="link" onClick={() => go("operations", each.id, "try")}><OperationId id={each.id} /></button></td>
+                <td><Sparkline values={figures.operations.get(each.id)?.calls ?? []} width={110} height={20} label={`Calls per second of ${line(each.id, 60)}`} /></td>
+                <td className="number">{count(each.calls)}</td>
+                <td className={`number${each.errors > 0 ? " bad-text" : ""}`}>{count(each.errors)}</td>
+                <td className="number">{duration(each.p50)}</td>
+                <td className="number">{duration(each.p95)}</td>
+                <td className="number">{duration(each.p99)}</td>
+                <td><Histogram counts={bars(each.histogram)} label={`Latencies of ${line(each.id, 60)}: p50 ${duration(each.p50)}, p99 ${duration(each.p99)}`} /></td>
+                <td className="wrap">{Object.entries(each.byCode ?? {}).filter(([code]) => code !== "OK").slice(0, 4).map(([code, amount]) => <span key={code} className="code-count">{line(code, 30)} {count(amount)} </span>)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {operations.length > rows.length && <p className="muted">The first {rows.length} of {count(operations.length)}.</p>}
+    </section>
+  );
+}
+
+function bars(histogram: OperationFigures["histogram"]): number[] {
+  return (histogram ?? []).slice(0, 64).map(([, amount]) => amount);
+}
+
+function Journal({ journal, onChange }: { journal: NonNullable<System["journal"]>; onChange: () => Promise<void> }): ReactNode {
+  const [problem, setProblem] = useState<string | null>(null);
+  const act = async (id: string, action: "retry" | "discard"): Promise<void> => {
+    try {
+      await post(`journal/${encodeURIComponent(id)}`, { action });
+      setProblem(null);
+      await onChange();
+    } catch (error) {
+      setProblem((error as Error).message);
+    }
+  };
+  return (
+    <section aria-label="Journal">
+      <h2>Journal of durable tasks</h2>
+      {problem && <Notice tone="bad">{line(problem)}</Notice>}
+      {journal.tasks.length === 0 ? (
+        <p className="muted">No task waits.</p>
+      ) : (
+        <div className="table-scroll" tabIndex={0} role="region" aria-label="Durable tasks">
+          <table className="data">
+            <thead><tr><th scope="col">Task</th><th scope="col">Operation</th><th scope="col">State</th><th scope="col" className="number">Attempts</th><th scope="col">Last error</th><th scope="col"><span className="sr">Actions</span></th></tr></thead>
+            <tbody>
+              {journal.tasks.slice(0, 200).map((task) => (
+                <tr key={task.id}>
+                  <td><code>{line(task.id, 40)}</code></td>
+                  <td><OperationId id={task.operationId} /></td>
+                  <td>{line(task.state, 30)}</td>
+                  <td className="number">{count(task.attempts)}</td>
+                  <td className="wrap">{line(task.lastError, 200)}</td>
+                  <td className="actions">
+                    <Button icon="retry" onClick={() => void act(task.id, "retry")}>Retry</Button>
+                    <Button icon="trash" kind="quiet" onClick={() => void act(task.id, "discard")}>Discard</Button>
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}

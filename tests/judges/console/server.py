@@ -1,0 +1,333 @@
+"""A console with operations of every kind: those that a page has to draw, and those that try to take it over."""
+
+import asyncio
+import base64
+import sys
+import zlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
+from opwire.auth import Grant, StaticTokens
+from opwire.envelope import ResponseEnvelope, http_envelope, mcp_envelope
+from opwire.monitor import CallMonitor
+from opwire.policies import Approval, ApprovalQueue
+from opwire.serve.console import serve_console
+from opwire.serve.http import serve_http
+
+OWNER, CLERK = "owner-token-0123456789", "clerk-token-0123456789"
+MANY = 10_000
+"""Operations of the namespace `catalogue`."""
+
+SCRIPT = "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 2'>"
+HOSTILE_DESCRIPTION = f"""{SCRIPT}
+
+[run me](javascript:window.pwned=3) ![pixel](https://tracker.invalid/pixel.png) <https://example.com/docs>
+
+# **Heading** with `code` {SCRIPT}
+
+| a | b |
+|---|---|
+| {SCRIPT} | [x](data:text/html,<script>window.pwned=4</script>) |
+
+- item\u202egnp.exe\u0007
+"""
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="240" height="120" onload="parent.pwned=5"><script>parent.pwned=6;'
+    'fetch("/console/api/session",{method:"DELETE"})</script><rect width="240" height="120" rx="12" fill="#3d52d5"/>'
+    '<circle cx="70" cy="60" r="34" fill="#93a4ff"/><rect x="120" y="36" width="90" height="48" fill="#fff"/></svg>'
+)
+
+registry = OperationRegistry()
+public = AccessControl(public=True)
+
+
+class Card(Struct, tag_field="kind", tag="card"):
+    """A card, of which only the token is known here."""
+
+    token: Annotated[str, Meta(min_length=4)]
+
+
+class Invoice(Struct, tag_field="kind", tag="invoice"):
+    """An invoice to an address."""
+
+    email: str
+    days: Annotated[int, Meta(ge=1, le=90)] = 30
+
+
+class Line(Struct):
+    article: Annotated[str, Meta(description="The number of the article, such as `TEA-1`.")]
+    amount: Annotated[int, Meta(ge=1, le=1000)] = 1
+    gift: bool = False
+
+
+class Article(Struct):
+    article: str
+    name: str
+    price: float
+    stock: int
+    tags: list[str]
+
+
+ARTICLES = [
+    Article(f"TEA-{number}", name, round(3.2 + number * 1.35, 2), 7 * number % 61, tags)
+    for number, (name, tags) in enumerate(
+        [
+            ("Assam, second flush", ["black", "india"]),
+            ("Darjeeling, first flush", ["black", "india"]),
+            ("Sencha", ["green", "japan"]),
+            ("Gyokuro", ["green", "japan", "shaded"]),
+            ("Da Hong Pao", ["oolong", "china"]),
+            ("Silver Needle", ["white", "china"]),
+            ("Rooibos", ["herbal", "south africa"]),
+        ],
+        1,
+    )
+]
+
+
+@registry.query("shop.search", title="Search the shop", tags=["articles"], access=public, examples=[{"words": "tea"}])
+async def search(
+    words: Annotated[str, Meta(description="Words of the name, or a tag")] = "",
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20,
+    order: Literal["price", "name", "stock"] = "price",
+) -> list[Article]:
+    """Find articles by their names and tags.
+
+    Returns at most `limit` articles, **cheapest first** unless another order is asked for. Words match
+    the beginning of any word of the name:
+
+    - `words` may be empty: then everything is found
+    - the order is one of `price`, `name` and `stock`
+    """
+    found = [each for each in ARTICLES if words.lower() in f"{each.name} {each.tags}".lower() or words in ("", "tea")]
+    return sorted(found, key=lambda each: getattr(each, order))[:limit]
+
+
+@registry.mutation(
+    "shop.order",
+    title="Place an order",
+    tags=["orders"],
+    access=AccessControl(required_scopes=("shop:write",)),
+    examples=[
+        {"lines": [{"article": "TEA-3", "amount": 2}], "payment": {"kind": "invoice", "email": "ann@example.com"}},
+    ],
+)
+async def order(
+    lines: Annotated[list[Line], Meta(min_length=1)],
+    payment: Card | Invoice,
+    priority: Literal["normal", "express"] = "normal",
+    note: Annotated[str, Meta(max_length=200, description="Printed on the *packing slip*")] | None = None,
+    attachment: bytes | None = None,
+) -> dict[str, Any]:
+    """Order articles, paid by card or by invoice."""
+    kind = "card" if isinstance(payment, Card) else "invoice"
+    size = len(attachment or b"")
+    return {"order": 4711, "lines": len(lines), "paid": kind, "priority": priority, "note": note, "attachment": size}
+
+
+@registry.query("shop.total", tags=["orders"])
+async def total(context: Context, lines: list[Line] | None = None) -> dict[str, Any]:
+    """Add up an order. Calls `shop.price` for each line."""
+    prices = [await context.env.shop.price(article=each.article) for each in lines or [Line("TEA-1"), Line("TEA-3")]]
+    return {"total": sum(prices), "prices": prices}
+
+
+@registry.query("shop.price", tags=["articles"])
+async def price(article: str) -> float:
+    """Return the price of an article."""
+    await asyncio.sleep(0.02)
+    found = next((each.price for each in ARTICLES if each.article == article), None)
+    if found is None:
+        raise CallError("EXECUTION_ERROR", f"There is no article {article!r}.", {"article": article})
+    return found
+
+
+@registry.mutation("shop.restock", tags=["orders"])
+async def restock(context: Context, steps: int = 20, pause: float = 0.05) -> str:
+    """Fill the shelves, one after another, and say how far it is."""
+    for step in range(steps):
+        context.report(step, steps, f"shelf {step + 1} of {steps}")
+        await asyncio.sleep(pause)
+    return "done"
+
+
+@registry.mutation("shop.refund", tags=["orders"])
+async def refund(context: Context, order: int = 4711) -> dict[str, Any]:
+    """Pay back an order. Asks how."""
+
+    class Way(Struct):
+        way: Literal["account", "voucher"]
+        amount: Annotated[float, Meta(gt=0)]
+
+    answer = await context.elicit(Way, f"How is order {order} paid back?")
+    return {"order": order, "answer": answer}
+
+
+@registry.mutation("shop.close", tags=["orders"], access=AccessControl(required_scopes=("shop:admin",)))
+async def close(day: str = "today") -> str:
+    """Close the books of a day. Needs the approval of a person."""
+    return f"closed {day}"
+
+
+@registry.subscription("shop.ticks", tags=["live"])
+async def ticks(every: float = 0.2, count: int = 1_000_000) -> AsyncIterator[dict[str, Any]]:
+    """Yield a price again and again."""
+    for number in range(count):
+        each = ARTICLES[number % len(ARTICLES)]
+        yield {"number": number, "article": each.article, "price": each.price}
+        await asyncio.sleep(every)
+
+
+@registry.subscription("shop.firehose", tags=["live"])
+async def firehose() -> AsyncIterator[dict[str, Any]]:
+    """Yield as fast as it is read, for ever."""
+    number = 0
+    while True:
+        yield {"number": number, "padding": "x" * 100}
+        number += 1
+        await asyncio.sleep(0)
+
+
+@registry.query("shop.export", tags=["live"])
+async def export(megabytes: int = 50) -> list[str]:
+    """Return a large result."""
+    return ["x" * 1_000_000] * megabytes
+
+
+@registry.query("shop.clock", tags=["live"])
+async def clock(context: Context) -> dict[str, Any]:
+    """Return a number that grows with every call, and an integer that no float holds."""
+    global _counter  # noqa: PLW0603
+    _counter += 1
+    return {
+        "calls": _counter,
+        "same": "value",
+        "exact": 9_007_199_254_740_993,
+        "who": context.identity and context.identity.id,
+    }
+
+
+_counter = 0
+
+
+@registry.query("shop.anything")
+async def anything(value: Any = None) -> Any:
+    """Return what was given: a value without a type."""
+    return value
+
+
+def _png() -> bytes:
+    rows = b"".join(
+        b"\0" + bytes((x * 2, y * 4, 200)[i] & 255 for x in range(120) for i in range(3)) for y in range(60)
+    )
+    chunks = ((b"IHDR", b"\0\0\0x\0\0\0<\x08\x02\0\0\0"), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    parts = (
+        len(body).to_bytes(4, "big") + name + body + zlib.crc32(name + body).to_bytes(4, "big") for name, body in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+WAV = b"RIFF\x44\x03\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0@\x1f\0\0@\x1f\0\0\x01\0\x08\0data \x03\0\0" + bytes(
+    128 + (index % 40) for index in range(800)
+)
+PDF = (
+    b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj\n"
+    b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 100]>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF"
+)
+
+
+@registry.query("media.gallery", title="Content of several kinds")
+async def gallery() -> ResponseEnvelope[Any]:
+    """Return an image, a drawing, a sound, a document and a text."""
+
+    def encode(data: bytes) -> str:
+        return base64.b64encode(data).decode()
+
+    blocks = [
+        {"type": "text", "text": f"Some **Markdown**, and no HTML: {SCRIPT}"},
+        {"type": "image", "data": encode(_png()), "mimeType": "image/png"},
+        {"type": "image", "data": encode(SVG.encode()), "mimeType": "image/svg+xml"},
+        {"type": "audio", "data": encode(WAV), "mimeType": "audio/wav"},
+        {
+            "type": "resource",
+            "resource": {"uri": f"file:///../{SCRIPT}.pdf", "mimeType": "application/pdf", "blob": encode(PDF)},
+        },
+        {
+            "type": "resource",
+            "resource": {"uri": "file:///a.html", "mimeType": "text/html", "blob": encode(SCRIPT.encode())},
+        },
+        {"type": "resource_link", "uri": "javascript:window.pwned=7", "name": "run\u202eme"},
+    ]
+    return mcp_envelope(blocks, is_error=False, content=blocks)
+
+
+@registry.query("media.photo")
+async def photo() -> ResponseEnvelope[Any]:
+    """Return bytes, as an HTTP API does."""
+    headers = {
+        "content-type": "image/png",
+        "content-disposition": 'attachment; filename="../../<b>.png"',
+        "x-a": SCRIPT,
+    }
+    return http_envelope(_png(), status_code=200, headers=headers, content_type="image/png")
+
+
+@registry.query("hostile.result")
+async def hostile_result() -> Any:
+    """Return text that would run if it were HTML."""
+    return [
+        {"name": SCRIPT, SCRIPT: "key", "__proto__": {"polluted": True}, "bidi": "\u202etxt.exe", "nul": "\0\x1b[31m"}
+    ]
+
+
+@registry.query("hostile.failure")
+async def hostile_failure() -> None:
+    """Fail with text that would run if it were HTML."""
+    raise CallError("EXECUTION_ERROR", SCRIPT, {"script": SCRIPT})
+
+
+def add_hostile_names() -> None:
+    """Register operations whose names and descriptions are attacks."""
+    for number, name in enumerate((SCRIPT, "ab", "__proto__", "constructor", "x/../../y?z#q", "%2e%2e%2f")):
+
+        async def handler() -> str:
+            return "reached"
+
+        handler.__doc__ = HOSTILE_DESCRIPTION
+        registry.query(f"hostile.{name}", title=f"{SCRIPT}\u202e", tags=[SCRIPT] if number == 0 else [])(handler)
+
+
+def add_many(amount: int) -> None:
+    """Register a catalogue."""
+
+    async def handler(id: int = 0) -> int:
+        return id
+
+    for number in range(amount):
+        name = f"catalogue.item{number:05}"
+        registry.query(
+            name, title=f"Item {number}", tags=[f"group {number % 40:02}"], description=f"Return item {number}."
+        )(handler)
+
+
+async def serve(port: int, amount: int) -> None:
+    """Listen until the process ends."""
+    add_hostile_names()
+    add_many(amount)
+    queue = ApprovalQueue()
+    registry.use(Approval(queue, include=["shop.close"]))
+    grants = {OWNER: Identity(id="owner", scopes=("*",)), CLERK: Identity(id="clerk", scopes=("shop:write",))}
+    tokens = StaticTokens({token: Grant(identity) for token, identity in grants.items()})
+    monitor = CallMonitor(registry, name="tea shop", version="2.4.0")
+    console = serve_console(registry, title="Tea shop", version="2.4.0", authenticate=tokens, monitor=monitor)
+    app = serve_http(registry, mounts={"/console": console}, authenticate=tokens, monitor=monitor)
+    async with app.listening(port=port) as address:
+        print(f"{address}/console/#link={console.create_link()}", flush=True)  # noqa: T201
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))
