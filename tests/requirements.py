@@ -876,6 +876,11 @@ OAUTH: dict[str, str] = {
     "oauth.bounded": "Requests to authorization servers follow no redirect, end in time, and read 1 MiB at most.",
     "oauth.hidden": "No code, token or secret of a login is in a repr, a message or a log.",
     "oauth.sign-out": "Signing out deletes the login and revokes it where the server can.",
+    "oauth.resource-server": "A surface accepts tokens that an authorization server issued for it, and no others.",
+    "oauth.introspection": "Opaque tokens are introspected by the issuer, and the result is cached for a minute.",
+    "oauth.resource-metadata": "A surface publishes where clients get tokens, also if mounted, and a 401 says so.",
+    "oauth.insufficient-scope": "A 403 for a missing scope names the scopes that are needed.",
+    "oauth.resource-clients": "The SDK's client and from_mcp sign in to a served registry, and call it.",
     "oauth.mcp": "from_mcp signs in as MCP demands, and sends its token to that server alone.",
 }
 
@@ -1304,6 +1309,7 @@ CONFIG: dict[str, str] = {
     "config.announces": "A spoke shows others only the namespaces and patterns that its file announces.",
     "config.durable": "A journal in the file serves mutations to durable calls.",
     "config.secrets": "A secret that stands in the file is a mistake; secrets come from the environment.",
+    "config.oauth": "`[auth.oauth]` accepts the tokens of an authorization server, beside those of identities.",
     "config.missing-variable": "A variable that is not set is named, with the key that asks for it.",
     "config.no-secret-is-shown": "No repr and no message shows a text that may be secret.",
     "config.template": "The file that `opwire init` writes is valid, as it is and with every example in use.",

@@ -529,10 +529,10 @@ def check_access(spec: OperationSpec, identity: Identity | None) -> None:
         return
     missing = [scope for scope in rules.required_scopes if not _holds(identity, scope)]
     if missing:
-        raise _denied(spec, f"missing scope {', '.join(missing)}")
+        raise _denied(spec, f"missing scope {', '.join(missing)}", rules.required_scopes)
     any_of = rules.required_scopes_any
     if any_of and not any(_holds(identity, scope) for scope in any_of):
-        raise _denied(spec, f"one of these scopes is needed: {', '.join(any_of)}")
+        raise _denied(spec, f"one of these scopes is needed: {', '.join(any_of)}", any_of[:1])
     for rule in rules.resources:
         if not _may(identity, rule.type, rule.action):
             raise _denied(spec, f"{rule.action!r} on {rule.type!r} is needed")
@@ -556,5 +556,6 @@ def _may(identity: Identity, type: str, action: str) -> bool:
     return EVERYTHING in identity.scopes or action in held or EVERYTHING in held
 
 
-def _denied(spec: OperationSpec, reason: str) -> CallError:
-    return CallError(ErrorCode.ACCESS_DENIED, f"{spec.id}: {reason}")
+def _denied(spec: OperationSpec, reason: str, scopes: Sequence[str] = ()) -> CallError:
+    details = {"requiredScopes": [*scopes]} if scopes else None
+    return CallError(ErrorCode.ACCESS_DENIED, f"{spec.id}: {reason}", details)

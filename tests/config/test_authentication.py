@@ -8,11 +8,12 @@ import pytest
 
 from opwire import CallError, Identity
 from opwire.auth import Authenticator, Grant
-from opwire.config.surfaces import AnonymousGrant, build_authenticator, identity_of
+from opwire.config.surfaces import AnonymousGrant, AnyAuthenticator, build_authenticator, identity_of
 from opwire.errors import ConfigError, MissingExtraError
 from tests.adapters.openapi.echo import EchoServer, answer, redirect
 from tests.auth.issuers import published, token, verification_key
 from tests.config.projects import project
+from tests.oauth.authorization_server import AuthorizationServer
 from tests.requirements import requirement
 
 ALICE = """
@@ -24,6 +25,7 @@ announces = ["shop"]
 """
 JWT = '[auth.jwt]\nalgorithms = ["ES256"]\naudience = "opwire"\nissuer = "https://id.example"\n'
 GRANT = Grant(Identity(id="alice", scopes=("a",), resources={"order": ("read",)}), ("shop",))
+RESOURCE = "https://tools.example/mcp"
 SECRET = "a-token-of-many-letters"
 
 
@@ -144,3 +146,44 @@ async def test_who_shows_no_token_may_be_somebody_and_a_bad_token_is_still_refus
 def authenticator_of_file(folder: Path, toml: str) -> Authenticator:
     (folder / "key.pem").write_text(verification_key("ES256"))
     return authenticator(folder, toml)
+
+
+OAUTH = '[auth.oauth]\nresource = "https://tools.example/mcp"\nissuer = "{url}"\nrequired_scopes = ["tools"]\n'
+
+
+@requirement("config.oauth")
+async def test_tokens_of_an_authorization_server_are_accepted_beside_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBOT", "s3cret")
+    async with AuthorizationServer() as server:
+        server.keys = [published("ES256")]
+        server.introspections["opaque"] = {"active": True, "sub": "bob", "aud": RESOURCE, "scope": "tools"}
+        client = 'client_id = "robot"\nclient_secret = "${ROBOT}"\n'
+        found = authenticator(tmp_path, ALICE + OAUTH.format(url=server.url) + client)
+        assert (await found.authenticate(SECRET)).identity.id == "alice"
+        signed = token("ES256", headers={"kid": "ES256"}, aud=RESOURCE, iss=server.url, scope="tools")
+        assert (await found.authenticate(signed)).identity.id == "ann"
+        assert (await found.authenticate("opaque")).identity.id == "bob"
+        assert await refused(found, token("ES256", headers={"kid": "ES256"}, iss=server.url)) == "UNAUTHENTICATED"
+        assert isinstance(found, AnyAuthenticator)
+        assert found.protected_resource is not None
+        assert found.protected_resource.resource == RESOURCE
+
+
+@requirement("config.oauth")
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ('client_id = "robot"', "client_id and client_secret belong together"),
+        ('claims = { scope = "scp" }', "unknown key"),
+    ],
+)
+def test_settings_of_oauth_that_cannot_be_meant_are_explained(tmp_path: Path, change: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        build_authenticator(project(tmp_path, OAUTH.format(url="https://id.example") + change))
+
+
+def test_an_issuer_without_tls_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"auth\.oauth: issuer is an https URL"):
+        build_authenticator(project(tmp_path, OAUTH.format(url="http://id.example")))

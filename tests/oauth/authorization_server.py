@@ -1,5 +1,5 @@
-"""A real authorization server on loopback, with an API beside it: RFC 6749, 7636, 7591, 8414, 8628, 8693, and
-RFC 8707, 9207, 9728.
+"""A real authorization server on loopback, with an API beside it: RFC 6749, 7636, 7591, 7662, 8414, 8628, 8693,
+and RFC 8707, 9207, 9728.
 
 It is strict: codes and refresh tokens are used once, and a refresh token that is used twice revokes its login. `browse`
 is a browser in which a person consents at once.
@@ -43,6 +43,9 @@ class AuthorizationServer:
         self.demanded_scope = ""  # by /mcp
         self.subjects: dict[str, str] = {}  # tokens of callers that may be exchanged, and their names
         self.names: dict[str, str] = {}  # of the callers of exchanged tokens
+        self.keys: list[dict[str, Any]] = []  # that are published
+        self.sign: Callable[[dict[str, Any]], str] | None = None  # access tokens are JWTs
+        self.introspections: dict[str, dict[str, Any]] = {}
 
     async def __aenter__(self) -> Self:
         app = web.Application()
@@ -56,6 +59,8 @@ class AuthorizationServer:
                 web.post("/device", self._device),
                 web.post("/register", self._register),
                 web.post("/revoke", self._revoke),
+                web.get("/jwks", self._jwks),
+                web.post("/introspect", self._introspect),
                 web.get("/me", self._me),
                 web.route("*", "/mcp", self._mcp),
             ]
@@ -87,6 +92,8 @@ class AuthorizationServer:
             "device_authorization_endpoint": f"{self.url}/device",
             "registration_endpoint": f"{self.url}/register",
             "revocation_endpoint": f"{self.url}/revoke",
+            "introspection_endpoint": f"{self.url}/introspect",
+            "jwks_uri": f"{self.url}/jwks",
             "code_challenge_methods_supported": ["S256"],
             "token_endpoint_auth_methods_supported": ["none", "client_secret_basic"],
             "authorization_response_iss_parameter_supported": True,
@@ -126,11 +133,12 @@ class AuthorizationServer:
                     asked.get("redirect_uri") == form["redirect_uri"],
                     asked.get("resource") == form.get("resource"),
                 ]
-                return self._issue(asked.get("scope", "")) if all(same) else _error("invalid_grant")
+                resource = asked.get("resource", "")
+                return self._issue(asked.get("scope", ""), resource=resource) if all(same) else _error("invalid_grant")
             case "refresh_token":
                 return self._refresh(form["refresh_token"])
             case "client_credentials":
-                return self._issue(form.get("scope", ""), refresh=False)
+                return self._issue(form.get("scope", ""), refresh=False, resource=form.get("resource", ""))
             case grant if grant == EXCHANGE and form["subject_token"] in self.subjects:
                 assert form["subject_token_type"] == "urn:ietf:params:oauth:token-type:access_token"
                 response = self._issue(form.get("scope", ""), refresh=False)
@@ -163,12 +171,14 @@ class AuthorizationServer:
         self.used[token] = login = self.refreshes.pop(token)
         return self._issue("", login)
 
-    def _issue(self, scope: str, login: int | None = None, *, refresh: bool = True) -> web.Response:
+    def _issue(self, scope: str, login: int | None = None, *, refresh: bool = True, resource: str = "") -> web.Response:
         if login is None:
             self.logins += 1
             login = self.logins
-        access = secrets.token_urlsafe()
+        claims = {"sub": "ada", "iss": self.url, "aud": resource, "scope": scope}
+        access = secrets.token_urlsafe() if self.sign is None else self.sign(claims)
         self.tokens[access] = login
+        self.introspections[access] = {"active": True, **claims}
         answer: dict[str, Any] = {"access_token": access, "token_type": "Bearer", "scope": scope}
         if self.lifetime is not None:
             answer["expires_in"] = self.lifetime
@@ -199,6 +209,17 @@ class AuthorizationServer:
     async def _revoke(self, request: web.Request) -> web.Response:
         self.revoked.append(str((await request.post())["token"]))
         return web.Response()
+
+    async def _jwks(self, _: web.Request) -> web.Response:
+        self.requests.append(("/jwks", {}))
+        return web.json_response({"keys": self.keys})
+
+    async def _introspect(self, request: web.Request) -> web.Response:
+        form = {name: str(value) for name, value in (await request.post()).items()}
+        self.requests.append(("/introspect", form))
+        if not self._knows(request, form):
+            return _error("invalid_client", 401)
+        return web.json_response(self.introspections.get(form["token"], {"active": False}))
 
     async def _me(self, request: web.Request) -> web.Response:
         self.api_headers.append(dict(request.headers))

@@ -40,6 +40,9 @@ RETRY_INTERVAL = 5.0
 FETCH_TIMEOUT = 10.0
 """Seconds for one fetch."""
 
+MAX_KEYS = 100
+"""Keys of a key set; the rest is ignored, because parsing a key takes up to 0.1 ms."""
+
 VerificationKey = Any  # a key as PyJWT prepares it for one algorithm
 KeyName = tuple[str | None, str]  # a key's id and the algorithm
 Jwks = Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
@@ -153,7 +156,7 @@ def _usable_keys(document: object, algorithms: Sequence[str]) -> Iterator[tuple[
     if not isinstance(keys, list):
         logger.error("the function that fetches the keys did not return a key set: an object with a list `keys`")
         return
-    for data in map(as_dict, cast("list[Any]", keys)):
+    for data in map(as_dict, cast("list[Any]", keys)[:MAX_KEYS]):
         if not isinstance(data.get("kid", ""), str) or data.get("use", "sig") != "sig":
             continue
         for algorithm in algorithms:

@@ -43,6 +43,9 @@ MAX_KNOWN = 10_000
 LOOKUP_TIMEOUT = 30.0
 """Seconds for a callback, including the time in the queue."""
 
+WELL_KNOWN_RESOURCE = "/.well-known/oauth-protected-resource"
+"""Where a surface publishes its `ResourceMetadata`."""
+
 NEEDED = "a token is needed"
 NOT_VALID = "the token is not valid"
 EXPIRED = "the token has expired"
@@ -211,11 +214,33 @@ def _words(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(cast("list[str]", words))
 
 
+class ResourceMetadata(Struct, frozen=True):
+    """What a surface publishes of its protection by OAuth (RFC 9728).
+
+    `required_scopes` are those that every token has to grant, `scopes` all that clients may request.
+    """
+
+    resource: str
+    issuer: str
+    required_scopes: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The published document."""
+        scopes = {"scopes_supported": [*dict.fromkeys(self.scopes)]} if self.scopes else {}
+        servers = {"authorization_servers": [self.issuer]}
+        return {"resource": self.resource, **servers, **scopes, "bearer_methods_supported": ["header"]}
+
+
 # --- authenticators ---------------------------------------------------------------------------------------------------
 
 
 class Authenticator(Protocol):
-    """The interface of an authenticator."""
+    """The interface of an authenticator.
+
+    One with an attribute `protected_resource`, a `ResourceMetadata`, makes a surface publish it.
+    """
 
     async def authenticate(self, token: str | None) -> Grant:
         """Return the grant of a token; None if the peer sent none.

@@ -246,6 +246,8 @@ def check_settings(config: Config) -> Iterator[ConfigProblem]:
         if url.scheme != "https" and not is_loopback:
             hint = "otherwise the keys, and so all identities, could be replaced on the way"
             yield ConfigProblem(("auth", "jwt", "jwks_url"), "must be https://", hint)
+    if (oauth := config.auth.oauth) is not None and (oauth.client_id is None) != (oauth.client_secret is None):
+        yield ConfigProblem(("auth", "oauth"), "client_id and client_secret belong together", "set both")
     yield from _check_network(config)
 
 

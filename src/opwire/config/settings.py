@@ -540,10 +540,25 @@ class JWTSettings(Settings, frozen=True, kw_only=True):
     claims: ClaimSettings = ClaimSettings()
 
 
+class OAuthSettings(Settings, frozen=True, kw_only=True):
+    """`[auth.oauth]`: see `OAuthTokens`. `client_id` and `client_secret` are for the introspection of opaque tokens."""
+
+    resource: str
+    issuer: str
+    required_scopes: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+    audience: str | None = None
+    client_id: str | None = None
+    client_secret: Secret | None = None
+    leeway: Annotated[float, Meta(ge=0)] = 5.0
+    claims: ClaimSettings = ClaimSettings()
+
+
 class AuthSettings(Settings, frozen=True, kw_only=True):
     """`[auth]`: authentication in addition to the tokens of `[identities]`."""
 
     jwt: JWTSettings | None = None
+    oauth: OAuthSettings | None = None
 
 
 class LimitSettings(Settings, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import json
 import ssl
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,22 +12,24 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 import msgspec
 
-from opwire.auth.tokens import Authenticator, ClaimNames, Grant, StaticTokens
+from opwire.auth.tokens import Authenticator, ClaimNames, Grant, ResourceMetadata, StaticTokens
 from opwire.config.problems import dotted
 from opwire.config.runtime import OpenedConfig
 from opwire.config.settings import (
     BrokerSettings,
+    ClaimSettings,
     Config,
     EnvText,
     HTTPSurfaceSettings,
     HubSettings,
     JWTSettings,
     MCPSurfaceSettings,
+    OAuthSettings,
     SignedSettings,
     SurfaceSettings,
 )
 from opwire.config.views import served_view
-from opwire.errors import CallError, ConfigError, MissingExtraError, UsageError, needs_extra
+from opwire.errors import CallError, ConfigError, ErrorCode, MissingExtraError, UsageError, needs_extra
 from opwire.hub.hub import Hub
 from opwire.hub.spoke import BrokerNode, Spoke
 from opwire.monitor import CallMonitor
@@ -54,7 +56,7 @@ _FETCH_TIMEOUT = 10.0  # seconds
 
 
 def build_authenticator(config: Config) -> Authenticator | None:
-    """Return the authenticator of `[identities]` and `[auth.jwt]`, or None if they have no tokens.
+    """Return the authenticator of `[identities]` and `[auth]`, or None if they have no tokens.
 
     Raises:
         ConfigError: a token or key is missing in the environment, or invalid.
@@ -74,8 +76,12 @@ def build_authenticator(config: Config) -> Authenticator | None:
             raise ConfigError(f"{at}: duplicate of the token of {grants[token].identity.id}; each needs its own")
         grants[token] = _grant(config, name)
     tokens = StaticTokens(grants) if grants else None
-    jwts = None if config.auth.jwt is None else _jwts(config.auth.jwt, config.folder)
-    return TokensOrJWTs(tokens, jwts) if tokens and jwts else tokens or jwts
+    accepted: list[Authenticator] = [] if tokens is None else [tokens]
+    if config.auth.jwt is not None:
+        accepted.append(_jwts(config.auth.jwt, config.folder))
+    if config.auth.oauth is not None:
+        accepted.append(_oauth_tokens(config.auth.oauth))
+    return AnyAuthenticator(accepted) if len(accepted) > 1 else next(iter(accepted), None)
 
 
 def identity_of(config: Config, name: str | None) -> Identity | None:
@@ -83,19 +89,23 @@ def identity_of(config: Config, name: str | None) -> Identity | None:
     return None if name is None else _grant(config, name).identity
 
 
-class TokensOrJWTs:
-    """Authenticate a known token, or else a signed one."""
+class AnyAuthenticator:
+    """Authenticate a token that one of several authenticators accepts."""
 
-    def __init__(self, tokens: StaticTokens, jwts: Authenticator) -> None:
-        self._tokens = tokens
-        self._jwts = jwts
+    def __init__(self, accepted: Sequence[Authenticator]) -> None:
+        self._accepted = accepted
+        found = (getattr(each, "protected_resource", None) for each in accepted)
+        self.protected_resource: ResourceMetadata | None = next((each for each in found if each is not None), None)
 
     async def authenticate(self, token: str | None) -> Grant:
-        """Return the grant of a token."""
-        try:
-            return await self._tokens.authenticate(token)
-        except CallError:
-            return await self._jwts.authenticate(token)
+        """Return the first grant of a token; the error says more than that it is invalid, if one of them does."""
+        errors: list[CallError] = []
+        for each in self._accepted:
+            try:
+                return await each.authenticate(token)
+            except CallError as error:
+                errors.append(error)
+        raise next((each for each in errors if each.code is not ErrorCode.UNAUTHENTICATED), errors[-1])
 
 
 class AnonymousGrant:
@@ -127,7 +137,6 @@ def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:
             key = (folder / Path(settings.key_file).expanduser()).read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"auth.jwt.key_file: cannot be read: {error}") from error
-    claims = {name: each for name, each in msgspec.structs.asdict(settings.claims).items() if each is not None}
     with _config_errors("auth.jwt"):
         return JWTs(
             key=key,
@@ -136,8 +145,34 @@ def _jwts(settings: JWTSettings, folder: Path) -> Authenticator:
             audience=None if settings.audience == "*" else settings.audience,
             issuer=None if settings.issuer == "*" else settings.issuer,
             leeway=settings.leeway,
-            claims=cast("ClaimNames", claims),
+            claims=_claim_names(settings.claims),
         )
+
+
+def _oauth_tokens(settings: OAuthSettings) -> Authenticator:
+    from opwire.oauth.resource import OAuthTokens
+    from opwire.oauth.tokens import OAuthClient
+
+    client = None
+    if settings.client_id is not None and settings.client_secret is not None:
+        secret = settings.client_secret.resolve("auth.oauth.client_secret")
+        client = OAuthClient(client_id=settings.client_id, client_secret=secret)
+    with _config_errors("auth.oauth"):
+        return OAuthTokens(
+            settings.resource,
+            issuer=settings.issuer,
+            required_scopes=settings.required_scopes,
+            scopes=settings.scopes,
+            audience=settings.audience,
+            client=client,
+            leeway=settings.leeway,
+            claims=_claim_names(settings.claims),
+        )
+
+
+def _claim_names(settings: ClaimSettings) -> ClaimNames:
+    given = {name: each for name, each in msgspec.structs.asdict(settings).items() if each is not None}
+    return cast("ClaimNames", given)
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -82,6 +82,12 @@ TEMPLATE = """\
 #issuer = "https://id.example"
 #jwks_url = "https://id.example/.well-known/jwks.json"
 
+# Tokens that an OAuth authorization server issued for this server.
+#[auth.oauth]
+#resource = "https://tools.example/mcp"  # the public URL of this server
+#issuer = "https://id.example"
+#required_scopes = ["tools"]  # of every token
+
 # --- Views: some of the operations, under other names, with other inputs and results ----------------------------------
 
 #[views.support]

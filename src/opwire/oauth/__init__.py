@@ -1,7 +1,12 @@
-"""Sign in to APIs and MCP servers with OAuth 2.0, and keep the tokens. Needs `pip install 'opwire[openapi]'`.
+"""OAuth 2.0. Sign in to APIs and MCP servers, and keep the tokens; or be a resource server.
 
-api = from_openapi("api.yaml", credentials={"oauth": OAuthClient(client_id="cli", login=True)})
-await api.login(print)  # once: the login is stored for this user
+Signing in needs `pip install 'opwire[openapi]'`, a resource server `pip install 'opwire[oauth]'`.
+
+    api = from_openapi("api.yaml", credentials={"oauth": OAuthClient(client_id="cli", login=True)})
+    await api.login(print)  # once: the login is stored for this user
+
+    tokens = OAuthTokens("https://tools.example/mcp", issuer="https://id.example")
+    await serve_mcp(registry).run_http(authenticate=tokens)
 """
 
 from importlib import import_module
@@ -11,12 +16,13 @@ from opwire.oauth.store import TokenStore
 
 if TYPE_CHECKING:
     from opwire.oauth.login import LoginPrompt
+    from opwire.oauth.resource import OAuthTokens
     from opwire.oauth.tokens import OAuthClient
 
-__all__ = ["LoginPrompt", "OAuthClient", "TokenStore"]
+__all__ = ["LoginPrompt", "OAuthClient", "OAuthTokens", "TokenStore"]
 
 # Imported lazily: they need aiohttp, which takes 0.15 s.
-_LAZY = {"LoginPrompt": "login", "OAuthClient": "tokens"}
+_LAZY = {"LoginPrompt": "login", "OAuthClient": "tokens", "OAuthTokens": "resource"}
 
 
 def __getattr__(name: str) -> Any:

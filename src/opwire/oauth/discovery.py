@@ -39,6 +39,8 @@ class AuthorizationServer(Struct, frozen=True, kw_only=True):
     refresh_url: str = ""  # the token URL by default
     registration_url: str = ""
     revocation_url: str = ""
+    jwks_url: str = ""  # the keys of its tokens
+    introspection_url: str = ""
     sends_issuer: bool = False  # in authorization responses (RFC 9207)
     challenge_methods: tuple[str, ...] | None = None  # of PKCE; None: unknown
     token_auth_methods: tuple[str, ...] = ()
@@ -130,6 +132,8 @@ def _server(metadata: Mapping[str, Any], issuer: str) -> AuthorizationServer:
         device_url=_text(metadata, "device_authorization_endpoint"),
         registration_url=_text(metadata, "registration_endpoint"),
         revocation_url=_text(metadata, "revocation_endpoint"),
+        jwks_url=_text(metadata, "jwks_uri"),
+        introspection_url=_text(metadata, "introspection_endpoint"),
         sends_issuer=metadata.get("authorization_response_iss_parameter_supported") is True,
         challenge_methods=None if methods is None else _texts(methods),
         token_auth_methods=_texts(metadata.get("token_endpoint_auth_methods_supported")),

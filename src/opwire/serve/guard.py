@@ -9,23 +9,24 @@ HTTP itself forbids (a method, a media type, a host): it names the status and ca
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from itertools import chain
 from math import ceil
 from typing import Any, TypedDict
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from opwire.auth.tokens import EXPIRED, Authenticator, Grant
+from opwire.auth.tokens import EXPIRED, WELL_KNOWN_RESOURCE, Authenticator, Grant, ResourceMetadata
 from opwire.deadlines import Deadlines
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, UsageError, check_above_zero, check_counts
 from opwire.logs import OK, AccessEntry, SurfaceName, begin_access
 from opwire.operation import Identity, OperationSpec
-from opwire.typed.plain import write_json
+from opwire.typed.plain import as_dict, as_list, write_json
 from opwire.view import Selection
 
 Scope = MutableMapping[str, Any]
@@ -45,12 +46,14 @@ IDENTITY = "opwire.identity"
 TOKEN = "opwire.token"  # noqa: S105 - the verified token of its caller, or None
 EXPIRES = "opwire.expires"  # when its token expires (Unix epoch, in seconds) and a stream has to end, or None
 ACCESS = "opwire.access"  # its entry in the access log; missing if that is disabled
+OAUTH = "opwire.oauth"  # there if clients can get a token, or one with more scopes
 _SHARE = "opwire.share"
 
 _UNIQUE_HEADERS = (
     *(b"host", b"origin", b"referer", b"sec-fetch-site"),
     *(b"authorization", b"x-api-key", b"content-length", b"content-type"),
 )
+_SCOPES = re.compile(r"[!#-\[\]-~ ]+")  # RFC 6749, section 3.3
 _CLOSE = (b"connection", b"close")  # the rest of the connection is not read
 _CHUNKED = b"transfer-encoding"
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -141,10 +144,20 @@ async def send_problem(
     ]
     if cause.retry_after is not None:
         lines.append((b"retry-after", b"%d" % max(0, ceil(cause.retry_after))))
-    if cause.code is ErrorCode.UNAUTHENTICATED and not any(name == b"www-authenticate" for name, _ in lines):
-        lines.append((b"www-authenticate", b"Bearer"))  # required with a 401 by RFC 9110
+    if not any(name == b"www-authenticate" for name, _ in lines):
+        lines += challenge_of(cause)
     await send({"type": "http.response.start", "status": problem.status, "headers": lines})
     await send({"type": "http.response.body", "body": body if with_body else b""})
+
+
+def challenge_of(error: CallError) -> list[Header]:
+    """Return the `WWW-Authenticate` of an error: required with a 401 by RFC 9110, with missing scopes by RFC 6750."""
+    if error.code is ErrorCode.UNAUTHENTICATED:
+        return [(b"www-authenticate", b"Bearer")]
+    scopes = " ".join(as_list(as_dict(error.details).get("requiredScopes")))
+    if error.code is not ErrorCode.ACCESS_DENIED or not _SCOPES.fullmatch(scopes):
+        return []
+    return [(b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scopes}"'.encode())]
 
 
 # --- admission --------------------------------------------------------------------------------------------------------
@@ -173,7 +186,9 @@ class RequestGuard:
 
     `authenticate` checks tokens, sent as `Authorization: Bearer …` or `X-API-Key: …`; an invalid one is rejected.
     Requests without a token get the identity `anonymous`; by default they have none, and may call public operations
-    only. `challenge` is the `WWW-Authenticate` of a 401. `session` looks up what requests without a token may do.
+    only. `challenge` is the `WWW-Authenticate` of a 401. `session` looks up what requests without a token may do. If
+    `authenticate` is an `OAuthTokens`, its metadata is published at `/.well-known/oauth-protected-resource`, followed
+    by the path of the resource, and below the path that the app is mounted at; a 401 or 403 names the URL.
 
     `hosts` are the accepted host names: "tools.example", "*.tools.example", "tools.example:8000", or "*" for any. The
     default are the loopback names with any port, so that a web page cannot reach a local server through a host name of
@@ -229,6 +244,8 @@ class RequestGuard:
         self._body_timeout = body_timeout
         self._challenge = challenge
         self._session = session
+        found = getattr(authenticate, "protected_resource", None)
+        self._resource = None if found is None else _PublishedResource(found)
         self._deadlines = Deadlines()
         self._open = 0
         self._shares: dict[str | None, int] = {}  # open requests by the id of their identity; None: without a token
@@ -259,6 +276,12 @@ class RequestGuard:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1
         try:
+            if self._resource is not None:
+                if self._resource.is_at(scope):
+                    await self._resource.respond(scope, send)
+                    return
+                scope[OAUTH] = True
+                send = self._resource.challenging(scope, send)
             try:
                 receive = await self._admit(scope, receive)
             except _DisconnectedError:
@@ -434,6 +457,61 @@ class RequestGuard:
     def _too_large(self) -> HTTPStatusError:
         error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_body:,} bytes")
         return HTTPStatusError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error, _CLOSE)
+
+
+class _PublishedResource:
+    """The metadata of a protected resource (RFC 9728), and where responses say that it is."""
+
+    def __init__(self, metadata: ResourceMetadata) -> None:
+        parts = urlsplit(metadata.resource)
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._path = WELL_KNOWN_RESOURCE + parts.path.rstrip("/")
+        self._body = msgspec.json.encode(metadata.document)
+        scopes = " ".join(metadata.required_scopes)
+        self._scope = f', scope="{scopes}"' if _SCOPES.fullmatch(scopes) else ""
+
+    def is_at(self, scope: Scope) -> bool:
+        """Return whether a request is for the metadata: of any host, because it is public and names its own."""
+        path: str = scope["path"]
+        return path == self._path or path == scope.get("root_path", "") + WELL_KNOWN_RESOURCE
+
+    async def respond(self, scope: Scope, send: Send) -> None:
+        """Send the metadata; pages of any origin may read it."""
+        allow: tuple[Header, ...] = ((b"access-control-allow-origin", b"*"), (b"allow", b"GET, HEAD, OPTIONS"))
+        status, body = 200, self._body
+        if scope["method"] == "OPTIONS":
+            status, body = 204, b""
+            allow += ((b"access-control-allow-headers", b"*"),)
+        elif scope["method"] not in ("GET", "HEAD"):
+            status, body = 405, b""
+        lines = [(b"content-type", b"application/json"), (b"cache-control", b"max-age=3600"), *allow]
+        if status != 204:
+            lines.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": status, "headers": lines})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def challenging(self, scope: Scope, send: Send) -> Send:
+        """Return `send` with the URL of the metadata in each challenge.
+
+        An app that is mounted below a path does not get requests for the well-known path of the origin.
+        """
+        root = quote(scope.get("root_path", "").rstrip("/"), safe="/~")
+        url = self._origin + (root + WELL_KNOWN_RESOURCE if root else self._path)
+
+        async def challenged(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and message["status"] in (401, 403):
+                message["headers"] = [self._named(line, url) for line in message["headers"]]
+            await send(message)
+
+        return challenged
+
+    def _named(self, line: Header, url: str) -> Header:
+        name, value = line
+        if name != b"www-authenticate" or not value.startswith(b"Bearer"):
+            return line
+        given = value.decode("latin-1").removeprefix("Bearer").strip()
+        scope = "" if "scope=" in given else self._scope
+        return name, f'Bearer resource_metadata="{url}"{scope}{f", {given}" if given else ""}'.encode("latin-1")
 
 
 def _counting(entry: AccessEntry, send: Send) -> Send:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
@@ -37,7 +38,8 @@ from opwire.mcp.protocol import (
     check_stateless_version,
     read_envelope,
 )
-from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
+from opwire.operation import check_access
+from opwire.serve.guard import EXPIRES, IDENTITY, OAUTH, TOKEN, Header, Receive, Scope, Send, challenge_of
 from opwire.serve.mcp.server import Params, RegistryServer, ServedRequest, encode_reply, stop_request
 from opwire.typed.plain import as_dict
 
@@ -192,6 +194,28 @@ async def follow(
         leaving.cancel()
 
 
+async def challenge(server: RegistryServer, scope: Scope, request: RPCRequest, send: Send) -> bool:
+    """Reject a call that lacks a token or a scope with a 401 or 403 if the client can get one; return whether it was.
+
+    Without OAuth it is a result with an error, which the model reads.
+    """
+    if OAUTH not in scope or request.method != "tools/call":
+        return False
+    name = (request.params or {}).get("name")
+    tool = server.catalogue.find(name) if isinstance(name, str) else None
+    try:
+        if tool is not None:
+            check_access(tool.spec, scope[IDENTITY])
+        return False
+    except CallError as error:
+        lines = challenge_of(error)
+        if lines:
+            status = 401 if error.code is ErrorCode.UNAUTHENTICATED else 403
+            failure = RPCFailure(request.id, ErrorObject(INVALID_REQUEST, error.message))
+            await send_json(send, status, encode_message(failure), lines)
+        return bool(lines)
+
+
 async def serve_stateless(server: RegistryServer, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
     """Serve a request of the stateless era."""
     if scope["method"] != "POST":
@@ -214,6 +238,8 @@ async def serve_stateless(server: RegistryServer, scope: Scope, headers: Headers
             _check_arguments(server, message.params or {}, headers.by_name)
     except RPCError as error:
         await send_json(send, _STATUS.get(error.code, 200), encode_message(RPCFailure.of(id, error)))
+        return
+    if await challenge(server, scope, message, send):
         return
     writer = EventWriter(send)
     request = ServedRequest(message.id, version, scope[IDENTITY], writer.notify, token=scope[TOKEN])

@@ -32,7 +32,7 @@ from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import SESSION_HEADER
 from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
 from opwire.serve.mcp.connection import MAX_OPEN, Handshake
-from opwire.serve.mcp.exchange import EventWriter, Headers, follow, read_body, send_error, send_json
+from opwire.serve.mcp.exchange import EventWriter, Headers, challenge, follow, read_body, send_error, send_json
 from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
 from opwire.serve.mcp.server import RegistryServer, ServedRequest, encode_reply, stop_request
 
@@ -163,6 +163,9 @@ class HTTPSession:
         except RPCError as error:
             self._peer.finish(request.id)
             await writer.finish(encode_message(RPCFailure.of(request.id, error)))
+            return
+        if await challenge(self._server, scope, request, send):
+            self._peer.finish(request.id)
             return
 
         async def send_question(message: RPCMessage) -> None:
