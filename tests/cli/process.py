@@ -74,6 +74,10 @@ class Running:
             patience.cancel()
         raise AssertionError(f"{pattern!r} was not said, but {said}")
 
+    def ends(self) -> int:
+        """Wait until it has ended; gives its exit code."""
+        return self._process.wait(60)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ask it to stop; gives its exit code."""
         self._process.send_signal(number)

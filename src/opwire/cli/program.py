@@ -32,6 +32,7 @@ COMMANDS = {
     "tap": "Print the calls of a running hub, broker or HTTP API as they end.",
     "login": "Sign in to an HTTP API or MCP server as a person.",
     "logout": "Sign out, and forget the login.",
+    "conformance": "Check a hub, spoke or caller in any language against the protocol.",
     "doctor": "Check the configuration, each source, and the installed extras.",
     "init": "Write a commented opwire.toml.",
     "install": "Add the operations to an MCP client: Claude, Cursor or VS Code.",

@@ -100,6 +100,11 @@ class BrokerTransport:
         return self._signed is not None and self._signed.verifies
 
     @property
+    def connection(self) -> BrokerConnection:
+        """The connection to the broker, for tools that send messages of their own. `start` connects it."""
+        return self._connection
+
+    @property
     def connected(self) -> bool:
         """Whether the broker is connected."""
         return self._address is not None

@@ -1,0 +1,186 @@
+"""Run the checks of a role against a peer, in bounded time, and report what it keeps."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
+from opwire.testing.conformance import broker, hub, listening
+from opwire.testing.conformance.server import SERVER_CHECKS
+from opwire.testing.conformance.wires import NotChecked, Problems
+from opwire.transports.broker import BrokerTransport
+from opwire.transports.connect import connect
+
+T = TypeVar("T")
+
+LIMIT = 120.0
+"""Seconds after which a run ends, by default."""
+
+_CHECK_LIMIT = 25.0  # seconds of one check
+_MAX_MESSAGE = 300  # characters of a complaint
+
+Status = Literal["kept", "broken", "skipped"]
+
+
+class ConformanceResult(Struct, frozen=True):
+    """The result of one check. `section` is a heading of the protocol's page."""
+
+    role: str
+    promise: str
+    section: str
+    status: Status
+    message: str = ""
+
+
+class ConformanceReport(Struct):
+    """The results of a run."""
+
+    results: list[ConformanceResult] = field(default_factory=list[ConformanceResult])
+
+    @property
+    def broken(self) -> list[ConformanceResult]:
+        """The promises that the peer breaks."""
+        return [each for each in self.results if each.status == "broken"]
+
+
+class _Run:
+    """A run: checks one after the other, until the time is up."""
+
+    def __init__(self, limit: float, only: str) -> None:
+        check_above_zero(limit=limit)
+        self._only = only
+        self.problems = Problems()
+        self.report = ConformanceReport()
+        self._end = time.monotonic() + limit
+
+    async def check(self, role: str, checks: Mapping[str, tuple[str, Callable[[T], Awaitable[None]]]], peer: T) -> bool:
+        """Run checks; return whether the first of them is kept. The others need not be run if it is not."""
+        first: Status | None = None
+        for promise, (section, check) in checks.items():
+            if self._only not in promise:
+                continue
+            status, message = await self._one(check, peer)
+            first = first or status
+            self._add(role, promise, section, status, message)
+            if isinstance(peer, hub.HubUnderTest):
+                await peer.close()
+            if first == "broken":
+                break
+        return first != "broken"
+
+    async def _one(self, check: Callable[[T], Awaitable[None]], peer: T) -> tuple[Status, str]:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            return "broken", "not checked: the time of the run is up"
+        try:
+            async with asyncio.timeout(min(left, _CHECK_LIMIT)):
+                await check(peer)
+        except NotChecked as reason:
+            return "skipped", str(reason)
+        except TimeoutError:
+            return "broken", "it took too long"
+        except (AssertionError, CallError, OSError) as error:
+            return "broken", str(error)
+        except Exception as error:  # what a peer sends is untrusted: no form of it may end the run
+            return "broken", f"unexpected data: {type(error).__name__}: {error}"
+        return "kept", ""
+
+    def _add(self, role: str, promise: str, section: str, status: Status, message: str) -> None:
+        self.report.results.append(ConformanceResult(role, promise, section, status, message[:_MAX_MESSAGE]))
+
+    def finish(self) -> ConformanceReport:
+        """Add the result of what was checked for every event, and return the report."""
+        found = self.problems.found
+        message = found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "") if found else ""
+        status: Status = "broken" if found else "kept" if self.problems.events else "skipped"
+        self._add("events", "every event agrees with its schema", "Calls", status, message)
+        return self.report
+
+
+async def check_hub(url: str, *, token: str | None = None, limit: float = LIMIT, only: str = "") -> ConformanceReport:
+    """Check the promises of a hub. With a token that may announce `conformance`, its relay is checked as well.
+
+    `only` selects the promises that contain a text; `limit` is the time of the whole run in seconds.
+
+    Raises:
+        CallError: UNAVAILABLE, it cannot be reached.
+    """
+    run = _Run(limit, only)
+    peer = hub.HubUnderTest(url, token, run.problems)
+    try:
+        await peer.connect()  # raises if there is nothing to check
+        await peer.close()
+        if await run.check("hub", hub.HUB_CHECKS, peer):
+            await run.check("server", SERVER_CHECKS, await hub.hub_as_server(peer))
+    finally:
+        await peer.close()
+    return run.finish()
+
+
+async def check_broker(url: str, *, limit: float = LIMIT, only: str = "", **options: Any) -> ConformanceReport:
+    """Check the promises of a server on Redis or NATS; of several, that which serves `conformance.*`.
+
+    Raises:
+        CallError: UNAVAILABLE, the broker cannot be reached, or no server is found.
+        UsageError: the URL is not that of a broker.
+    """
+    run = _Run(limit, only)
+    transport = connect(url, **options)
+    if not isinstance(transport, BrokerTransport):
+        raise UsageError("expected the URL of a broker: redis:// or nats://")
+    end = await broker.open_end(transport.connection, run.problems)
+    try:
+        server = await broker.find_server(end)
+        if await run.check("server", SERVER_CHECKS, server):
+            await run.check("broker", broker.BROKER_CHECKS, server)
+    finally:
+        await end.connection.close()
+    return run.finish()
+
+
+async def check_connecting_peer(
+    url: str = "ws://127.0.0.1:0",
+    *,
+    listening_at: Callable[[str], None] = lambda _: None,
+    wait: float = 30.0,
+    limit: float = LIMIT,
+    only: str = "",
+) -> ConformanceReport:
+    """Listen as a hub, and check the first peer that connects: its session, what it announces, and what it calls.
+
+    `listening_at` is called with the URL. A peer that announces nothing is watched until it leaves, or for `wait`
+    seconds.
+
+    Raises:
+        CallError: UNAVAILABLE, the URL cannot be listened on, or no peer connects within `wait` seconds.
+    """
+    run = _Run(limit, only)
+    parts = urlsplit(url)
+    own = listening.ListeningHub(parts.hostname or "127.0.0.1", parts.port or 0, run.problems)
+    try:
+        listening_at(await own.start())
+        peer = await own.peer(wait)
+        if await run.check("session", listening.SESSION_CHECKS, peer):
+            if peer.operations:
+                await run.check("server", SERVER_CHECKS, listening.as_server(peer))
+            else:
+                await listening.watch(peer, wait)
+            await run.check("caller", listening.CALLER_CHECKS, peer)
+        await peer.close()
+    except TimeoutError:
+        raise CallError(ErrorCode.UNAVAILABLE, f"no peer connected within {wait:g} s") from None
+    except OSError as error:
+        raise CallError(ErrorCode.UNAVAILABLE, f"{url} cannot be listened on: {error}") from error
+    finally:
+        await own.close()
+    return run.finish()
+
+
+async def check_peer(url: str, **options: Any) -> ConformanceReport:
+    """Check a hub (ws://, wss://), or a server on a broker (redis://, nats://), with the options of either."""
+    is_hub = url.startswith(("ws://", "wss://"))
+    return await (check_hub(url, **options) if is_hub else check_broker(url, **options))

@@ -1,0 +1,43 @@
+"""`opwire conformance`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
+
+from tests.cli.process import Running, opwire
+from tests.requirements import requirement
+
+TOKEN = "a-long-random-secret"
+
+
+@requirement("cli.conformance")
+def test_a_hub_is_checked_and_its_promises_are_listed() -> None:
+    with Running("hub", "ws://127.0.0.1:0", OPWIRE_TOKEN=TOKEN) as hub:
+        url = hub.says(r"hub at (ws://[^;]+)")
+        shown = opwire("conformance", url, COLUMNS="80", OPWIRE_TOKEN=TOKEN)
+        as_json = opwire("conformance", url, "--only", "forged", "--json", OPWIRE_TOKEN=TOKEN)
+    assert shown.returncode == 0, shown.stdout
+    lines = shown.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert "✓ identities cannot be forged                  peer and identity" in lines
+    assert lines[-1].endswith("0 broken, 12 not checked")
+    results = json.loads(as_json.stdout)
+    assert [each["status"] for each in results] == ["kept", "kept"]
+    assert results[0]["section"] == "peer and identity"
+
+
+@requirement("cli.conformance")
+def test_a_broken_promise_gives_the_exit_code_1() -> None:
+    with Running("conformance", "ws://127.0.0.1:0", "--listen", "--wait", "20", "--only", "hello") as kit:
+        url = kit.says(r"listening at (\S+)")
+        with connect(url, subprotocols=[Subprotocol("opwire.v1")]) as peer:
+            peer.send('{"type":"session.who","id":1}')
+            assert kit.ends() == 1
+
+
+@pytest.mark.parametrize("words", [("http://127.0.0.1:1",), ("redis://127.0.0.1:1", "--listen")])
+def test_another_url_is_a_usage_error(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert opwire("conformance", *words, cwd=tmp_path).returncode == 2

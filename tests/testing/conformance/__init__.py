@@ -1,0 +1,1 @@
+"""Tests of the conformance kit, with peers that break one promise each."""
