@@ -10,10 +10,12 @@ quote them, are not logged.
 """
 
 import logging
+import re
 import time
 import traceback
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -40,6 +42,7 @@ MAX_TEXT = 200
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback in a log: the last ones, which have the exception."""
 
+_SECRET = "(?i)passw|secret|token|authorization|api[-_]?key|credential|cookie|private"  # noqa: S105 - of names
 _encoder = msgspec.json.Encoder()
 
 SurfaceName = Literal["http", "mcp", "call", "console"]
@@ -136,6 +139,18 @@ def begin_access(
     return AccessEntry(surface, operation=operation, identity=identity)
 
 
+def masked(value: Any, names: Collection[str] = ()) -> Any:
+    """Return plain data with "***" for the values of secret names, and of those in `names`, which are lower case."""
+    if isinstance(value, dict):
+        return {
+            name: "***" if re.search(_SECRET, name) or name.lower() in names else masked(each, names)
+            for name, each in cast("dict[str, Any]", value).items()
+        }
+    if isinstance(value, list):
+        return [masked(each, names) for each in cast("list[Any]", value)]
+    return value
+
+
 class JSONFormatter(logging.Formatter):
     """Format log records as JSON, one object per line: `time`, `level`, `logger`, `message`.
 
@@ -179,5 +194,6 @@ __all__ = [
     "AccessEntry",
     "JSONFormatter",
     "begin_access",
+    "masked",
     "traceback_of",
 ]

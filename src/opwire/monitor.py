@@ -15,10 +15,12 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import contextmanager
 from fnmatch import translate
 from functools import cached_property
 from heapq import nlargest
+from math import frexp, ldexp
 from secrets import token_hex
 from typing import Annotated, Any, Literal
 
@@ -43,11 +45,17 @@ MAX_RECORDS = 1_000
 MAX_WATCHERS = 32
 """Watchers of one server."""
 
+MAX_TIMED = 20_000
+"""Operations whose durations a server keeps, if it keeps them."""
+
 MAX_BUSIEST = 100
 """Operations in one answer of `opwire.statistics`."""
 
 # A caller that gives up is not an error of the operation, and the error of a tool is its result.
 _FAILURES = frozenset(code.value for code in ErrorCode)
+
+_LOCAL = "local"  # in place of a surface
+_MAX_MICROSECONDS = 2.0**37  # 38 hours
 
 Pattern = Annotated[str, Meta(max_length=200)]
 
@@ -98,7 +106,8 @@ class CallRecord(Struct, rename="camel", kw_only=True, omit_defaults=True):
     `outcome` is "OK", the code of the error, "TOOL_ERROR" or "CANCELLED", as in the access log. `caller` is the id of
     the identity, absent for anonymous callers. `via` is "call" (a hub, a broker or this process), "relay" (between two
     spokes), "http" or "mcp". Sizes are bytes of JSON; they are absent if unknown. `items` is the number of items of a
-    subscription. `dropped` records before this one were lost, because the watcher was too slow.
+    subscription. `dropped` records before this one were lost, because the watcher was too slow. `parent_request_id` is
+    the call that made this one. "local" in `via` is a call that no surface served: a nested one, or of this process.
     """
 
     time: int
@@ -113,19 +122,65 @@ class CallRecord(Struct, rename="camel", kw_only=True, omit_defaults=True):
     output_bytes: int | None = None
     items: int | None = None
     dropped: int = 0
+    parent_request_id: str | None = None
 
 
-class _Watcher:
-    """One subscriber of `opwire.calls`: its filter and its buffer."""
+class OperationTimings(Struct):
+    """How long the calls of one operation took, and how they ended, in at most 160 counters.
 
-    def __init__(self, id: str | None, operation: str | None, outcome: str | None, caller: str | None) -> None:
+    A bucket is a quarter of a power of two of microseconds, so that a percentile is at most 25 % too high.
+    """
+
+    buckets: dict[int, int] = {}
+    outcomes: dict[str, int] = {}
+
+    def add(self, seconds: float, outcome: str) -> None:
+        """Count a call."""
+        mantissa, exponent = frexp(min(seconds * 1e6, _MAX_MICROSECONDS))
+        bucket = max(4 * exponent + int(8 * mantissa) - 4, 0)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def histogram(self) -> list[tuple[float, int]]:
+        """Return the upper limits of the buckets in milliseconds, with the calls in each."""
+        return [(_upper_ms(bucket), count) for bucket, count in sorted(self.buckets.items())]
+
+    def percentiles(self, *shares: float) -> list[float]:
+        """Return the milliseconds within which these shares of the calls ended."""
+        total, found = sum(self.buckets.values()), list[float]()
+        for share in shares:
+            left = share * total
+            for upper, count in self.histogram():
+                left -= count
+                if left <= 0:
+                    found.append(upper)
+                    break
+        return found
+
+
+def _upper_ms(bucket: int) -> float:
+    exponent, quarter = divmod(bucket, 4)
+    return float(f"{ldexp((quarter + 5) / 8, exponent) / 1000:.4g}")
+
+
+class CallWatcher:
+    """One watcher of calls: its filter and its buffer."""
+
+    def __init__(
+        self,
+        id: str | None = None,
+        operation: str | None = None,
+        outcome: str | None = None,
+        caller: str | None = None,
+    ) -> None:
         self._id = id
         self._operation = None if operation is None else re.compile(translate(operation))
         self._outcome = None if outcome is None else outcome.upper()
         self._caller = caller
         self._records: deque[CallRecord] = deque()
         self._dropped = 0
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
+        """Set when there are records; cleared by the consumer."""
         self._is_closed = False
 
     def put(self, record: CallRecord) -> None:
@@ -136,12 +191,19 @@ class _Watcher:
             self._records.popleft()
             self._dropped += 1
         self._records.append(record)
-        self._news.set()
+        self.news.set()
 
     def close(self) -> None:
         """End the stream after the buffered records."""
         self._is_closed = True
-        self._news.set()
+        self.news.set()
+
+    def take(self) -> tuple[list[CallRecord], int]:
+        """Return the buffered records, and how many were dropped before them."""
+        taken, dropped = list(self._records), self._dropped
+        self._records.clear()
+        self._dropped = 0
+        return taken, dropped
 
     async def records(self) -> AsyncGenerator[CallRecord]:
         """Yield the records, as they arrive."""
@@ -153,8 +215,8 @@ class _Watcher:
                 yield record
             if self._is_closed:
                 return
-            self._news.clear()
-            await self._news.wait()
+            self.news.clear()
+            await self.news.wait()
 
     def _selects(self, record: CallRecord) -> bool:
         if self._id is not None and not record.request_id.startswith(self._id):
@@ -191,11 +253,15 @@ class CallMonitor:
         self.amend: Callable[[ServerStatistics], ServerStatistics] = lambda found: found
         """Complete the answer of `opwire.statistics`: a hub adds its relayed calls."""
         self.on_watched: Callable[[bool], object] = lambda watched: None
-        """Called when the first watcher comes and when the last one leaves."""
+        """Called when the first watcher comes and when the last one leaves, unless `timings` are kept."""
         self._registry = registry
-        self._watchers: set[_Watcher] = set()
+        self._watchers: set[CallWatcher] = set()
         self.watched = False
         """Whether there is a watcher: otherwise records need not be created."""
+        self.timings: dict[str, OperationTimings] | None = None
+        """By operation, from `keep_timings` on."""
+        self.on_values: Callable[[str, Any, Any], object] | None = None
+        """Called by `show_values`."""
 
     def count(self, operation_id: str, seconds: float, outcome: str) -> None:
         """Count a call of a registered operation; peers can invent any number of unknown ids."""
@@ -209,6 +275,26 @@ class CallMonitor:
         if outcome in _FAILURES:
             statistics.errors += 1
             statistics.last_error = outcome
+        if self.timings is not None:
+            self.time(operation_id, seconds, outcome)
+
+    def time(self, operation_id: str, seconds: float, outcome: str) -> None:
+        """Add a call to the timings of its operation, if they are kept."""
+        timings = self.timings
+        if timings is None:
+            return
+        found = timings.get(operation_id)
+        if found is None:
+            if len(timings) >= MAX_TIMED or self._registry.get_spec(operation_id) is None:
+                return
+            found = timings[operation_id] = OperationTimings()
+        found.add(seconds, outcome)
+
+    def keep_timings(self) -> None:
+        """Keep the durations of calls from now on, of all operations."""
+        if self.timings is None:
+            self.timings = {}
+            self.on_watched(True)
 
     def record(
         self, request_id: str | None, operation_id: str, outcome: str, seconds: float, via: str, **known: Any
@@ -229,10 +315,51 @@ class CallMonitor:
         for watcher in self._watchers:
             watcher.put(record)
 
+    def show_values(self, request_id: str, input: Any, result: Any) -> None:
+        """Show the input and the result or error of a call that ended in this process, if anything listens."""
+        if self.on_values is not None:
+            self.on_values(request_id, input, result)
+
     def close(self) -> None:
         """End the streams of all watchers, so that a server that drains does not wait for them."""
         for watcher in self._watchers:
             watcher.close()
+
+    @contextmanager
+    def watching(self, watcher: CallWatcher) -> Generator[None]:
+        """Show calls to a watcher for the duration of the block.
+
+        Raises:
+            CallError: RATE_LIMITED, there are too many watchers.
+        """
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise CallError(ErrorCode.RATE_LIMITED, f"{MAX_WATCHERS} clients watch the calls of this server already")
+        self._watchers.add(watcher)
+        if not self.watched:
+            self.watched = True
+            if self.timings is None:
+                self.on_watched(True)
+        try:
+            yield
+        finally:
+            self._watchers.discard(watcher)
+            if not self._watchers:
+                self.watched = False
+                if self.timings is None:
+                    self.on_watched(False)
+
+    def inner_interceptor(self) -> Interceptor:
+        """Return an interceptor for a registry that records the calls which no surface serves: nested and local ones.
+
+        They are not counted: the figures of a server are those of the calls that it serves.
+        """
+        recorded = self.interceptor(_LOCAL)
+
+        def intercept(spec: OperationSpec, handler: Handler) -> Handler:
+            observed = recorded(spec, handler)
+            return lambda input, context: (handler if context.is_served else observed)(input, context)
+
+        return intercept
 
     def interceptor(self, via: str) -> Interceptor:
         """Return an interceptor that counts and records every call of a surface."""
@@ -266,6 +393,10 @@ class CallMonitor:
 
     async def _statistics(self) -> ServerStatistics:
         """Return the figures of this server: health, version, number of operations, calls, errors and time."""
+        return self.snapshot()
+
+    def snapshot(self) -> ServerStatistics:
+        """Return the figures of this server."""
         busiest = nlargest(MAX_BUSIEST, self.statistics.items(), key=lambda entry: entry[1].calls)
         counted = self.statistics.values()
         return self.amend(
@@ -298,21 +429,10 @@ class CallMonitor:
         `id` is the start of a request id, `operation` a pattern of operation ids such as `shop.*`, `outcome` is "OK",
         "ERROR" or an error code, and `caller` the id of an identity.
         """
-        if len(self._watchers) >= MAX_WATCHERS:
-            raise CallError(ErrorCode.RATE_LIMITED, f"{MAX_WATCHERS} clients watch the calls of this server already")
-        watcher = _Watcher(id, operation, outcome, caller)
-        self._watchers.add(watcher)
-        if not self.watched:
-            self.watched = True
-            self.on_watched(True)
-        try:
+        watcher = CallWatcher(id, operation, outcome, caller)
+        with self.watching(watcher):
             async for record in watcher.records():
                 yield record
-        finally:
-            self._watchers.discard(watcher)
-            if not self._watchers:
-                self.watched = False
-                self.on_watched(False)
 
 
 class _Observed:
@@ -320,6 +440,7 @@ class _Observed:
 
     def __init__(self, monitor: CallMonitor, spec: OperationSpec, input: Any, context: Context, via: str) -> None:
         self._monitor = monitor
+        self._is_counted = via != _LOCAL
         self._spec = spec
         self._input = input
         self._context = context
@@ -330,16 +451,19 @@ class _Observed:
 
     def __enter__(self) -> "_Observed":
         self._began = time.perf_counter()
-        self._monitor.in_flight += 1
+        self._monitor.in_flight += self._is_counted
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._monitor.in_flight -= 1
+        monitor, request_id = self._monitor, self._context.request_id
+        monitor.in_flight -= self._is_counted
         seconds, outcome = time.perf_counter() - self._began, outcome_of(self.result, error)
-        self._monitor.count(self._spec.id, seconds, outcome)
-        if self._monitor.watched:
-            self._monitor.record(
-                self._context.request_id,
+        (monitor.count if self._is_counted else monitor.time)(self._spec.id, seconds, outcome)
+        if request_id is not None:
+            monitor.show_values(request_id, self._input, self.result if error is None else error)
+        if monitor.watched:
+            monitor.record(
+                request_id,
                 self._spec.id,
                 outcome,
                 seconds,
@@ -348,6 +472,7 @@ class _Observed:
                 input_bytes=json_size(self._input),
                 output_bytes=None if self.result is None else json_size(getattr(self.result, "data", self.result)),
                 items=self.items,
+                parent_request_id=self._context.parent_request_id,
             )
 
 

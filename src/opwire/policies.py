@@ -12,11 +12,10 @@ first also has the calls that the others reject.
 import asyncio
 import logging
 import os
-import re
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -32,6 +31,7 @@ from msgspec.structs import replace
 from opwire.auth.tokens import TokenBucket
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
+from opwire.logs import masked
 from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType
 from opwire.typed.plain import to_plain
 from opwire.view import Pattern, Selection
@@ -47,7 +47,6 @@ _MAX_KEYS = 10_000  # identities or operations whose counts are kept; the least 
 _MAX_VALUES = 16 * 1024  # bytes of an input in an audit log
 _MAX_SHOWN = 2_000  # characters of an input that a person is asked about
 _CLOCK_ERROR = 0.05  # seconds between the clock of timeouts and that of the day
-_SECRET = re.compile(r"passw|secret|token|authorization|api[-_]?key|credential|cookie|private", re.IGNORECASE)
 _BUDGET = "opwire.budget"
 _FAULTS = frozenset({ErrorCode.PROTOCOL_ERROR, ErrorCode.INTERNAL})  # of a service, though they are not retryable
 _encoder = msgspec.json.Encoder(enc_hook=repr)
@@ -199,18 +198,6 @@ class AuditLog(Policy):
         finally:
             line["ms"] = round(1_000 * (time.perf_counter() - start), 3)
             self._write(_encoder.encode(line) + b"\n")
-
-
-def masked(value: Any, names: Collection[str] = ()) -> Any:
-    """Return plain data with "***" for the values of secret names, and of those in `names`, which are lower case."""
-    if isinstance(value, dict):
-        return {
-            name: "***" if _SECRET.search(name) or name.lower() in names else masked(each, names)
-            for name, each in cast("dict[str, Any]", value).items()
-        }
-    if isinstance(value, list):
-        return [masked(each, names) for each in cast("list[Any]", value)]
-    return value
 
 
 def _append(path: Path, line: bytes) -> None:

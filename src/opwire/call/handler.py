@@ -419,6 +419,7 @@ class CallHandler:
         except CallError as failed:
             error = failed
             self._calls.fail(event.request_id, failed)
+            self.monitor.show_values(event.request_id, event.input, failed)
         except asyncio.CancelledError as cancelled:
             outcome = CANCELLED
             self._calls.stopped(event.request_id, str(cancelled) or "the server stopped the call")
@@ -439,6 +440,7 @@ class CallHandler:
         if served.access is not None:
             served.access.measured(envelope)
         self._calls.respond(served.event.request_id, envelope)
+        self.monitor.show_values(served.event.request_id, served.event.input, envelope)
         if not self.monitor.watched:
             return OK
         served.output = json_size(envelope.data)
@@ -459,6 +461,7 @@ class CallHandler:
                 input_bytes=json_size(event.input),
                 output_bytes=served.output,
                 items=served.items,
+                parent_request_id=event.parent_request_id,
             )
 
     def _watch(self, served: _Served, default: float | None) -> float | None:

@@ -6,17 +6,18 @@ A source that fails does not affect the others. `watch` reports changed files, f
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from opwire.adapters.source import AdapterSource
 from opwire.config.policies import create_policies
 from opwire.config.problems import dotted
-from opwire.config.settings import AnySource, Config, MCPSettings
+from opwire.config.settings import AnySource, Config, MCPSettings, OpenAPISettings, PythonSource
 from opwire.config.sources import ProjectModules, files_of, open_source
 from opwire.config.views import ConfigRegistry, source_rules
 from opwire.errors import CallError, ConfigError, ErrorCode, OpwireError
@@ -24,6 +25,9 @@ from opwire.operation import Operation, SourceChange
 from opwire.policies import ApprovalQueue
 from opwire.view import ViewRules
 from opwire.webhooks import WebhookReceiver
+
+if TYPE_CHECKING:
+    from opwire.serve.console.system import SourceStatus
 
 logger = logging.getLogger("opwire.config")
 
@@ -127,6 +131,31 @@ class OpenedConfig:
             return []
         duplicates = (f"skipped {id}: another source has this id" for id in sorted(mounted.duplicates))
         return [*mounted.source.report, *duplicates, *mounted.problems]
+
+    def statuses(self) -> "Iterator[SourceStatus]":
+        """Yield the status of every source, for the console: what it has, what was skipped and why, and its error."""
+        from opwire.serve.console.system import SkippedItem, SourceStatus
+
+        for name, settings in self.config.sources.items():
+            python, openapi = isinstance(settings, PythonSource), isinstance(settings, OpenAPISettings)
+            mounted, kind = self._mounted.get(name), "python" if python else "openapi" if openapi else "mcp"
+            if mounted is None:
+                error = self.failures.get(name)
+                state = "disabled" if error is None else "failed"
+                yield SourceStatus(name=name, kind=kind, state=state, error=UNSET if error is None else str(error))
+                continue
+            report = mounted.source.report
+            skipped = [SkippedItem(f"{each.kind} {each.name}", each.reason) for each in report.skipped]
+            skipped += [SkippedItem(id, "another source has this id") for id in sorted(mounted.duplicates)]
+            parts = [f"{part}: {error}" for part, error in mounted.source.failures.items()]
+            yield SourceStatus(
+                name=name,
+                kind=kind,
+                state="loaded",
+                operations=len(mounted.ids),
+                skipped=tuple(skipped),
+                warnings=(*report.warnings, *mounted.problems, *parts),
+            )
 
     async def load(self) -> None:
         """Install the policies, and load the enabled sources.

@@ -29,6 +29,7 @@ from opwire.config.settings import (
     SurfaceSettings,
 )
 from opwire.config.views import served_view
+from opwire.durable.journal import Journal
 from opwire.errors import CallError, ConfigError, ErrorCode, MissingExtraError, UsageError, needs_extra
 from opwire.hub.hub import Hub
 from opwire.hub.spoke import BrokerNode, Spoke
@@ -270,22 +271,34 @@ def http_surface(
     )
 
 
-def console_surface(config: Config, opened: OpenedConfig, monitor: CallMonitor | None = None) -> "ConsoleApp":
-    """Return the console of `[serve.http]`, which shows what the HTTP API serves.
+def console_surface(
+    config: Config,
+    opened: OpenedConfig,
+    monitor: CallMonitor | None = None,
+    *,
+    journal: Journal | None = None,
+    hub: Hub | BrokerNode | None = None,
+) -> "ConsoleApp":
+    """Return the console of `[serve.http]`, which shows what the HTTP API serves, and the servers of a hub.
 
     Raises:
         MissingExtraError: its package is not installed.
         ConfigError: a token or key is missing in the environment, or invalid.
     """
     with needs_extra("http"):
-        from opwire.serve.console.app import serve_console
+        from opwire.serve.console.app import ConsoleSystem, serve_console
     settings = config.serve.http or HTTPSurfaceSettings()
     return serve_console(
         served_view(config, settings.view, opened.registry),
         title=settings.title,
         version=settings.version,
         monitor=monitor,
-        source_of=opened.source_of,
+        system=ConsoleSystem(
+            sources=opened,
+            servers=hub.servers if isinstance(hub, Hub) else None,
+            journal=journal,
+            approvals=opened.approvals,
+        ),
         **_guard_options(config, settings),
     )
 

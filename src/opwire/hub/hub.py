@@ -29,7 +29,7 @@ from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError, check_counts, check_not_below_zero, needs_extra
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
 from opwire.logs import OK
-from opwire.monitor import ServerStatistics
+from opwire.monitor import STATISTICS, ServerStatistics
 from opwire.operation import Identity, OperationType
 from opwire.registry import OperationRegistry
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
@@ -43,6 +43,8 @@ PORT = 8700
 MAX_DESCRIBED = 64 * 1024 * 1024
 """Bytes of the descriptions of one spoke, by default."""
 
+_STATISTICS = 2.0  # seconds for the figures of a spoke
+_MAX_OBSERVED = 1_000  # spokes whose figures are requested
 _DESCRIBE_TIMEOUT = 10.0  # seconds between two descriptions
 _MAX_DESCRIBING = 4  # spokes that describe themselves at the same time
 _TURN = 2.0  # seconds after which the next one may begin
@@ -146,18 +148,36 @@ class Hub:
 
     def _relayed(self, call: "RoutedCall", code: str) -> None:
         """Show a call between two spokes to the watchers."""
+        monitor, outcome, seconds = self.handler.monitor, code or OK, time.monotonic() - call.began
+        monitor.time(call.operation_id, seconds, outcome)
+        if not monitor.watched:
+            return
         identity = json.decode(call.identity, type=Identity | None)
-        self.handler.monitor.record(
+        monitor.record(
             call.request_id,
             call.operation_id,
-            code or OK,
-            time.monotonic() - call.began,
+            outcome,
+            seconds,
             "relay",
             caller=identity and identity.id,
             input_bytes=call.request_bytes,
             output_bytes=call.response_bytes or None,
             items=call.items if call.streams else None,
+            parent_request_id=call.parent_request_id,
         )
+
+    async def servers(self) -> list[ServerStatistics]:
+        """Return the figures of the spokes that serve operations; those that do not respond are left out."""
+
+        async def observe(address: Address) -> ServerStatistics | None:
+            try:
+                found = await self.calls.call(STATISTICS, to=address, output_type=ServerStatistics, timeout=_STATISTICS)
+                return found.data
+            except CallError:  # it only calls, or is about to leave
+                return None
+
+        found = await asyncio.gather(*map(observe, self.transport.peers[:_MAX_OBSERVED]))
+        return [each for each in found if each is not None]
 
     async def start(self) -> Self:
         """Listen.

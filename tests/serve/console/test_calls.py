@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from opwire import AccessControl, Context, OperationRegistry
 from opwire.errors import CallError
 from opwire.operation import Identity
 from opwire.serve.console import calls
@@ -145,3 +146,71 @@ async def test_a_server_that_shuts_down_ends_the_streams_with_an_error() -> None
             page.console.drain()
             names = [event.name async for event in events]
         assert names[-1] == "error"
+
+
+def asking_registry() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.mutation("shop.delete", access=AccessControl(public=True))
+    async def delete(context: Context) -> str:
+        answer = await context.elicit(bool, "Delete 3 orders?")
+        return f"{answer.action} {bool(answer)}"
+
+    @registry.query("shop.summary", access=AccessControl(public=True))
+    async def summary(context: Context) -> str:
+        return str(await context.sample("Summarize"))
+
+    return registry
+
+
+@requirement("console.questions")
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"action": "accept", "content": {"value": True}}, "accept True"),
+        ({"action": "accept", "content": {"value": False}}, "accept False"),
+        ({"action": "decline"}, "decline False"),
+        ({"action": "cancel"}, "cancel False"),
+    ],
+)
+async def test_a_question_of_the_operation_is_answered_on_the_page(answer: Any, expected: str) -> None:
+    async with page_of(asking_registry()) as page:
+        async with page.stream("POST", "call", {"operationId": "shop.delete"}) as events:
+            started, question = await anext(events), await anext(events)
+            assert (question.name, question.data["kind"]) == ("question", "elicit")
+            assert question.data["params"]["message"] == "Delete 3 orders?"
+            path = f"calls/{started.data['requestId']}/answers/{question.data['questionId']}"
+            assert (await page.api("POST", f"{path}x", answer)).status == 404
+            await page.log_in()  # somebody else, now
+            assert (await page.api("POST", path, answer)).status == 404
+            await page.api("DELETE", "session")
+            assert (await page.api("POST", path, answer)).status == 204
+            rest = [event async for event in events]
+        assert [event.name for event in rest] == ["questionEnded", "result", "end"]
+        assert rest[1].data["envelope"]["data"] == expected
+        assert (await page.api("POST", path, answer)).status == 404
+
+
+@requirement("console.questions")
+async def test_a_completion_that_is_declined_fails_the_call() -> None:
+    async with page_of(asking_registry()) as page:
+        async with page.stream("POST", "call", {"operationId": "shop.summary"}) as events:
+            started, question = await anext(events), await anext(events)
+            assert question.data["kind"] == "sample"
+            path = f"calls/{started.data['requestId']}/answers/{question.data['questionId']}"
+            await page.api("POST", path, {"action": "decline"})
+            names = {event.name: event.data async for event in events}
+        assert names["error"]["code"] == "ABORTED"
+
+
+@requirement("console.questions")
+async def test_an_invalid_answer_is_rejected_and_the_question_waits_on() -> None:
+    async with (
+        page_of(asking_registry()) as page,
+        page.stream("POST", "call", {"operationId": "shop.delete"}) as events,
+    ):
+        started, question = await anext(events), await anext(events)
+        path = f"calls/{started.data['requestId']}/answers/{question.data['questionId']}"
+        for answer in ({}, {"action": "maybe"}, {"action": "accept", "content": 1}):
+            assert (await page.api("POST", path, answer)).status == 422
+        assert (await page.api("POST", path, {"action": "decline"})).status == 204

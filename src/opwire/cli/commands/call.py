@@ -1,7 +1,6 @@
 """`opwire call` prints the result of an operation; `opwire watch` streams the items of a subscription."""
 
 import asyncio
-import shlex
 from base64 import b64encode
 from contextlib import aclosing
 from pathlib import Path
@@ -18,7 +17,7 @@ from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, json_text
 from opwire.cli.sources import Sources, cache_fields, run
 from opwire.operation import Context, OperationSpec, OperationType, PreparedRequest, Progress
 from opwire.registry import OperationRegistry
-from opwire.typed.plain import harmless
+from opwire.snippets import curl_command, printable_body
 
 
 @click.command(name="call")
@@ -104,7 +103,7 @@ def show_request(request: PreparedRequest, screen: Screen, *, curl: bool) -> Non
     """Print what a call would send."""
     if curl and request.protocol != "http":
         raise click.UsageError("--curl is for operations of HTTP APIs; --dry-run prints the request of any operation")
-    body = _text(request.body)
+    body = printable_body(request.body)
     if screen.as_json:
         encoded = None if request.body is None else {"base64": b64encode(request.body).decode()}
         screen.json({**structs.asdict(request), "body": encoded if body is None else body})
@@ -119,33 +118,6 @@ def show_request(request: PreparedRequest, screen: Screen, *, curl: bool) -> Non
         screen.line(json_text(msgspec.Raw(request.body or b"null"), indent=True))
     if any("***" in value for value in (request.url, *dict(request.headers).values())):
         screen.note("credentials are shown as ***; --show-credentials prints them")
-
-
-def curl_command(request: PreparedRequest) -> str:
-    """Return a command for POSIX shells that sends the same request."""
-    words = [["curl", "--globoff", request.url]]  # brackets in a URL are not patterns
-    if request.method == "HEAD":
-        words.append(["--head"])
-    elif request.method != ("GET" if request.body is None else "POST"):
-        words.append(["--request", request.method])
-    for name, value in request.headers:
-        words.append(["--header", f"{name}: {value}" if value else f"{name};"])  # "name:" would remove it
-    prefix = ""
-    if (text := _text(request.body)) is not None:
-        words.append(["--data-raw", text])
-    elif request.body is not None:
-        prefix = f"printf %s {b64encode(request.body).decode()} | base64 -d | "
-        words.append(["--data-binary", "@-"])
-    return prefix + " \\\n  ".join(shlex.join(each) for each in words)
-
-
-def _text(body: bytes | None) -> str | None:
-    """Return a body that can be printed, or None: a terminal would obey control characters, and others lose bytes."""
-    try:
-        text = None if body is None else body.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if text is None or text != harmless(text) else text
 
 
 def progress_text(now: Progress) -> str:

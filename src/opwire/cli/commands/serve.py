@@ -41,6 +41,7 @@ from opwire.monitor import CallMonitor
 from opwire.signals import stop_signals
 
 if TYPE_CHECKING:
+    from opwire.hub import BrokerNode, Hub
     from opwire.registry import OperationRegistry
 
 
@@ -230,7 +231,7 @@ async def serve(
         monitor = CallMonitor(running.registry, name=name, version=version)
         surfaces.callback(monitor.close)
         waiting += await _serve_mcp(config, running, surfaces, screen, monitor)
-        link = await _serve_http(config, running, surfaces, screen, monitor)
+        link = await serve_http(config, running, surfaces, screen, monitor)
         screen.note(f"serving {served_text(running.registry)}; ^C stops")
         if link is not None:
             on_link(link)
@@ -260,18 +261,28 @@ async def _serve_mcp(
     return []
 
 
-async def _serve_http(
-    config: Config, running: OpenedConfig, surfaces: AsyncExitStack, screen: Screen, monitor: CallMonitor
+async def serve_http(
+    config: Config,
+    running: OpenedConfig,
+    surfaces: AsyncExitStack,
+    screen: Screen,
+    monitor: CallMonitor,
+    *,
+    hub: "Hub | BrokerNode | None" = None,
 ) -> str | None:
     """Listen over HTTP; return the link that opens the console, if it is served."""
-    from opwire.config.surfaces import CONSOLE, console_surface, http_surface
+    from opwire.config.surfaces import CONSOLE, console_surface, durable_of, http_surface
 
     settings = config.serve.http
     if settings is None:
         for name in running.webhooks:
             screen.warning(f"the webhooks of {name} are not received: add [serve.http], or --http")
         return None
-    console = console_surface(config, running, monitor) if settings.console else None
+    console = None
+    if settings.console:
+        durable = durable_of(config, running.registry)
+        journal = None if durable is None else await surfaces.enter_async_context(durable[0])
+        console = console_surface(config, running, monitor, journal=journal, hub=hub)
     app = http_surface(config, running.registry, monitor, running.webhooks, console)
     address = await surfaces.enter_async_context(app.listening(settings.host, settings.port))
     screen.note(f"HTTP API at {address}, described at {address}/openapi.json")
@@ -352,13 +363,16 @@ def broker_options(function: Any) -> Any:
 
 @click.command(name="hub")
 @click.argument("url", required=False)
+@click.option("--console", is_flag=True, help="Serve the console and the HTTP API too, by default at 127.0.0.1:8080.")
 @broker_options
 @open_option
 @log_options
 @served_source_options
 @shared_options
 @click.pass_obj
-def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources, broker: BrokerOptions) -> None:
+def hub_command(
+    screen: Screen, *, url: str | None, console: bool, is_open: bool, sources: Sources, broker: BrokerOptions
+) -> None:
     """Run a hub at URL until ^C. URL defaults to the configuration, then to ws://127.0.0.1:8700.
 
     Spokes connect to it, serve operations and call each other's. The hub also serves the operations of its own
@@ -369,12 +383,20 @@ def hub_command(screen: Screen, url: str | None, is_open: bool, sources: Sources
 
     config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
     config = chosen_hub(config, url, is_open=is_open, broker=broker)
+    if console:
+        config = chosen_surfaces(config, ServeOptions(http=True, is_open=is_open, console=True))
     check_variables(config)
     if config.hub is not None:
         warn_if_exposed(screen, [urlsplit(config.hub.url.resolve("hub.url")).hostname or ""], is_open=is_open)
 
     async def run() -> None:
-        async with opened(config, screen) as running, hub_of(config, running.registry) as hub:
+        async with (
+            opened(config, screen) as running,
+            hub_of(config, running.registry) as hub,
+            AsyncExitStack() as surfaces,
+        ):
+            if console:
+                await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
             screen.note(f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops")
             await until_stopped()
             await hub.drain()

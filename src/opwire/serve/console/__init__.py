@@ -13,5 +13,6 @@ from opwire.errors import needs_extra
 
 with needs_extra("http"):
     from opwire.serve.console.app import ConsoleApp, serve_console
+    from opwire.serve.console.system import ConsoleSystem, SkippedItem, SourceCatalog, SourceStatus
 
-__all__ = ["ConsoleApp", "serve_console"]
+__all__ = ["ConsoleApp", "ConsoleSystem", "SkippedItem", "SourceCatalog", "SourceStatus", "serve_console"]

@@ -6,7 +6,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -18,8 +18,10 @@ from opwire.monitor import OBSERVE, CallMonitor
 from opwire.operation import LOCAL_IDENTITY, AccessControl, Identity, Interceptor, OperationSpec
 from opwire.registry import OperationRegistry
 from opwire.search_mode import token_cost
-from opwire.serve.console.calls import ConsoleCalls
+from opwire.serve.console.calls import ConsoleCalls, Text
 from opwire.serve.console.session import ACT_AS, LIFETIME, SessionStore, set_cookie
+from opwire.serve.console.system import ConsoleSystem, KnownServers, decide_task, shown_journal, shown_timings
+from opwire.serve.console.tape import APPROVE, VALUES, Tape, holds
 from opwire.serve.console.web import (
     SECURITY,
     Streams,
@@ -44,14 +46,16 @@ from opwire.serve.guard import (
 )
 from opwire.serve.http.request import Request
 from opwire.serve.listener import ListeningApp
+from opwire.snippets import curl_snippet, mcp_snippet, python_snippet
+from opwire.tools.names import ToolNames
 
 logger = logging.getLogger("opwire.serve.console")
 
 STATIC = Path(__file__).parent / "static"
 """The files of the page, which `make console` builds."""
 
-VALUES = "opwire:values"
-"""The scope that shows inputs and outputs of calls."""
+JOURNAL = "opwire:journal"
+"""The scope that submits buried tasks again, and discards them."""
 
 _MAX_FOUND = 200  # operations of one search
 _MAX_QUERY = 400  # characters of one search
@@ -67,6 +71,26 @@ class Login(Struct, frozen=True):
     link: Annotated[str, Meta(max_length=200)] | None = None
 
 
+class SnippetBody(Struct, frozen=True, rename="camel"):
+    """The body of a request for snippets."""
+
+    operation_id: Text
+    input: Any = None
+
+
+class ApprovalDecision(Struct, frozen=True):
+    """The body of a decision about a call that waits for approval."""
+
+    approve: bool
+    reason: Text = ""
+
+
+class TaskDecision(Struct, frozen=True):
+    """The body of a decision about a buried task."""
+
+    action: Literal["retry", "discard"]
+
+
 def serve_console(
     registry: OperationRegistry,
     *,
@@ -77,7 +101,7 @@ def serve_console(
     exclude: Iterable[str] = (),
     interceptors: Iterable[Interceptor] = (),
     monitor: CallMonitor | None = None,
-    source_of: Callable[[str], str | None] | None = None,
+    system: ConsoleSystem | None = None,
     **guard: Unpack[GuardOptions],
 ) -> "ConsoleApp":
     """Return the console of a registry as an ASGI app, to be mounted or to listen itself.
@@ -87,9 +111,11 @@ def serve_console(
 
     A person signs in by a token that `authenticate` accepts, or by the link of `ConsoleApp.create_link`. Without a
     login the page shows public operations only, unless `anonymous` gives callers an identity. `timeout` is the default
-    of calls in seconds; persons wait longer than programs, and answer questions. `source_of` returns the name of an
-    operation's source. `include`, `exclude`, `interceptors`, `monitor` and the options of `RequestGuard` are those of
-    `serve_http`.
+    of calls in seconds; persons wait longer than programs, and answer questions. `system` names what the page shows
+    beside operations and calls. `include`, `exclude`, `interceptors`, `monitor` and the options of `RequestGuard` are
+    those of `serve_http`; pass the `monitor` of the other surfaces, so that the page shows their calls.
+
+    The registry gets an interceptor that shows nested calls.
 
     Raises:
         UsageError: an option is invalid.
@@ -99,7 +125,18 @@ def serve_console(
     dispatcher.use(monitor.interceptor("console"))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
-    return ConsoleApp(dispatcher, monitor, guard, title=title, version=version, timeout=timeout, source_of=source_of)
+    registry.use(monitor.inner_interceptor())
+    monitor.keep_timings()
+    info = ConsoleInfo(title, version, timeout)
+    return ConsoleApp(dispatcher, monitor, info, system or ConsoleSystem(), guard)
+
+
+class ConsoleInfo(NamedTuple):
+    """The name and version that the page shows, and the default timeout of calls."""
+
+    title: str
+    version: str
+    timeout: float | None
 
 
 class ConsoleApp(ListeningApp):
@@ -109,26 +146,26 @@ class ConsoleApp(ListeningApp):
         self,
         dispatcher: Dispatcher,
         monitor: CallMonitor,
+        info: ConsoleInfo,
+        system: ConsoleSystem,
         guard: GuardOptions,
-        *,
-        title: str,
-        version: str,
-        timeout: float | None,
-        source_of: Callable[[str], str | None] | None,
     ) -> None:
-        check_above_zero(timeout=timeout)
+        check_above_zero(timeout=info.timeout)
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
         self._monitor = monitor
-        self._title, self._version = title, version
-        self._source_of = source_of or dict[str, str]().get
+        self._info = info
+        self._system = system
+        self._servers = KnownServers(monitor, system.servers)
         self._files = read_files(STATIC)
         self._sessions = SessionStore(guard.get("authenticate"))
         self._guarded = RequestGuard(self._handle, surface="console", session=self._sessions.find, **guard)
         self._streams = Streams()
-        self._calls = ConsoleCalls(dispatcher, self._streams, timeout=timeout)
+        self._calls = ConsoleCalls(dispatcher, self._streams, timeout=info.timeout)
+        self._tape = Tape(self._registry, monitor, self._streams, system.approvals, lambda: self.revision)
         self._start = token_hex(4)  # revisions of two runs differ
         self._listed: dict[bytes, bytes] = {}  # by ETag
+        self._names: tuple[int, ToolNames] = (-1, ToolNames())  # with the changes of the registry that they are for
         self._routes: Mapping[tuple[str, str], Handle] = {
             ("GET", "session"): self._show_session,
             ("POST", "session"): self._log_in,
@@ -136,8 +173,15 @@ class ConsoleApp(ListeningApp):
             ("GET", "operations"): self._list,
             ("GET", "operations/*"): self._describe,
             ("GET", "search"): self._search,
+            ("POST", "snippets"): self._show_snippets,
             ("POST", "call"): self._calls.run,
+            ("GET", "calls/*"): self._show_values,
+            ("POST", "calls/*"): self._calls.answer,
             ("GET", "results/*"): self._download,
+            ("GET", "events"): self._tape.run,
+            ("GET", "system"): self._show_system,
+            ("POST", "approvals/*"): self._approve,
+            ("POST", "journal/*"): self._decide_task,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,8 +288,10 @@ class ConsoleApp(ListeningApp):
             "mayObserve": holds(identity, OBSERVE),
             "mayShowValues": holds(identity, VALUES),
             "mayActAs": holds(identity, ACT_AS),
-            "title": self._title,
-            "version": self._version,
+            "mayApprove": holds(identity, APPROVE),
+            "mayRunJournal": holds(identity, JOURNAL),
+            "title": self._info.title,
+            "version": self._info.version,
             "expires": None if expires is None else round(expires * 1000),
         }
         await send_json(send, request, found, *headers)
@@ -277,8 +323,11 @@ class ConsoleApp(ListeningApp):
             "title": spec.title,
             "summary": spec.description.strip().partition("\n")[0][:200],
             "tags": spec.tags,
-            "source": self._source_of(spec.id),
+            "source": self._source(spec.id),
         }
+
+    def _source(self, operation_id: str) -> str | None:
+        return None if self._system.sources is None else self._system.sources.source_of(operation_id)
 
     async def _describe(self, request: Request, receive: Receive, send: Send) -> None:
         spec = self._dispatcher.find(request.path.removeprefix("/api/operations/"), request.identity)
@@ -290,7 +339,7 @@ class ConsoleApp(ListeningApp):
             "description": spec.description,
             "version": spec.version,
             "tags": spec.tags,
-            "source": self._source_of(spec.id),
+            "source": self._source(spec.id),
             "access": None if access is None else _access(access),
             "timeout": spec.timeout,
             "examples": spec.examples,
@@ -312,6 +361,23 @@ class ConsoleApp(ListeningApp):
         )
         await send_json(send, request, {"ids": [spec.id for spec in found]})
 
+    async def _show_snippets(self, request: Request, receive: Receive, send: Send) -> None:
+        body = await read_body(request, receive, SnippetBody)
+        spec = self._dispatcher.find(body.operation_id, request.identity)
+        host = request.headers.get(b"host", b"").decode("latin-1")
+        url = f"{'https' if request.is_secure else 'http'}://{host}{request.api_root or ''}"
+        changes, names = self._names
+        if changes != self._registry.changes:
+            names = ToolNames()
+            names.add(each.id for each in self._dispatcher.served())
+            self._names = self._registry.changes, names
+        found = {
+            "curl": None if request.api_root is None else curl_snippet(spec, body.input, url),
+            "python": None if request.api_root is None else python_snippet(spec, body.input, url),
+            "mcp": mcp_snippet(spec, body.input, names[spec.id]),
+        }
+        await send_json(send, request, found)
+
     async def _download(self, request: Request, receive: Receive, send: Send) -> None:
         request_id = request.path.removeprefix("/api/results/")
         _, content_type, body, _ = self._calls.results.get(request_id, request.identity)
@@ -319,10 +385,56 @@ class ConsoleApp(ListeningApp):
         disposition = (b"content-disposition", b'attachment; filename="result.%s"' % suffix)
         await send_bytes(send, request, body, content_type, disposition)
 
+    # --- live and system ----------------------------------------------------------------------------------------------
 
-def holds(identity: Identity | None, scope: str) -> bool:
-    """Return whether an identity has a scope."""
-    return identity is not None and (scope in identity.scopes or "*" in identity.scopes)
+    async def _show_values(self, request: Request, receive: Receive, send: Send) -> None:
+        _require(request, VALUES)
+        await send_json(send, request, self._tape.values.shown(request.path.removeprefix("/api/calls/")))
+
+    async def _show_system(self, request: Request, receive: Receive, send: Send) -> None:
+        _require(request, OBSERVE)
+        system = self._system
+        shows_messages = holds(request.identity, VALUES)
+        found = {
+            "servers": await self._servers.shown(),
+            "sources": () if system.sources is None else tuple(system.sources.statuses()),
+            "operations": shown_timings(self._monitor.timings or {}),
+            "journal": None if system.journal is None else await shown_journal(system.journal, messages=shows_messages),
+        }
+        await send_json(send, request, found)
+
+    async def _approve(self, request: Request, receive: Receive, send: Send) -> None:
+        identity = _require(request, APPROVE)
+        body = await read_body(request, receive, ApprovalDecision)
+        id, queue = request.path.removeprefix("/api/approvals/"), self._system.approvals
+        if queue is None or not (
+            queue.approve(id, by=identity.id) if body.approve else queue.deny(id, body.reason, by=identity.id)
+        ):
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the call does not wait for approval any more")
+        await send_nothing(send, request)
+
+    async def _decide_task(self, request: Request, receive: Receive, send: Send) -> None:
+        identity = _require(request, JOURNAL)
+        body = await read_body(request, receive, TaskDecision)
+        key = request.path.removeprefix("/api/journal/")
+        if self._system.journal is None:
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, "this server has no journal")
+        await decide_task(self._system.journal, key, body.action)
+        logger.info("%s: %s of the buried task %r", identity.id, body.action, key[:200])
+        await send_nothing(send, request)
+
+
+def _require(request: Request, scope: str) -> Identity:
+    """Return the caller, who has this scope.
+
+    Raises:
+        CallError: UNAUTHENTICATED, ACCESS_DENIED.
+    """
+    if request.identity is None:
+        raise CallError(ErrorCode.UNAUTHENTICATED, "sign in")
+    if not holds(request.identity, scope):
+        raise CallError(ErrorCode.ACCESS_DENIED, f"this needs the scope {scope}")
+    return request.identity
 
 
 def _access(access: AccessControl) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from secrets import token_hex
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -21,8 +21,9 @@ from opwire.errors import CallError, ErrorCode
 from opwire.logs import CANCELLED, OK, begin_access
 from opwire.monitor import outcome_of
 from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress
+from opwire.questions import Question, unanswerable
 from opwire.serve.console.session import acting
-from opwire.serve.console.web import EventWriter, Streams, error_data, read_body
+from opwire.serve.console.web import EventWriter, Streams, error_data, read_body, send_nothing
 from opwire.serve.guard import Receive, Send
 from opwire.serve.http.request import Request
 from opwire.serve.http.responses import EncodedResponse, encode_response, encode_whole
@@ -38,6 +39,7 @@ MAX_KEPT = 256 * 1024 * 1024
 KEEP = 60.0
 """Seconds for which a result waits for its download."""
 
+_MAX_QUESTIONS = 16  # of one call that wait for an answer
 _PROGRESS_INTERVAL = 0.1  # seconds between two progress reports
 _YIELD = 64  # items between two yields to the event loop: a producer that never waits would hide a disconnect
 
@@ -58,6 +60,13 @@ class CallBody(Struct, frozen=True, rename="camel"):
     input: Any = None
     deadline_ms: Annotated[int, Meta(ge=1, le=24 * 3600 * 1000)] | None = None
     act_as: ActAs | None = None
+
+
+class Answer(Struct, frozen=True):
+    """The answer to a question. For a completion or for roots, `content` is the result in the shape of MCP."""
+
+    action: Literal["accept", "decline", "cancel"]
+    content: dict[str, Any] | None = None
 
 
 class KeptResult(Struct, frozen=True, eq=False):
@@ -115,6 +124,21 @@ class ConsoleCalls:
         self._dispatcher = dispatcher
         self._streams = streams
         self._timeout = timeout
+        self._running: dict[str, _RunningCall] = {}
+
+    async def answer(self, request: Request, receive: Receive, send: Send) -> None:
+        """Answer a question of a call.
+
+        Raises:
+            CallError: OPERATION_NOT_FOUND, the question does not wait for an answer of this caller.
+        """
+        request_id, _, rest = request.path.removeprefix("/api/calls/").partition("/")
+        question_id = rest.removeprefix("answers/")
+        answer = await read_body(request, receive, Answer)
+        call = self._running.get(request_id)
+        if question_id == rest or call is None or not call.answered(question_id, answer, request.identity):
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the question does not wait for an answer any more")
+        await send_nothing(send, request)
 
     async def run(self, request: Request, receive: Receive, send: Send) -> None:
         """Call an operation, and stream what happens.
@@ -139,10 +163,15 @@ class ConsoleCalls:
             deadline=None if seconds is None else time.monotonic() + seconds,
             metadata=request.metadata,
             on_progress=call.progressed,
+            on_question=call.ask,
             inbound=Inbound(call.request_id),
         )
-        async with self._streams.writing(request, receive, send) as (writer, _):
-            await call.stream(writer, self._dispatcher, body.input, context)
+        self._running[call.request_id] = call
+        try:
+            async with self._streams.writing(request, receive, send) as (writer, _):
+                await call.stream(writer, self._dispatcher, body.input, context)
+        finally:
+            del self._running[call.request_id]
 
 
 class _RunningCall:
@@ -157,6 +186,39 @@ class _RunningCall:
         self._progress: Progress | None = None
         self._progressed = asyncio.Event()
         self._items = 0
+        self._writer: EventWriter | None = None
+        self._questions: dict[str, tuple[Question, asyncio.Future[Answer]]] = {}
+
+    async def ask(self, question: Question) -> dict[str, Any]:
+        """Ask the person, and return the answer in the shape of MCP.
+
+        Raises:
+            CallError: ABORTED, the person does not answer.
+        """
+        if self._writer is None or len(self._questions) >= _MAX_QUESTIONS:
+            raise unanswerable(question, f"after {_MAX_QUESTIONS} others")
+        id, answered = token_hex(8), self._loop.create_future()
+        self._questions[id] = question, answered
+        try:
+            await self._writer.event("question", {"questionId": id, "kind": question.kind, "params": question.params})
+            answer: Answer = await answered
+        finally:
+            del self._questions[id]
+            await self._writer.event("questionEnded", {"questionId": id})
+        if question.kind == "elicit":
+            accepted = {"content": answer.content or {}} if answer.action == "accept" else {}
+            return {"action": answer.action, **accepted}
+        if answer.action != "accept" or answer.content is None:
+            raise unanswerable(question, "and the person declined")
+        return answer.content
+
+    def answered(self, question_id: str, answer: Answer, identity: Identity | None) -> bool:
+        """Answer a question; return False if it does not wait for this person's answer."""
+        _, answered = self._questions.get(question_id, (None, None))
+        if answered is None or answered.done() or identity != self._owner:
+            return False
+        answered.set_result(answer)
+        return True
 
     def progressed(self, progress: Progress) -> None:
         """Note the progress, from any thread; a newer report replaces one that was not sent yet."""
@@ -167,6 +229,7 @@ class _RunningCall:
         """Run the call and write its events."""
         began, outcome = time.perf_counter(), CANCELLED
         access = begin_access("console", operation=self._spec.id, identity=context.identity)
+        self._writer = writer
         reporting = asyncio.create_task(self._report(writer))
         try:
             await writer.event("started", {"requestId": self.request_id})

@@ -35,6 +35,9 @@ from opwire.typed.plain import as_dict, as_list, read_json
 MAX_PARAMETERS = 1_000
 READS = frozenset({"GET", "HEAD"})
 
+API_ROOT = "opwire.api"
+"""Key of the ASGI scope of an app that is mounted beside the HTTP API: the root path of the API."""
+
 _ENVELOPE = ENVELOPE_JSON.encode()
 _JSON = re.compile(rb"application/(?:json|[\w.!#$&^-]+\+json)\s*(?:;\s*charset=\"?utf-?8\"?\s*)?;?", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
@@ -50,6 +53,7 @@ class Request:
 
     __slots__ = (
         "access",
+        "api_root",
         "expires",
         "headers",
         "identity",
@@ -67,6 +71,7 @@ class Request:
         self.method: str = scope["method"]
         self.is_secure = scope.get("scheme") == "https"
         self.root_path: str = scope.get("root_path", "")
+        self.api_root: str | None = scope.get(API_ROOT)
         path: str = scope["path"]
         is_mounted = self.root_path and path.startswith(f"{self.root_path}/")
         self.path = path[len(self.root_path) :] if is_mounted else path  # within this app

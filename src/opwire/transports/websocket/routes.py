@@ -222,6 +222,7 @@ class RoutedCall(Struct, eq=False):
     items: int = 0  # of a subscription
     request_bytes: int = 0
     response_bytes: int = 0  # while there is an observer
+    parent_request_id: str | None = None
 
 
 class EventRoute(NamedTuple):
@@ -418,7 +419,7 @@ class Routes:
         # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
         call = RoutedCall(head.request_id, caller, server, streams, identity, operation_id=head.operation_id)
-        call.progress = head.progress is True
+        call.progress, call.parent_request_id = head.progress is True, head.parent_request_id
         self.open(call)
         return EventRoute(server, call, identity)
 
