@@ -1012,6 +1012,18 @@ LLM: dict[str, str] = {
     "llm.packages": "The packages of the providers, pydantic-ai, LangChain and the OpenAI Agents SDK accept the tools.",
 }
 
+RESOURCES: dict[str, str] = {
+    "resources.operations": "Resources and prompts are operations of the registry, with a role; the URI of a resource "
+    "fits its parameters.",
+    "resources.templates": "URI templates of RFC 6570 are matched as the SDK expands them; others are rejected.",
+    "resources.templates-hostile": "Matching a URI takes linear time, and a path in it cannot leave its directory.",
+    "resources.completion": "Arguments are completed by functions that run as operations do, also through views.",
+    "resources.updates": "An updated resource is told to listeners of its registry and of every view.",
+    "operations.annotations": "Every operation has annotations, icons and `_meta`; a query is read-only by default.",
+    "operations.log": "A handler logs to its caller, if that listens, at a known level.",
+    "operations.lenient-input": "Lenient input that does not match its schema is passed on with a warning.",
+}
+
 SERVE_MCP: dict[str, str] = {
     "serve-mcp.tools": "An operation is served as an MCP tool with title, description, hints, schemas and its origin.",
     "serve-mcp.names": "Tool names are readable: letters, digits, _ and -, at most 50 by default, different for "
@@ -1041,6 +1053,20 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.progress": "What a handler reports reaches a client that asked for it, before the result.",
     "serve-mcp.subscriptions": "A subscription is collected up to a limit and a time, each item also told as it comes.",
     "serve-mcp.list-changed": "Changes of the registry are told to clients of both eras, once for many.",
+    "serve-mcp.resources": "Operations with a URI are resources or templates: listed, read and selected as every "
+    "operation, with access control.",
+    "serve-mcp.resource-errors": "An unknown resource has the error code of the client's era; a failed one says why.",
+    "serve-mcp.resource-updates": "Clients of both eras are notified of updated resources that they may read, until "
+    "they leave.",
+    "serve-mcp.prompts": "Prompts are listed with their arguments, take text for values of any type, and return "
+    "messages.",
+    "serve-mcp.completion": "Arguments of prompts and templates are completed by functions, or by what their schema "
+    "lists.",
+    "serve-mcp.annotations": "Annotations, icons and `_meta` of operations are those of their tools; queries are "
+    "read-only.",
+    "serve-mcp.logging": "Handlers log to clients at the level that these have set, bounded.",
+    "serve-mcp.list-pages": "Lists of resources and prompts have pages of bytes, and survive changes between pages.",
+    "serve-mcp.all-tools": "Resources and prompts are tools as well if that is wanted.",
     "serve-mcp.http-errors": "Requests that contradict themselves or come out of turn get the status of the protocol.",
     "serve-mcp.stream": "Any pair of streams is a connection: `serve_stream` takes messages and a function for others.",
     "serve-mcp.stdio": "stdio serves any client, keeps prints out of the protocol, and stops when told to.",
@@ -1458,6 +1484,7 @@ SECTIONS = (
     POLICIES,
     CODE_MODE,
     LLM,
+    RESOURCES,
     SERVE_MCP,
     OPENAPI,
     SERVE,

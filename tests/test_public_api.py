@@ -13,14 +13,14 @@ from tests.requirements import requirement
 
 # Written a second time on purpose: a name that comes or goes is a change of the public API.
 PINNED = """
-    ERROR_TABLE RESPONSE_SOURCES UNKNOWN AccessControl CallError CastError Change Client ConfigError Context
-    ConversionError Depends Elicitation Env ErrorCode HTTPResponseMeta Handler HintError Hub Identity Interceptor
-    LocalResponseMeta MCPContentBlock MCPResponseMeta MissingExtraError NormalizeMode NotPlainError Operation
-    OperationRegistry OperationSpec OperationType OpwireError Problem Progress Question RegistrationError RegistryView
-    Reshape ResourceRule ResponseEnvelope ResponseMeta ResponseSource Root SampledMessage Schema SchemaError Source
-    SourceChange Spoke SyncClient ToolEnvelopeError UsageError build_env check_access decode_envelope encode_envelope
-    from_mcp from_openapi http_envelope is_response_envelope local_envelope mcp_envelope read_envelope serve_http
-    serve_mcp unwrap
+    ERROR_TABLE RESPONSE_SOURCES UNKNOWN AccessControl Annotations CallError CastError Change Client Completion
+    CompletionRequest ConfigError Context ConversionError Depends Elicitation Env ErrorCode HTTPResponseMeta Handler
+    HintError Hub Identity Interceptor LocalResponseMeta LogMessage MCPContentBlock MCPResponseMeta MissingExtraError
+    NormalizeMode NotPlainError Operation OperationRegistry OperationSpec OperationType OpwireError Problem Progress
+    Question RegistrationError RegistryView Reshape ResourceRule ResponseEnvelope ResponseMeta ResponseSource Root
+    SampledMessage Schema SchemaError Source SourceChange Spoke SyncClient ToolEnvelopeError UsageError build_env
+    check_access decode_envelope encode_envelope from_mcp from_openapi http_envelope is_response_envelope
+    local_envelope mcp_envelope read_envelope serve_http serve_mcp unwrap
 """.split()
 OPTIONAL = ("aiohttp", "annotated_types", "attr", "attrs", "mcp", "nats", "pydantic", "redis", "rich")
 

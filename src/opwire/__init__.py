@@ -10,6 +10,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from opwire.annotations import Annotations, Completion, CompletionRequest, LogMessage
 from opwire.env import Env
 from opwire.envelope import (
     RESPONSE_SOURCES,
@@ -84,10 +85,13 @@ __all__ = [
     "RESPONSE_SOURCES",
     "UNKNOWN",
     "AccessControl",
+    "Annotations",
     "CallError",
     "CastError",
     "Change",
     "Client",
+    "Completion",
+    "CompletionRequest",
     "ConfigError",
     "Context",
     "ConversionError",
@@ -102,6 +106,7 @@ __all__ = [
     "Identity",
     "Interceptor",
     "LocalResponseMeta",
+    "LogMessage",
     "MCPContentBlock",
     "MCPResponseMeta",
     "MissingExtraError",

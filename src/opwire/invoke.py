@@ -16,7 +16,16 @@ from opwire.deadlines import Deadlines
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, RegistrationError, SchemaError
 from opwire.injection import Dependency, injecting, injecting_stream
-from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, PreparedRequest, split_id
+from opwire.operation import (
+    Completer,
+    Context,
+    Handler,
+    Interceptor,
+    OperationSpec,
+    OperationType,
+    PreparedRequest,
+    split_id,
+)
 from opwire.pipeline import ResultPipeline
 from opwire.schema import Problem
 from opwire.typed.plain import MAX_DEPTH, SCALARS, survey, to_plain
@@ -410,6 +419,7 @@ class BoundOperation:
     __slots__ = (
         "__weakref__",
         "accepts",
+        "complete",
         "convert",
         "exact",
         "flat",
@@ -434,6 +444,7 @@ class BoundOperation:
         self.intercepted: InterceptedCall | None = None  # where the registry has interceptors
         self.prepare: Callable[[Any], Any] | None = None  # objects of a local caller -> plain input
         self.preview: Callable[[Any, Context, bool], Awaitable[PreparedRequest]] | None = None  # of an adapter
+        self.complete: Completer | None = None
         self.convert: Callable[[Any], Any] | None = None  # valid input -> typed arguments
         self.exact: frozenset[type] = SCALARS  # valid flat input of these types needs no conversion
         self.flat: type[Struct] | None = None  # input that msgspec converts to this is valid and needs no conversion
@@ -449,7 +460,7 @@ class BoundOperation:
     def under(self, spec: OperationSpec, pipeline: ResultPipeline) -> "BoundOperation":
         """Return the same operation, with the same input and results, under another spec."""
         bound = BoundOperation(spec, self.handler, pipeline)
-        for name in ("convert", "exact", "flat", "open", "prepare", "preview", "run"):
+        for name in ("complete", "convert", "exact", "flat", "open", "prepare", "preview", "run"):
             setattr(bound, name, getattr(self, name))
         return bound
 
@@ -488,7 +499,10 @@ class BoundOperation:
         if not found.plain:
             input = self._plain(input)
         if not self._is_accepted(input):
-            raise self._invalid(self.spec.input_schema.problems(input, is_plain=True))
+            invalid = self._invalid(self.spec.input_schema.problems(input, is_plain=True))
+            if not self.spec.lenient_input:
+                raise invalid
+            logger.warning("the input does not match its schema, and is passed on: %s", invalid.message)
         try:
             return input if self.convert is None else self.convert(input)
         except ConversionError as error:

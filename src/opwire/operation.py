@@ -13,6 +13,17 @@ from uuid import uuid4
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from opwire.annotations import (
+    Annotations,
+    Completion,
+    CompletionRequest,
+    Icon,
+    LogLevel,
+    LogMessage,
+    Role,
+    read_icons,
+    severity,
+)
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
 from opwire.questions import (
     MAX_TOKENS,
@@ -129,7 +140,14 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
     timeout: float | None = None  # seconds for a call
     idle_timeout: float | None = None  # seconds between two items of a subscription
     unchecked_input: bool = False  # allow calls although the input schema is invalid
+    lenient_input: bool = False  # input that does not match its schema is logged, and passed on
     examples: tuple[Any, ...] = ()
+    role: Role = "tool"  # what it is to clients of MCP
+    uri: str = ""  # of a resource, or its template: the variables are the input
+    mime_type: str = ""  # of a resource
+    annotations: Annotations = Annotations()
+    icons: tuple[dict[str, Any], ...] = ()
+    meta: Mapping[str, Any] = {}  # `_meta` of MCP
     id: str = ""  # always namespace.name; stored because every call needs it
 
     if TYPE_CHECKING:  # a schema may be given as a dict, although the attribute is always a `Schema`
@@ -152,7 +170,14 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             timeout: float | None = None,
             idle_timeout: float | None = None,
             unchecked_input: bool = False,
+            lenient_input: bool = False,
             examples: Iterable[Any] = (),
+            role: Role = "tool",
+            uri: str = "",
+            mime_type: str = "",
+            annotations: Annotations = ...,
+            icons: Iterable[Icon] = (),
+            meta: Mapping[str, Any] = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -165,6 +190,10 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             raise RegistrationError(f"{self.id}: type must be one of {kinds}, not {self.type!r}") from None
         force_setattr(self, "tags", tuple(self.tags))
         force_setattr(self, "examples", tuple(self.examples))
+        if self.icons:
+            force_setattr(self, "icons", read_icons(self.icons))
+        if self.annotations.read_only is None and self.type is OperationType.QUERY:
+            force_setattr(self, "annotations", replace(self.annotations, read_only=True))
         if not isinstance(self.access, AccessControl | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RegistrationError(f"{self.id}: access is an AccessControl, not {type(self.access).__name__}")
         for field in ("input_schema", "output_schema"):
@@ -177,6 +206,11 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             seconds = getattr(self, field)
             if seconds is not None and not seconds > 0:
                 raise RegistrationError(f"{self.id}: {field} is a number of seconds above zero, not {seconds!r}")
+
+    @property
+    def is_tool(self) -> bool:
+        """Whether clients of MCP call it as a tool, and do not read it as a resource or prompt."""
+        return self.role == "tool"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
@@ -265,6 +299,7 @@ class Context(Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any] = {}
     on_progress: Callable[[Progress], object] | None = None  # callback of `report`
     on_question: QuestionCallback | None = None  # answers `elicit`, `sample` and `roots`; None: it cannot be asked
+    on_log: Callable[[LogMessage], object] | None = None  # callback of `log`
     watched: bool = False  # the deadline is enforced by the creator of this context
     bind_env: Callable[["Context"], Any] | None = None
     inbound: Inbound | None = None  # set by the surface that accepted the request
@@ -377,6 +412,21 @@ class Context(Struct, frozen=True, kw_only=True):
         remaining = self.remaining
         return await ask(question, self.on_question, timeout if remaining is None else min(timeout, remaining))
 
+    def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
+        """Send a log message to the caller, if it receives them: a client of MCP, at the level that it has set.
+
+            context.log("warning", {"article": "tea", "pieces": 0})
+
+        `data` is any JSON value; it must not contain secrets. Messages for the owner of the server belong into the log
+        of the process.
+
+        Raises:
+            UsageError: the level is unknown.
+        """
+        severity(level)
+        if self.on_log is not None:
+            self.on_log(LogMessage(level, data, logger))
+
     def within(self, seconds: float | None) -> "Context":
         """Return this context with a deadline at most `seconds` from now. A deadline is never extended."""
         if seconds is None:
@@ -454,7 +504,7 @@ class Operation(Struct, frozen=True):
 
     `prepare` converts objects of a local caller, such as an open file, to plain input. It is called only for input
     that is not plain, so it never receives data from a peer. `preview` takes valid input, the context and whether to
-    reveal credentials, and returns what the handler would send.
+    reveal credentials, and returns what the handler would send. `complete` completes arguments.
     """
 
     spec: OperationSpec
@@ -462,6 +512,11 @@ class Operation(Struct, frozen=True):
     inline: bool = False
     prepare: Callable[[Any], Any] | None = None
     preview: Callable[[Any, Context, bool], Awaitable[PreparedRequest]] | None = None
+    complete: "Completer | None" = None
+
+
+Completer = Callable[[CompletionRequest, Context], Awaitable[Completion]]
+"""Completes an argument of an operation."""
 
 
 class SourceChange(Struct, frozen=True):
@@ -505,6 +560,10 @@ class OperationOptions(TypedDict, total=False):
     timeout: float | None
     idle_timeout: float | None
     examples: Iterable[Any]
+    annotations: Annotations
+    icons: Iterable[Icon]
+    meta: Mapping[str, Any]
+    completes: Mapping[str, Callable[..., Any]]  # by parameter: functions that take the beginning of a value
     inline: bool  # run a sync function on the event loop; only if it never blocks
     replace: bool
 

@@ -32,6 +32,9 @@ ITEM_META = "opwire/item"
 ERROR_META = "opwire/error"
 """Where an MCP result with `isError` carries the `CallError`."""
 
+FIELDS_META = "opwire/fields"
+"""Where the meta of an envelope carries fields of an MCP result that opwire does not know."""
+
 ORIGIN_EXTENSION = "x-opwire"
 """Where an OpenAPI operation carries its `Origin`."""
 

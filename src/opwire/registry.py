@@ -11,7 +11,9 @@ from weakref import WeakSet
 import msgspec
 from msgspec import structs
 
+from opwire.annotations import Completion, CompletionRequest
 from opwire.deadlines import Deadlines
+from opwire.decorators import Decorators, DescribedFunction, completer_of, declared_completion
 from opwire.env import Env
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError
@@ -41,7 +43,6 @@ from opwire.operation import (
     Interceptor,
     NormalizeMode,
     Operation,
-    OperationOptions,
     OperationSpec,
     OperationType,
     PreparedRequest,
@@ -49,7 +50,7 @@ from opwire.operation import (
     SourceChange,
 )
 from opwire.pipeline import FinishedResults, ResultPipeline, typed_envelope
-from opwire.signature import Signature, describe_function
+from opwire.signature import Signature
 from opwire.typed.plain import html_table, to_plain
 from opwire.view import MORE, RegistryOperations, Reshaping, ViewOptions, ViewRules, operation_through
 from opwire.workers import WorkerPool
@@ -59,13 +60,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("opwire.registry")
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _MAX_ROWS = 200  # in a notebook
 
 
-class OperationRegistry:
+class OperationRegistry(Decorators):
     """A set of operations from any source, called by id.
 
         registry = OperationRegistry()
@@ -88,6 +88,7 @@ class OperationRegistry:
         strip: bool = True,
         max_workers: int = 32,
     ) -> None:
+        super().__init__()
         if normalize not in NORMALIZE_MODES:
             raise RegistrationError(f"normalize is one of {', '.join(NORMALIZE_MODES)}, not {normalize!r}")
         self._namespace = namespace
@@ -178,53 +179,25 @@ class OperationRegistry:
             raise self.not_found(operation_id)
         self._tell(Change("removed", removed.spec))
 
-    @overload
-    def query(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
-    @overload
-    def query(self, function: F, /) -> F: ...
-    def query(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
-        """Register a function that reads; return the function unchanged.
-
-            @registry.query("math.add")
-            async def add(a: int, b: int) -> int: ...
+    def register_function(self, function: Callable[..., Any], operation: DescribedFunction) -> None:
+        """Add a decorated function; the decorators call it.
 
         Raises:
-            RegistrationError: the id is taken, or the signature is invalid.
+            RegistrationError: the id is taken, or the function has the wrong kind.
         """
-        return self._decorate(OperationType.QUERY, target, options)
+        spec, signature, options = operation
+        bound = self._bind(spec, signature.handler, function, inline=options.get("inline", False), signature=signature)
+        if completes := options.get("completes"):
+            bound.complete = completer_of(spec, completes, self._bind_completer)
+        self._add(bound, replace=options.get("replace", False))
 
-    @overload
-    def mutation(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
-    @overload
-    def mutation(self, function: F, /) -> F: ...
-    def mutation(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
-        """Register a function that writes; otherwise as `query`."""
-        return self._decorate(OperationType.MUTATION, target, options)
-
-    @overload
-    def subscription(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
-    @overload
-    def subscription(self, function: F, /) -> F: ...
-    def subscription(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
-        """Register a generator function, sync or async, that streams items; otherwise as `query`."""
-        return self._decorate(OperationType.SUBSCRIPTION, target, options)
-
-    def _decorate(self, type: OperationType, target: Any, options: OperationOptions) -> Any:
-        def register(function: F) -> F:
-            id: str = target if isinstance(target, str) else getattr(function, "__name__", "")
-            check_kind(type, function, id)
-            spec, signature = describe_function(function, type, id, self._namespace, options)
-            bound = self._bind(
-                spec, signature.handler, function, inline=options.get("inline", False), signature=signature
-            )
-            self._add(bound, replace=options.get("replace", False))
-            return function
-
-        return register(target) if callable(target) else register
+    def _bind_completer(self, spec: OperationSpec, signature: Signature, function: Callable[..., Any]) -> Run:
+        bound = self._bind(spec, signature.handler, function, inline=False, signature=signature)
+        return partial(self._call, bound)
 
     def _bind_operation(self, operation: Operation) -> BoundOperation:
         bound = self._bind(operation.spec, operation.handler, operation.handler, inline=operation.inline)
-        bound.prepare, bound.preview = operation.prepare, operation.preview
+        bound.prepare, bound.preview, bound.complete = operation.prepare, operation.preview, operation.complete
         return bound
 
     def _bind(
@@ -460,6 +433,29 @@ class OperationRegistry:
         except FAILURES as error:
             raise failure(error, bound.spec.id) from error
 
+    async def complete(
+        self, operation_id: str, request: CompletionRequest, context: Context | None = None
+    ) -> Completion:
+        """Return values for an argument of an operation; interceptors do not run.
+
+        Without a completer of its own, they are those that the schema lists.
+
+        Raises:
+            CallError: no other exception is raised.
+        """
+        bound = self._operations.get(operation_id)
+        if bound is None:
+            raise self.not_found(operation_id)
+        try:
+            found = Completion()
+            if bound.complete is not None:
+                found = await bound.complete(request, self._context if context is None else context)
+            return found if found.values else declared_completion(bound.spec, request)
+        except CallError:
+            raise
+        except FAILURES as error:
+            raise failure(error, operation_id) from error
+
     async def preview(
         self, operation_id: str, input: Any = None, context: Context | None = None, *, reveal: bool = False
     ) -> PreparedRequest:
@@ -625,6 +621,14 @@ class RegistryView(OperationRegistry):
     def bind_env(self, context: Context) -> Env:
         """Return the env of a call's context: operations of the registry that is viewed."""
         return self._source.bind_env(context)
+
+    def resource_updated(self, uri: str) -> None:
+        """Notify clients that have subscribed to a resource, of the registry that is viewed and of all its views."""
+        self._source.resource_updated(uri)
+
+    def on_resource_updated(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call the listener with the URI of every updated resource; the returned function removes it."""
+        return self._source.on_resource_updated(listener)
 
     def refresh(self, source_id: str) -> None:
         """Add, replace or remove an operation that was changed in the registry that is viewed."""

@@ -95,9 +95,16 @@ def read_signature(
 
 
 def describe_function(
-    function: Callable[..., Any], type: OperationType, id: str, namespace: str, options: OperationOptions
+    function: Callable[..., Any],
+    type: OperationType,
+    id: str,
+    namespace: str,
+    options: OperationOptions,
+    **marks: Any,
 ) -> tuple[OperationSpec, Signature]:
     """Return the spec of a function as an operation, and its signature; `namespace` is that of an id without one.
+
+    `marks` are further fields of the spec.
 
     Raises:
         HintError: as `read_signature`.
@@ -110,9 +117,9 @@ def describe_function(
         input_schema=_given(options.get("input_schema")),
         output_schema=_given(options.get("output_schema")),
     )
-    fields: dict[str, Any] = {"description": _documented(function).text, **options}
+    fields: dict[str, Any] = {"description": _documented(function).text, **options, **marks}
     fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
-    fields = {key: value for key, value in fields.items() if key not in ("inline", "replace")}
+    fields = {key: value for key, value in fields.items() if key not in ("completes", "inline", "replace")}
     return OperationSpec(namespace=namespace, name=name, type=type, **fields), signature
 
 

@@ -10,13 +10,14 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from fnmatch import translate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict, cast
 from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from opwire.annotations import Completion, CompletionRequest
 from opwire.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError, UsageError, check_counts
 from opwire.operation import (
@@ -34,7 +35,7 @@ from opwire.operation import (
     split_id,
 )
 from opwire.schema import UNKNOWN, Problem, Schema
-from opwire.typed.plain import to_plain
+from opwire.typed.plain import as_dict, to_plain
 
 if TYPE_CHECKING:
     from opwire.registry import OperationRegistry
@@ -369,13 +370,13 @@ class Reshaping:
             merged = {**merged, **{name: value(context) for name, value in self._computed}}
         return merged
 
-    def renamed(self, error: CallError) -> CallError:
-        """Return an error of the source's operation in the terms of the view."""
-        details = error.details
-        if error.code is not ErrorCode.VALIDATION_ERROR or not isinstance(details, dict) or "problems" not in details:
-            return error
-        given = cast("list[dict[str, str]]", details["problems"])
-        return self._invalid([Problem(self._path(each["path"]), each["message"]) for each in given])
+    def reraise(self, error: CallError) -> NoReturn:
+        """Raise an error of the source's operation in the terms of the view."""
+        given: list[dict[str, str]] | None = as_dict(error.details).get("problems")
+        is_same = self._keeps_input and self._id == self._source.id
+        if is_same or error.code is not ErrorCode.VALIDATION_ERROR or given is None:
+            raise error
+        raise self._invalid([Problem(self._path(each["path"]), each["message"]) for each in given]) from error
 
     def _path(self, path: str) -> str:
         slash, _, rest = path.partition("/")
@@ -406,6 +407,13 @@ class Reshaping:
             data = self._store.shortened(data, self._changes.max_chars, context)
         return ResponseEnvelope(data, meta)
 
+    def asked(self, request: CompletionRequest) -> CompletionRequest:
+        """Return a completion under the names of the source; parameters that callers cannot pass have none."""
+        names = {new: self._old_names.get(new, new) for new in (request.argument, *request.arguments)}
+        known = {names[new]: value for new, value in request.arguments.items() if new not in self._blocked}
+        argument = "" if request.argument in self._blocked else names[request.argument]
+        return replace(request, argument=argument, arguments=known)
+
 
 def operation_through(
     registry: "OperationRegistry", spec: OperationSpec, outer: OperationSpec, reshaping: "Reshaping | None" = None
@@ -413,33 +421,33 @@ def operation_through(
     """Return an operation that calls another one of a registry, with its interceptors; `outer` is its spec."""
     if registry.get_handler(spec.id) is None:
         return Operation(outer)
-
-    operation_id = spec.id
-
-    def inward(input: Any, context: Context) -> Any:
-        return input if reshaping is None else reshaping.inward(input, context)
+    changes = reshaping or Reshaping(spec, outer.id, Reshape(), ResultStore())
 
     async def execute(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        given = input if reshaping is None else reshaping.inward(input, context)
+        given = changes.inward(input, context)
         try:
-            envelope = await registry.execute(operation_id, given, context)
+            envelope = await registry.execute(spec.id, given, context)
         except CallError as error:
-            raise error if reshaping is None else reshaping.renamed(error) from error
-        return envelope if reshaping is None else reshaping.outward(envelope, context)
+            changes.reraise(error)
+        return changes.outward(envelope, context)
 
     async def subscribe(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        given = inward(input, context)
+        given = changes.inward(input, context)
         try:
-            async with aclosing(registry.subscribe(operation_id, given, context)) as envelopes:
+            async with aclosing(registry.subscribe(spec.id, given, context)) as envelopes:
                 async for envelope in envelopes:
-                    yield envelope if reshaping is None else reshaping.outward(envelope, context)
+                    yield changes.outward(envelope, context)
         except CallError as error:
-            raise error if reshaping is None else reshaping.renamed(error) from error
+            changes.reraise(error)
 
     def preview(input: Any, context: Context, reveal: bool) -> Awaitable[PreparedRequest]:
-        return registry.preview(operation_id, inward(input, context), context, reveal=reveal)
+        return registry.preview(spec.id, changes.inward(input, context), context, reveal=reveal)
 
-    return Operation(outer, subscribe if spec.type is OperationType.SUBSCRIPTION else execute, preview=preview)
+    def complete(request: CompletionRequest, context: Context) -> Awaitable[Completion]:
+        return registry.complete(spec.id, changes.asked(request), context)
+
+    handler = subscribe if spec.type is OperationType.SUBSCRIPTION else execute
+    return Operation(outer, handler, preview=preview, complete=complete)
 
 
 class RegistryOperations:

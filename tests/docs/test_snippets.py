@@ -88,6 +88,7 @@ def imported_by(name: str) -> set[str]:
 def test_every_snippet_is_run_by_one_of_these_tests() -> None:
     used = {module for name in (*PROGRAMS, *MODULES) for module in imported_by(name)}
     assert MODULES - used == {
+        "articles",
         "warehouse",
         "mounted",
         "as_mcp",

@@ -408,6 +408,7 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     max_output_schema: Annotated[int, Meta(ge=0)] = 4096
     tool_envelopes: bool = False
     state_key: Secret | None = None  # signs questions to clients; the same for all servers behind one address
+    all_tools: bool = False  # resources and prompts are tools as well
 
 
 class HTTPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):

@@ -223,6 +223,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         max_output_schema=settings.max_output_schema,
         tool_envelopes=settings.tool_envelopes,
         state_key=None if settings.state_key is None else settings.state_key.resolve("serve.mcp.state_key"),
+        all_tools=settings.all_tools,
     )
 
 

@@ -37,7 +37,12 @@ RequestId = int | str
 
 
 class RPCError(Exception):
-    """A JSON-RPC error: received in a response, or raised by a handler to be sent as one."""
+    """A JSON-RPC error: received in a response, or raised by a handler to be sent as one.
+
+    `request_id` is that of the `Context` of the call which the error answers.
+    """
+
+    request_id: str | None = None
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)

@@ -27,6 +27,12 @@ SERVER_INFO_META = "io.modelcontextprotocol/serverInfo"
 LOG_LEVEL_META = "io.modelcontextprotocol/logLevel"
 SUBSCRIPTION_META = "io.modelcontextprotocol/subscriptionId"
 
+REQUEST_META = "mcp._meta"
+"""Where `Context.metadata` carries the `_meta` of a request, for the server that answers it."""
+
+RESERVED_META = "io.modelcontextprotocol/"
+"""The prefix of keys of `_meta` that describe one connection, and are not passed on."""
+
 SESSION_HEADER = "mcp-session-id"
 VERSION_HEADER = "mcp-protocol-version"
 METHOD_HEADER = "mcp-method"
@@ -48,6 +54,11 @@ _SCHEMAS = frozenset(
 )
 _SCHEMA_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _SCHEMA_MAPS = frozenset(("patternProperties", "dependentSchemas", "$defs", "definitions"))
+
+
+def is_reserved_meta(key: str) -> bool:
+    """Return whether a key of `_meta` belongs to one connection, or to the trace, which is passed on by itself."""
+    return key.startswith(RESERVED_META) or key in ("progressToken", "traceparent", "tracestate")
 
 
 def request_headers(version: str, method: str, params: Mapping[str, Any]) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""ToolListBus of a registry as events."""
+"""The changes of a registry as events."""
 
 import asyncio
 import threading
 from typing import Any
 
 from opwire import OperationRegistry, OperationSpec
-from opwire.serve.mcp.server import ToolListBus
+from opwire.serve.mcp.notifications import ListBus
 from tests.requirements import requirement
 from tests.serve.mcp.shop import until
 
@@ -18,24 +18,24 @@ def _change(registry: OperationRegistry, *names: str) -> None:
 @requirement("serve-mcp.list-changed")
 async def test_changes_that_come_together_are_one_event_for_everybody() -> None:
     registry = OperationRegistry()
-    changes = ToolListBus(registry, delay=0.01)
+    changes = ListBus(registry, delay=0.01)
     told: list[Any] = []
     other: list[Any] = []
-    ends = [changes.subscribe(lambda: told.append(1)), changes.subscribe(lambda: other.append(1))]
+    ends = [changes.subscribe(told.append), changes.subscribe(other.append)]
     _change(registry, "b", "c", "d")
     await until(lambda: len(other) == 1)
     _change(registry, "e")
     await until(lambda: len(other) == 2)
-    assert told == other == [1, 1]
+    assert told == other == ["tools", "tools"]
     for end in ends:
         end()
 
 
 async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> None:
     registry = OperationRegistry()
-    changes = ToolListBus(registry, delay=0.01)
+    changes = ListBus(registry, delay=0.01)
     told: list[Any] = []
-    end = changes.subscribe(lambda: told.append(1))
+    end = changes.subscribe(told.append)
     _change(registry, "b")
     await asyncio.sleep(0)  # the change is on its way
     end()
@@ -48,10 +48,10 @@ async def test_who_has_left_hears_nothing_and_nobody_watches_for_nobody() -> Non
 
 async def test_somebody_may_come_again() -> None:
     registry = OperationRegistry()
-    changes = ToolListBus(registry, delay=0.01)
-    changes.subscribe(lambda: None)()
+    changes = ListBus(registry, delay=0.01)
+    changes.subscribe(str)()
     told: list[Any] = []
-    end = changes.subscribe(lambda: told.append(1))
+    end = changes.subscribe(told.append)
     _change(registry, "b")
     await until(lambda: bool(told))
     end()
@@ -59,9 +59,9 @@ async def test_somebody_may_come_again() -> None:
 
 async def test_a_change_may_come_from_another_thread() -> None:
     registry = OperationRegistry()
-    changes = ToolListBus(registry, delay=0.01)
+    changes = ListBus(registry, delay=0.01)
     told: list[Any] = []
-    end = changes.subscribe(lambda: told.append(1))
+    end = changes.subscribe(told.append)
     thread = threading.Thread(target=_change, args=(registry, "b"))
     thread.start()
     await until(lambda: bool(told))

@@ -8,8 +8,8 @@ from unittest.mock import ANY
 import pytest
 
 from opwire import CallError, Context, OperationRegistry
+from opwire.origin import ITEM_META
 from opwire.serve.mcp import serve_mcp
-from opwire.serve.mcp.server import ITEM_META
 from tests.requirements import requirement
 from tests.serve.mcp.raw import Raw, call, raw
 from tests.serve.mcp.shop import ERAS, NEWEST, PATIENCE, connected, shop

@@ -28,10 +28,11 @@ from opwire.serve.guard import (
     send_problem,
 )
 from opwire.serve.listener import ListeningApp, ListenOptions
+from opwire.serve.mcp.calls import CallLimits, ServedTools
 from opwire.serve.mcp.connection import DuplexConnection
 from opwire.serve.mcp.exchange import Headers, serve_stateless
 from opwire.serve.mcp.questions import RequestStates
-from opwire.serve.mcp.server import CallLimits, ImplementationInfo, RegistryServer, ServedTools
+from opwire.serve.mcp.server import ImplementationInfo, RegistryServer
 from opwire.serve.mcp.sessions import Sessions
 from opwire.serve.mcp.stdio import serve_files, standard_files
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
@@ -78,8 +79,9 @@ def serve_mcp(
     max_output_schema: int = MAX_OUTPUT_SCHEMA,
     tool_envelopes: bool = False,
     state_key: str | bytes | None = None,
+    all_tools: bool = False,
 ) -> "MCPSurface":
-    """Return a registry as an MCP server: every operation is a tool.
+    """Return a registry as an MCP server: every operation is a tool, a resource or a prompt.
 
         server = serve_mcp(registry, name="shop", version="1.0")
         asyncio.run(server.run_stdio())
@@ -88,10 +90,11 @@ def serve_mcp(
     select the served operations. `interceptors` run around every call of this surface, the first outermost. `timeout`
     ends calls of operations without their own after so many seconds without progress; None never does. Of a
     subscription at most `max_items` are collected in at most `max_seconds`, and none after `max_bytes` of JSON. A page
-    of the list has at most `max_page` bytes, a tool name at most `max_name` characters, and an output schema with more
+    of a list has at most `max_page` bytes, a tool name at most `max_name` characters, and an output schema with more
     than `max_output_schema` bytes is not listed. `tool_envelopes` encodes results and errors as ToolEnvelope V1.
     `state_key` is a secret of at least 16 bytes that signs the state of calls whose questions the client has to answer
-    (2026-07-28); servers behind one address need the same.
+    (2026-07-28); servers behind one address need the same. With `all_tools`, resources and prompts are tools as well,
+    for clients that know nothing else.
 
     Raises:
         UsageError: an option is invalid.
@@ -104,11 +107,13 @@ def serve_mcp(
     dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
+    tools = ToolCatalogue(dispatcher, max_name=max_name, max_output_schema=max_output_schema, all_tools=all_tools)
     served = ServedTools(
         dispatcher=dispatcher,
-        catalogue=ToolCatalogue(dispatcher, max_name=max_name, max_output_schema=max_output_schema),
+        catalogue=tools,
         limits=CallLimits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
         max_page=max_page,
+        max_name=max_name,
         tool_envelopes=tool_envelopes,
         states=RequestStates(_key_bytes(state_key)),
     )

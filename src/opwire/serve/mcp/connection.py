@@ -28,8 +28,10 @@ from opwire.mcp.messages import (
 )
 from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import DEFAULT_VERSION, STATELESS_VERSIONS, VERSION_META, read_envelope
+from opwire.serve.mcp.calls import Params, ServedRequest
+from opwire.serve.mcp.notifications import ClientState
 from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
-from opwire.serve.mcp.server import Params, RegistryServer, ServedRequest, encode_reply, stop_request
+from opwire.serve.mcp.server import RegistryServer, encode_reply, stop_request
 from opwire.typed.plain import as_dict
 
 MAX_LINE = 16 * 1024 * 1024
@@ -40,7 +42,7 @@ MAX_OPEN = 1000
 
 CONNECTION_CLOSED = -32000
 
-_AFTER_HANDSHAKE = frozenset({"tools/list", "tools/call"})
+_BEFORE_HANDSHAKE = frozenset({"ping"})
 
 Write = Callable[[bytes], Awaitable[None] | None]
 
@@ -48,11 +50,13 @@ Write = Callable[[bytes], Awaitable[None] | None]
 class Handshake:
     """What a client of the handshake era has agreed on; shared by stdio and by sessions over HTTP."""
 
-    def __init__(self, server: RegistryServer, notify: Callable[[], object]) -> None:
+    def __init__(
+        self, server: RegistryServer, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    ) -> None:
         self.version = DEFAULT_VERSION
         self.capabilities: Params = {}
+        self.client = ClientState(spawn)
         self._server = server
-        self._notify = notify
         self._is_accepted = False
         self._unsubscribe: Callable[[], None] | None = None
 
@@ -70,7 +74,7 @@ class Handshake:
         """Notify the client of changes from now on; it may have skipped `initialize`."""
         self._is_accepted = True
         if self._unsubscribe is None:
-            self._unsubscribe = self._server.bus.subscribe(self._notify)
+            self._unsubscribe = self._server.bus.subscribe(self.client.pending.list_changed)
 
     def check(self, method: str) -> None:
         """Reject a request that comes before the handshake.
@@ -78,11 +82,12 @@ class Handshake:
         Raises:
             RPCError: INVALID_PARAMS.
         """
-        if not self._is_accepted and method in _AFTER_HANDSHAKE:
+        if not self._is_accepted and method not in _BEFORE_HANDSHAKE:
             raise RPCError(INVALID_PARAMS, "Invalid request: send initialize first")
 
     def close(self) -> None:
-        """Stop following changes."""
+        """Stop following changes, and end subscriptions."""
+        self.client.close()
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
@@ -96,11 +101,11 @@ class DuplexConnection:
         self._write = write
         self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
         self._questions = ClientRequests(self._peer, self._send)
-        self._handshake = Handshake(server, self._announce)
+        self._handshake = Handshake(server, self._spawn)
         self._is_stateless: bool | None = None
         self._running: dict[RequestId, tuple[asyncio.Task[None], ServedRequest]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_stale = self._is_announcing = False
+        self._announcing: asyncio.Task[None] | None = None
 
     def receive(self, line: bytes) -> Awaitable[None] | None:
         """Handle a message; the caller waits for what is returned before it reads on."""
@@ -120,6 +125,7 @@ class DuplexConnection:
                 self._questions.answered(answer)
             case RPCNotification(method="notifications/initialized") if not self._is_stateless:
                 self._handshake.initialized()
+                self._announcing = self._announcing or self._spawn(self._announce())
             case _:
                 pass
         return None
@@ -153,7 +159,7 @@ class DuplexConnection:
         except RPCError as error:
             self._peer.finish(request.id)
             return self._write(encode_message(RPCFailure.of(request.id, error)))
-        served = ServedRequest(request.id, version, self._server.trusted, self._notify)
+        served = ServedRequest(request.id, version, self._server.trusted, self._notify, client=self._handshake.client)
         if not self._is_stateless:
             served.on_question = self._questions.callback(self._handshake.capabilities)
         self._running[request.id] = (asyncio.create_task(self._serve(request, served)), served)
@@ -194,21 +200,11 @@ class DuplexConnection:
         if wait_for is not None:
             await wait_for
 
-    def _announce(self) -> None:
-        """Notify the client of a change of the list, once for all changes until it has read the notification."""
-
-        async def announce() -> None:
-            try:
-                while self._is_stale:
-                    self._is_stale = False
-                    await self._send(RPCNotification("notifications/tools/list_changed"))
-            finally:
-                self._is_announcing = False
-
-        self._is_stale = True
-        if not self._is_announcing:
-            self._is_announcing = True
-            self._spawn(announce())
+    async def _announce(self) -> None:
+        """Notify the client of changes, each once until it has read the notification."""
+        while (found := await self._handshake.client.pending.next()) is not None:
+            method, params = found
+            await self._send(RPCNotification(method, params or None))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

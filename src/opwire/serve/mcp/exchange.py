@@ -40,7 +40,8 @@ from opwire.mcp.protocol import (
 )
 from opwire.operation import check_access
 from opwire.serve.guard import EXPIRES, IDENTITY, OAUTH, TOKEN, Header, Receive, Scope, Send, challenge_of
-from opwire.serve.mcp.server import Params, RegistryServer, ServedRequest, encode_reply, stop_request
+from opwire.serve.mcp.calls import Params, ServedRequest
+from opwire.serve.mcp.server import RegistryServer, encode_reply, stop_request
 from opwire.typed.plain import as_dict
 
 PING = 15.0

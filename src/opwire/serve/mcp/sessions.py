@@ -1,7 +1,7 @@
 """Sessions over streamable HTTP, of the handshake era: whose they are, how many there may be, and when they end.
 
 A dropped connection does not stop a call in this era; the end of its session does. Notifications that belong to no
-request are sent on the stream of a GET, one per session, and dropped without one.
+request are sent on the stream of a GET, one per session, and wait for it.
 """
 
 import asyncio
@@ -31,10 +31,11 @@ from opwire.mcp.messages import (
 from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
 from opwire.mcp.protocol import SESSION_HEADER
 from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
+from opwire.serve.mcp.calls import ServedRequest
 from opwire.serve.mcp.connection import MAX_OPEN, Handshake
 from opwire.serve.mcp.exchange import EventWriter, Headers, challenge, follow, read_body, send_error, send_json
 from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
-from opwire.serve.mcp.server import RegistryServer, ServedRequest, encode_reply, stop_request
+from opwire.serve.mcp.server import RegistryServer, encode_reply, stop_request
 
 _JSON, _EVENTS = "application/json", "text/event-stream"
 
@@ -68,11 +69,10 @@ class HTTPSession:
         self._headers: tuple[Header, ...] = ((SESSION_HEADER.encode(), self.id.encode()),)
         self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
         self._questions = ClientRequests(self._peer)
-        self._handshake = Handshake(server, self._announce)
+        self._handshake = Handshake(server, self._spawn)
         self._running: dict[RequestId, tuple[asyncio.Task[RPCMessage], ServedRequest]] = {}
         self._stream: asyncio.Future[None] | None = None  # of the GET; done: it has to end
         self._notices: EventWriter | None = None  # of the GET
-        self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_used = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(idle, self._expire)
@@ -174,8 +174,15 @@ class HTTPSession:
                 raise CallError(ErrorCode.ABORTED, "the client has disconnected, and cannot be asked")
             await stream.event(encode_message(message))
 
-        served = ServedRequest(request.id, self._handshake.version, scope[IDENTITY], writer.notify, token=scope[TOKEN])
-        served.on_question = self._questions.callback(self._handshake.capabilities, send_question)
+        served = ServedRequest(
+            request.id,
+            self._handshake.version,
+            scope[IDENTITY],
+            writer.notify,
+            token=scope[TOKEN],
+            on_question=self._questions.callback(self._handshake.capabilities, send_question),
+            client=self._handshake.client,
+        )
         task = asyncio.create_task(self._server.respond(request, served))
         self._running[request.id] = (task, served)
         try:
@@ -220,14 +227,9 @@ class HTTPSession:
             self._stream = self._notices = None
 
     async def _send_changes(self, writer: EventWriter) -> None:
-        self._changed.clear()
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            await writer.event(encode_message(RPCNotification("notifications/tools/list_changed")))
-
-    def _announce(self) -> None:
-        self._changed.set()
+        while (found := await self._handshake.client.pending.next()) is not None:
+            method, params = found
+            await writer.event(encode_message(RPCNotification(method, params or None)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -17,13 +17,13 @@ from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.mcp.protocol import ArgumentHeader, argument_headers
 from opwire.operation import Identity, OperationSpec, OperationType
-from opwire.origin import ERROR_META, ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_result_origin
+from opwire.origin import ERROR_META, FIELDS_META, ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_result_origin
 from opwire.schema import UNKNOWN
 from opwire.tool_envelope import encode_blocks, error_blocks, error_payload, to_blocks
 from opwire.tools.names import MAX_NAME, ToolNames
 from opwire.tools.rendering import SHOWN_PROBLEMS, EncodedData, data_block, encode_data, error_text
 from opwire.tools.schemas import ToolSchema, input_schema, is_binary, items_schema, output_schema
-from opwire.typed.plain import MAX_DEPTH, read_json, replace_surrogates, survey, write_json
+from opwire.typed.plain import MAX_DEPTH, as_dict, read_json, replace_surrogates, survey, write_json
 
 logger = logging.getLogger("opwire.serve")
 
@@ -139,15 +139,18 @@ def _definition(
     binary = gives is None and is_binary(spec.output_schema)
     wraps_output = gives is not None and gives.wraps
     origin = Origin.of(spec, wraps_input=takes.wraps, wraps_output=wraps_output, binary_output=binary)
-    definition: ToolDefinition = {"name": name, "inputSchema": takes.schema, "_meta": {ORIGIN_META: origin.to_json()}}
+    meta = {**spec.meta, ORIGIN_META: origin.to_json()}
+    definition: ToolDefinition = {"name": name, "inputSchema": takes.schema, "_meta": meta}
     if spec.title:
         definition["title"] = spec.title
     if spec.description:
         definition["description"] = spec.description
     if gives is not None:
         definition["outputSchema"] = gives.schema
-    if spec.type is OperationType.QUERY:
-        definition["annotations"] = {"readOnlyHint": True}
+    if annotations := spec.annotations.to_mcp():
+        definition["annotations"] = annotations
+    if spec.icons:
+        definition["icons"] = list(spec.icons)
     if survey(definition).deep:
         raise ValueError(f"its schemas are nested deeper than {MAX_DEPTH}")
     encoded = write_json(_encoder, definition)
@@ -158,10 +161,16 @@ class ToolCatalogue:
     """The tools of a surface, created lazily and cached until their operation is replaced."""
 
     def __init__(
-        self, dispatcher: Dispatcher, *, max_name: int = MAX_NAME, max_output_schema: int = MAX_OUTPUT_SCHEMA
+        self,
+        dispatcher: Dispatcher,
+        *,
+        max_name: int = MAX_NAME,
+        max_output_schema: int = MAX_OUTPUT_SCHEMA,
+        all_tools: bool = False,
     ) -> None:
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
+        self._all_tools = all_tools  # resources and prompts are tools as well
         self._max_output_schema = max_output_schema
         self._tools: dict[str, tuple[OperationSpec, Tool | None]] = {}  # by id
         self._names = ToolNames(max_name=max_name)
@@ -180,7 +189,11 @@ class ToolCatalogue:
         cached = self._tools.get(spec.id)
         if cached is not None and cached[0] is spec:
             return cached[1]
-        return self._tool(spec) if self._dispatcher.is_served(spec) else None
+        return self._tool(spec) if self._dispatcher.is_served(spec) and self.is_tool(spec) else None
+
+    def is_tool(self, spec: OperationSpec) -> bool:
+        """Return whether an operation is a tool of this surface."""
+        return self._all_tools or spec.is_tool
 
     def page(self, identity: Identity | None, cursor: str | None, max_bytes: int) -> tuple[list[Tool], str | None]:
         """Return tools that a caller may call, ordered by name, and the cursor of the next page.
@@ -220,7 +233,7 @@ class ToolCatalogue:
     def _name_all(self) -> None:
         """Name every served operation, if the registry has changed."""
         if self._named_at != self._registry.changes:
-            ids = {spec.id for spec in self._dispatcher.served()}
+            ids = {spec.id for spec in self._dispatcher.served() if self.is_tool(spec)}
             self._names.keep(ids)
             self._names.add(ids)
             self._tools = {id: tool for id, tool in self._tools.items() if id in ids}
@@ -306,10 +319,10 @@ def collected_result(
 
 def _forwarded(envelope: ResponseEnvelope[Any], meta: MCPResponseMeta, tool: Tool, format: ResultFormat) -> Result:
     """Return the result of another MCP server: its blocks, structured content and `_meta` unchanged."""
-    given = meta._meta  # pyright: ignore[reportPrivateUsage] - the protocol's name for it
-    extensions = {} if isinstance(given, UnsetType) else dict(given)
+    fields = forwarded_fields(meta)
+    extensions = fields.pop("_meta", {})
     content = to_blocks(envelope, tool=tool.name) if format.tool_envelopes and not meta.is_error else meta.content
-    content, extensions = encode_data([content, extensions], tool.spec.id).data
+    content, extensions, fields = encode_data([content, extensions, fields], tool.spec.id).data
     if not content and envelope.data not in (None, [], {}):  # a model reads the content
         encoded = encode_data(envelope.data, tool.spec.id)
         content = [data_block(envelope.data, encoded.json, tool.spec.id)]
@@ -324,7 +337,15 @@ def _forwarded(envelope: ResponseEnvelope[Any], meta: MCPResponseMeta, tool: Too
         result = _result(content, encoded, tool, format, http_meta=http_meta, extensions=extensions)
     else:
         result = {"content": content, "_meta": extensions} if extensions else {"content": content}
-    return {**result, "isError": True} if meta.is_error else result
+    return {**fields, **result, "isError": True} if meta.is_error else {**fields, **result}
+
+
+def forwarded_fields(meta: MCPResponseMeta) -> Result:
+    """Return the fields of another server's result beside its content: `_meta`, and those that are not known."""
+    given = meta._meta  # pyright: ignore[reportPrivateUsage] - the protocol's name for it
+    extensions = {} if isinstance(given, UnsetType) else dict(given)
+    fields = extensions.pop(FIELDS_META, {})
+    return {**as_dict(fields), **({"_meta": extensions} if extensions else {})}
 
 
 def _result(

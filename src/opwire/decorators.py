@@ -1,0 +1,200 @@
+"""The decorators of a registry: a function as a query, mutation, subscription, resource or prompt.
+
+They derive the spec, and leave the function as it is. Completion of arguments is here too: a completer is a function
+that takes the beginning of a value, and runs as operations do.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar, Unpack, cast, overload
+
+from opwire.annotations import Completion, CompletionRequest
+from opwire.errors import RegistrationError, SchemaError
+from opwire.invoke import check_kind
+from opwire.operation import Completer, Context, OperationOptions, OperationSpec, OperationType
+from opwire.schema.dialect import References
+from opwire.signature import Signature, describe_function
+from opwire.typed.plain import as_dict, as_list
+from opwire.uri_template import URITemplate
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Bind = Callable[[OperationSpec, Signature, Callable[..., Any]], Callable[[Any, Context], Awaitable[Any]]]
+"""Takes a function and its description; returns what calls it as an operation."""
+
+_TAKEN = ("value", "arguments")  # the parameters of a completer
+_MAX_SCANNED = 10_000  # values that a completer returns
+
+
+class DescribedFunction(NamedTuple):
+    """A decorated function as an operation."""
+
+    spec: OperationSpec
+    signature: Signature
+    options: OperationOptions
+
+
+class Decorators(ABC):
+    """The decorators; `register_function` adds what they describe."""
+
+    _namespace: str
+
+    def __init__(self) -> None:
+        self._updated: list[Callable[[str], None]] = []
+
+    @abstractmethod
+    def register_function(self, function: Callable[..., Any], operation: DescribedFunction) -> None:
+        """Add a decorated function."""
+
+    @overload
+    def query(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
+    @overload
+    def query(self, function: F, /) -> F: ...
+    def query(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
+        """Register a function that reads; return the function unchanged.
+
+            @registry.query("math.add")
+            async def add(a: int, b: int) -> int: ...
+
+        Raises:
+            RegistrationError: the id is taken, or the signature is invalid.
+        """
+        return self._decorate(OperationType.QUERY, target, options)
+
+    @overload
+    def mutation(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
+    @overload
+    def mutation(self, function: F, /) -> F: ...
+    def mutation(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
+        """Register a function that writes; otherwise as `query`."""
+        return self._decorate(OperationType.MUTATION, target, options)
+
+    @overload
+    def subscription(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
+    @overload
+    def subscription(self, function: F, /) -> F: ...
+    def subscription(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
+        """Register a generator function, sync or async, that streams items; otherwise as `query`."""
+        return self._decorate(OperationType.SUBSCRIPTION, target, options)
+
+    def resource(
+        self, uri: str, /, *, id: str | None = None, mime_type: str = "", **options: Unpack[OperationOptions]
+    ) -> Callable[[F], F]:
+        """Register a function that returns what is at a URI; otherwise as `query`.
+
+            @registry.resource("shop://articles/{name}", completes={"name": article_names})
+            def article(name: str) -> dict[str, Any]: ...
+
+        The variables of the URI are the parameters. Text and bytes are the content itself, other data its JSON.
+        `registry.resource_updated(uri)` notifies clients that have subscribed.
+
+        Raises:
+            RegistrationError: the template is invalid, or differs from the parameters; as `query`.
+        """
+        template = URITemplate(uri)
+
+        def check(spec: OperationSpec) -> None:
+            parameters, required = _parameters(spec)
+            for name in template.names:
+                if name not in parameters:
+                    raise RegistrationError(f"{spec.id}: the URI has {name!r}, which the function does not take")
+            for name in required.difference(template.names) | required.intersection(template.optional):
+                raise RegistrationError(f"{spec.id}: the URI may lack {name!r}, which the function requires")
+
+        marks = {"role": "resource", "uri": uri, "mime_type": mime_type}
+        return self._decorate(OperationType.QUERY, id, options, marks, check)
+
+    @overload
+    def prompt(self, id: str | None = None, /, **options: Unpack[OperationOptions]) -> Callable[[F], F]: ...
+    @overload
+    def prompt(self, function: F, /) -> F: ...
+    def prompt(self, target: Any = None, /, **options: Unpack[OperationOptions]) -> Any:
+        """Register a function that returns the messages of a prompt; otherwise as `query`.
+
+            @registry.prompt("shop.recommend")
+            def recommend(article: str, tone: Literal["kind", "funny"] = "kind") -> str:
+                return f"Write a {tone} recommendation of {article}."
+
+        A message is a text of the user, `{"role": "assistant", "content": …}`, or bytes of an image or sound; the
+        function returns one of them or a list.
+        """
+        return self._decorate(OperationType.QUERY, target, options, {"role": "prompt"})
+
+    def resource_updated(self, uri: str) -> None:
+        """Notify clients that have subscribed to a resource; from any thread."""
+        for listener in tuple(self._updated):
+            listener(uri)
+
+    def on_resource_updated(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call the listener with the URI of every updated resource; the returned function removes it."""
+        self._updated.append(listener)
+        return lambda: self._updated.remove(listener) if listener in self._updated else None
+
+    def _decorate(
+        self,
+        type: OperationType,
+        target: Any,
+        options: OperationOptions,
+        marks: Mapping[str, Any] | None = None,
+        check: Callable[[OperationSpec], None] = lambda spec: None,
+    ) -> Any:
+        def register(function: F) -> F:
+            id: str = target if isinstance(target, str) else getattr(function, "__name__", "")
+            check_kind(type, function, id)
+            spec, signature = describe_function(function, type, id, self._namespace, options, **(marks or {}))
+            check(spec)
+            self.register_function(function, DescribedFunction(spec, signature, options))
+            return function
+
+        return register(target) if callable(target) else register
+
+
+# --- completion -------------------------------------------------------------------------------------------------------
+
+
+def _parameters(spec: OperationSpec) -> tuple[dict[str, Any], set[str]]:
+    """Return the schemas of an operation's parameters, and the names of the required ones."""
+    schema = as_dict(spec.input_schema.json)
+    return as_dict(schema.get("properties")), {each for each in as_list(schema.get("required")) if type(each) is str}
+
+
+def completer_of(owner: OperationSpec, completes: Mapping[str, Callable[..., Any]], bind: Bind) -> Completer:
+    """Return the completer of an operation, made of a function for each argument; `bind` returns how one is called.
+
+    Raises:
+        RegistrationError: the operation has no such parameter, or a function takes something else.
+    """
+    completers: dict[str, tuple[dict[str, Any], Callable[[Any, Context], Awaitable[Any]]]] = {}
+    for argument, function in completes.items():
+        if argument not in _parameters(owner)[0]:
+            raise RegistrationError(f"{owner.id}: completes has {argument!r}, which is not a parameter")
+        id = f"{owner.id}/complete/{argument}"
+        spec, signature = describe_function(function, OperationType.QUERY, id, "", {"timeout": owner.timeout})
+        taken, required = _parameters(spec)
+        if not taken.keys() <= {*_TAKEN} or "value" not in required:
+            raise RegistrationError(f"{id}: a completer takes `value`, and optionally `arguments` and a Context")
+        completers[argument] = taken, bind(spec, signature, function)
+
+    async def complete(request: CompletionRequest, context: Context) -> Completion:
+        found = completers.get(request.argument)
+        if found is None:
+            return Completion()
+        taken, call = found
+        given = {"value": request.value, "arguments": dict(request.arguments)}
+        envelope = await call({name: value for name, value in given.items() if name in taken}, context)
+        return Completion.of([str(each) for each in as_list(envelope.data)[:_MAX_SCANNED]])
+
+    return complete
+
+
+def declared_completion(spec: OperationSpec, request: CompletionRequest) -> Completion:
+    """Return the values that the schema of a parameter lists, as far as they begin as asked for."""
+    parameter = as_dict(_parameters(spec)[0].get(request.argument))
+    try:
+        if isinstance(parameter.get("$ref"), str):
+            parameter = as_dict(References(spec.input_schema.json).resolve(parameter["$ref"]))
+    except SchemaError:
+        parameter = {}
+    values = cast("Iterable[Any]", as_list(parameter.get("enum")))
+    begins = request.value.lower()
+    return Completion.of(each for each in values if isinstance(each, str) and each.lower().startswith(begins))

@@ -1,0 +1,322 @@
+"""Operations as MCP resources: list them and their templates, read one by its URI, follow its updates. No I/O.
+
+A function that is registered with a URI is a resource, or a template of many. The resources of another MCP server are
+behind operations that list, read and watch them: its entries pass unchanged, and what it does not list can be read too.
+"""
+
+import asyncio
+import logging
+from base64 import b64encode
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from opwire.dispatch import Dispatcher
+from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
+from opwire.errors import CallError, ErrorCode, RegistrationError
+from opwire.invoke import failure
+from opwire.mcp.messages import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, RPCError
+from opwire.operation import Identity, OperationSpec
+from opwire.origin import ORIGIN_META, Origin
+from opwire.serve.mcp.calls import ServedCall, ServedRequest, rpc_error
+from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState
+from opwire.serve.mcp.tools import Result, forwarded_fields
+from opwire.tools.rendering import encode_data, media_type
+from opwire.typed.plain import as_dict, as_list
+from opwire.uri_template import MAX_URI, URITemplate
+
+logger = logging.getLogger("opwire.serve")
+
+ListKey = Literal["resources", "resourceTemplates"]
+
+RESOURCE_NOT_FOUND = -32002
+"""The code of the handshake era; later ones have invalid params instead."""
+
+MAX_OWNERS = 20_000
+"""URIs and templates of which is known which server has listed them."""
+
+_ROLES: dict[ListKey, str] = {"resources": "resources/list", "resourceTemplates": "resources/templates"}
+_OTHERS = frozenset({RESOURCE_NOT_FOUND, INVALID_PARAMS, METHOD_NOT_FOUND})  # another server may have the resource
+
+MakeCall = Callable[[OperationSpec], ServedCall]
+
+
+def typed_arguments(spec: OperationSpec, given: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments that a client sent as text: those that have to be of another type are parsed as JSON."""
+    typed = dict(given)
+    for path, _ in spec.input_schema.problems(given):
+        name = path[1:].partition("/")[0].replace("~1", "/").replace("~0", "~")
+        if isinstance(given.get(name), str):
+            try:
+                typed[name] = msgspec.json.decode(given[name])
+            except (ValueError, RecursionError):
+                pass  # the validation of the operation says what is wrong
+    return typed
+
+
+def definition_of(spec: OperationSpec, **fields: Any) -> Result:
+    """Return the entry of a resource or prompt in a list."""
+    meta = {**spec.meta, ORIGIN_META: Origin.of(spec).to_json()}
+    texts = {"title": spec.title, "description": spec.description, "icons": list(spec.icons)}
+    return {**fields, **{key: value for key, value in texts.items() if value}, "_meta": meta}
+
+
+class ResourceCatalogue:
+    """The resources of a surface."""
+
+    def __init__(self, dispatcher: Dispatcher, *, open_timeout: float = 30.0) -> None:
+        self._dispatcher = dispatcher
+        self._open_timeout = open_timeout
+        self._templates: dict[str, tuple[OperationSpec, URITemplate | None]] = {}  # by id
+        self._owners: dict[str, str] = {}  # the namespace that has listed a URI or template
+
+    def template(self, spec: OperationSpec) -> URITemplate | None:
+        """Return the parsed URI of a resource; None, and a warning, if it is invalid."""
+        cached = self._templates.get(spec.id)
+        if cached is None or cached[0] is not spec:
+            try:
+                cached = spec, URITemplate(spec.uri)
+            except RegistrationError as error:
+                logger.warning("%s is not shown as a resource: %s", spec.id, error)
+                cached = spec, None
+            self._templates[spec.id] = cached
+        return cached[1]
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    async def entries(self, key: ListKey, identity: Identity | None, call: MakeCall) -> list[Result]:
+        """Return all entries of a list that a caller may see: those of functions, then those of other servers.
+
+        Raises:
+            RPCError: another server failed, and there is nothing else.
+        """
+        visible = self._dispatcher.visible(identity)
+        found = [entry for spec in visible if spec.role == "resource" and (entry := self._entry(spec, key)) is not None]
+        servers = [spec for spec in visible if spec.role == _ROLES[key]]
+        lists = await asyncio.gather(*(self._listed(call(spec), key) for spec in servers), return_exceptions=True)
+        errors: list[RPCError] = []
+        name = "uri" if key == "resources" else "uriTemplate"
+        known = {entry[name] for entry in found}
+        for spec, entries in zip(servers, lists, strict=True):
+            if isinstance(entries, BaseException):
+                if not isinstance(entries, RPCError):
+                    raise entries
+                logger.warning("%s: the resources of a server are not listed: %s", spec.id, entries)
+                errors.append(entries)
+                continue
+            for entry in entries:
+                uri = entry.get(name)
+                if isinstance(uri, str) and uri not in known:
+                    known.add(uri)
+                    found.append(entry)
+                    if len(self._owners) < MAX_OWNERS:
+                        self._owners[uri] = spec.namespace
+        if errors and not found:
+            raise errors[0]
+        return found
+
+    def _entry(self, spec: OperationSpec, key: ListKey) -> Result | None:
+        template = self.template(spec)
+        if template is None or bool(template.names) != (key == "resourceTemplates"):
+            return None
+        entry = definition_of(spec, **{"uriTemplate" if template.names else "uri": spec.uri}, name=spec.name)
+        more = {"mimeType": spec.mime_type, "annotations": dict(spec.annotations.extra)}
+        return {**entry, **{key: value for key, value in more.items() if value}}
+
+    async def _listed(self, call: ServedCall, key: ListKey) -> list[Result]:
+        result = await call.read({}, lambda envelope: as_dict(envelope.data))
+        return [as_dict(each) for each in as_list(result.get(key))]
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def read(self, uri: str, request: ServedRequest, call: MakeCall) -> Result | None:
+        """Return the contents of a resource; None if it is unknown.
+
+        Raises:
+            RPCError: the caller may not read it, or reading failed.
+        """
+        found = self._function(uri)
+        if found is not None:
+            spec, values = found
+            given = typed_arguments(spec, values)
+            return await call(spec).read(given, partial(read_result, uri=uri, spec=spec))
+        servers = self._servers("resources/read", uri, request.identity)
+        for number, spec in enumerate(servers, 1):
+            try:
+                return await call(spec).read({"uri": uri}, partial(read_result, uri=uri, spec=spec))
+            except RPCError as error:
+                if number == len(servers) or error.code not in _OTHERS:
+                    raise
+        return None
+
+    def _function(self, uri: str) -> tuple[OperationSpec, dict[str, Any]] | None:
+        """Return the function of a resource and the values in its URI: that of exactly this URI comes first."""
+        resources = [spec for spec in self._dispatcher.served() if spec.role == "resource"]
+        for spec in sorted(resources, key=lambda spec: spec.uri != uri):
+            template = self.template(spec)
+            values = None if template is None else template.match(uri)
+            if values is not None:
+                return spec, values
+        return None
+
+    def _servers(self, role: str, uri: str, identity: Identity | None) -> list[OperationSpec]:
+        """Return the operations of other servers for a URI: that of the server which has listed it, or else all."""
+        served = [spec for spec in self._dispatcher.served() if spec.role == role]
+        visible = [spec for spec in served if self._dispatcher.is_visible(spec, identity)]
+        owner = self._owners.get(uri)
+        owned = [spec for spec in visible if spec.namespace == owner]
+        if owned:
+            return owned
+        likely = {
+            namespace
+            for known, namespace in self._owners.items()
+            if "{" in known and uri.startswith(known.partition("{")[0])
+        }
+        return sorted(visible, key=lambda spec: spec.namespace not in likely) or served[:1]  # denied, and says so
+
+    # --- updates ------------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, uri: str, request: ServedRequest, client: ClientState, call: MakeCall) -> None:
+        """Notify a client of updates of a resource from now on; idempotent.
+
+        Raises:
+            RPCError: as `watch`; the client has too many subscriptions.
+        """
+        if uri in client.watches:
+            return
+        if len(client.watches) >= MAX_SUBSCRIPTIONS:
+            raise RPCError(INVALID_REQUEST, f"at most {MAX_SUBSCRIPTIONS:,} resources can be subscribed to")
+        task = await self.watch(uri, request, client.pending.updated, client.spawn, call)
+        task.add_done_callback(lambda done: client.watches.pop(uri, None) if client.watches.get(uri) is done else None)
+        client.watches[uri] = task
+
+    async def watch(
+        self,
+        uri: str,
+        request: ServedRequest,
+        updated: Callable[[str], object],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        call: MakeCall,
+    ) -> asyncio.Task[None]:
+        """Call `updated` after each update of a resource, in a task that ends when it is cancelled.
+
+        Raises:
+            RPCError: the resource is unknown, or cannot be watched; the caller may not read it.
+        """
+        watching = call(self._watched_by(uri, request))
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def is_open(_: object = None) -> None:
+            if not opened.done():
+                opened.set_result(None)
+
+        async def run() -> None:
+            watch = self._watch_function if watching.spec.role == "resource" else self._watch_server
+            try:
+                await watch(watching, uri, updated, is_open)
+            except Exception as raised:
+                error = failure(raised, watching.spec.id)
+                if opened.done():
+                    logger.warning("%s: a resource is not watched any more: %s", watching.spec.id, error)
+                else:
+                    opened.set_exception(watching.forwarded(error) or rpc_error(error))
+            finally:
+                opened.cancel()
+
+        task = spawn(run())
+        try:
+            async with asyncio.timeout(self._open_timeout):
+                await opened
+        except BaseException as error:
+            task.cancel()
+            if not isinstance(error, TimeoutError):
+                raise
+            late = f"the subscription was not opened within {self._open_timeout:g} seconds"
+            raise rpc_error(CallError(ErrorCode.TIMEOUT, late)) from None
+        return task
+
+    def _watched_by(self, uri: str, request: ServedRequest) -> OperationSpec:
+        """Return the operation of a resource that is watched: its function, or the one that watches at its server."""
+        found = self._function(uri)
+        spec = found[0] if found else next(iter(self._servers("resources/watch", uri, request.identity)), None)
+        if spec is None:
+            raise not_found(uri, request)
+        try:
+            return self._dispatcher.find(spec.id, request.identity)
+        except CallError as error:
+            raise rpc_error(error) from error
+
+    async def _watch_function(
+        self, call: ServedCall, uri: str, updated: Callable[[str], object], opened: Callable[[], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def changed(changed_uri: str) -> None:  # called on any thread
+            if changed_uri == uri:
+                loop.call_soon_threadsafe(updated, uri)
+
+        remove = self._dispatcher.registry.on_resource_updated(changed)
+        try:
+            opened()
+            await loop.create_future()
+        finally:
+            remove()
+
+    async def _watch_server(
+        self, call: ServedCall, uri: str, updated: Callable[[str], object], opened: Callable[[object], None]
+    ) -> None:
+        # The operation reports progress when its server has accepted the subscription.
+        context = replace(call.context(), on_progress=opened)
+        async with aclosing(self._dispatcher.subscribe(call.spec, {"uri": uri}, context)) as envelopes:
+            async for envelope in envelopes:
+                updated(str(as_dict(envelope.data).get("uri", uri))[:MAX_URI])
+
+    # --- completion ---------------------------------------------------------------------------------------------------
+
+    def completed_by(self, uri: str, identity: Identity | None) -> OperationSpec | None:
+        """Return the operation that completes variables of a template; None if it is unknown."""
+        resources = (spec for spec in self._dispatcher.served() if spec.role == "resource" and spec.uri == uri)
+        found = next(resources, None)
+        return found or next(iter(self._servers("resources/templates", uri, identity)), None)
+
+
+def not_found(uri: str, request: ServedRequest) -> RPCError:
+    """Return the error for an unknown resource."""
+    code = INVALID_PARAMS if request.is_stateless else RESOURCE_NOT_FOUND
+    return RPCError(code, f"Resource not found: {uri[:200]}", {"uri": uri[:MAX_URI]})
+
+
+def read_result(envelope: ResponseEnvelope[Any], uri: str, spec: OperationSpec) -> Result:
+    """Return the result of `resources/read`.
+
+    Raises:
+        CallError: EXECUTION_ERROR, if the data cannot be encoded.
+    """
+    meta = envelope.meta
+    if isinstance(meta, MCPResponseMeta):
+        content, fields = encode_data([meta.content, forwarded_fields(meta)], spec.id).data
+        return {"contents": [_content_of(block, uri) for block in content], **fields}
+    content_type = spec.mime_type or (meta.content_type if isinstance(meta, HTTPResponseMeta) else "")
+    data: Any = envelope.data
+    if isinstance(data, bytes):
+        blob = {"mimeType": media_type(data, content_type), "blob": b64encode(data).decode("ascii")}
+        return {"contents": [{"uri": uri, **blob}]}
+    is_text = isinstance(data, str)
+    text = encode_data(data, spec.id)
+    shown = text.data if is_text else text.json.decode()
+    kind = content_type or ("text/plain" if is_text else "application/json")
+    return {"contents": [{"uri": uri, "mimeType": kind, "text": shown}]}
+
+
+def _content_of(block: Any, uri: str) -> Result:
+    """Return a content block as the contents of a resource."""
+    if "resource" in block:
+        return block["resource"]
+    if "data" in block:
+        return {"uri": uri, "mimeType": block.get("mimeType", "application/octet-stream"), "blob": block["data"]}
+    text = block.get("text")
+    return {"uri": uri, "text": text if isinstance(text, str) else msgspec.json.encode(block).decode()}

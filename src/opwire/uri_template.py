@@ -1,0 +1,165 @@
+"""URI templates of resources (RFC 6570), matched with the URIs that clients read. No I/O.
+
+    {name}     one segment, percent-encoded           {?a,b}  query parameters, all optional, in any order
+    {+path}    with slashes                           {/name} {.name} {#name}  after that character
+    {/path*}   a list of segments
+
+A template has at most one variable that spans segments (`{+path}`, `{/path*}`, `{#name}`), and something between two
+variables. So a URI is matched from both ends without backtracking, in linear time: it comes from a client.
+
+Values of a path never contain `..` as a segment, start with a slash or a drive, or contain control characters: handlers
+append them to directories.
+"""
+
+import re
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+from opwire.errors import RegistrationError
+
+MAX_URI = 8192
+"""Characters of a URI."""
+
+_EXPRESSION = re.compile(r"\{([+#./;?&=,!@|]?)([^{}]*)\}")
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f]|^[/\\]|^[A-Za-z]:[/\\]|(?:^|[/\\])\.\.(?:$|[/\\])")
+_LEADS = {"": "", "+": "", "#": "#", ".": ".", "/": "/"}
+_ENDS = {"": "/?#&,", "+": "?#", "#": "", ".": "./?#", "/": "/?#"}  # characters that a value cannot contain
+
+
+class _Variable(NamedTuple):
+    name: str
+    operator: str
+    is_list: bool
+
+    @property
+    def spans(self) -> bool:
+        """Whether its value spans segments."""
+        return self.is_list or self.operator in ("+", "#")
+
+    def parse(self, text: str) -> Any:
+        """Return the value in a URI; None if it is not one."""
+        forbidden = "?#" if self.is_list else _ENDS[self.operator]
+        if not text or any(character in forbidden for character in text):
+            return None
+        values = [unquote(each) for each in (text.split("/") if self.is_list else [text])]
+        if any(_UNSAFE.search(each) for each in values):
+            return None
+        return values if self.is_list else values[0]
+
+
+class URITemplate:
+    """A parsed template.
+
+        URITemplate("shop://{kind}/{name}").match("shop://articles/tea")  # {"kind": "articles", "name": "tea"}
+
+    Raises:
+        RegistrationError: the template is invalid, or has what is not supported.
+    """
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        self._literals = [""]  # around the variables
+        self._variables: list[_Variable] = []
+        self._query: list[str] = []
+        if not _SCHEME.match(template) or len(template) > MAX_URI or not template.isprintable():
+            raise self._error(f"a URI begins with its scheme (`shop://…`) and has at most {MAX_URI:,} characters")
+        position = 0
+        for found in _EXPRESSION.finditer(template):
+            self._add_literal(template[position : found.start()])
+            self._add_expression(found[1], found[2].split(","))
+            position = found.end()
+        self._add_literal(template[position:])
+        self._check()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the variables; empty for the URI of a single resource."""
+        return [*(each.name for each in self._variables), *self._query]
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The names of the query parameters."""
+        return frozenset(self._query)
+
+    def _error(self, problem: str) -> RegistrationError:
+        return RegistrationError(f"invalid URI template {self.template[:100]!r}: {problem}")
+
+    def _add_literal(self, text: str) -> None:
+        if "{" in text or "}" in text:
+            raise self._error("a brace is not closed")
+        if text and self._query:
+            raise self._error("query parameters are at its end")
+        self._literals[-1] += text
+
+    def _add_expression(self, operator: str, names: list[str]) -> None:
+        if operator in ("?", "&"):
+            self._query += [self._name(each) for each in names]
+            return
+        if operator not in _LEADS or self._query:
+            raise self._error("query parameters are at its end" if self._query else f"{operator!r} is not supported")
+        for number, each in enumerate(names):
+            is_list = each.endswith("*") and operator == "/"
+            variable = _Variable(self._name(each.removesuffix("*") if is_list else each), operator, is_list)
+            lead = _LEADS[operator]
+            self._literals[-1] += (lead if lead != "#" else ",") or "," if number else lead
+            self._variables.append(variable)
+            self._literals.append("")
+
+    def _name(self, text: str) -> str:
+        if not _NAME.fullmatch(text):
+            raise self._error(f"{text[:50]!r} is not a variable; write {{+path}} for a value with slashes")
+        return text
+
+    def _check(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            raise self._error("a variable occurs twice")
+        if sum(each.spans for each in self._variables) > 1:
+            raise self._error("only one variable can span segments")
+        if not all(self._literals[1:-1]):
+            raise self._error("there is nothing between two variables")
+
+    def match(self, uri: str) -> dict[str, Any] | None:
+        """Return the values of the variables in a URI; None if it does not match."""
+        if len(uri) > MAX_URI:
+            return None
+        found: dict[str, Any] = {}
+        if self._query:
+            uri, _, query = uri.partition("?")
+            given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=100) if query.count("&") < 100 else ())
+            found = {name: given[name] for name in self._query if name in given}
+        texts = self._texts(uri)
+        if texts is None:
+            return None
+        for variable, text in zip(self._variables, texts, strict=True):
+            value = variable.parse(text)
+            if value is None:
+                return None
+            found[variable.name] = value
+        return found
+
+    def _texts(self, uri: str) -> list[str] | None:
+        """Return the parts of a URI between the literals: found from the left before the spanning variable."""
+        first, *rest = self._literals
+        if not rest:
+            return [] if uri == first else None
+        if not uri.startswith(first) or not uri.endswith(rest[-1]) or len(uri) < len(first) + len(rest[-1]):
+            return None
+        start, end = len(first), len(uri) - len(rest[-1])
+        middle = next((n for n, each in enumerate(self._variables) if each.spans), 0)
+        before: list[str] = []
+        for literal in rest[:middle]:
+            at = uri.find(literal, start, end)
+            if at < 0:
+                return None
+            before.append(uri[start:at])
+            start = at + len(literal)
+        after: list[str] = []
+        for literal in reversed(rest[middle:-1]):
+            at = uri.rfind(literal, start, end)
+            if at < 0:
+                return None
+            after.insert(0, uri[at + len(literal) : end])
+            end = at
+        return [*before, uri[start:end], *after]

@@ -1,0 +1,169 @@
+"""Prompts of a registry, completions and log messages, with the SDK's client in both eras."""
+
+from typing import Any
+
+import pytest
+from mcp import MCPError
+from mcp_types import PromptReference, ResourceTemplateReference, TextContent
+
+from opwire import Annotations, CallError, Context, Identity, OperationRegistry
+from opwire.serve.mcp import serve_mcp
+from tests.requirements import requirement
+from tests.serve.mcp.library import library
+from tests.serve.mcp.raw import call, raw, request
+from tests.serve.mcp.shop import ERAS, NEWEST, connected
+
+READER = Identity(id="reader")
+
+
+def plain(model: Any) -> dict[str, Any]:
+    """Return the fields of a content block."""
+    return model.model_dump(mode="json")
+
+
+@requirement("serve-mcp.prompts")
+@pytest.mark.parametrize("era", ERAS)
+async def test_prompts_are_listed_with_their_arguments_and_take_text(era: str) -> None:
+    async with connected(serve_mcp(library(), stdio_identity=READER), era) as client:
+        review, dialogue = (await client.list_prompts()).prompts
+        assert (review.name, review.title, dialogue.name) == ("books_review", "Review", "books_dialogue")
+        assert review.icons is not None
+        assert review.arguments is not None
+        described = [(each.name, each.description, each.required) for each in review.arguments]
+        assert described[0] == ("title", "of a book", True)
+        assert described[2] == ("stars", None, False)
+        found = await client.get_prompt("books_review", {"title": "Dune", "stars": "3"})
+        assert found.description == "Ask for a review."
+        (message,) = found.messages
+        assert isinstance(message.content, TextContent)
+        assert (message.role, message.content.text) == ("user", "Write a kind review of Dune with 3 stars.")
+
+
+@requirement("serve-mcp.prompts")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_prompt_has_several_messages_of_both_roles_and_any_content(era: str) -> None:
+    async with connected(serve_mcp(library()), era) as client:
+        messages = (await client.get_prompt("books_dialogue")).messages
+        assert [(each.role, plain(each.content)["type"]) for each in messages] == [
+            ("user", "text"),
+            ("assistant", "text"),
+            ("assistant", "image"),
+        ]
+
+
+@requirement("serve-mcp.prompts")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_prompt_that_fails_is_an_error_that_says_why(era: str) -> None:
+    registry = library()
+
+    @registry.prompt("books.broken")
+    def broken() -> Any:
+        return {"role": "judge", "content": "x"}
+
+    @registry.prompt("books.busy")
+    def busy() -> str:
+        raise CallError("RATE_LIMITED", "slow down")
+
+    async with connected(serve_mcp(registry, stdio_identity=READER), era) as client:
+        expected = {
+            "books_unknown": (-32602, "Unknown prompt"),
+            "books_nobody": (-32003, "missing scope"),
+            "books_review": (-32602, '"title" is a required property'),
+            "books_broken": (-32000, "user or assistant"),
+            "books_busy": (-32007, "slow down"),
+        }
+        for name, (code, text) in expected.items():
+            with pytest.raises(MCPError, match=text) as failed:
+                await client.get_prompt(name)
+            assert failed.value.error.code == code
+
+
+@requirement("serve-mcp.completion")
+@pytest.mark.parametrize("era", ERAS)
+async def test_arguments_are_completed_by_functions_or_by_what_their_schema_lists(era: str) -> None:
+    prompt = PromptReference(name="books_review")
+    async with connected(serve_mcp(library(), stdio_identity=READER), era) as client:
+        found = await client.complete(prompt, {"name": "title", "value": "d"})
+        assert (found.completion.values, found.completion.total) == (["dune"], 1)
+        listed = await client.complete(prompt, {"name": "tone", "value": "H"})
+        assert listed.completion.values == ["harsh"]
+        many = await client.complete(prompt, {"name": "chapter", "value": ""}, context_arguments={"title": "emma"})
+        assert (len(many.completion.values), many.completion.total) == (100, 150)
+        assert many.completion.has_more
+        assert many.completion.values[0] == "emma-0"
+        template = ResourceTemplateReference(uri="book://{title}")
+        assert (await client.complete(template, {"name": "title", "value": "e"})).completion.values == ["emma"]
+        assert (await client.complete(template, {"name": "other", "value": ""})).completion.values == []
+        with pytest.raises(MCPError, match="Unknown ref/prompt"):
+            await client.complete(PromptReference(name="x"), {"name": "a", "value": ""})
+        with pytest.raises(MCPError, match="missing scope"):
+            await client.complete(PromptReference(name="books_nobody"), {"name": "a", "value": ""})
+
+
+@requirement("serve-mcp.annotations")
+@pytest.mark.parametrize("era", ERAS)
+async def test_tools_have_annotations_icons_and_meta(era: str) -> None:
+    registry = library()
+
+    @registry.query("books.count", annotations=Annotations(open_world=False))
+    async def count() -> int:
+        return 2
+
+    async with connected(serve_mcp(registry), era) as client:
+        counting, rewrite = (await client.list_tools()).tools
+        assert rewrite.annotations is not None
+        assert (rewrite.annotations.destructive_hint, rewrite.annotations.idempotent_hint) == (True, True)
+        assert rewrite.annotations.read_only_hint is None
+        assert rewrite.icons is not None
+        assert rewrite.meta is not None
+        assert rewrite.meta["acme/x"] == 1
+        assert counting.annotations is not None
+        assert (counting.annotations.read_only_hint, counting.annotations.open_world_hint) == (True, False)
+
+
+# --- log messages -----------------------------------------------------------------------------------------------------
+
+
+def _logging() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.mutation("work.log")
+    def log(context: Context, count: int = 1) -> str:  # on a worker thread
+        context.log("debug", "details")
+        for number in range(count):
+            context.log("warning", {"number": number}, logger="work")
+        context.log("info", "x" * 100_000)
+        context.log("error", object())
+        return "done"
+
+    return registry
+
+
+@requirement("serve-mcp.logging")
+async def test_handlers_log_to_the_client_at_the_level_that_it_has_set() -> None:
+    async with raw(serve_mcp(_logging())) as client:
+        await client.send(call("work_log"))
+        first = await client.receive()
+        assert first["method"] == "notifications/message"
+        assert first["params"] == {"level": "warning", "data": {"number": 0}, "logger": "work"}
+        second = (await client.receive())["params"]
+        assert second["level"] == "info"
+        assert len(second["data"]) < 70_000
+        assert (await client.receive())["result"]["content"][0]["text"] == "done"
+        assert (await client.ask(request("logging/setLevel", {"level": "warning"})))["result"] == {}
+        await client.send(call("work_log"))
+        assert (await client.receive())["params"]["level"] == "warning"
+        assert "result" in await client.receive()
+        assert (await client.ask(request("logging/setLevel", {"level": "loud"})))["error"]["code"] == -32602
+
+
+@requirement("serve-mcp.logging")
+async def test_in_the_newest_era_a_request_says_whether_it_wants_messages() -> None:
+    async with raw(serve_mcp(_logging()), handshake=False) as client:
+        assert "result" in await client.ask(call("work_log", era=NEWEST))
+        level: Any = {"io.modelcontextprotocol/logLevel": "debug"}
+        await client.send(call("work_log", era=NEWEST, **level))
+        assert (await client.receive())["params"] == {"level": "debug", "data": "details"}
+        assert (await client.receive())["params"]["level"] == "warning"
+        assert (await client.receive())["params"]["level"] == "info"
+        assert "result" in await client.receive()

@@ -1,0 +1,227 @@
+"""Resources of a registry, read by the SDK's client in both eras."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+from mcp import Client, MCPError
+
+from opwire import Identity, OperationRegistry, OperationSpec
+from opwire.serve.mcp import serve_mcp
+from tests.requirements import requirement
+from tests.serve.mcp.library import BOOKS, ICON, PNG, library
+from tests.serve.mcp.raw import HANDSHAKE, raw, request
+from tests.serve.mcp.shop import ERAS, NEWEST, OLDER, PATIENCE, connected, http_client, served
+
+READER = Identity(id="reader")
+
+
+async def content(client: Client, uri: str) -> Any:
+    """Return the only content of a resource: text or a blob."""
+    (found,) = (await client.read_resource(uri)).contents
+    return found
+
+
+@requirement("serve-mcp.resources")
+@pytest.mark.parametrize("era", ERAS)
+async def test_functions_with_a_uri_are_listed_as_resources_and_templates_and_not_as_tools(era: str) -> None:
+    async with connected(serve_mcp(library(), stdio_identity=READER), era) as client:
+        (shelf,) = (await client.list_resources()).resources
+        assert (shelf.uri, shelf.name) == ("shelf://all", "shelf")
+        assert shelf.icons is not None
+        assert shelf.icons[0].src == ICON["src"]
+        assert shelf.annotations is not None
+        assert (shelf.annotations.audience, shelf.annotations.priority) == (["user"], 0.5)
+        book, cover = (await client.list_resource_templates()).resource_templates
+        assert (book.uri_template, book.title, book.mime_type) == ("book://{title}", "A book", "text/markdown")
+        assert book.description == "The text of a book."
+        assert cover.uri_template == "cover://{title}/{number}{?width}"
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["books_rewrite"]
+
+
+@requirement("serve-mcp.resources")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_resource_is_text_json_or_bytes_and_its_variables_are_typed(era: str) -> None:
+    async with connected(serve_mcp(library()), era) as client:
+        text = await content(client, "book://dune")
+        assert (text.uri, text.mime_type, text.text) == ("book://dune", "text/markdown", "Sand.")
+        data = await content(client, "shelf://all")
+        assert data.mime_type == "application/json"
+        assert json.loads(data.text) == {"books": 2}
+        image = await content(client, "cover://dune/7?width=9")
+        assert image.mime_type == "image/png"
+        assert base64.b64decode(image.blob) == PNG + b"\x07\x09"
+
+
+@requirement("serve-mcp.resource-errors")
+@pytest.mark.parametrize(("era", "code"), [(OLDER, -32002), (NEWEST, -32602)])
+async def test_an_unknown_resource_has_the_code_of_its_era_and_the_uri(era: str, code: int) -> None:
+    async with connected(serve_mcp(library(), stdio_identity=READER), era) as client:
+        for uri in ("book://a/b", "nothing://here", "book://..", "cover://dune/x/y"):
+            with pytest.raises(MCPError) as unknown:
+                await client.read_resource(uri)
+            assert (unknown.value.error.code, unknown.value.error.data) == (code, {"uri": uri})
+        with pytest.raises(MCPError, match="missing scope admin") as denied:
+            await client.read_resource("vault://gold")
+        assert denied.value.error.code == -32003
+        with pytest.raises(MCPError, match="it is lent out") as failed:
+            await client.read_resource("book://persuasion")
+        assert (failed.value.error.code, failed.value.error.data) == (-32000, {"until": "Monday"})
+        with pytest.raises(MCPError, match='is not of type "integer"') as invalid:
+            await client.read_resource("cover://dune/seven")
+        assert invalid.value.error.code == -32602
+
+
+@requirement("serve-mcp.resource-updates")
+async def test_a_subscribed_client_is_notified_of_updates_until_it_unsubscribes() -> None:
+    registry = library()
+    async with raw(serve_mcp(registry)) as client:
+        assert (await client.ask(request("resources/subscribe", {"uri": "book://emma"})))["result"] == {}
+        assert (await client.ask(request("resources/subscribe", {"uri": "book://emma"})))["result"] == {}
+        registry.resource_updated("book://dune")
+        await asyncio.to_thread(registry.resource_updated, "book://emma")
+        assert await client.receive() == {
+            "jsonrpc": "2.0",
+            "method": "notifications/resources/updated",
+            "params": {"uri": "book://emma"},
+        }
+        assert (await client.ask(request("resources/unsubscribe", {"uri": "book://emma"})))["result"] == {}
+        assert registry._updated == []
+        registry.resource_updated("book://emma")
+        assert (await client.ask(request("ping")))["result"] == {}
+        error = (await client.ask(request("resources/subscribe", {"uri": "nothing://here"})))["error"]
+        assert error["code"] == -32002
+        await client.ask(request("resources/subscribe", {"uri": "book://emma"}))
+    assert registry._updated == []
+
+
+@requirement("serve-mcp.resource-updates")
+async def test_in_the_newest_era_updates_come_with_the_stream_that_asked_for_them() -> None:
+    registry = library()
+    surface = serve_mcp(registry, stdio_identity=READER)
+    async with raw(surface, handshake=False) as client:
+        uris = ["book://emma", "vault://gold", "nothing://here"]
+        wanted = {"resourceSubscriptions": uris, "promptsListChanged": True}
+        await client.send(request("subscriptions/listen", {"notifications": wanted}, id=5, era=NEWEST))
+        opened = (await client.receive())["params"]
+        assert opened["notifications"] == {"promptsListChanged": True, "resourceSubscriptions": ["book://emma"]}
+        registry.resource_updated("vault://gold")
+        registry.resource_updated("book://emma")
+        updated = await client.receive()
+        assert updated["method"] == "notifications/resources/updated"
+        assert updated["params"] == {"uri": "book://emma", "_meta": {"io.modelcontextprotocol/subscriptionId": 5}}
+        registry.register(OperationSpec(namespace="a", name="tool"), lambda input, context: 1)
+        registry.unregister("books.dialogue")
+        assert (await client.receive())["method"] == "notifications/prompts/list_changed"
+
+
+@requirement("serve-mcp.list-changed")
+async def test_each_changed_list_has_its_notification() -> None:
+    registry = library()
+    async with raw(serve_mcp(registry)) as client:
+        await client.ask(request("ping"))
+        registry.unregister("books.shelf")
+        assert (await client.receive())["method"] == "notifications/resources/list_changed"
+        registry.unregister("books.review")
+        assert (await client.receive())["method"] == "notifications/prompts/list_changed"
+        registry.unregister("books.rewrite")
+        assert (await client.receive())["method"] == "notifications/tools/list_changed"
+
+
+@requirement("serve-mcp.resources")
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_is_served_is_announced_and_nothing_else(era: str) -> None:
+    announced = {
+        "logging": {},
+        "tools": {"listChanged": True},
+        "resources": {"subscribe": True, "listChanged": True},
+        "prompts": {"listChanged": True},
+        "completions": {},
+    }
+    first = HANDSHAKE[0] if era == OLDER else request("server/discover", era=NEWEST)
+    async with raw(serve_mcp(library()), handshake=False) as client:
+        assert (await client.ask(first))["result"]["capabilities"] == announced
+    async with raw(serve_mcp(library(), exclude=["books.*"]), handshake=False) as client:
+        assert (await client.ask(first))["result"]["capabilities"].keys() == {"logging", "tools"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the SDK: this era is not its newest
+@pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+@requirement("serve-mcp.resource-updates")
+async def test_over_http_updates_come_on_the_stream_of_the_session() -> None:
+    registry = library()
+    told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def listen(message: Any) -> None:
+        await told.put(message)
+
+    async with (
+        served(serve_mcp(registry), anonymous=READER) as url,
+        http_client(url, OLDER, message_handler=listen) as client,
+    ):
+        await client.subscribe_resource("book://emma")
+        await client.call_tool("books_rewrite", {"title": "emma", "text": BOOKS["emma"]})
+        async with asyncio.timeout(PATIENCE):
+            message = await told.get()
+        assert message.params.uri == "book://emma"
+
+
+@requirement("serve-mcp.list-pages")
+async def test_lists_have_pages_of_bytes_and_survive_changes_between_them() -> None:
+    registry = OperationRegistry()
+    for number in range(20):
+        registry.resource(f"page://{number}", id=f"pages.p{number:02}", description="x" * 300)(lambda: "text")
+    async with raw(serve_mcp(registry, max_page=2000)) as client:
+        seen: list[str] = []
+        cursor: str | None = None
+        while True:
+            params = {} if cursor is None else {"cursor": cursor}
+            page = (await client.ask(request("resources/list", params)))["result"]
+            assert 1 <= len(page["resources"]) <= 5
+            seen += [each["uri"] for each in page["resources"]]
+            if len(seen) == len(page["resources"]):
+                registry.unregister("pages.p00")
+            cursor = page.get("nextCursor")
+            if cursor is None:
+                break
+        assert seen == [f"page://{number}" for number in range(20)]
+        for cursor in ("", "7", "x:y", f"{'9' * 5000}:0123456789abcdef"):
+            error = (await client.ask(request("resources/list", {"cursor": cursor})))["error"]
+            assert error["code"] == -32602
+
+
+@requirement("serve-mcp.all-tools")
+async def test_resources_and_prompts_are_tools_as_well_if_wanted() -> None:
+    async with connected(serve_mcp(library(), all_tools=True, stdio_identity=READER)) as client:
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        expected = ["book", "covers", "dialogue", "review", "rewrite", "shelf"]
+        assert names == [f"books_{name}" for name in expected]
+        result = await client.call_tool("books_book", {"title": "dune"})
+        assert result.structured_content == {"result": "Sand."} or result.structured_content == "Sand."
+        assert (await client.list_resources()).resources
+
+
+@requirement("serve-mcp.resources")
+async def test_views_select_and_restrict_resources_as_other_operations() -> None:
+    registry = library()
+    view = registry.view(exclude=["books.shelf"], rename={"books": "novels"}, scopes=["read"])
+    async with connected(serve_mcp(view, stdio_identity=Identity(id="a", scopes=("read",)))) as client:
+        assert (await client.list_resources()).resources == []
+        assert (await content(client, "book://dune")).text == "Sand."
+        with pytest.raises(MCPError):
+            await client.read_resource("shelf://all")
+        assert (await client.get_prompt("novels_review", {"title": "dune"})).messages
+    async with connected(serve_mcp(view, stdio_identity=READER)) as client:
+        with pytest.raises(MCPError, match="missing scope read"):
+            await client.read_resource("book://dune")
+
+
+async def test_an_operation_with_an_invalid_uri_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    registry = library()
+    registry.register(OperationSpec(namespace="odd", name="one", role="resource", uri="no uri"), lambda i, c: 1)
+    async with connected(serve_mcp(registry)) as client:
+        assert len((await client.list_resources()).resources) == 2
+        assert (await client.read_resource("book://dune")).contents
+    assert "odd.one is not shown as a resource" in caplog.text

@@ -1,0 +1,225 @@
+"""Functions as resources and prompts, their completions, and annotations of every operation."""
+
+import threading
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from opwire import (
+    Annotations,
+    CallError,
+    Completion,
+    CompletionRequest,
+    Context,
+    Depends,
+    LogMessage,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    RegistrationError,
+    Reshape,
+    UsageError,
+)
+from tests.requirements import requirement
+
+
+@requirement("resources.operations")
+async def test_a_resource_is_an_operation_whose_input_are_the_variables_of_its_uri() -> None:
+    registry = OperationRegistry(namespace="files")
+
+    @registry.resource("file:///{+path}", mime_type="text/plain", tags=["files"])
+    def read(path: str, context: Context) -> str:
+        return f"{path} for {context.request_id}"
+
+    assert read("a", Context(request_id="1")) == "a for 1"
+    spec = registry.get_spec("files.read")
+    assert spec is not None
+    assert (spec.role, spec.uri, spec.mime_type) == ("resource", "file:///{+path}", "text/plain")
+    assert (spec.type, spec.is_tool, spec.tags) == (OperationType.QUERY, False, ("files",))
+    assert (await registry.execute("files.read", {"path": "x"}, Context(request_id="2"))).data == "x for 2"
+
+
+@requirement("resources.operations")
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("f://{path}/{other}", "the URI has 'other', which the function does not take"),
+        ("f://x", "the URI may lack 'path', which the function requires"),
+        ("f://x{?path}", "the URI may lack 'path'"),
+        ("nothing", "invalid URI template"),
+    ],
+)
+def test_a_uri_that_does_not_fit_the_parameters_is_rejected(uri: str, problem: str) -> None:
+    registry = OperationRegistry()
+
+    def read(path: str) -> str:
+        return path
+
+    with pytest.raises(RegistrationError, match=problem):
+        registry.resource(uri)(read)
+    assert len(registry) == 0
+
+
+@requirement("resources.operations")
+async def test_a_prompt_is_an_operation_that_returns_what_its_function_returns() -> None:
+    registry = OperationRegistry()
+
+    @registry.prompt
+    async def review(title: str) -> str:
+        return f"Review {title}."
+
+    spec = registry.get_spec("local.review")
+    assert spec is not None
+    assert (spec.role, spec.type) == ("prompt", OperationType.QUERY)
+    assert (await registry.execute("local.review", {"title": "Emma"})).data == "Review Emma."
+
+
+def _names(value: str, arguments: dict[str, str], context: Context) -> list[str]:
+    return [value, *arguments, str(context.request_id), threading.current_thread().name]
+
+
+@requirement("resources.completion")
+async def test_a_completer_takes_the_value_and_what_else_it_asks_for_and_runs_as_operations_do() -> None:
+    registry = OperationRegistry()
+
+    def lend() -> str:
+        return "lent"
+
+    async def injected(value: str, source: Annotated[str, Depends(lend)]) -> tuple[str, ...]:
+        return (f"{value}-{source}",)
+
+    @registry.query("a.b", completes={"name": _names, "other": injected})
+    async def call(name: str, other: str = "", tone: Literal["kind", "keen"] = "kind") -> str:
+        return name
+
+    request = CompletionRequest(argument="name", value="x", arguments={"other": "y"})
+    found = await registry.complete("a.b", request, Context(request_id="7"))
+    assert found.values[:3] == ("x", "other", "7")
+    assert found.values[3] != threading.current_thread().name
+    assert (await registry.complete("a.b", CompletionRequest(argument="other", value="z"))).values == ("z-lent",)
+    declared = await registry.complete("a.b", CompletionRequest(argument="tone", value="ke"))
+    assert declared == Completion(values=("keen",), total=1)
+    assert (await registry.complete("a.b", CompletionRequest(argument="none", value=""))).values == ()
+    with pytest.raises(CallError, match="Operation not found"):
+        await registry.complete("a.c", request)
+
+
+@requirement("resources.completion")
+async def test_a_completer_that_fails_is_a_call_error_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    registry = OperationRegistry()
+
+    def broken(value: str) -> list[str]:
+        raise RuntimeError("password")
+
+    @registry.query("a.b", completes={"name": broken})
+    async def call(name: str) -> str:
+        return name
+
+    with pytest.raises(CallError) as failed:
+        await registry.complete("a.b", CompletionRequest(argument="name", value=""))
+    assert "password" not in failed.value.message
+    assert "password" in caplog.text
+
+
+@requirement("resources.completion")
+def test_a_completer_of_something_else_is_rejected() -> None:
+    registry = OperationRegistry()
+
+    def wrong(text: str) -> list[str]:
+        return [text]
+
+    def call(name: str) -> str:
+        return name
+
+    with pytest.raises(RegistrationError, match="a completer takes `value`"):
+        registry.query("a.b", completes={"name": wrong})(call)
+    with pytest.raises(RegistrationError, match="completes has 'nome', which is not a parameter"):
+        registry.query("a.b", completes={"nome": _names})(call)
+
+
+@requirement("resources.completion")
+async def test_a_view_completes_under_its_own_names_and_nothing_that_it_hides() -> None:
+    registry = OperationRegistry()
+
+    def listed(value: str, arguments: dict[str, str]) -> list[str]:
+        return [f"{key}={each}" for key, each in arguments.items()] or [value]
+
+    @registry.query("a.b", completes={"name": listed, "tenant": listed})
+    async def call(name: str, tenant: str = "", kind: str = "") -> str:
+        return name
+
+    view = registry.view(reshape={"a.b": Reshape(rename={"name": "title", "kind": "sort"}, fix={"tenant": "t"})})
+    request = CompletionRequest(argument="title", value="x", arguments={"sort": "s", "tenant": "other"})
+    assert (await view.complete("a.b", request)).values == ("kind=s",)
+    assert (await view.complete("a.b", CompletionRequest(argument="tenant", value="x"))).values == ()
+    followed = OperationRegistry()
+    followed.follow(view)
+    assert (await followed.complete("a.b", request)).values == ("kind=s",)
+
+
+@requirement("resources.updates")
+def test_updates_reach_listeners_of_a_registry_and_of_its_views() -> None:
+    registry = OperationRegistry()
+    view = registry.view()
+    told: list[tuple[str, str]] = []
+    ends = [
+        registry.on_resource_updated(lambda uri: told.append(("registry", uri))),
+        view.on_resource_updated(lambda uri: told.append(("view", uri))),
+    ]
+    registry.resource_updated("a://1")
+    view.resource_updated("a://2")
+    for end in ends:
+        end()
+        end()
+    registry.resource_updated("a://3")
+    assert told == [("registry", "a://1"), ("view", "a://1"), ("registry", "a://2"), ("view", "a://2")]
+
+
+@requirement("operations.annotations")
+def test_operations_have_annotations_icons_and_meta_and_a_query_is_read_only() -> None:
+    spec = OperationSpec(namespace="a", name="b", icons=["https://x/i.png", {"src": "data:,", "sizes": ["1x1"]}])
+    assert spec.annotations == Annotations(read_only=True)
+    assert spec.icons == ({"src": "https://x/i.png"}, {"src": "data:,", "sizes": ["1x1"]})
+    denied = OperationSpec(namespace="a", name="b", annotations=Annotations(read_only=False))
+    assert denied.annotations.read_only is False
+    assert OperationSpec(namespace="a", name="b", type="mutation").annotations == Annotations()
+    wrong: list[Any] = ["x.png", {"src": "x"}, [{"href": "x"}], [{"src": 1}]]
+    for icons in wrong:
+        with pytest.raises(UsageError, match="icon"):
+            OperationSpec(namespace="a", name="b", icons=icons)
+
+
+@requirement("operations.annotations")
+def test_annotations_of_mcp_are_kept_with_what_is_not_a_hint() -> None:
+    given = {"readOnlyHint": False, "destructiveHint": "yes", "title": "T", "acme": [1]}
+    parsed = Annotations.from_mcp(given)
+    assert parsed == Annotations(read_only=False, extra={"destructiveHint": "yes", "title": "T", "acme": [1]})
+    assert parsed.to_mcp() == given
+
+
+@requirement("operations.log")
+def test_a_handler_logs_to_its_caller_if_that_listens() -> None:
+    told: list[LogMessage] = []
+    context = Context(on_log=told.append)
+    context.log("warning", {"n": 1}, logger="x")
+    context.child().log("info", "nested")
+    assert told == [LogMessage("warning", {"n": 1}, "x"), LogMessage("info", "nested")]
+    Context().log("info", "nothing listens")
+    wrong: Any = "loud"
+    with pytest.raises(UsageError, match="unknown log level 'loud'; use one of debug"):
+        Context().log(wrong, "x")
+
+
+@requirement("operations.lenient-input")
+async def test_lenient_input_is_passed_on_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    registry = OperationRegistry()
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    spec = OperationSpec(namespace="a", name="b", input_schema=schema, lenient_input=True)
+    registry.register(spec, lambda input, context: input)
+    assert (await registry.execute("a.b", {"n": "5"})).data == {"n": "5"}
+    assert 'a.b: /n: the value is not of type "integer"' in caplog.text
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(CallError, match="nested deeper"):
+        await registry.execute("a.b", {"n": deep})
