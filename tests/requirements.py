@@ -923,7 +923,9 @@ MCP_IN: dict[str, str] = {
     "mcp.in.last-lines": "The last lines on stderr of a server that fails are in the error if it cannot start, and in "
     "the log if it crashes later; its callers do not get them.",
     "mcp.in.stop": "A server is stopped with its children, even a stubborn one, even if we are cancelled.",
-    "mcp.in.callbacks": "What a server asks is answered by callbacks; the others are not announced, and refused.",
+    "mcp.in.questions.caller": "Questions of a server reach the caller of the operation, and its callbacks otherwise.",
+    "mcp.in.questions.owner": "A question that could belong to callers of several identities reaches none of them.",
+    "mcp.in.callbacks": "What a server asks is answered by callbacks; what they do not answer is refused.",
     "mcp.in.questions": "A result that asks back is answered in at most ten rounds, or the call fails clearly.",
     "mcp.in.question-limits": "A server has a bounded number of questions open, and for each request of ours; others "
     "are refused, and a server that does not read the refusals is disconnected.",

@@ -31,6 +31,8 @@ METHODS: dict[QuestionKind, str] = {
 }
 """The request of MCP for each kind of question."""
 
+KINDS: dict[str, QuestionKind] = {method: kind for kind, method in METHODS.items()}
+
 QUESTION_TIMEOUT = 300.0
 """Seconds until an unanswered question fails, by default. The deadline of the call ends it too."""
 

@@ -70,8 +70,9 @@ async def test_every_revision_with_a_handshake_is_spoken(version: str) -> None:
     assert agreement.info == MCPServerInfo("s", "1", version, {"tools": {}}, "")
     assert not agreement.modern
     greeting = {"name": "opwire", "version": opwire.__version__}
+    answers: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
     assert peer.sent == [
-        ("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": greeting}),
+        ("initialize", {"protocolVersion": "2025-11-25", "capabilities": answers, "clientInfo": greeting}),
         ("notifications/initialized", None),
     ]
     assert agreement.prepare("ping", {"a": 1}, {}) == ({"a": 1}, {"mcp-protocol-version": version})

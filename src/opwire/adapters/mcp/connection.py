@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any, cast
 
 import msgspec
-from msgspec import Struct
 
 from opwire.adapters.mcp.errors import HTTPExchangeError, ServerLog, call_error, with_output
 from opwire.adapters.mcp.negotiation import (
@@ -30,22 +29,19 @@ from opwire.adapters.mcp.negotiation import (
     negotiate,
 )
 from opwire.adapters.mcp.process import server_process
+from opwire.adapters.mcp.questions import CallerAnswers, ProgressCallback, SentRequest, ServerQuestions
 from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
 from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
 from opwire.mcp.messages import (
-    INTERNAL_ERROR,
     REQUEST_TIMEOUT,
-    InvalidReply,
     ReceivedMessage,
     RequestId,
     RPCError,
     RPCFailure,
-    RPCMessage,
     RPCNotification,
     RPCRequest,
-    RPCResponse,
 )
 from opwire.mcp.peer import (
     MAX_REQUESTS,
@@ -75,33 +71,9 @@ _LEVELS = {"debug": logging.DEBUG, "warning": logging.WARNING} | dict.fromkeys(
 )
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds, if a server wants the call repeated without requesting input
 
-ProgressCallback = Callable[[dict[str, Any]], object]
-
 
 class SessionLostError(Exception):
     """The server has dropped the session, and has not processed the request."""
-
-
-class SentRequest(Struct, eq=False):
-    """A request in flight: the future of its result, and the callback for its progress."""
-
-    method: str
-    response: asyncio.Future[dict[str, Any]]
-    on_progress: ProgressCallback
-
-    def fail(self, error: Exception) -> None:
-        """Raise an error in the caller, unless it has an outcome or has left."""
-        if not self.response.done():
-            self.response.set_exception(error)
-
-    def complete(self, answer: RPCResponse | RPCFailure | InvalidReply, server: str) -> None:
-        """Return the result in the caller, or raise the error of the server."""
-        if isinstance(answer, RPCFailure):
-            self.fail(RPCError(answer.error.code, answer.error.message, answer.error.data))
-        elif isinstance(answer, InvalidReply):
-            self.fail(CallError(answer.code, f"the MCP server {server} answered {self.method} with {answer.reason}"))
-        elif not self.response.done():
-            self.response.set_result(answer.result)
 
 
 @asynccontextmanager
@@ -157,7 +129,7 @@ class MCPConnection:
         self._logs: set[asyncio.Task[Any]] = set()  # of `log` callbacks, which are in `_tasks` as well
         self._peer: JsonRpcPeer[SentRequest] = JsonRpcPeer(max_requests=MAX_REQUESTS)
         self._transport: ClientTransport | None = None
-        self._answering: dict[RequestId, asyncio.Task[Any]] = {}  # callbacks for requests of the server
+        self._questions = ServerQuestions(callbacks)
         self._headers: dict[str, list[ArgumentHeader]] = {}  # arguments that are sent as headers, by tool
         self._listening = ListenStreams(
             lambda params, id: self._send("subscriptions/listen", params, id=id), self._on_notification
@@ -271,6 +243,7 @@ class MCPConnection:
         params: dict[str, Any],
         deadline: float | None,
         on_progress: Callable[[dict[str, Any]], object] | None,
+        caller: CallerAnswers | None = None,
     ) -> dict[str, Any]:
         """Return the raw result. A cancelled caller returns at once, and the server is notified.
 
@@ -284,9 +257,9 @@ class MCPConnection:
         timer = asyncio.timeout(left)
         try:
             async with timer:
-                result = await self._send(method, params, on_progress)
+                result = await self._send(method, params, on_progress, caller=caller)
                 if method in _INPUT_METHODS and result.get("resultType") == "input_required":
-                    result = await self._answer_input_requests(method, params, on_progress, result)
+                    result = await self._answer_input_requests(method, params, on_progress, result, caller)
                 return result
         except TimeoutError:
             if not timer.expired():
@@ -304,7 +277,9 @@ class MCPConnection:
         prepared = prepared if on_progress is None else with_progress_token(prepared, 1)
         return {"jsonrpc": "2.0", "id": 1, "method": method, "params": prepared}
 
-    def _prepared(self, method: str, params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    def _prepared(
+        self, method: str, params: dict[str, Any], *, asks: bool = False
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         if self._agreement is None or self.lost:
             raise self._reason()
         headers: Mapping[str, str] = {}
@@ -312,10 +287,15 @@ class MCPConnection:
             headers = write_argument_headers(
                 self._headers.get(params.get("name", ""), []), params.get("arguments") or {}
             )
-        return self._agreement.prepare(method, params, headers)
+        return self._agreement.prepare(method, params, headers, asks=asks)
 
     async def _answer_input_requests(
-        self, method: str, params: dict[str, Any], on_progress: ProgressCallback | None, result: dict[str, Any]
+        self,
+        method: str,
+        params: dict[str, Any],
+        on_progress: ProgressCallback | None,
+        result: dict[str, Any],
+        caller: CallerAnswers | None,
     ) -> dict[str, Any]:
         """Repeat a request with the input that the server requests, until it returns a result."""
         for attempt in range(1, MAX_ROUNDS + 1):
@@ -323,7 +303,8 @@ class MCPConnection:
             if result.get("inputRequests"):
                 prefix = f"the MCP server {self._server.name} answered {method} with questions"
                 # A task of its own, which ends with the connection.
-                task = self._spawn(self._callbacks.answer_all(result["inputRequests"], prefix))
+                on_question = None if caller is None else caller.on_question
+                task = self._spawn(self._callbacks.answer_all(result["inputRequests"], prefix, on_question))
                 try:
                     await asyncio.wait((task,))
                 finally:
@@ -335,7 +316,7 @@ class MCPConnection:
                 await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
             if "requestState" in result:
                 more["requestState"] = result["requestState"]
-            result = await self._send(method, {**params, **more}, on_progress)
+            result = await self._send(method, {**params, **more}, on_progress, caller=caller)
             if result.get("resultType") != "input_required":
                 return result
         message = f"the MCP server {self._server.name} answered {method} with questions {MAX_ROUNDS} times"
@@ -348,10 +329,11 @@ class MCPConnection:
         on_progress: ProgressCallback | None = None,
         *,
         id: str | None = None,
+        caller: CallerAnswers | None = None,
     ) -> dict[str, Any]:
-        prepared, headers = self._prepared(method, params)
+        prepared, headers = self._prepared(method, params, asks=caller is not None)
         try:
-            return await self._exchange(method, prepared, headers, on_progress, id)
+            return await self._exchange(method, prepared, headers, on_progress, id=id, caller=caller)
         except (RPCError, HTTPExchangeError) as error:
             raise self._mapped(error, method) from error
         except (TypeError, ValueError, RecursionError) as error:
@@ -364,21 +346,26 @@ class MCPConnection:
         params: dict[str, Any],
         headers: Mapping[str, str],
         on_progress: ProgressCallback | None = None,
+        *,
         id: str | None = None,
+        caller: CallerAnswers | None = None,
     ) -> dict[str, Any]:
         """Send one request, and return its result."""
         if self._transport is None or self.lost:
             raise self._reason()
-        sent = SentRequest(method, asyncio.get_running_loop().create_future(), on_progress or as_dict)
+        sent = SentRequest(method, asyncio.get_running_loop().create_future(), on_progress or as_dict, caller)
         request = self._peer.request(method, params, sent, id=id, reports=on_progress is not None)
         try:
             await self._transport.send(request, headers)
         except BaseException:
             self._peer.fail(request.id)
             raise
+        if caller is not None:
+            self._questions.add(request.id, sent)
         try:
             return await sent.response
         finally:
+            self._questions.discard(request.id, sent)
             if sent.response.cancelled():  # the caller has left
                 self._transport.cancel(request.id, self._peer.abandon(request.id))
 
@@ -430,7 +417,7 @@ class MCPConnection:
 
     # --- what the transport reports -----------------------------------------------------------------------------------
 
-    def received(self, message: ReceivedMessage) -> Awaitable[None] | None:
+    def received(self, message: ReceivedMessage, request: RequestId | None = None) -> Awaitable[None] | None:
         """Handle a message, in the order of arrival."""
         if self.lost:
             return None
@@ -441,23 +428,21 @@ class MCPConnection:
                 _guarded(sent.on_progress, params)
             case RPCNotification() as notification:
                 self._on_notify(notification.method, notification.params or {})
-            case RPCRequest() as request:
-                self._start_answer(request)
+            case RPCRequest() as question:
+                self._spawn_answer(question, request)
             case CancelledRequest(id=id):
-                self._answering[id].cancel()
+                self._questions.cancel(id)
             case Rejection(reply=reply):
                 return self._reject(reply)
             case _:
                 pass
         return None
 
-    def _start_answer(self, request: RPCRequest) -> None:
-        def done(_: asyncio.Task[Any]) -> None:  # also if it was cancelled before it started
-            self._answering.pop(request.id, None)
-            self._peer.finish(request.id)
-
-        task = self._answering[request.id] = self._spawn(self._answer(request))
-        task.add_done_callback(done)
+    def _spawn_answer(self, question: RPCRequest, request: RequestId | None) -> None:
+        sent, transport = self._questions.of(request), cast("ClientTransport", self._transport)
+        task = self._spawn(self._questions.answer(question, sent, transport.send))
+        task.add_done_callback(lambda _: self._peer.finish(question.id))
+        self._questions.started(question.id, sent, task)
 
     def failed(self, id: RequestId, error: Exception) -> None:
         """Fail one request."""
@@ -474,20 +459,6 @@ class MCPConnection:
             logger.warning("%s", with_output(self.failure.message, self.last_output))
         self._end()
         self._fail_requests()
-
-    async def _answer(self, request: RPCRequest) -> None:
-        """Answer a request of the server; it counts as open until the server has read the response."""
-        transport = cast("ClientTransport", self._transport)
-        try:
-            reply: RPCMessage = RPCResponse(request.id, await self._callbacks.answer(request.method, request.params))
-        except RPCError as error:
-            reply = RPCFailure.of(request.id, error)
-        try:
-            await transport.send(reply)
-        except (TypeError, ValueError, RecursionError):
-            logger.exception("the callback for %s returned what has no JSON form", request.method)
-            failed = RPCError(INTERNAL_ERROR, f"the callback for {request.method} failed")
-            await transport.send(RPCFailure.of(request.id, failed))
 
     async def _reject(self, reply: RPCFailure) -> None:
         try:

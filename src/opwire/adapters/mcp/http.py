@@ -238,8 +238,8 @@ class HTTPTransport(ClientTransport):
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise HTTPExchangeError(0, f" ({str(error)[:200] or type(error).__name__})") from error
 
-    async def _deliver(self, message: ReceivedMessage) -> None:
-        wait_for = self._events.received(message)
+    async def _deliver(self, message: ReceivedMessage, request: RequestId | None = None) -> None:
+        wait_for = self._events.received(message, request)
         if wait_for is not None:
             await wait_for
 
@@ -325,7 +325,7 @@ class StreamableHTTP(HTTPTransport):
                 if id is not None and isinstance(message, RPCResponse | RPCFailure | InvalidReply):
                     await self._deliver(_for_request(id, message))
                     return True
-                await self._deliver(message)
+                await self._deliver(message, id)
         except HTTPExchangeError as error:
             logger.debug("a stream of the MCP server %s was cut off: %s", self._server.name, error)
         return False

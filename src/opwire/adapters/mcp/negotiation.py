@@ -41,6 +41,7 @@ logger = logging.getLogger("opwire.mcp")
 _CLIENT = {"name": "opwire", "version": metadata.version("opwire")}
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until an ended stream is reopened
 _LISTS = ("tools", "prompts", "resources")
+_ANSWERS: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 _ids = itertools.count(1)
 
 
@@ -79,13 +80,14 @@ class Agreement(Struct, frozen=True):
     modern: bool = False
 
     def prepare(
-        self, method: str, params: dict[str, Any], headers: Mapping[str, str]
+        self, method: str, params: dict[str, Any], headers: Mapping[str, str], *, asks: bool = False
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the params and HTTP headers of one request."""
+        """Return the params and HTTP headers of one request. `asks`: its caller answers questions."""
         if not self.modern:
             return params, {VERSION_HEADER: self.info.protocol}
         http_headers = {**request_headers(self.info.protocol, method, params), **headers}
-        return {**params, "_meta": {**(params.get("_meta") or {}), **self.meta}}, http_headers
+        meta = {**self.meta, CLIENT_CAPABILITIES_META: _ANSWERS} if asks else self.meta
+        return {**params, "_meta": {**(params.get("_meta") or {}), **meta}}, http_headers
 
 
 class Outbound(Protocol):
@@ -157,7 +159,7 @@ async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience
 async def _initialize(peer: Outbound, callbacks: Callbacks) -> Agreement:
     params = {
         "protocolVersion": HANDSHAKE_VERSIONS[-1],
-        "capabilities": callbacks.capabilities,
+        "capabilities": _ANSWERS,  # some callers answer questions, and each call may have another caller
         "clientInfo": _CLIENT,
     }
     found = await peer.request_once("initialize", params, {})

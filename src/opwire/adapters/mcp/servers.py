@@ -24,6 +24,8 @@ from opwire.mcp.messages import INTERNAL_ERROR, METHOD_NOT_FOUND, RPCError
 from opwire.names import UniqueNames
 from opwire.oauth.store import TokenStore
 from opwire.operation import Context, NormalizeMode
+from opwire.questions import KINDS, QUESTION_TIMEOUT, Question, QuestionCallback, ask
+from opwire.typed.plain import as_dict
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp.auth import MCPAuth
@@ -266,6 +268,9 @@ class Callbacks(Struct, frozen=True, kw_only=True):
     `{"action": "accept", "content": {...}}` (or "decline", "cancel"); `sample` takes those of
     `sampling/createMessage` and returns `{"role": "assistant", "content": {...}, "model": "..."}`; `roots` returns a
     list of URIs or of `{"uri": ..., "name": ...}`; `log` takes the params of `notifications/message`.
+
+    A caller that can be asked (`Context.on_question`) is asked first; these answer what it cannot, and what belongs to
+    no call.
     """
 
     elicit: Callable[[dict[str, Any]], Any] | None = None
@@ -275,7 +280,7 @@ class Callbacks(Struct, frozen=True, kw_only=True):
 
     @property
     def capabilities(self) -> dict[str, Any]:
-        """The client capabilities to announce: one for each callback."""
+        """The client capabilities without a caller that can be asked: one for each callback."""
         announced: dict[str, tuple[Any, dict[str, Any]]] = {
             "elicitation": (self.elicit, {"form": {}, "url": {}}),
             "sampling": (self.sample, {}),
@@ -283,8 +288,14 @@ class Callbacks(Struct, frozen=True, kw_only=True):
         }
         return {name: settings for name, (callback, settings) in announced.items() if callback is not None}
 
-    async def answer(self, method: str, params: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the result of a request of the server.
+    async def answer(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        on_question: QuestionCallback | None = None,
+        key: str = "",
+    ) -> dict[str, Any]:
+        """Return the result of a request of the server. `on_question` is that of the call it belongs to.
 
         Raises:
             RPCError: the callback is missing, or failed. The server gets this error.
@@ -293,6 +304,13 @@ class Callbacks(Struct, frozen=True, kw_only=True):
             return {}
         callbacks = {"elicitation/create": self.elicit, "sampling/createMessage": self.sample, "roots/list": self.roots}
         callback: Callable[..., Any] | None = callbacks.get(method)
+        if on_question is not None and method in KINDS:
+            try:
+                return await ask(Question(KINDS[method], dict(params or {}), key), on_question, QUESTION_TIMEOUT)
+            except CallError as error:
+                if callback is None:
+                    code = as_dict(as_dict(error.details).get("error")).get("code")  # of the client in front
+                    raise RPCError(code if isinstance(code, int) else INTERNAL_ERROR, error.message) from error
         if callback is None:
             raise RPCError(METHOD_NOT_FOUND, f"this client does not answer {method}")
         try:
@@ -309,7 +327,9 @@ class Callbacks(Struct, frozen=True, kw_only=True):
             raise RPCError(INTERNAL_ERROR, f"the callback for {method} failed") from error
         return answer
 
-    async def answer_all(self, questions: Any, prefix: str) -> dict[str, Any]:
+    async def answer_all(
+        self, questions: Any, prefix: str, on_question: QuestionCallback | None = None
+    ) -> dict[str, Any]:
         """Return the responses to the input requests of a result, by key; `prefix` starts the message of an error.
 
         Raises:
@@ -324,7 +344,10 @@ class Callbacks(Struct, frozen=True, kw_only=True):
             raise CallError(ErrorCode.PROTOCOL_ERROR, message)
         try:
             async with asyncio.TaskGroup() as group:
-                answers = {key: group.create_task(self.answer(one.method, one.params)) for key, one in asked.items()}
+                answers = {
+                    key: group.create_task(self.answer(one.method, one.params, on_question, key))
+                    for key, one in asked.items()
+                }
         except ExceptionGroup as rejected:
             reason = cast("RPCError", rejected.exceptions[0]).message  # `answer` raises nothing else
             raise CallError(ErrorCode.EXECUTION_ERROR, f"{prefix}, and {reason}") from rejected

@@ -19,6 +19,7 @@ import msgspec
 from opwire.adapters.mcp.connection import MCPConnection, SessionLostError, load_http
 from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo
+from opwire.adapters.mcp.questions import CallerAnswers
 from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
@@ -108,11 +109,12 @@ class MCPSession:
         on_progress: Callable[[Progress], object] | None = None,
         on_progress_params: Callable[[dict[str, Any]], object] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        caller: CallerAnswers | None = None,
     ) -> dict[str, Any]:
         """Return the raw result of a request, unchecked.
 
         `deadline` is a monotonic time. `on_progress_params` gets the raw params of progress notifications. `metadata`
-        is that of the call's context; its trace is sent along.
+        is that of the call's context; its trace is sent along. `caller` answers questions of the server.
 
         Raises:
             CallError: the server's error, or UNAVAILABLE, TIMEOUT, PROTOCOL_ERROR.
@@ -122,7 +124,7 @@ class MCPSession:
         self._requests += 1
         try:
             result = await self._with_connection(
-                lambda each: each.request(method, traced, deadline, progress), deadline
+                lambda each: each.request(method, traced, deadline, progress, caller), deadline
             )
         finally:
             self._requests -= 1
@@ -153,7 +155,12 @@ class MCPSession:
             CallError: as `request`.
         """
         return await self.request(
-            method, params, deadline=context.deadline, on_progress=context.on_progress, metadata=context.metadata
+            method,
+            params,
+            deadline=context.deadline,
+            on_progress=context.on_progress,
+            metadata=context.metadata,
+            caller=caller_answers(context),
         )
 
     def remember_tools(self, tools: list[Any]) -> dict[str, str]:
@@ -327,6 +334,13 @@ class MCPSession:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def caller_answers(context: Context) -> CallerAnswers | None:
+    """Return how the caller of a call is asked, or None."""
+    if context.on_question is None:
+        return None
+    return CallerAnswers(context.on_question, None if context.identity is None else context.identity.id)
 
 
 def _with_trace(params: dict[str, Any], metadata: Mapping[str, Any] | None) -> dict[str, Any]:

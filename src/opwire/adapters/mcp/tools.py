@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from opwire.adapters.mcp.errors import MAX_RETRY_AFTER
 from opwire.adapters.mcp.negotiation import as_text
 from opwire.adapters.mcp.servers import MCPOptions
-from opwire.adapters.mcp.session import MCPSessions
+from opwire.adapters.mcp.session import MCPSessions, caller_answers
 from opwire.adapters.report import Report
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
@@ -397,7 +397,12 @@ async def stream_items(
     session = await sessions.of(context)
     request = asyncio.create_task(
         session.request(
-            "tools/call", params, deadline=context.deadline, on_progress_params=arrive, metadata=context.metadata
+            "tools/call",
+            params,
+            deadline=context.deadline,
+            on_progress_params=arrive,
+            metadata=context.metadata,
+            caller=caller_answers(context),
         )
     )
     request.add_done_callback(lambda _: buffer.end())

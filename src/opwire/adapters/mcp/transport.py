@@ -11,8 +11,11 @@ from opwire.mcp.messages import ReceivedMessage, RequestId, RPCMessage, RPCNotif
 class TransportEvents(Protocol):
     """What a transport reports, in the order of events. All of these are called on the event loop."""
 
-    def received(self, message: ReceivedMessage) -> Awaitable[None] | None:
-        """Handle a message; the transport reads on after what is returned."""
+    def received(self, message: ReceivedMessage, request: RequestId | None = None) -> Awaitable[None] | None:
+        """Handle a message; the transport reads on after what is returned.
+
+        `request` is the one of this end that it belongs to, if the transport has a stream for each request.
+        """
         ...
 
     def failed(self, id: RequestId, error: Exception) -> None:

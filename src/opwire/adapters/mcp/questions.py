@@ -1,0 +1,117 @@
+"""Requests in flight, and questions of a server: which caller each belongs to, and its answer. No I/O."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct, field
+
+from opwire.adapters.mcp.servers import Callbacks
+from opwire.errors import CallError
+from opwire.mcp.messages import (
+    INTERNAL_ERROR,
+    InvalidReply,
+    RequestId,
+    RPCError,
+    RPCFailure,
+    RPCMessage,
+    RPCRequest,
+    RPCResponse,
+)
+from opwire.questions import QuestionCallback
+
+logger = logging.getLogger("opwire.mcp")
+
+ProgressCallback = Callable[[dict[str, Any]], object]
+
+
+class CallerAnswers(Struct, frozen=True):
+    """How the caller of a request is asked, and the id of its identity."""
+
+    on_question: QuestionCallback
+    owner: str | None = None
+
+
+class SentRequest(Struct, eq=False):
+    """A request in flight: the future of its result, and the callback for its progress."""
+
+    method: str
+    response: asyncio.Future[dict[str, Any]]
+    on_progress: ProgressCallback
+    caller: "CallerAnswers | None" = None
+    answers: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # to questions that belong to it
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the caller, unless it has an outcome or has left."""
+        if not self.response.done():
+            self.response.set_exception(error)
+
+    def complete(self, answer: RPCResponse | RPCFailure | InvalidReply, server: str) -> None:
+        """Return the result in the caller, or raise the error of the server."""
+        if isinstance(answer, RPCFailure):
+            self.fail(RPCError(answer.error.code, answer.error.message, answer.error.data))
+        elif isinstance(answer, InvalidReply):
+            self.fail(CallError(answer.code, f"the MCP server {server} answered {self.method} with {answer.reason}"))
+        elif not self.response.done():
+            self.response.set_result(answer.result)
+
+
+class ServerQuestions:
+    """The questions of one server, and the requests in flight whose callers answer them."""
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks = callbacks
+        self._answering: dict[RequestId, asyncio.Task[Any]] = {}
+        self._asking: dict[RequestId, SentRequest] = {}
+
+    def add(self, id: RequestId, sent: SentRequest) -> None:
+        """Register a request whose caller answers questions."""
+        self._asking[id] = sent
+
+    def discard(self, id: RequestId, sent: SentRequest) -> None:
+        """Forget a request that has ended, and cancel the questions that belong to it."""
+        self._asking.pop(id, None)
+        for answer in sent.answers:
+            answer.cancel()
+
+    def of(self, request: RequestId | None) -> SentRequest | None:
+        """Return the request that a question belongs to; `request` is the one on whose stream it arrived.
+
+        Over stdio, and outside of its stream, a server does not say. Then it is the latest one, if all requests in
+        flight are of the same identity: a question must not reach another caller.
+        """
+        if request is not None and request in self._asking:
+            return self._asking[request]
+        found = [*self._asking.values()]
+        owners = {None if each.caller is None else each.caller.owner for each in found}
+        return found[-1] if len(owners) == 1 else None
+
+    def started(self, id: RequestId, sent: SentRequest | None, task: asyncio.Task[Any]) -> None:
+        """Register the task that answers a question; it ends with the request that the question belongs to."""
+        self._answering[id] = task
+        task.add_done_callback(lambda _: self._answering.pop(id, None))
+        if sent is not None:
+            sent.answers.add(task)
+            task.add_done_callback(sent.answers.discard)
+
+    def cancel(self, id: RequestId) -> None:
+        """Stop answering: the server does not wait any more."""
+        self._answering[id].cancel()
+
+    async def answer(
+        self, request: RPCRequest, sent: SentRequest | None, send: Callable[[RPCMessage], Awaitable[None]]
+    ) -> None:
+        """Answer a request of the server; it counts as open until the server has read the response."""
+        on_question = None if sent is None or sent.caller is None else sent.caller.on_question
+        try:
+            answer = await self._callbacks.answer(request.method, request.params, on_question)
+            reply: RPCMessage = RPCResponse(request.id, answer)
+        except RPCError as error:
+            reply = RPCFailure.of(request.id, error)
+        try:
+            await send(reply)
+        except (TypeError, ValueError, RecursionError):
+            logger.exception("the callback for %s returned what has no JSON form", request.method)
+            failed = RPCError(INTERNAL_ERROR, f"the callback for {request.method} failed")
+            await send(RPCFailure.of(request.id, failed))
