@@ -1,6 +1,6 @@
 # Needs Python 3.11; the rest is fetched into .venv*, whose stamps make a second run quick. PYENV_VERSION wakes pyenv's shims.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
-GROUPS = demo test check docs judges mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-fastapi bench-utcp
+GROUPS = demo test check docs judges judges-sdk1 mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-fastapi bench-utcp
 INSTALL = .venv/bin/uv pip install -q -e .
 COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --no-annotate --no-header
 export PYTHONDONTWRITEBYTECODE =# compiled tests save 15 s of CPU time per worker and run
@@ -32,7 +32,7 @@ docs: .venv-docs/.done  ## build the documentation into build/site; needs npm
 bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure against a control and the peers
 	.venv-bench/bin/python -m benchmarks
 
-judges: .venv/.test .venv-judges/.done tests/judges/node_modules/.done console/node_modules/.done  ## test opwire with independent programs; needs npm
+judges: .venv/.test .venv-judges/.done .venv-judges-sdk1/.done tests/judges/node_modules/.done console/node_modules/.done  ## test opwire with independent programs; needs npm
 	@command -v spin >/dev/null || apt-get install -qq spin >/dev/null 2>&1 || echo "no spin here: the model is not checked"
 	.venv/bin/pytest tests/judges
 console: console/node_modules/.done  ## build the page of the console, whose files are committed; needs npm

@@ -1291,6 +1291,10 @@ MCP_JUDGES: dict[str, str] = {
     "mcp.judges.inspector": "The MCP Inspector lists and calls the tools of a served registry over stdio and HTTP.",
     "mcp.judges.typescript": "The official TypeScript client finds results of every shape to match their schemas, "
     "cancels handlers, and hears of changes.",
+    "mcp.judges.clients": "The clients of the SDKs 1 and 2, FastMCP, pydantic-ai, the OpenAI Agents SDK and LangChain "
+    "list and call what is served.",
+    "mcp.judges.servers": "Servers that others wrote for thinking, databases, spreadsheets, documents and browsers "
+    "are read and called.",
     "mcp.judges.gateway": "A server read with `from_mcp` and served with `serve_mcp` gives clients the same tools "
     "and results.",
 }
