@@ -1416,6 +1416,7 @@ DOCS: dict[str, str] = {
 }
 
 CLI: dict[str, str] = {
+    "cli.questions": "Questions of an operation are asked at the terminal; elsewhere the error says what was asked.",
     "cli.call": "A call parses words, files and standard input, and prints, saves or pipes its result.",
     "cli.callers": "Without configured callers, serving requires a token, generated for the run if none is set; "
     "--open must be explicit.",

@@ -338,6 +338,18 @@ class Spinner:
         if self._status is not None:
             self._status.update(_plain(text))
 
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Show nothing while the block runs, which uses the terminal itself."""
+        was_enabled = self._timer is not None
+        self.__exit__()
+        self._status = None
+        try:
+            yield
+        finally:
+            if was_enabled:
+                self.__enter__()
+
     def _start(self) -> None:
         self._status = rich_console(sys.stderr).status(_plain(self._text))
         self._status.start()

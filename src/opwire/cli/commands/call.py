@@ -13,8 +13,10 @@ from msgspec import structs
 from opwire.cli import exit_codes
 from opwire.cli.inputs import SchemaField, complete_input, read_input
 from opwire.cli.options import input_argument, operation_argument, result_options, shared_options, source_options
+from opwire.cli.questions import TerminalAnswers
 from opwire.cli.screen import OutputFormat, Screen, Spinner, is_error, json_text, save, show
 from opwire.cli.sources import Sources, cache_fields, run
+from opwire.deadlines import CALL_TIMEOUT
 from opwire.operation import Context, OperationSpec, OperationType, PreparedRequest, Progress
 from opwire.registry import OperationRegistry
 from opwire.snippets import curl_command, printable_body
@@ -25,7 +27,7 @@ from opwire.snippets import curl_command, printable_body
 @input_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Save the result to a file.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds to wait for the result.")
-@click.option("--no-input", is_flag=True, help="Do not prompt for missing fields.")
+@click.option("--no-input", is_flag=True, help="Do not prompt for missing fields, or for answers.")
 @click.option("--dry-run", is_flag=True, help="Print the request instead of sending it.")
 @click.option("--curl", is_flag=True, help="Print the request of an HTTP API as a curl command instead of sending it.")
 @click.option("--show-credentials", is_flag=True, help="Print credentials in the request, which are *** by default.")
@@ -95,8 +97,14 @@ async def _call(
             return await loaded.target.preview(operation_id, input, reveal=reveal)
         async with loaded.client() as client:
             with Spinner(operation_id) as spinner:
-                context = Context(on_progress=lambda now: spinner.update(f"{operation_id}: {progress_text(now)}"))
-                return await client.call_envelope(operation_id, input, timeout=timeout or spec.timeout, context=context)
+                can_ask = screen.is_interactive and not no_input
+                context = Context(
+                    on_progress=lambda now: spinner.update(f"{operation_id}: {progress_text(now)}"),
+                    on_question=TerminalAnswers(spinner) if can_ask else None,
+                )
+                # A person takes longer to answer than a call.
+                seconds = timeout or spec.timeout or (CALL_TIMEOUT if can_ask else None)
+                return await client.call_envelope(operation_id, input, timeout=seconds, context=context)
 
 
 def show_request(request: PreparedRequest, screen: Screen, *, curl: bool) -> None:

@@ -1,0 +1,70 @@
+"""Operations ask the person at the terminal, and nobody elsewhere."""
+
+import pytest
+
+from tests.cli.process import OnTerminal, opwire
+from tests.requirements import requirement
+
+ASKING = ("--python", "tests.cli.asking:registry")
+
+
+@requirement("cli.questions")
+@pytest.mark.parametrize(
+    ("keys", "shown"), [("y\n", "deleted"), ("n\n", "kept: accept"), ("\x04", "kept: cancel"), ("what\ny\n", "deleted")]
+)
+def test_a_confirmation_is_asked_for_at_the_terminal(keys: str, shown: str) -> None:
+    with OnTerminal("call", *ASKING, "ask.delete") as terminal:
+        before = terminal.expect("[y/n]: ")
+        terminal.type(keys)
+        code, rest = terminal.end()
+    assert "Delete 3 orders?" in before
+    assert "\x1b[2J" not in before, "what an operation asks does not steer the terminal"
+    assert code == 0
+    assert rest.rstrip().endswith(shown)
+
+
+@requirement("cli.questions")
+def test_a_form_is_asked_for_field_by_field_until_it_is_valid() -> None:
+    with OnTerminal("call", *ASKING, "ask.order") as terminal:
+        terminal.expect("What do you want?")
+        terminal.expect("kind (one of tea, coffee): ")
+        terminal.type("milk\n")
+        terminal.expect("kind (one of tea, coffee): ")
+        terminal.type("tea\n")
+        terminal.expect("cups (integer): ")
+        terminal.type("0\n")
+        terminal.expect("cups (integer): ")
+        terminal.type("2\n")
+        terminal.expect("note (string): ")
+        terminal.type("\n")
+        code, rest = terminal.end()
+    assert (code, rest.split("\n")[-2].strip()) == (0, "2 tea None")
+
+
+@requirement("cli.questions")
+def test_a_form_can_be_declined_and_the_command_interrupted() -> None:
+    with OnTerminal("call", *ASKING, "ask.order") as terminal:
+        terminal.expect("kind (one of tea, coffee): ")
+        terminal.type("!\n")
+        code, rest = terminal.end()
+    assert (code, rest.split("\n")[-2].strip()) == (0, "decline")
+    with OnTerminal("call", *ASKING, "ask.order") as terminal:
+        terminal.expect("kind (one of tea, coffee): ")
+        code, rest = terminal.interrupt()
+    assert code == 130
+    assert "Traceback" not in rest
+
+
+@requirement("cli.questions")
+def test_in_a_pipe_the_error_says_what_was_asked_and_how_to_answer() -> None:
+    ended = opwire("call", *ASKING, "ask.delete", input="y\n")
+    assert ended.returncode != 0
+    assert 'asks "Delete 3 orders?' in ended.stderr
+    assert "in a terminal" in ended.stderr
+
+
+def test_a_terminal_has_no_model() -> None:
+    with OnTerminal("call", *ASKING, "ask.think") as terminal:
+        code, rest = terminal.end()
+    assert code != 0
+    assert "for a completion by a model, which a terminal cannot answer" in rest
