@@ -643,6 +643,7 @@ WEBSOCKET: dict[str, str] = {
     "transport.reconnects": "After a loss an end comes back, serves what it served, and its calls have ended; it "
     "storms "
     "nobody.",
+    "transport.websocket.probes": "A hub answers /healthz and /readyz over HTTP until it drains.",
     "transport.websocket": "A WebSocket server and its clients are ends of one medium; the server relays.",
     "transport.websocket.frames": "Messages arrive whole, however frames and bytes are cut.",
     "transport.websocket.frames.refused": "What breaks the rules of WebSocket ends that connection with its code.",
@@ -1330,6 +1331,7 @@ TELEMETRY: dict[str, str] = {
     "trace.malformed": "A trace that cannot be read is neither sent nor believed.",
     "trace.optional": "Without a trace requests are written as before; without OpenTelemetry a trace still passes.",
     "telemetry.spans": "`instrument` makes a span of every call, below what caused it.",
+    "telemetry.prometheus": "Calls, those that a hub relays included, are counted and timed for Prometheus.",
     "telemetry.across": "A call that crosses a transport, MCP or HTTP stays one trace.",
     "telemetry.lineage": "The nearest span is the parent: a handler's own before its context's, a peer's before a "
     "stranger's.",

@@ -8,7 +8,7 @@ recorded. A call that crosses a network stays one trace: the `traceparent` of W3
 transport, in the `_meta` of MCP and in the headers of HTTP, with or without this module.
 
 `instrument` installs an interceptor, inside those that are installed already. Objects without one stay as fast as
-before.
+before. `serve_metrics` shows the metrics to Prometheus.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from weakref import WeakSet
 from msgspec.structs import replace
 from opentelemetry.context import Context as Surroundings
 from opentelemetry.context import attach, create_key, detach, get_current, get_value, set_value
-from opentelemetry.metrics import MeterProvider, get_meter
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
 from opentelemetry.trace import (
     Span,
     SpanKind,
@@ -40,7 +40,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opwire.call.handler import CallHandler
 from opwire.call.pending import PendingRequestMap
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import ERROR_TABLE, CallError, ErrorCode
+from opwire.errors import ERROR_TABLE, CallError, ErrorCode, needs_extra
 from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, Trace, trace_of
 from opwire.registry import OperationRegistry, build_env
 
@@ -298,6 +298,20 @@ class BothSides(Protocol):
     handler: CallHandler
 
 
+class Relaying(Protocol):
+    """The transport of a `Hub`."""
+
+    @property
+    def relayed(self) -> tuple[int, int, int]:
+        """The calls between peers: ended, of these failed, and open ones."""
+        ...
+
+    @property
+    def peers(self) -> list[str]:
+        """The addresses of the peers."""
+        ...
+
+
 class Calling(Protocol):
     """A `Client`."""
 
@@ -332,6 +346,14 @@ def instrument(
     options: Any = {"tracer_provider": tracer_provider, "meter_provider": meter_provider, "identity": identity}
     server, client = Recorder("server", **options), Recorder("client", **options)
     undo: list[Callable[[], None]] = []
+    for target in targets:
+        transport = getattr(target, "transport", None)
+        if hasattr(transport, "relayed") and target not in _instrumented:
+            _instrumented.add(target)
+            undo += [
+                partial(_instrumented.discard, target),
+                _observe_relay(cast("Relaying", transport), meter_provider),
+            ]
     for part in [part for target in targets for part in _parts(target)]:
         if part in _instrumented:
             continue
@@ -353,6 +375,61 @@ def instrument(
             undo.pop()()
 
     return end
+
+
+def _observe_relay(hub: Relaying, meter_provider: MeterProvider | None) -> Callable[[], None]:
+    """Report the calls that a hub relays and its peers; they pass no interceptor. Return a function that stops that."""
+    relays = [hub]  # instruments cannot be removed, so that they report nothing in the end
+
+    def calls(_: CallbackOptions) -> Iterator[Observation]:
+        for each in relays:
+            ended, failed, _open_calls = each.relayed
+            yield Observation(ended - failed, {"outcome": "ok"})
+            yield Observation(failed, {"outcome": "error"})
+
+    def active(_: CallbackOptions) -> Iterator[Observation]:
+        return (Observation(each.relayed[2]) for each in relays)
+
+    def peers(_: CallbackOptions) -> Iterator[Observation]:
+        return (Observation(len(each.peers)) for each in relays)
+
+    meter = get_meter("opwire", version("opwire"), meter_provider)
+    meter.create_observable_counter("opwire.relay.calls", [calls], "{call}", "Calls between peers of the hub.")
+    meter.create_observable_up_down_counter("opwire.relay.active_calls", [active], "{call}", "Those under way.")
+    meter.create_observable_up_down_counter("opwire.relay.peers", [peers], "{peer}", "Peers that are connected.")
+    return relays.clear
+
+
+@contextmanager
+def serve_metrics(*targets: Instrumentable, host: str = "127.0.0.1", port: int = 9464) -> Generator[str]:
+    """Instrument the targets, and serve their metrics for Prometheus; yield the URL. Needs `opwire[prometheus]`.
+
+        with serve_metrics(registry):
+            ...
+
+    The server runs on a thread of its own, has no authentication, and shows no data of calls: operations, outcomes,
+    durations and numbers. Port 0 selects a free one.
+
+    Raises:
+        MissingExtraError: `opwire[prometheus]` is not installed.
+        OSError: the address cannot be listened on.
+    """
+    with needs_extra("prometheus"):
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        from opentelemetry.sdk.metrics import MeterProvider as ExportedMeters
+        from prometheus_client import start_http_server
+    server, thread = start_http_server(port, host)
+    meters = ExportedMeters([PrometheusMetricReader()])
+    end = instrument(*targets, meter_provider=meters)
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{server.server_port}/metrics"
+    finally:
+        end()
+        meters.shutdown()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def _parts(target: Instrumentable) -> Iterator[OperationRegistry | PendingRequestMap | Calling]:
@@ -393,4 +470,4 @@ def _record_rejected(
     recorded.end()
 
 
-__all__ = ["Instrumentable", "instrument"]
+__all__ = ["Instrumentable", "instrument", "serve_metrics"]

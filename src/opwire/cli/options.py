@@ -93,6 +93,13 @@ def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(options)
 
 
+def metrics_option(function: F) -> F:
+    """Add `--metrics`."""
+    return click.option(
+        "--metrics", metavar="[HOST:]PORT", help="Serve metrics for Prometheus at this address, without a token."
+    )(function)
+
+
 def json_option(function: F) -> F:
     """Add `--json`."""
     return _flag("--json", sets="as_json", help="Print JSON, including errors.")(function)

@@ -1,6 +1,7 @@
 """`opwire serve`."""
 
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -69,6 +70,21 @@ def test_over_standard_input_and_output_it_is_a_source_again(capsys: pytest.Capt
     program = " ".join([*COMMAND, "serve", *SHOP, "--as", "mcp-stdio"])
     assert run(["call", "--mcp", f"mine={program}", "--json", "mine.math_add", "a=1", "b=2"]) == 0
     assert capsys.readouterr().out == "3\n"
+
+
+@requirement("telemetry.prometheus")
+@pytest.mark.parametrize("command", [("serve", "--http", "--port", "0"), ("hub", "ws://127.0.0.1:0")])
+def test_metrics_are_served_beside_everything_else(command: tuple[str, ...]) -> None:
+    with Running(*command, *SHOP, "--metrics", "0", "--open") as server:
+        with urlopen(server.says(r"metrics at (\S+)"), timeout=20) as page:
+            assert b"process_cpu_seconds_total" in page.read()
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("address", ["here", "127.0.0.1:", "70000", "127.0.0.1:-1"])
+def test_an_address_of_metrics_ends_with_a_port(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", *SHOP, "--http", "--port", "0", "--open", "--metrics", address]) == 2
+    assert "--metrics is [HOST:]PORT" in capsys.readouterr().err
 
 
 def test_reload_is_rejected_for_an_mcp_session_over_stdio(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,17 @@ async def test_a_request_that_is_no_upgrade_is_told_so(ends: Ends, request_line:
     assert answer.startswith(f"HTTP/1.1 {code} ".encode())
 
 
+@requirement("transport.websocket.probes")
+@pytest.mark.parametrize("path", server_module.PROBES)
+async def test_a_probe_of_an_orchestrator_is_answered_until_the_server_drains(ends: Ends, path: str) -> None:
+    server, _ = await ends.server()
+    probe = f"GET {path} HTTP/1.1\r\nHost: 10.0.0.7:8700\r\n\r\n".encode()
+    assert (await http(server.url, probe)).startswith(b"HTTP/1.1 200 OK\r\n")
+    server.go_away()
+    with pytest.raises(ConnectionRefusedError):
+        await http(server.url, probe)
+
+
 @requirement("transport.websocket.http")
 @pytest.mark.parametrize("noise", [b"\x16\x03\x01\x00\xa5\x01\x00\n", b"\n", b"GET /" + b"x" * 20_000])
 async def test_what_is_no_request_at_all_is_closed(ends: Ends, noise: bytes) -> None:

@@ -32,6 +32,7 @@ _EXTRAS = {
     "nats": "cryptography",
     "openapi": "aiohttp",
     "otel": "opentelemetry-api",
+    "prometheus": "opentelemetry-exporter-prometheus",
     "redis": "hiredis",
     "websocket": "websockets",
 }

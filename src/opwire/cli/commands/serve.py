@@ -9,8 +9,8 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import click
 from msgspec.structs import replace
 
-from opwire.cli.options import BROKER_OPTIONS, log_options, served_source_options, shared_options
+from opwire.cli.options import BROKER_OPTIONS, log_options, metrics_option, served_source_options, shared_options
 from opwire.cli.screen import Screen, counted
 from opwire.cli.sources import Sources, check_variables, opened
 from opwire.config.reading import load_config
@@ -83,6 +83,22 @@ def warn_if_exposed(screen: Screen, hosts: Iterable[str], *, is_open: bool, **_:
             f"ANYONE who can reach this machine can call every operation with all permissions: --open at "
             f"{', '.join(exposed)}. Listen on 127.0.0.1, or set {TOKEN} instead of --open"
         )
+
+
+@contextmanager
+def metrics_at(address: str | None, screen: Screen, *targets: Any) -> Generator[None]:
+    """Serve the metrics of a registry, hub or spoke at an address, if there is one."""
+    if address is None:
+        yield
+        return
+    from opwire.telemetry import serve_metrics
+
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise click.UsageError(f"--metrics is [HOST:]PORT, such as 9464 or 0.0.0.0:9464, unlike {address!r}")
+    with serve_metrics(*targets, host=host.strip("[]") or "127.0.0.1", port=int(port)) as url:
+        screen.note(f"metrics at {url}")
+        yield
 
 
 async def until_stopped(*running: Awaitable[Any]) -> None:
@@ -150,12 +166,20 @@ class ServeOptions(NamedTuple):
 @click.option("--allow-host", multiple=True, metavar="NAME", help="An accepted Host header, in addition to localhost.")
 @click.option("--reload", is_flag=True, help="Restart after changes of the configuration, Python modules or documents.")
 @open_option
+@metrics_option
 @log_options
 @served_source_options
 @shared_options
 @click.pass_obj
 def serve_command(
-    screen: Screen, sources: Sources, surfaces: tuple[str, ...], http: bool, reload: bool, **options: Any
+    screen: Screen,
+    *,
+    sources: Sources,
+    surfaces: tuple[str, ...],
+    http: bool,
+    reload: bool,
+    metrics: str | None,
+    **options: Any,
 ) -> None:
     """Serve the operations as an MCP server, an HTTP API, or both, until ^C.
 
@@ -182,7 +206,7 @@ def serve_command(
     if reload:
         # Python compares source files by second and size, and files are saved more often than that.
         sys.dont_write_bytecode = True
-    if asyncio.run(serve(config, screen, reload=reload)):
+    if asyncio.run(serve(config, screen, reload=reload, metrics=metrics)):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command again
 
 
@@ -213,7 +237,12 @@ def chosen_surfaces(config: Config, options: ServeOptions) -> Config:
 
 
 async def serve(
-    config: Config, screen: Screen, *, reload: bool = False, on_link: Callable[[str], object] = lambda url: None
+    config: Config,
+    screen: Screen,
+    *,
+    reload: bool = False,
+    metrics: str | None = None,
+    on_link: Callable[[str], object] = lambda url: None,
 ) -> bool:
     """Serve until stopped; return whether to restart because of changed files.
 
@@ -230,6 +259,7 @@ async def serve(
         version = mcp.version if mcp is not None else http.version if http is not None else "1.0"
         monitor = CallMonitor(running.registry, name=name, version=version)
         surfaces.callback(monitor.close)
+        surfaces.enter_context(metrics_at(metrics, screen, running.registry))
         waiting += await _serve_mcp(config, running, surfaces, screen, monitor)
         link = await serve_http(config, running, surfaces, screen, monitor)
         screen.note(f"serving {served_text(running.registry)}; ^C stops")
@@ -366,12 +396,20 @@ def broker_options(function: Any) -> Any:
 @click.option("--console", is_flag=True, help="Serve the console and the HTTP API too, by default at 127.0.0.1:8080.")
 @broker_options
 @open_option
+@metrics_option
 @log_options
 @served_source_options
 @shared_options
 @click.pass_obj
 def hub_command(
-    screen: Screen, *, url: str | None, console: bool, is_open: bool, sources: Sources, broker: BrokerOptions
+    screen: Screen,
+    *,
+    url: str | None,
+    console: bool,
+    is_open: bool,
+    metrics: str | None,
+    sources: Sources,
+    broker: BrokerOptions,
 ) -> None:
     """Run a hub at URL until ^C. URL defaults to the configuration, then to ws://127.0.0.1:8700.
 
@@ -395,6 +433,7 @@ def hub_command(
             hub_of(config, running.registry) as hub,
             AsyncExitStack() as surfaces,
         ):
+            surfaces.enter_context(metrics_at(metrics, screen, hub))
             if console:
                 await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
             screen.note(f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops")
@@ -420,11 +459,12 @@ def chosen_hub(config: Config, url: str | None, *, is_open: bool, broker: Broker
 @click.option("--durable", metavar="URL", help="Also run durable mutations, from a journal at redis:// or nats://.")
 @broker_options
 @open_option
+@metrics_option
 @log_options
 @served_source_options
 @shared_options
 @click.pass_obj
-def spoke_command(screen: Screen, sources: Sources, durable: str | None, **options: Any) -> None:
+def spoke_command(screen: Screen, sources: Sources, durable: str | None, metrics: str | None, **options: Any) -> None:
     """Serve the operations at URL until ^C: ws:// of a hub, redis:// or nats:// of a broker.
 
     The token for a hub is the one in OPWIRE_TOKEN, unless the configuration overrides it. Callers over a broker are
@@ -444,6 +484,7 @@ def spoke_command(screen: Screen, sources: Sources, durable: str | None, **optio
     async def run() -> None:
         async with opened(config, screen) as running, AsyncExitStack() as stack:
             spoke = await stack.enter_async_context(spoke_of(config, running.registry))
+            stack.enter_context(metrics_at(metrics, screen, spoke))
             worker = None
             if (pair := durable_of(config, running.registry)) is not None:
                 await stack.enter_async_context(pair[0])

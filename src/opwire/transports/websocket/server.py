@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from http import HTTPStatus
 from itertools import count
 from secrets import token_hex
 from ssl import SSLContext
@@ -63,6 +64,9 @@ logger = logging.getLogger("opwire.transports")
 
 # Close codes: an invalid message, one before the welcome, one that came too late.
 MALFORMED, UNEXPECTED, LATE = 4400, 4401, 4408
+
+PROBES = ("/healthz", "/readyz")
+"""Paths that answer a plain GET of an orchestrator with 200, without a token."""
 
 HEARTBEAT = 3.0  # seconds between pings: a frozen peer is detected after 6 to 9 s
 
@@ -346,7 +350,9 @@ class WebSocketServer:
 
         def greeted(request: Request | Response) -> None:
             if isinstance(request, Request):  # the core of a server parses nothing else
-                core.send_response(core.accept(request))
+                # Probes of an orchestrator. While the server drains it does not listen, so it is ready if it answers.
+                is_probe = request.path in PROBES
+                core.send_response(core.reject(HTTPStatus.OK, "ok\n") if is_probe else core.accept(request))
                 peer.connection.reply()
 
         peer.connection = WebSocketConnection(

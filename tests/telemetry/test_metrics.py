@@ -1,0 +1,80 @@
+"""Metrics for Prometheus."""
+
+from urllib.request import urlopen
+
+import pytest
+
+from opwire import CallError, OperationRegistry
+from opwire.hub import Hub, Spoke
+from opwire.telemetry import serve_metrics
+from tests.hub.meeting import OPEN
+from tests.requirements import requirement
+
+
+def shop() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.query("shop.price")
+    async def price(article: str) -> float:
+        if article == "secret":
+            raise CallError("EXECUTION_ERROR", "the password is hunter2")
+        return 3.5
+
+    return registry
+
+
+def scraped(url: str) -> dict[str, float]:
+    """The samples of a page by name and by the labels that matter."""
+    with urlopen(url, timeout=20) as page:
+        lines = [line for line in page.read().decode().splitlines() if not line.startswith("#")]
+    samples: dict[str, float] = {}
+    for name, value in (line.rsplit(" ", 1) for line in lines):
+        labels = dict(label.split("=", 1) for label in name.partition("{")[2].rstrip("}").split(",") if "=" in label)
+        shown = [
+            labels[key].strip('"') for key in ("rpc_method", "error_type", "outcome") if labels.get(key, '""') != '""'
+        ]
+        samples[" ".join([name.partition("{")[0], *shown])] = float(value)
+    return samples
+
+
+@requirement("telemetry.prometheus")
+async def test_calls_and_their_outcomes_are_counted_for_prometheus() -> None:
+    registry = shop()
+    with serve_metrics(registry, port=0) as url:
+        await registry.execute("shop.price", {"article": "tea"})
+        await registry.execute("shop.price", {"article": "jam"})
+        with pytest.raises(CallError):
+            await registry.execute("shop.price", {"article": "secret"})
+        found = scraped(url)
+        with urlopen(url, timeout=20) as page:
+            assert "hunter2" not in page.read().decode()
+    assert found["rpc_server_call_duration_seconds_count shop.price"] == 2
+    assert found["rpc_server_call_duration_seconds_count shop.price EXECUTION_ERROR"] == 1
+    with pytest.raises(OSError, match="refused"):
+        scraped(url)
+
+
+@requirement("telemetry.prometheus")
+async def test_calls_that_a_hub_relays_are_counted_too() -> None:
+    async with (
+        Hub(None, "ws://127.0.0.1:0", authenticate=OPEN) as hub,
+        Spoke(shop(), hub.url),
+        Spoke(None, hub.url) as caller,
+    ):
+        with serve_metrics(hub, port=0) as url:
+            assert await caller.call("shop.price", {"article": "tea"}) == 3.5
+            with pytest.raises(CallError):
+                await caller.call("shop.price", {"article": "secret"})
+            found = scraped(url)
+    assert found["opwire_relay_calls_total ok"] == 1
+    assert found["opwire_relay_calls_total error"] == 1
+    assert (found["opwire_relay_active_calls"], found["opwire_relay_peers"]) == (0, 2)
+
+
+@requirement("telemetry.prometheus")
+async def test_metrics_can_be_served_again_after_they_ended() -> None:
+    for _ in range(2):
+        registry = shop()
+        with serve_metrics(registry, port=0) as url:
+            await registry.execute("shop.price", {"article": "tea"})
+            assert scraped(url)["rpc_server_call_duration_seconds_count shop.price"] == 1
