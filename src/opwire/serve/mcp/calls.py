@@ -245,6 +245,7 @@ class ServedCall(Struct, frozen=True, kw_only=True):
             on_progress=reporter.progress if reporter is not None and reports else None,
             on_log=reporter.log if reporter is not None and request.log_level is not None else None,
             on_question=request.on_question,
+            bind_env=self.served.dispatcher.registry.bind_env,
             inbound=Inbound(self.request_id),
         )
 
