@@ -464,6 +464,8 @@ CALL: dict[str, str] = {
     "call.wire.survives": "An event is the same after a journey as JSON.",
     "call.wire.binary": "Binary data of an answer is bytes again at the receiver; other values are sent in JSON form.",
     "call.wire.malformed": "Whatever is not an event is a PROTOCOL_ERROR that ends neither side, and nothing else.",
+    "call.respond.callback": "A callback answers requests by `respond`, without a registry; it is cancelled with them.",
+    "call.foreign-code": "The error code of a peer with codes of its own is kept, and passed on to every surface.",
     "call.wire.numbers": "A count is a JSON number without a fraction, however it is written, and null is absent.",
     "call.wire.malformed-id": "A PROTOCOL_ERROR names the request where one can be made out.",
     "call.wire.size": "A message above the limit fails its own call, in either direction, and no other.",

@@ -310,7 +310,16 @@ def test_whether_a_value_is_cast_is_decided_by_the_check_of_cast_and_not_by_json
 @requirement("normalize.cast")
 def test_cast_replaces_what_does_not_fit_as_typebox_does(caplog: pytest.LogCaptureFixture) -> None:
     assert data_of({"age": "36", "extra": 1}, PROFILE, "cast") == {"name": "", "plan": "free", "age": 0}
-    assert "/age" in caplog.text
+    assert 'cast /age: the value is not of type "integer"' in caplog.text
+
+
+@requirement("normalize.cast")
+def test_the_cast_value_is_validated_as_in_the_seeds(caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "minProperties": 2}
+    assert data_of({"a": "x"}, schema, "cast") == {"a": 0}
+    cast, left = caplog.messages
+    assert 'cast /a: the value is not of type "integer"' in cast
+    assert "the data: the value has less than 2 properties" in left
 
 
 @requirement("normalize.never-raises")

@@ -80,6 +80,7 @@ class CallError(OpwireError):
     """A call failed.
 
     `details` is plain JSON data for the peer. `retryable` defaults to the table's value; `retry_after` is in seconds.
+    `foreign_code` is the code of a peer that has codes of its own; `code` is then EXECUTION_ERROR.
 
         raise CallError("RATE_LIMITED", "100 calls a minute", retry_after=12.5)
     """
@@ -89,6 +90,7 @@ class CallError(OpwireError):
     details: Any
     retryable: bool
     retry_after: float | None
+    foreign_code: str | None
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class CallError(OpwireError):
         *,
         retryable: bool | None = None,
         retry_after: float | None = None,
+        foreign_code: str | None = None,
     ) -> None:
         self.code = ErrorCode(code)
         row = ERROR_TABLE[self.code]
@@ -105,14 +108,17 @@ class CallError(OpwireError):
         self.details = details
         self.retryable = row.retryable if retryable is None else retryable
         self.retry_after = retry_after
+        self.foreign_code = foreign_code
         super().__init__(self.code, self.message, details)
 
     def __str__(self) -> str:
-        return f"{self.code.value}: {self.message}"
+        code = self.code.value if self.foreign_code is None else f"{self.code.value} ({self.foreign_code})"
+        return f"{code}: {self.message}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions pickle their args only, which would lose the two keyword fields.
-        state = {"retryable": self.retryable, "retry_after": self.retry_after}
+        # Exceptions pickle their args only, which would lose the keyword fields.
+        names = ("retryable", "retry_after", "foreign_code")
+        state = {name: getattr(self, name) for name in names}
         return (type(self), (self.code.value, self.message, self.details), state)
 
 

@@ -179,8 +179,15 @@ class ResultPipeline:
             cast = self.schema.cast(data)
         except CastError as error:
             self._warn(f"the data is kept as it is, because it cannot be cast: {error}")
-            cast = data
-        self._warn_problems(data)  # problems of the original: the cast has replaced invalid parts
+            self._warn_problems(data)
+            return data
+        problems = self.schema.problems(data, is_plain=True)  # whose parts the cast has replaced, silently
+        self._log(
+            logging.WARNING,
+            [f"cast {path or 'the data'}: {text}" for path, text in problems[:_MAX_WARNINGS]],
+            len(problems),
+        )
+        self._warn_problems(cast)
         return cast
 
     def _warn_problems(self, data: Any) -> None:

@@ -393,27 +393,32 @@ def error_payload(error: CallError) -> McpErrorPayload:
     if kept is not None:
         return kept
     details = error.details
+    fixable = error.code is ErrorCode.VALIDATION_ERROR  # as in the specification's example: with another input
     if details is not None and not isinstance(details, str):
         details = to_json(details).decode()
     return McpErrorPayload(
         category=ERROR_TABLE[error.code].category,
-        code=error.code.value,
+        code=error.foreign_code or error.code.value,
         message=error.message,
         details=details,
-        recoverable=error.retryable,
+        recoverable=error.retryable or fixable,
+        suggested_action=_SUGGESTIONS["validation"] if fixable else None,
     )
 
 
 def call_error(payload: McpErrorPayload) -> CallError:
-    """Return a payload as an error. An unknown code is replaced by the default of its category.
+    """Return a payload as an error. An unknown code becomes the `foreign_code` of the default of its category.
 
-    If a field would be lost (an unknown code, a suggestion), the details contain the whole payload.
+    If a field would be lost, such as a suggestion, the details contain the whole payload.
     """
     code = _error_code(payload)
-    error = CallError(code, payload.message, payload.details, retryable=payload.recoverable)
-    if error_payload(error) == payload:
-        return error
-    return CallError(code, payload.message, msgspec.to_builtins(payload), retryable=payload.recoverable)
+    # A validation error is recoverable with another input; a retry of the same one fails again.
+    retryable = None if code is ErrorCode.VALIDATION_ERROR else payload.recoverable
+    foreign = None if payload.code == code.value else payload.code
+    error = CallError(code, payload.message, payload.details, retryable=retryable, foreign_code=foreign)
+    if error_payload(error) != payload:
+        error.details = msgspec.to_builtins(payload)
+    return error
 
 
 def classify(thrown: object, *, code: str | None = None) -> McpErrorPayload:
@@ -448,8 +453,9 @@ def _kept_payload(error: CallError) -> McpErrorPayload | None:
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter if a key contains a lone surrogate
         return None
     # A `CallError` without a message has the default one, so an empty message matches any.
-    same = kept.message in ("", error.message) and kept.recoverable == error.retryable
-    return kept if same and _error_code(kept) == error.code else None
+    code = _error_code(kept)
+    same = kept.message in ("", error.message) and code == error.code
+    return kept if same and (kept.recoverable == error.retryable or code is ErrorCode.VALIDATION_ERROR) else None
 
 
 def _category_and_message(thrown: object) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """The events of the call protocol and their published schemas."""
 
+import pickle
 import time
 from typing import Any, get_args
 
@@ -19,6 +20,8 @@ from opwire.call import (
     CallRequested,
     CallResponded,
 )
+from opwire.serve.guard import problem_details
+from opwire.tool_envelope import error_payload
 from tests.requirements import requirement
 
 KINDS: dict[str, Any] = {kind.__struct_config__.tag: kind for kind in get_args(CallEvent)}
@@ -114,11 +117,23 @@ def test_an_error_that_may_not_be_retried_says_so_on_the_wire() -> None:
     assert event.error().retryable is False
 
 
-@requirement("call.error.unknown-code")
-def test_a_code_of_a_newer_peer_is_an_execution_error_that_names_it() -> None:
-    error = CallFailed(request_id="r", code="TEAPOT", message="short and stout", details=[1], retryable=True).error()
-    assert (error.code, error.message) == (ErrorCode.EXECUTION_ERROR, "TEAPOT: short and stout")
+@requirement("call.error.unknown-code", "call.foreign-code")
+def test_a_code_of_a_foreign_peer_is_an_execution_error_that_keeps_it() -> None:
+    event = CallFailed(request_id="r", code="TEAPOT", message="short and stout", details=[1], retryable=True)
+    error = event.error()
+    assert (error.code, error.message, error.foreign_code) == (ErrorCode.EXECUTION_ERROR, "short and stout", "TEAPOT")
+    assert str(error) == "EXECUTION_ERROR (TEAPOT): short and stout"
     assert (error.details, error.retryable) == ([1], True)
+    assert CallFailed.of("r", error) == event
+    assert pickle.loads(pickle.dumps(error)).foreign_code == "TEAPOT"
+    assert problem_details(error).foreign_code == "TEAPOT"
+    assert error_payload(error).code == "TEAPOT"
+
+
+@requirement("call.foreign-code")
+def test_a_foreign_code_is_bounded() -> None:
+    error = CallFailed(request_id="r", code="x" * 10_000, message="m").error()
+    assert error.foreign_code == "x" * 100
 
 
 @requirement("call.error.travels")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from opwire.envelope import MCPResponseMeta, http_envelope, local_envelope, mcp_envelope
 from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError
@@ -53,9 +54,12 @@ PAYLOADS = st.builds(
 @pytest.mark.parametrize("code", ErrorCode)
 def test_an_error_is_a_payload_with_the_category_of_the_table(code: ErrorCode) -> None:
     row = ERROR_TABLE[code]
-    assert error_payload(CallError(code)) == McpErrorPayload(
-        category=row.category, code=code.value, message=row.message, recoverable=row.retryable
-    )
+    expected = McpErrorPayload(category=row.category, code=code.value, message=row.message, recoverable=row.retryable)
+    if code is ErrorCode.VALIDATION_ERROR:  # recoverable with another input, as in the specification's example
+        expected = replace(expected, recoverable=True, suggested_action="Fix the input and retry.")
+    assert error_payload(CallError(code)) == expected
+    again = call_error(expected)
+    assert (again.code, again.details, again.retryable) == (code, None, row.retryable), "it is not retried as it is"
 
 
 @requirement("tool-envelope.errors-map")
@@ -91,7 +95,8 @@ def test_details_without_a_json_form_are_refused() -> None:
 def test_a_foreign_code_is_chosen_by_category(category: str, code: str) -> None:
     error = call_error(McpErrorPayload(category=category, code="ERR_1", message="m", recoverable=False))
     assert (error.code, error.message, error.retryable) == (code, "m", False)
-    assert error.details["code"] == "ERR_1"
+    assert error.foreign_code == "ERR_1"
+    assert error_payload(error).code == "ERR_1"
 
 
 @requirement("tool-envelope.errors-map")

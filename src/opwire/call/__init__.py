@@ -1,6 +1,7 @@
 """The call protocol: events and their encoding, pending calls, the request handler, and the transport interface."""
 
 from opwire.call.call_table import Overflow
+from opwire.call.callback import CallbackHandler, RequestCallback
 from opwire.call.description import Describing, Description, OperationInfo, ServerInfo, Statistics
 from opwire.call.discovery import FoundServer, discover
 from opwire.call.events import (
@@ -38,6 +39,7 @@ __all__ = [
     "CallProgress",
     "CallRequested",
     "CallResponded",
+    "CallbackHandler",
     "Describing",
     "Description",
     "FoundServer",
@@ -45,6 +47,7 @@ __all__ = [
     "Overflow",
     "PendingRequestMap",
     "Receiver",
+    "RequestCallback",
     "ServerInfo",
     "Statistics",
     "Transport",

@@ -70,6 +70,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Milliseconds = int | float  # keeps the integers that JavaScript writes
 
 _FAR = 2**53  # milliseconds: some 285,000 years, and JavaScript's largest safe integer
+_MAX_CODE = 100  # characters of a foreign error code
 _MAX_SKEW = 5.0  # seconds by which the clocks of two machines may differ before calls between them suffer
 _MAX_DELAY = 60.0  # seconds: no transport keeps a request for longer, so a greater difference is a wrong clock
 
@@ -168,7 +169,7 @@ class CallFailed(CallMessage, frozen=True, kw_only=True, tag="call.error"):
         after = None if error.retry_after is None else error.retry_after * 1000
         return cls(
             request_id=request_id,
-            code=error.code.value,
+            code=error.foreign_code or error.code.value,
             message=error.message,
             details=details,
             retryable=error.retryable,
@@ -180,10 +181,11 @@ class CallFailed(CallMessage, frozen=True, kw_only=True, tag="call.error"):
         known, after = self.code in ErrorCode.__members__, self.retry_after_ms
         return CallError(
             ErrorCode(self.code) if known else ErrorCode.EXECUTION_ERROR,
-            self.message if known else f"{self.code}: {self.message}",
+            self.message,
             self.details,
             retryable=self.retryable,
             retry_after=None if after is None else bounded_seconds(after, MAX_SECONDS * 1000) / 1000,
+            foreign_code=None if known else self.code[:_MAX_CODE],
         )
 
 

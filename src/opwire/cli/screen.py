@@ -306,6 +306,8 @@ def _error_data(error: Exception) -> dict[str, Any]:
         code = "CONFIGURATION" if isinstance(error, OpwireError) else "INTERNAL"
         return {"code": code, "message": _error_text(error)}
     data: dict[str, Any] = {"code": error.code.value, "message": error.message, "retryable": error.retryable}
+    if error.foreign_code is not None:
+        data["foreignCode"] = error.foreign_code
     if error.details is not None:
         data["details"] = error.details
     if error.retry_after is not None and isfinite(error.retry_after):

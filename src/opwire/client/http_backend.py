@@ -5,11 +5,11 @@ It requests whole envelopes, and decodes problem documents to the `CallError` th
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from opwire.adapters.openapi.source import from_openapi
@@ -50,6 +50,7 @@ class _ProblemDocument(Struct, rename="camel"):
     detail: str = ""
     retryable: bool | None = None
     retry_after_ms: Any = None
+    foreign_code: Annotated[str, Meta(max_length=100)] | None = None
     details: Any = None
 
 
@@ -217,4 +218,5 @@ def _read_problem(text: bytes) -> CallError | None:
         problem.details,
         retryable=problem.retryable,
         retry_after=None if after is None else after / 1000,
+        foreign_code=problem.foreign_code,
     )

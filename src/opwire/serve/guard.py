@@ -79,6 +79,7 @@ class ProblemDetails(Struct, omit_defaults=True, rename="camel"):
     code: str
     retryable: bool
     instance: str | UnsetType = UNSET
+    foreign_code: str | UnsetType = UNSET
     retry_after_ms: int | UnsetType = UNSET
     details: msgspec.Raw | UnsetType = UNSET
     data: msgspec.Raw | UnsetType = UNSET  # of a tool that returned an error as its result
@@ -111,6 +112,7 @@ def problem_details(error: CallError, *, status: int | None = None, request_id: 
         code=error.code.value,
         retryable=error.retryable,
         instance=UNSET if request_id is None else f"urn:opwire:request:{quote(request_id)}",
+        foreign_code=error.foreign_code or UNSET,
         retry_after_ms=UNSET if error.retry_after is None else max(0, round(error.retry_after * 1000)),
         details=details,
     )

@@ -309,6 +309,7 @@ _PROBLEM: dict[str, Any] = {
         "code": {"type": "string", "enum": [code.value for code in ErrorCode]},
         "retryable": {"type": "boolean"},
         "instance": {"type": "string", "format": "uri-reference"},
+        "foreignCode": {"type": "string", "description": "The code of the server, if it has codes of its own."},
         "retryAfterMs": {"type": "integer", "minimum": 0},
         "details": {"description": "More data: the problems of an input, each with its path."},
         "data": {"description": "The data of a tool that returned an error as its result."},

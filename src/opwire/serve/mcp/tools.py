@@ -379,6 +379,8 @@ def error_result(error: CallError, tool: Tool, format: ResultFormat) -> Result:
     """Return the result of a call that failed: advice for the model, and the error itself in `_meta`."""
     message = replace_surrogates(error.message)
     fields: dict[str, Any] = {"code": error.code.value, "message": message, "retryable": error.retryable}
+    if error.foreign_code is not None:
+        fields["foreignCode"] = error.foreign_code
     if error.retry_after is not None:
         fields["retryAfter"] = error.retry_after
     details = None

@@ -1,0 +1,70 @@
+"""`CallbackHandler`: answers requests by a callback, without a registry."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from opwire.call.events import CallAborted, CallCredit, CallRequested
+from opwire.call.pending import PendingRequestMap
+from opwire.call.transport import Address
+from opwire.invoke import failure
+
+RequestCallback = Callable[[CallRequested], Awaitable[object] | None]
+"""Handles a request, and answers it by `respond`, `complete` or `fail`, then or later."""
+
+
+class CallbackHandler:
+    """Calls a callback with each request that arrives; the callback answers it by the methods of `PendingRequestMap`.
+
+        async def answer(request: CallRequested) -> None:
+            price = await look_up(request.input)
+            calls.respond(request.request_id, local_envelope(price, request.operation_id))
+
+        CallbackHandler(calls, answer)
+        await calls.transport.announce(["shop.price"])
+
+    It gets every request, also those of `opwire.operations`, by which a hub asks for descriptions. Nothing is checked
+    before: neither access, nor input, nor the deadline, which the caller enforces. `CallHandler` does all of that. An
+    exception fails the request. A coroutine is cancelled when its caller aborts or is lost.
+    """
+
+    def __init__(self, calls: PendingRequestMap, callback: RequestCallback) -> None:
+        self._calls = calls
+        self._callback = callback
+        self._tasks: dict[str, tuple[Address, asyncio.Future[object]]] = {}
+        calls.serve_with(self)
+
+    def requested(self, event: CallRequested, caller: Address) -> None:
+        """Call the callback."""
+        try:
+            work = self._callback(event)
+        except Exception as error:
+            self._calls.fail(event.request_id, failure(error, event.operation_id))
+            return
+        if work is not None:
+            task = asyncio.ensure_future(work)
+            self._tasks[event.request_id] = caller, task
+            task.add_done_callback(partial(self._done, event))
+
+    def _done(self, event: CallRequested, task: asyncio.Future[object]) -> None:
+        if self._tasks.get(event.request_id, ("", None))[1] is task:
+            del self._tasks[event.request_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._calls.fail(event.request_id, failure(error, event.operation_id))
+
+    def credited(self, event: CallCredit, caller: Address) -> None:
+        """Ignore credits: items of a callback are sent when it sends them."""
+
+    def aborted(self, event: CallAborted, caller: Address) -> None:
+        """Cancel the coroutine of a request that its caller aborted."""
+        if event.request_id in self._tasks:
+            self._tasks[event.request_id][1].cancel()
+
+    def lost(self, caller: Address | None) -> None:
+        """Cancel the coroutines of a lost caller."""
+        for owner, task in list(self._tasks.values()):
+            if caller in (None, owner):
+                task.cancel()
+
+    def describe(self) -> None:
+        """Return None: only the callback knows what it serves."""
