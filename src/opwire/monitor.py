@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from fnmatch import translate
 from functools import cached_property
 from heapq import nlargest
-from math import frexp, ldexp
 from secrets import token_hex
 from typing import Annotated, Any, Literal
 
@@ -55,7 +54,7 @@ MAX_BUSIEST = 100
 _FAILURES = frozenset(code.value for code in ErrorCode)
 
 _LOCAL = "local"  # in place of a surface
-_MAX_MICROSECONDS = 2.0**37  # 38 hours
+_MAX_SECONDS = 100_000.0  # of one call in the timings
 
 Pattern = Annotated[str, Meta(max_length=200)]
 
@@ -136,8 +135,9 @@ class OperationTimings(Struct):
 
     def add(self, seconds: float, outcome: str) -> None:
         """Count a call."""
-        mantissa, exponent = frexp(min(seconds * 1e6, _MAX_MICROSECONDS))
-        bucket = max(4 * exponent + int(8 * mantissa) - 4, 0)
+        microseconds = int(min(seconds, _MAX_SECONDS) * 1e6)
+        shift = microseconds.bit_length() - 3
+        bucket = 4 * shift + (microseconds >> shift) if shift > 0 else microseconds
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
@@ -159,8 +159,8 @@ class OperationTimings(Struct):
 
 
 def _upper_ms(bucket: int) -> float:
-    exponent, quarter = divmod(bucket, 4)
-    return float(f"{ldexp((quarter + 5) / 8, exponent) / 1000:.4g}")
+    shift = max(bucket // 4 - 1, 0)
+    return ((bucket - 4 * shift + 1) << shift) / 1000
 
 
 class CallWatcher:
@@ -177,7 +177,8 @@ class CallWatcher:
         self._operation = None if operation is None else re.compile(translate(operation))
         self._outcome = None if outcome is None else outcome.upper()
         self._caller = caller
-        self._records: deque[CallRecord] = deque()
+        self._is_filtered = any(each is not None for each in (id, operation, outcome, caller))
+        self._records: deque[CallRecord | _LazyRecord] = deque()
         self._dropped = 0
         self.news = asyncio.Event()
         """Set when there are records; cleared by the consumer."""
@@ -185,8 +186,17 @@ class CallWatcher:
 
     def put(self, record: CallRecord) -> None:
         """Buffer a record that the filter selects; if the buffer is full, drop the oldest."""
-        if not self._selects(record):
-            return
+        if self._selects(record):
+            self._append(record)
+
+    def put_lazy(self, record: "_LazyRecord") -> None:
+        """Buffer a record that is created when it is read, as `put` does."""
+        if self._is_filtered:
+            self.put(_created(record))
+        else:
+            self._append(record)
+
+    def _append(self, record: "CallRecord | _LazyRecord") -> None:
         if len(self._records) == MAX_RECORDS:
             self._records.popleft()
             self._dropped += 1
@@ -200,7 +210,7 @@ class CallWatcher:
 
     def take(self) -> tuple[list[CallRecord], int]:
         """Return the buffered records, and how many were dropped before them."""
-        taken, dropped = list(self._records), self._dropped
+        taken, dropped = list(map(_created, self._records)), self._dropped
         self._records.clear()
         self._dropped = 0
         return taken, dropped
@@ -209,7 +219,7 @@ class CallWatcher:
         """Yield the records, as they arrive."""
         while True:
             while self._records:
-                record = self._records.popleft()
+                record = _created(self._records.popleft())
                 if self._dropped:
                     record, self._dropped = replace(record, dropped=self._dropped), 0
                 yield record
@@ -227,6 +237,13 @@ class CallWatcher:
             return False
         wanted = self._outcome
         return wanted is None or record.outcome == wanted or (wanted == "ERROR" and record.outcome != OK)
+
+
+_LazyRecord = tuple[Callable[..., CallRecord], tuple[Any, ...]]  # a function and its arguments
+
+
+def _created(record: CallRecord | _LazyRecord) -> CallRecord:
+    return record if isinstance(record, CallRecord) else record[0](*record[1])
 
 
 class CallMonitor:
@@ -314,6 +331,13 @@ class CallMonitor:
         )
         for watcher in self._watchers:
             watcher.put(record)
+
+    def record_lazily(self, operation_id: str, create: Callable[..., CallRecord], *arguments: Any) -> None:
+        """Show a call whose record is created only if a watcher reads it: 0.6 µs instead of 3 for a relay."""
+        if not is_own(operation_id):
+            record = create, arguments
+            for watcher in self._watchers:
+                watcher.put_lazy(record)
 
     def show_values(self, request_id: str, input: Any, result: Any) -> None:
         """Show the input and the result or error of a call that ended in this process, if anything listens."""

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from http import HTTPStatus
 from itertools import chain
 from math import ceil
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -165,8 +165,15 @@ def challenge_of(error: CallError) -> list[Header]:
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-SessionLookup = Callable[[Mapping[bytes, bytes]], Awaitable[Grant | None]]
-"""Returns the grant of a request without a token by its headers, such as a cookie; None: it has none."""
+class FoundSession(NamedTuple):
+    """What a request without a token may do, and the token with which its session began, if any."""
+
+    grant: Grant
+    token: str | None
+
+
+SessionLookup = Callable[[Mapping[bytes, bytes]], Awaitable[FoundSession | None]]
+"""Returns the session of a request without a token by its headers, such as a cookie; None: it has none."""
 
 
 class GuardOptions(TypedDict, total=False):
@@ -315,7 +322,10 @@ class RequestGuard:
             raise HTTPStatusError(HTTPStatus.MISDIRECTED_REQUEST, CallError(ErrorCode.ACCESS_DENIED, wrong))
         self._check_page(headers, host)
         token = None if self._authenticator is None else self._token(headers)
-        grant = None if token is not None or self._session is None else await self._session(headers)
+        found = None if token is not None or self._session is None else await self._session(headers)
+        grant = None
+        if found is not None:
+            grant, token = found
         if self._authenticator is not None:
             is_known = token is not None or grant is not None
             if grant is None:

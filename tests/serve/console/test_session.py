@@ -5,12 +5,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from opwire import CallError, Identity
+from opwire import CallError, Context, Identity
 from opwire.auth import Grant
+from opwire.caller import find_caller_token
 from opwire.serve.console import session as sessions
 from opwire.serve.console.session import SessionStore, acting
 from tests.requirements import requirement
-from tests.serve.console.served import CLERK, OTHER, OWNER, PAGE, Page, page_of
+from tests.serve.console.served import CLERK, OTHER, OWNER, PAGE, Page, make_registry, page_of
 
 
 def cookie_of(page: Page) -> str:
@@ -119,7 +120,7 @@ async def test_a_session_ends_after_its_lifetime_and_with_its_grant(monkeypatch:
     headers = {b"host": b"localhost", b"cookie": f"opwire_console={secret}".encode()}
     found = await store.find(headers)
     assert found is not None
-    assert found.expires == session.expires
+    assert (found.grant.expires, found.token) == (session.expires, None)
     monkeypatch.setattr(sessions.time, "time", lambda: now + sessions.LIFETIME + 1)
     assert await store.find(headers) is None
 
@@ -249,3 +250,19 @@ async def test_acting_as_another_identity_needs_a_scope_and_with_all_scopes_may_
 def test_an_acting_identity_has_no_resources_of_its_own() -> None:
     mine = Identity(id="me", scopes=("a", "opwire:act-as"), resources={"repo": ("write",)})
     assert acting(mine, Identity(id="you", scopes=("a",))).resources == {}
+
+
+@requirement("console.login")
+async def test_calls_have_the_token_of_the_session_unless_they_are_made_as_another_identity() -> None:
+    registry = make_registry()
+
+    @registry.query("shop.token")
+    async def token(context: Context) -> str | None:
+        return find_caller_token(context)
+
+    async with page_of(registry) as page:
+        await page.log_in(CLERK)
+        assert await page.result("shop.token") == CLERK
+        assert await page.result("shop.token", actAs={"id": "alice"}) is None
+        await page.api("POST", "session", {"link": page.console.create_link()})
+        assert await page.result("shop.token") is None

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from opwire.caller import caller_metadata
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
@@ -161,7 +162,7 @@ class ConsoleCalls:
             request_id=call.request_id,
             identity=identity,
             deadline=None if seconds is None else time.monotonic() + seconds,
-            metadata=request.metadata,
+            metadata={**request.metadata, **caller_metadata(request.identity, request.token)},
             on_progress=call.progressed,
             on_question=call.ask,
             inbound=Inbound(call.request_id),

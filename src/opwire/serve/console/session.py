@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from opwire.auth.tokens import Authenticator, Grant
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
+from opwire.serve.guard import FoundSession
 
 LIFETIME = 12 * 3600.0
 """Seconds for which a session lasts."""
@@ -90,8 +91,8 @@ class SessionStore:
         """End the session of a request."""
         self._sessions.pop(_digest(_secret_of(headers)), None)
 
-    async def find(self, headers: Mapping[bytes, bytes]) -> Grant | None:
-        """Return the grant of the session that a request belongs to; None if there is none, or it has ended."""
+    async def find(self, headers: Mapping[bytes, bytes]) -> FoundSession | None:
+        """Return the session that a request belongs to; None if there is none, or it has ended."""
         key = _digest(_secret_of(headers))
         session = self._sessions.get(key)
         if session is None:
@@ -109,7 +110,7 @@ class SessionStore:
         if until <= time.time():
             self._sessions.pop(key, None)
             return None
-        return replace(grant, expires=until)
+        return FoundSession(replace(grant, expires=until), session.token)
 
     def _make_room(self, identity_id: str) -> None:
         now = time.time()
