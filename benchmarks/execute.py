@@ -59,11 +59,16 @@ def tables() -> Iterator[Table]:
         rows += _beside(peer)
     yield Table("a call of add(a, b) with input and output schema", "µs", "bare", rows)
     fixed = {"math.add": Reshape(fix={"b": INPUT["b"]})}
+    renamed = {"math.add": Reshape(rename={"a": "x"})}
+    computed = {"math.add": Reshape(from_context={"b": lambda _: INPUT["b"]})}
+    one, other = {"a": INPUT["a"]}, {"x": INPUT["a"], "b": INPUT["b"]}
     views = (
         EXECUTE,
         _in_view("in a view", registry.view(), "math.add", INPUT, 1.1),
         _in_view("in a view that renames it", registry.view(rename={"math": "m"}), "m.add", INPUT, 1.1),
-        _in_view("in a view that fixes a parameter", registry.view(reshape=fixed), "math.add", {"a": INPUT["a"]}, None),
+        _in_view("in a view that fixes a parameter", registry.view(reshape=fixed), "math.add", one, 1.1),
+        _in_view("in a view that renames a parameter", registry.view(reshape=renamed), "math.add", other, None),
+        _in_view("in a view that computes a parameter", registry.view(reshape=computed), "math.add", one, None),
     )
     yield Table("a call of add(a, b) through a view", "µs", "execute", asyncio.run(ladder(views)))
 

@@ -4,10 +4,12 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from itertools import product
 from typing import Any, cast
 from weakref import ref
 
 import pytest
+from msgspec import UNSET
 
 from opwire import (
     AccessControl,
@@ -368,6 +370,76 @@ async def test_content_blocks_do_not_contain_what_was_dropped() -> None:
     assert envelope.data == {"a": 1}
     assert envelope.meta.source == "local"
     assert (await view.execute("a.b")).data == "no"
+
+
+FLAT: list[Reshape] = [
+    Reshape(fix={"b": "x"}),
+    Reshape(fix={"a": 7}, rename={"b": "y"}),
+    Reshape(rename={"a": "b", "b": "a"}),  # exchanged
+    Reshape(hide=["c"]),
+    Reshape(hide=["c"], rename={"a": "z"}),
+    Reshape(from_context={"b": "identity.id"}),
+    Reshape(from_context={"b": lambda _: 1}),  # of another type than the parameter
+    Reshape(from_context={"a": lambda _: 5}, rename={"b": "y"}),
+    Reshape(narrow={"a": {"maximum": 5}}),
+    Reshape(narrow={"b": {"pattern": "^x"}}, rename={"b": "y"}, fix={"c": True}),
+]
+
+
+@requirement("view.parameters")
+@pytest.mark.parametrize("changes", FLAT)
+async def test_flat_input_of_a_function_is_reshaped_as_that_of_any_other_operation(changes: Reshape) -> None:
+    registry = OperationRegistry()
+
+    @registry.query("flat.echo")
+    async def echo(a: int, b: str, c: bool = False) -> list[Any]:
+        return [a, b, c]
+
+    spec = cast("OperationSpec", registry.get_spec("flat.echo"))
+    other = OperationSpec(namespace="any", name="echo", input_schema=spec.input_schema)
+    registry.register(other, lambda input, _: [input["a"], input["b"], input.get("c", False)], inline=True)
+    view = registry.view(reshape={"*.echo": changes})
+    given: list[Any] = [1, "x", "y", True, None, UNSET]
+    seen = 0
+    for a, b, c in product(given, repeat=3):
+        names = [("a", a), ("b", b), ("c", c), ("y", b), ("z", a)]
+        for chosen in (names[:3], names[:2], [names[3]], [names[0], names[3]], [names[1], names[4]], [names[2]], names):
+            input = {name: value for name, value in chosen if value is not UNSET}
+            outcomes: list[Any] = []
+            for id in ("flat.echo", "any.echo"):
+                try:
+                    outcomes.append((await view.execute(id, input, AS_ADA)).data)
+                except CallError as error:
+                    outcomes.append((error.code, error.message.replace("flat", "any"), error.details))
+            assert outcomes[0] == outcomes[1], input
+            seen += isinstance(outcomes[0], list)
+    assert seen or changes == FLAT[6]
+
+
+@requirement("view.interceptors")
+async def test_a_reshaping_view_runs_the_interceptors_of_its_registry_with_its_input(
+    registry: OperationRegistry,
+) -> None:
+    seen: list[Any] = []
+
+    def record(spec: OperationSpec, handler: Any) -> Any:
+        async def call(input: Any, context: Context) -> Any:
+            seen.append((spec.id, input))
+            return await handler(input, context)
+
+        return call
+
+    view = registry.view(rename={"math": "m"}, reshape={"math.add": Reshape(fix={"b": 2})})
+    outer = view.view(rename={"m": "o"}, reshape={"m.add": Reshape(rename={"a": "x"})})
+    remove = registry.use(record)
+    assert (await outer.execute("o.add", {"x": 1})).data == 3
+    assert seen == [("math.add", {"a": 1, "b": 2})]
+    view.use(record)
+    assert (await outer.execute("o.add", {"x": 1})).data == 3
+    assert seen[1:] == [("m.add", {"a": 1}), ("math.add", {"a": 1, "b": 2})]
+    remove()
+    assert (await outer.execute("o.add", {"x": 1})).data == 3
+    assert seen[3:] == [("m.add", {"a": 1})]
 
 
 # --- a registry -------------------------------------------------------------------------------------------------------

@@ -66,8 +66,8 @@ from opwire.operation import (
 )
 from opwire.questions import Elicitation, Question, Root, SampledMessage
 from opwire.registry import OperationRegistry, RegistryView, build_env
+from opwire.reshape import Reshape
 from opwire.schema import UNKNOWN, Problem, Schema
-from opwire.view import Reshape
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp import from_mcp

@@ -26,7 +26,8 @@ from opwire.operation import (
     PreparedRequest,
     split_id,
 )
-from opwire.pipeline import ResultPipeline
+from opwire.pipeline import FinishedResults, ResultPipeline
+from opwire.reshape import Reshaping
 from opwire.schema import Problem
 from opwire.typed.plain import MAX_DEPTH, SCALARS, survey, to_plain
 from opwire.workers import WorkerPool
@@ -464,8 +465,8 @@ class BoundOperation:
             setattr(bound, name, getattr(self, name))
         return bound
 
-    def arguments(self, input: Any) -> Any:
-        """Validate the input and convert it to the handler's arguments.
+    def arguments(self, input: Any, context: Context) -> Any:
+        """Validate the input and convert it to the handler's arguments, for the call of a context.
 
         Raises:
             CallError: VALIDATION_ERROR, with the problems in its details; EXECUTION_ERROR, if the input schema is
@@ -540,6 +541,59 @@ class BoundOperation:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         details = {"problems": [problem._asdict() for problem in problems]}
         return CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: {shown}{more}", details)
+
+
+class ReshapedOperation(BoundOperation):
+    """An operation of a view that runs the handler of another one, with its input and results reshaped."""
+
+    __slots__ = ("_reshaping", "_source", "arguments")
+
+    def __init__(
+        self, source: BoundOperation, spec: OperationSpec, reshaping: Reshaping, pipeline: ResultPipeline
+    ) -> None:
+        super().__init__(spec, source.handler, pipeline)
+        self._source = source
+        self._reshaping = reshaping
+        self.accepts, self.prepare, self.preview = always, source.prepare, source.preview  # the source validates
+        self.run, self.open = source.run, source.open
+        if (complete := source.complete) is not None:
+            self.complete = lambda request, context: complete(reshaping.asked(request), context)
+        if not reshaping.keeps_results:
+            self._reshape_results(source)
+        arguments = self._reshaped if source.flat is None else reshaping.compile(source.flat, self._reshaped)
+        self.arguments = arguments  # pyright: ignore[reportAttributeAccessIssue] - instead of the method: 0.1 µs
+
+    def under(self, spec: OperationSpec, pipeline: ResultPipeline) -> BoundOperation:
+        """Return the same operation under another spec."""
+        return ReshapedOperation(self._source, spec, self._reshaping, pipeline)
+
+    def _reshaped(self, input: Any, context: Context) -> Any:
+        given = self._reshaping.inward(super().arguments(input, context), context)
+        try:
+            return self._source.arguments(given, context)
+        except CallError as error:
+            self._reshaping.reraise(error)
+
+    def _reshape_results(self, source: BoundOperation) -> None:
+        outward, pipeline = self._reshaping.outward, source.pipeline
+        self.pipeline = FinishedResults(self.spec, normalize="off", strip=False)
+
+        async def run(arguments: Any, context: Context) -> Any:
+            result = await cast("Run", source.run)(arguments, context)
+            return outward(pipeline.envelope(result), context)
+
+        async def open(arguments: Any, context: Context) -> AsyncGenerator[Any]:
+            items = cast("Open", source.open)(arguments, context)
+            try:
+                async for item in items:
+                    yield outward(pipeline.envelope(item), context)
+            finally:
+                await items.aclose()
+
+        if source.open is None:
+            self.run = run
+        else:
+            self.open = open
 
 
 def always(_: Any) -> bool:

@@ -24,8 +24,8 @@ from opwire.invoke import (
     InterceptedCall,
     Interceptors,
     Open,
+    ReshapedOperation,
     Run,
-    always,
     check_kind,
     failure,
     isolated,
@@ -49,10 +49,11 @@ from opwire.operation import (
     Source,
     SourceChange,
 )
-from opwire.pipeline import FinishedResults, ResultPipeline, typed_envelope
+from opwire.pipeline import ResultPipeline, typed_envelope
+from opwire.reshape import MORE, Reshaping
 from opwire.signature import Signature
 from opwire.typed.plain import html_table, to_plain
-from opwire.view import MORE, RegistryOperations, Reshaping, ViewOptions, ViewRules, operation_through
+from opwire.view import RegistryOperations, ViewOptions, ViewRules, operation_through
 from opwire.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -413,7 +414,8 @@ class OperationRegistry(Decorators):
                 envelope = await bound.intercepted.execute(input, self._context if context is None else context)
             elif bound.timeout is None and (context is None or context.watched or context is self._context):
                 # `_call` without the call: 0.1 µs
-                result = await bound.run(bound.arguments(input), self._context if context is None else context)
+                inside = self._context if context is None else context
+                result = await bound.run(bound.arguments(input, inside), inside)
                 envelope = bound.pipeline.envelope(result)
             else:
                 envelope = await self._call(bound, input, context)
@@ -426,7 +428,8 @@ class OperationRegistry(Decorators):
     async def _call(self, bound: BoundOperation, input: Any, context: Context | None) -> ResponseEnvelope[Any]:
         run = cast("Run", bound.run)
         try:
-            result = await self._run(run, bound.arguments(input), self._inside(bound, context), bound.spec.id)
+            arguments = bound.arguments(input, self._context if context is None else context)
+            result = await self._run(run, arguments, self._inside(bound, context), bound.spec.id)
             return bound.pipeline.envelope(result)
         except CallError:
             raise
@@ -470,10 +473,11 @@ class OperationRegistry(Decorators):
         if bound is None:
             raise self.not_found(operation_id)
         try:
-            arguments = bound.arguments(input)
+            inside = self._context if context is None else context
+            arguments = bound.arguments(input, inside)
             if bound.preview is None:
-                return PreparedRequest(protocol="local", body=msgspec.json.encode(to_plain(input)))
-            return await bound.preview(arguments, self._context if context is None else context, reveal)
+                return PreparedRequest(protocol="local", body=msgspec.json.encode(to_plain(arguments)))
+            return await bound.preview(arguments, inside, reveal)
         except CallError:
             raise
         except FAILURES as error:
@@ -513,7 +517,7 @@ class OperationRegistry(Decorators):
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         inside = self._inside(bound, context)
         try:
-            stream = cast("Open", bound.open)(bound.arguments(input), inside)
+            stream = cast("Open", bound.open)(bound.arguments(input, inside), inside)
         except CallError:
             raise
         except FAILURES as error:
@@ -646,16 +650,14 @@ class RegistryView(OperationRegistry):
             self._add(self._bind_derived(source, *derived), replace=True)
 
     def _bind_derived(self, source: BoundOperation, spec: OperationSpec, reshaping: Reshaping) -> BoundOperation:
+        pipeline = ResultPipeline(spec, normalize=self._normalize, strip=self._strip)
         if reshaping.is_trivial or source.handler is None:  # it runs the handler itself: 0 µs more than its registry
-            return source.under(spec, ResultPipeline(spec, normalize=self._normalize, strip=self._strip))
-        bound = self._bind_operation(operation_through(self._source, source.spec, spec, reshaping))
-        bound.accepts, bound.prepare = always, source.prepare  # the source validates the input
-        bound.pipeline = FinishedResults(spec, normalize="off", strip=False)
-        return bound
+            return source.under(spec, pipeline)
+        return ReshapedOperation(source, spec, reshaping, pipeline)
 
     def _intercept(self, bound: BoundOperation) -> None:
         source, reshaping = self._origins.get(bound.spec.id, (None, None))
-        if source is None or reshaping is None or not reshaping.is_trivial or source.intercepted is None:
+        if source is None or source.intercepted is None:
             super()._intercept(bound)
         else:
             handler = operation_through(self._source, source.spec, bound.spec, reshaping).handler

@@ -11,8 +11,9 @@ from opwire.config.settings import Config, OpenAPISettings, SourceSettings, View
 from opwire.errors import UsageError
 from opwire.operation import OperationSpec
 from opwire.registry import OperationRegistry, RegistryView
+from opwire.reshape import Reshape
 from opwire.search_mode import search_mode
-from opwire.view import Pattern, Reshape, ViewOptions, ViewRules
+from opwire.view import Pattern, ViewOptions, ViewRules
 
 _SOURCE = "source:"
 

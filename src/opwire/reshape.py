@@ -1,0 +1,396 @@
+"""How a view changes the input and the results of an operation."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, cast, get_args
+from uuid import uuid4
+
+import msgspec
+from msgspec import Struct, defstruct
+from msgspec.structs import asdict, replace
+
+from opwire.annotations import CompletionRequest
+from opwire.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
+from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError, UsageError, check_counts
+from opwire.operation import Context, OperationSpec
+from opwire.schema import UNKNOWN, Problem, Schema
+from opwire.typed.plain import as_dict, to_plain
+
+Arguments = Callable[[Any, Context], Any]
+"""Takes the input of a call and its context; returns the arguments of the handler."""
+
+_MAX_STORED = 200  # shortened results that can be fetched
+_MAX_STORED_CHARACTERS = 16 * 1024 * 1024
+_MAX_PAGE = 100_000  # characters of a page of one
+_DEFINITIONS = ("$defs", "definitions", "components", "$schema", "$id", "$anchor")
+
+MORE = "results.more"
+"""The operation of a view that returns the rest of a shortened result."""
+
+
+class Reshape(Struct, frozen=True, kw_only=True):
+    """Changes of an operation in a view. Parameters are the properties of its input.
+
+    Reshape(rename={"lines": "items"}, fix={"currency": "EUR"}, from_context={"tenant": "identity.id"}, keep=["total"])
+
+    Parameters in `hide`, `fix` and `from_context` cannot be passed by callers. `from_context` values are
+    "identity.id", "identity.scopes", "metadata.NAME", or functions of the context. `narrow` adds JSON Schema keywords
+    to parameters. `keep` are the fields of a result ("total", "user.name"), also of each item of a list. A result with
+    more than `max_chars` characters of JSON is shortened; the operation `results.more` of the view returns the rest.
+    """
+
+    title: str | None = None
+    description: str | None = None
+    rename: Mapping[str, str] = {}
+    hide: Sequence[str] = ()
+    fix: Mapping[str, Any] = {}
+    from_context: Mapping[str, str | Callable[[Context], Any]] = {}
+    narrow: Mapping[str, Mapping[str, Any]] = {}
+    keep: Sequence[str] = ()
+    max_chars: int | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("hide", "keep"):
+            if isinstance(getattr(self, option), str):
+                raise UsageError(f"{option} is a list of names: write [{getattr(self, option)!r}]")
+        if self.max_chars is not None:
+            check_counts(max_chars=self.max_chars)
+        for path in self.from_context.values():
+            context_value(path)
+
+    def over(self, other: "Reshape") -> "Reshape":
+        """Return both changes as one; those of this one override."""
+        merged: dict[str, Any] = {}
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            merged[name] = {**theirs, **mine} if isinstance(mine, Mapping) else mine or theirs
+        return Reshape(**merged)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The parameters that are named."""
+        return frozenset([*self.rename, *self.narrow]) | self.unavailable
+
+    @property
+    def unavailable(self) -> frozenset[str]:
+        """The parameters that callers cannot pass."""
+        return frozenset([*self.hide, *self.fix, *self.from_context])
+
+
+class Reshaping:
+    """The changes of one operation's input and results."""
+
+    def __init__(self, spec: OperationSpec, new_id: str, changes: Reshape, store: "ResultStore") -> None:
+        self._id = new_id
+        self._source = spec
+        self._changes = changes
+        self._store = store
+        self._fixed = {name: to_plain(value) for name, value in changes.fix.items()}
+        self._computed = [(name, context_value(path)) for name, path in changes.from_context.items()]
+        self._old_names = {new: old for old, new in changes.rename.items()}
+        self._blocked = changes.unavailable | (changes.rename.keys() - self._old_names.keys())
+        self._narrowed = {changes.rename.get(name, name): Schema(dict(each)) for name, each in changes.narrow.items()}
+        self._fields = _tree(changes.keep)
+        self.keeps_results = not changes.keep and changes.max_chars is None
+        self._keeps_input = not changes.parameters
+        self.is_trivial = self.keeps_results and self._keeps_input
+        if changes.parameters:
+            self._check(spec)
+        self.input_schema = self._input_schema() if changes.parameters else spec.input_schema
+        self.output_schema = spec.output_schema
+        if changes.max_chars is not None:
+            self.output_schema = UNKNOWN
+        elif changes.keep:
+            self.output_schema = Schema.deferred(lambda: _projected_root(_lowered(spec.output_schema), self._fields))
+
+    def _check(self, spec: OperationSpec) -> None:
+        schema = _lowered(spec.input_schema)
+        properties = schema.get("properties")
+        known = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
+        for name in sorted(self._changes.parameters - known.keys()):
+            raise RegistrationError(f"it has no parameter {name!r}{suggestion(name, known)}")
+        required = set(schema.get("required", ())).intersection(self._changes.hide) - self._fixed.keys()
+        if missing := sorted(required - self._changes.from_context.keys()):
+            raise RegistrationError(f"the hidden parameter {missing[0]!r} is required: give it a value with fix")
+        definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+        for name, value in self._fixed.items():
+            for path, message in Schema({**definitions, "properties": {name: known[name]}}).problems({name: value}):
+                raise RegistrationError(f"the value of fix is invalid: {path}: {message}")
+        taken = (known.keys() - self._changes.rename.keys()) & self._old_names.keys()
+        if taken or len(self._old_names) < len(self._changes.rename):
+            raise RegistrationError(f"rename gives two parameters one name: {', '.join(sorted(taken))}")
+
+    def _input_schema(self) -> Schema:
+        schema = _lowered(self._source.input_schema)
+        rename, hidden = self._changes.rename, self._changes.unavailable
+        properties: dict[str, Any] = {}
+        for name, each in cast("dict[str, Any]", schema["properties"]).items():
+            if name not in hidden:
+                properties[rename.get(name, name)] = _narrowed(each, self._changes.narrow.get(name))
+        required = [rename.get(name, name) for name in schema.get("required", ()) if name not in hidden]
+        return Schema({**schema, "properties": properties, "required": required})
+
+    def inward(self, input: Any, context: Context) -> Any:
+        """Return the input of the source's operation.
+
+        Raises:
+            CallError: VALIDATION_ERROR; UNAUTHENTICATED, if the context has no identity to take a value from.
+        """
+        if self._keeps_input:
+            return input
+        if not isinstance(input, dict):
+            raise self._invalid([Problem("", 'the value is not of type "object"')])
+        given = cast("dict[str, Any]", input)
+        if not self._blocked.isdisjoint(given):
+            names = ", ".join(sorted(self._blocked.intersection(given)))
+            raise self._invalid([Problem("", f"unknown properties: {names}")])
+        for name, schema in self._narrowed.items():
+            if name in given and not schema.is_valid(given[name]):
+                problems = schema.problems(given[name])
+                raise self._invalid([Problem(f"/{_escaped(name)}{path}", message) for path, message in problems])
+        if self._old_names:
+            given = {self._old_names.get(name, name): value for name, value in given.items()}
+        merged = {**given, **self._fixed} if self._fixed else given
+        if self._computed:
+            merged = {**merged, **{name: value(context) for name, value in self._computed}}
+        return merged
+
+    def compile(self, flat: type[Struct], otherwise: Arguments) -> Arguments:
+        """Return `inward` for valid flat input, together with its validation, which makes it as fast as the source.
+
+        `flat` is the type that msgspec converts valid input of the source's operation to. Other input is passed to
+        `otherwise`, which returns the arguments or raises the errors.
+        """
+        fixed, convert = self._fixed, msgspec.convert
+        own, is_complete = self._flat(flat)
+
+        def with_fixed(input: Any, context: Context) -> Any:
+            try:
+                convert(input, own)
+                return input | fixed
+            except (TypeError, ValueError):
+                return otherwise(input, context)
+
+        def renamed(input: Any, context: Context) -> Any:
+            try:
+                return asdict(convert(input, own)) | fixed  # with the names of the source
+            except (TypeError, ValueError):
+                return otherwise(input, context)
+
+        if not (self._computed or self._narrowed or self._old_names):
+            return with_fixed
+        if not is_complete:  # optional fields have values that are not arguments
+            return otherwise
+        return self._compile_values(flat, renamed, otherwise) if self._computed or self._narrowed else renamed
+
+    def _compile_values(self, flat: type[Struct], renamed: Arguments, otherwise: Arguments) -> Arguments:
+        """Return the same with narrowed and computed values, of which `flat` has the types."""
+        types = {each.name: frozenset(get_args(each.type) or [each.type]) for each in msgspec.structs.fields(flat)}
+        computed = [(name, value, types[name]) for name, value in self._computed]
+        names = self._old_names
+        narrowed = [(names.get(name, name), each.compile().checker()) for name, each in self._narrowed.items()]
+
+        def changed(input: Any, context: Context) -> Any:
+            given = renamed(input, context)
+            try:
+                for name, accepts in narrowed:
+                    if not accepts(given[name]):
+                        return otherwise(input, context)
+            except ValueError:  # too complex
+                return otherwise(input, context)
+            for name, value, allowed in computed:
+                given[name] = found = value(context)
+                if type(found) not in allowed:
+                    return otherwise(input, context)
+            return given
+
+        return changed
+
+    def _flat(self, flat: type[Struct]) -> tuple[type[Struct], bool]:
+        """Return the type of valid flat input of the view, and whether all of its fields are required."""
+        known = [each for each in msgspec.structs.fields(flat) if each.name not in self._changes.unavailable]
+        fields: list[Any] = [(each.name, each.type, *([] if each.required else [each.default])) for each in known]
+        rename = {name: self._changes.rename[name] for name, *_ in fields if name in self._changes.rename}
+        own = defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True, rename=rename)
+        return own, all(each.required for each in known)
+
+    def reraise(self, error: CallError) -> NoReturn:
+        """Raise an error of the source's operation in the terms of the view."""
+        given: list[dict[str, str]] | None = as_dict(error.details).get("problems")
+        is_same = self._keeps_input and self._id == self._source.id
+        if is_same or error.code is not ErrorCode.VALIDATION_ERROR or given is None:
+            raise error
+        raise self._invalid([Problem(self._path(each["path"]), each["message"]) for each in given]) from error
+
+    def _path(self, path: str) -> str:
+        slash, _, rest = path.partition("/")
+        name, more, inner = rest.partition("/")
+        return f"{slash}/{self._changes.rename.get(name, name)}{more}{inner}" if rest else path
+
+    def _invalid(self, problems: list[Problem]) -> CallError:
+        shown = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:3])
+        return CallError(
+            ErrorCode.VALIDATION_ERROR, f"{self._id}: {shown}", {"problems": [each._asdict() for each in problems]}
+        )
+
+    def outward(self, envelope: ResponseEnvelope[Any], context: Context) -> ResponseEnvelope[Any]:
+        """Return the envelope of the view's operation."""
+        meta: ResponseMeta = envelope.meta
+        if isinstance(meta, LocalResponseMeta) and self._id != self._source.id:
+            meta = LocalResponseMeta(self._id, meta.timestamp, meta.encoding)
+        if self.keeps_results:
+            return envelope if meta is envelope.meta else ResponseEnvelope(envelope.data, meta)
+        data: Any = envelope.data
+        if isinstance(meta, MCPResponseMeta):  # its content has everything once more
+            if meta.is_error:
+                return envelope
+            meta = local_envelope(None, self._id).meta
+        if self._fields:
+            data = _projected(data, self._fields)
+        if self._changes.max_chars is not None:
+            data = self._store.shortened(data, self._changes.max_chars, context)
+        return ResponseEnvelope(data, meta)
+
+    def asked(self, request: CompletionRequest) -> CompletionRequest:
+        """Return a completion under the names of the source; parameters that callers cannot pass have none."""
+        names = {new: self._old_names.get(new, new) for new in (request.argument, *request.arguments)}
+        known = {names[new]: value for new, value in request.arguments.items() if new not in self._blocked}
+        argument = "" if request.argument in self._blocked else names[request.argument]
+        return replace(request, argument=argument, arguments=known)
+
+
+def context_value(path: str | Callable[[Context], Any]) -> Callable[[Context], Any]:
+    """Return a function that takes a value from the context of a call.
+
+    Raises:
+        UsageError: the path is unknown.
+    """
+    if callable(path):
+        return path
+    part, _, name = path.partition(".")
+    if part == "identity" and name in ("id", "scopes"):
+
+        def of_identity(context: Context) -> Any:
+            if context.identity is None:
+                raise CallError(ErrorCode.UNAUTHENTICATED, "the operation requires an authenticated caller")
+            return context.identity.id if name == "id" else [*context.identity.scopes]
+
+        return of_identity
+    if part == "metadata" and name:
+
+        def of_metadata(context: Context) -> Any:
+            if name not in context.metadata:
+                raise CallError(ErrorCode.VALIDATION_ERROR, f"the context of the call has no metadata {name!r}")
+            return context.metadata[name]
+
+        return of_metadata
+    raise UsageError(f'from_context: {path!r} is unknown: write "identity.id", "identity.scopes" or "metadata.NAME"')
+
+
+class ResultStore:
+    """Results that were shortened, to fetch the rest of; the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, tuple[str | None, str]] = OrderedDict()
+        self._size = 0
+
+    def shortened(self, data: Any, most: int, context: Context) -> Any:
+        """Return the data, or its beginning if it has more than `most` characters of JSON."""
+        text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
+        if len(text) <= most:
+            return data
+        key = uuid4().hex
+        self._texts[key] = (context.identity and context.identity.id, text)
+        self._size += len(text)
+        while len(self._texts) > _MAX_STORED or (self._size > _MAX_STORED_CHARACTERS and len(self._texts) > 1):
+            self._size -= len(self._texts.popitem(last=False)[1][1])
+        return _page(text, key, 0, most)
+
+    def more(self, result: str, context: Context, start: int = 0, length: int = 10_000) -> dict[str, Any]:
+        """Return the next characters of a shortened result: pass what it has in `next`."""
+        owner, text = self._texts.get(result, (None, None))
+        if text is None or owner != (context.identity and context.identity.id):
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{MORE}: unknown or expired result: repeat the original call")
+        return _page(text, result, max(start, 0), min(max(length, 1), _MAX_PAGE))
+
+
+def _page(text: str, key: str, start: int, length: int) -> dict[str, Any]:
+    end = start + length
+    page: dict[str, Any] = {"text": text[start:end], "characters": len(text)}
+    if end < len(text):
+        page["shortened"] = f"{end:,} of {len(text):,} characters; call {MORE} for the rest"
+        page["next"] = {"result": key, "start": end}
+    return page
+
+
+def _tree(paths: Iterable[str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path in paths:
+        node = tree
+        for name in path.split("."):
+            node = node.setdefault(name, {})
+    return tree
+
+
+def _projected(data: Any, fields: dict[str, Any]) -> Any:
+    if not fields:
+        return data
+    if isinstance(data, list):
+        return [_projected(item, fields) for item in cast("list[Any]", data)]
+    if isinstance(data, dict):
+        given = cast("dict[str, Any]", data)
+        return {name: _projected(given[name], inner) for name, inner in fields.items() if name in given}
+    return data
+
+
+def _projected_root(schema: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    projected = _projected_schema(schema, fields)
+    return {**{key: schema[key] for key in _DEFINITIONS if key in schema}, **projected}
+
+
+def _projected_schema(schema: Any, fields: dict[str, Any]) -> Any:
+    """Return the schema of projected data; parts that are references or combinations become unknown."""
+    if not fields:
+        return schema
+    if not isinstance(schema, dict):
+        return {}
+    given = cast("dict[str, Any]", schema)
+    if isinstance(given.get("items"), dict):
+        return {"type": "array", "items": _projected_schema(given["items"], fields)}
+    properties = given.get("properties")
+    if given.get("type") != "object" or not isinstance(properties, dict):
+        return {}
+    known = cast("dict[str, Any]", properties)
+    return {
+        "type": "object",
+        "properties": {name: _projected_schema(known[name], inner) for name, inner in fields.items() if name in known},
+        "required": [name for name in given.get("required", ()) if name in fields],
+    }
+
+
+def _narrowed(schema: Any, keywords: Mapping[str, Any] | None) -> Any:
+    if keywords is None:
+        return schema
+    if isinstance(schema, dict) and "$ref" not in schema:
+        return {**cast("dict[str, Any]", schema), **keywords}
+    return {"allOf": [cast("Any", schema), dict(keywords)]}
+
+
+def _lowered(schema: Schema) -> dict[str, Any]:
+    try:
+        lowered = schema.lowered
+    except SchemaError:
+        return {}
+    return lowered if isinstance(lowered, dict) else {}
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """Return a hint with the most similar name, or ""."""
+    from difflib import get_close_matches  # takes 3 ms to import
+
+    close = get_close_matches(given[:100], known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
