@@ -78,6 +78,7 @@ def test_metrics_are_served_beside_everything_else(command: tuple[str, ...]) -> 
     with Running(*command, *SHOP, "--metrics", "0", "--open") as server:
         with urlopen(server.says(r"metrics at (\S+)"), timeout=20) as page:
             assert b"process_cpu_seconds_total" in page.read()
+        server.says(r"(\^C stops)")  # from here on a signal ends it in order
         assert server.stop() == 0
 
 
