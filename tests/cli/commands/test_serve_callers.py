@@ -57,7 +57,7 @@ async def test_a_signal_stops_and_ends_what_runs(number: signal.Signals) -> None
             ended.set()
 
     async with asyncio.timeout(30):
-        await until_stopped(run())
+        await until_stopped(run(), ready=list)
     assert ended.is_set()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -70,9 +70,9 @@ async def test_what_ends_by_itself_stops_too_and_its_failure_is_raised() -> None
         raise ZeroDivisionError
 
     async with asyncio.timeout(30):
-        await until_stopped(end())
+        await until_stopped(end(), ready=list)
         with pytest.raises(ZeroDivisionError):
-            await until_stopped(fail())
+            await until_stopped(fail(), ready=list)
 
 
 @requirement("cli.callers")

@@ -101,8 +101,10 @@ def metrics_at(address: str | None, screen: Screen, *targets: Any) -> Generator[
         yield
 
 
-async def until_stopped(*running: Awaitable[Any]) -> None:
+async def until_stopped(*running: Awaitable[Any], ready: Callable[[], object]) -> None:
     """Wait for SIGINT, SIGTERM or the end of an awaitable, and cancel the rest. A second signal acts at once.
+
+    `ready` is called once signals are handled: what it prints may be an orchestrator's cue.
 
     Raises:
         Exception: the one that an awaitable raised.
@@ -110,6 +112,7 @@ async def until_stopped(*running: Awaitable[Any]) -> None:
     tasks: list[asyncio.Future[Any]] = []
     try:
         with stop_signals() as stop:
+            ready()
             tasks += [asyncio.ensure_future(each) for each in (stop.wait(), *running)]
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in ended:
@@ -262,10 +265,13 @@ async def serve(
         surfaces.enter_context(metrics_at(metrics, screen, running.registry))
         waiting += await _serve_mcp(config, running, surfaces, screen, monitor)
         link = await serve_http(config, running, surfaces, screen, monitor)
-        screen.note(f"serving {served_text(running.registry)}; ^C stops")
-        if link is not None:
-            on_link(link)
-        await until_stopped(*waiting)
+
+        def ready() -> None:
+            screen.note(f"serving {served_text(running.registry)}; ^C stops")
+            if link is not None:
+                on_link(link)
+
+        await until_stopped(*waiting, ready=ready)
         return changed is not None and changed.done() and not changed.cancelled()
 
 
@@ -436,8 +442,8 @@ def hub_command(
             surfaces.enter_context(metrics_at(metrics, screen, hub))
             if console:
                 await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
-            screen.note(f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops")
-            await until_stopped()
+            serving = f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops"
+            await until_stopped(ready=lambda: screen.note(serving))
             await hub.drain()
 
     asyncio.run(run())
@@ -490,8 +496,8 @@ def spoke_command(screen: Screen, sources: Sources, durable: str | None, metrics
                 await stack.enter_async_context(pair[0])
                 worker = await stack.enter_async_context(pair[1])
                 screen.note(f"durable mutations from {pair[0].name}")
-            screen.note(f"serving {served_text(running.registry)} at {where}; ^C stops")
-            await until_stopped()
+            serving = f"serving {served_text(running.registry)} at {where}; ^C stops"
+            await until_stopped(ready=lambda: screen.note(serving))
             if worker is not None:
                 await worker.drain()
             await spoke.drain()
