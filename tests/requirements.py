@@ -734,6 +734,7 @@ MONITOR: dict[str, str] = {
     "error message are not.",
     "monitor.filters": "Records are filtered by request id, operation, outcome and caller at the server.",
     "monitor.bounded": "A slow watcher loses the oldest records, which are counted; watchers are bounded.",
+    "monitor.timings": "A server can keep how long calls take, by operation, in few counters.",
     "monitor.free": "Without a watcher no record is created.",
     "monitor.access": "Observing requires the scope opwire:observe; the operations for it are not listed.",
     "monitor.statistics": "A server reports its health, version, operations, calls, errors and open calls.",

@@ -10,7 +10,17 @@ import pytest
 from opwire import CallError, Context, Identity, OperationRegistry, mcp_envelope
 from opwire.dispatch import Dispatcher
 from opwire.errors import ErrorCode
-from opwire.monitor import CALLS, MAX_RECORDS, MAX_WATCHERS, STATISTICS, CallMonitor, json_size
+from opwire.monitor import (
+    CALLS,
+    MAX_RECORDS,
+    MAX_WATCHERS,
+    STATISTICS,
+    CallMonitor,
+    CallRecord,
+    CallWatcher,
+    OperationTimings,
+    json_size,
+)
 from tests.requirements import requirement
 
 PATIENCE = 20.0
@@ -250,3 +260,63 @@ def test_the_operations_of_the_monitor_are_not_listed_and_the_registry_overrides
 
 def test_a_value_without_a_json_form_has_no_size() -> None:
     assert (json_size({"a": 1}), json_size(object())) == (7, None)
+
+
+@requirement("monitor.timings")
+def test_percentiles_are_at_most_a_quarter_too_high() -> None:
+    timings, seconds = OperationTimings(), [1.001**number / 1e5 for number in range(10_000)]
+    for each in seconds:
+        timings.add(each, "OK")
+    for share, found in zip((0.5, 0.95, 0.99), timings.percentiles(0.5, 0.95, 0.99), strict=True):
+        exact = 1000 * seconds[int(share * len(seconds)) - 1]
+        assert exact <= found <= 1.26 * exact
+    assert sum(count for _, count in timings.histogram()) == len(seconds)
+
+
+@requirement("monitor.timings")
+def test_any_duration_has_a_bucket_and_there_are_few() -> None:
+    timings = OperationTimings()
+    for exponent in range(-9, 300):
+        timings.add(10.0**exponent, "OK")
+    for number in range(20):
+        timings.add(number / 1e6, "TIMEOUT")
+    assert len(timings.buckets) < 160
+    uppers = [upper for upper, _ in timings.histogram()]
+    assert uppers == sorted(uppers)
+    assert uppers[:9] == [0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.01]
+    assert timings.outcomes["TIMEOUT"] == 20
+
+
+@requirement("monitor.timings")
+async def test_durations_are_kept_for_known_operations_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = shop()
+    monitor = CallMonitor(registry)
+    monitor.count("shop.price", 0.1, "OK")
+    before = monitor.timings
+    assert before is None
+    monitor.keep_timings()
+    monitor.count("shop.price", 0.1, "OK")
+    monitor.count("shop.unknown", 0.1, "OK")
+    monitor.time("shop.price", 0.1, "TIMEOUT")
+    assert monitor.timings is not None
+    assert {id: each.outcomes for id, each in monitor.timings.items()} == {"shop.price": {"OK": 1, "TIMEOUT": 1}}
+
+
+@requirement("monitor.filters")
+async def test_a_record_that_is_created_lazily_is_filtered_as_any_other() -> None:
+    created = list[str]()
+
+    def create(id: str) -> CallRecord:
+        created.append(id)
+        return CallRecord(time=0, request_id=id, operation_id="a.b", outcome="OK", ms=1, server="s", via="relay")
+
+    monitor = CallMonitor(shop())
+    everything, some = CallWatcher(), CallWatcher(id="x")
+    with monitor.watching(everything), monitor.watching(some):
+        monitor.record_lazily("a.b", create, "y1")
+        monitor.record_lazily("opwire.calls", create, "x0")
+        monitor.record_lazily("a.b", create, "x1")
+        assert created == ["y1", "x1"]
+        assert [each.request_id for each in some.take()[0]] == ["x1"]
+        assert [each.request_id for each in everything.take()[0]] == ["y1", "x1"]
+        assert everything.take() == ([], 0)

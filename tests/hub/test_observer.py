@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from opwire import CallError, Client, OperationRegistry
+from opwire import CallError, Client, Context, OperationRegistry
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, Observer, Spoke
-from opwire.monitor import CallMonitor, CallRecord
-from opwire.operation import Identity
+from opwire.monitor import CallMonitor, CallRecord, CallWatcher
+from opwire.operation import Identity, Inbound
 from opwire.serve.http import serve_http
 from tests.hub.meeting import Meeting, Waiting, adding
 from tests.requirements import requirement
@@ -190,3 +190,36 @@ async def test_an_http_server_without_a_monitor_has_no_such_operation() -> None:
         [found] = await observer.servers()
     assert found.error is not None
     assert found.error.code == "OPERATION_NOT_FOUND"
+
+
+@requirement("monitor.hub", "console.system")
+async def test_a_hub_returns_the_figures_of_its_spokes(meeting: Meeting) -> None:
+    hub, caller = await busy_hub(meeting)
+    await caller.call("math.add", {"a": 1, "b": 2})
+    found = {each.name: each for each in await hub.servers()}
+    assert (found["maths"].version, found["maths"].kind, found["maths"].calls) == ("1.2", "spoke", 1)
+
+
+@requirement("monitor.timings")
+async def test_a_hub_times_relayed_calls_once_and_calls_of_its_own_where_they_are_made(meeting: Meeting) -> None:
+    hub, caller = await busy_hub(meeting)
+    monitor = hub.handler.monitor
+    hub.registry.use(monitor.inner_interceptor())
+    monitor.keep_timings()
+    await caller.call("math.add", {"a": 1, "b": 2})
+    await hub.registry.execute("math.add", {"a": 1, "b": 2})
+    with pytest.raises(CallError):
+        await caller.call("math.add", {"a": "x"})
+    assert monitor.timings is not None
+    assert monitor.timings["math.add"].outcomes == {"OK": 2, "VALIDATION_ERROR": 1}
+
+
+@requirement("monitor.records", "console.tape")
+async def test_a_relayed_call_is_shown_with_the_call_that_made_it(meeting: Meeting) -> None:
+    hub, _ = await busy_hub(meeting)
+    watcher = CallWatcher()
+    with hub.handler.monitor.watching(watcher):
+        context = Context(request_id="outer", inbound=Inbound("outer"), identity=Identity(id="ann"))
+        await hub.registry.execute("math.add", {"a": 1, "b": 2}, context)
+        (record,), _ = watcher.take()
+    assert (record.via, record.parent_request_id) == ("relay", "outer")

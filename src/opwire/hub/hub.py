@@ -31,7 +31,7 @@ from opwire.errors import CallError, ErrorCode, UsageError, check_counts, check_
 from opwire.hub.remote_operations import HUB, DescribedOperation, RemoteOperations
 from opwire.logs import OK
 from opwire.monitor import STATISTICS, CallRecord, ServerStatistics
-from opwire.operation import Identity, OperationType
+from opwire.operation import Context, Identity, OperationType
 from opwire.registry import OperationRegistry
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
 
@@ -99,6 +99,7 @@ class Hub:
         check_counts(max_described=max_described)
         check_not_below_zero(linger=linger)  # 0: operations of a lost spoke are removed at once
         with needs_extra("websocket"):
+            from opwire.transports.websocket.routes import SERVER
             from opwire.transports.websocket.server import WebSocketServer
         try:
             parts = urlsplit(url)
@@ -110,6 +111,7 @@ class Hub:
         if (parts.scheme == "wss") != (options.get("ssl") is not None):
             raise UsageError("wss:// needs ssl=, and ssl= needs wss://")
         self.transport = WebSocketServer(parts.hostname or "127.0.0.1", PORT if port is None else port, **options)
+        self._address = SERVER
         self.registry = OperationRegistry() if registry is None else registry
         self.calls = PendingRequestMap(self.transport)
         self._remote = RemoteOperations(self.registry, self.calls, linger=linger)
@@ -150,16 +152,20 @@ class Hub:
     def _relayed(self, call: "RoutedCall", code: str) -> None:
         """Show a call between two spokes to the watchers."""
         monitor, outcome, seconds = self.handler.monitor, code or OK, time.monotonic() - call.began
-        monitor.time(call.operation_id, seconds, outcome)
+        if call.caller != self._address:  # otherwise it was timed where it was made
+            monitor.time(call.operation_id, seconds, outcome)
         if monitor.watched:
             monitor.record_lazily(call.operation_id, _record, call, outcome, seconds, time.time(), monitor.name)
 
     async def servers(self) -> list[ServerStatistics]:
-        """Return the figures of the spokes that serve operations; those that do not respond are left out."""
+        """Return the figures of the spokes; peers that do not respond, such as plain clients, are left out."""
+        as_hub = Context(identity=HUB)
 
         async def observe(address: Address) -> ServerStatistics | None:
             try:
-                found = await self.calls.call(STATISTICS, to=address, output_type=ServerStatistics, timeout=_STATISTICS)
+                found = await self.calls.call(
+                    STATISTICS, to=address, context=as_hub, output_type=ServerStatistics, timeout=_STATISTICS
+                )
                 return found.data
             except CallError:  # it only calls, or is about to leave
                 return None

@@ -1,6 +1,7 @@
 """`opwire console`."""
 
 import urllib.error
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 import msgspec
@@ -60,3 +61,19 @@ def test_the_console_is_beside_the_http_api(config: Config, options: ServeOption
     http = chosen_surfaces(config, options).serve.http
     assert http is not None
     assert (http.port, http.console) == expected
+
+
+@requirement("cli.console", "console.system")
+def test_a_hub_with_a_console_shows_its_spokes(tmp_path: Path) -> None:
+    config = tmp_path / "opwire.toml"
+    config.write_text("[serve.http]\nport = 0\n")
+    token = "a-long-random-secret"
+    with Running("hub", "ws://127.0.0.1:0", "--console", "-c", str(config), OPWIRE_TOKEN=token) as hub:
+        page = hub.says(r"(http://\S+/console/)#link=")
+        url = hub.says(r"hub at (ws://[^;]+)")
+        with Running("spoke", url, *SHOP, "--name", "shop1", OPWIRE_TOKEN=token) as spoke:
+            spoke.says("serving")
+            request = Request(f"{page}api/system", headers={"authorization": f"Bearer {token}"})
+            with urlopen(request, timeout=10) as reply:
+                servers = msgspec.json.decode(reply.read())["servers"]
+            assert [(each["kind"], each["name"]) for each in servers] == [("hub", "hub"), ("spoke", "shop1")]

@@ -331,7 +331,7 @@ async def serve_http(
         screen.note(f"console at {page}")  # sign in by a token: the link would be in the log
         return None
     link = f"{page}#link={console.create_link()}"
-    screen.note(f"console at {page}; this link signs you in, once, within 5 minutes:")
+    screen.note("console at this link, which signs in once, within 5 minutes:")
     screen.note(link)
     return link
 

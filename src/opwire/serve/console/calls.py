@@ -187,6 +187,7 @@ class _RunningCall:
         self._progress: Progress | None = None
         self._progressed = asyncio.Event()
         self._items = 0
+        self._bytes = 0
         self._writer: EventWriter | None = None
         self._questions: dict[str, tuple[Question, asyncio.Future[Answer]]] = {}
 
@@ -257,14 +258,16 @@ class _RunningCall:
             with contextlib.suppress(asyncio.CancelledError):
                 await reporting
             if access is not None:
-                access.request_id, access.outcome = self.request_id, outcome
+                access.request_id, access.outcome, access.bytes = self.request_id, outcome, self._bytes
                 access.write()
 
     async def _stream_items(self, writer: EventWriter, items: AsyncGenerator[ResponseEnvelope[Any]]) -> None:
         try:
             async for envelope in items:
+                item = encode_whole(envelope)
                 self._items += 1
-                await writer.event("item", b'{"envelope":%s}' % encode_whole(envelope))
+                self._bytes += len(item)
+                await writer.event("item", b'{"envelope":%s}' % item)
                 if self._items % _YIELD == 0:
                     await asyncio.sleep(0)
         finally:
@@ -272,6 +275,7 @@ class _RunningCall:
 
     def _result(self, envelope: ResponseEnvelope[Any]) -> dict[str, Any]:
         whole = encode_whole(envelope)
+        self._bytes = len(whole)
         if len(whole) <= MAX_INLINE:
             return {"envelope": Raw(whole), "bytes": len(whole)}
         response = encode_response(envelope, whole=False, is_error="return")

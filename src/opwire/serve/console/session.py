@@ -33,7 +33,7 @@ ACT_AS = "opwire:act-as"
 """The scope that allows calls with another identity, which has at most the scopes of one's own."""
 
 _COOKIE = "opwire_console"
-_INVALID_LINK = "this link is not valid: it works once, for five minutes; ask the server for another"
+_INVALID_LINK = "this link is not valid: it works once, for five minutes; sign in by a token, or start the server again"
 
 
 class Session(Struct, frozen=True):

@@ -302,6 +302,7 @@ class WebSocketServer:
             operation_id=event.operation_id,
             began=time.monotonic(),
             request_bytes=len(message),
+            parent_request_id=event.parent_request_id,
         )
         self._routes.open(call)
         try:
