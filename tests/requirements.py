@@ -628,6 +628,8 @@ REDIS: dict[str, str] = {
     "transport.redis.one-connection": "A thousand calls in flight need one connection an end.",
     "transport.redis.frozen": "A Redis server that is silent for two beats is given up, and found again.",
     "transport.redis.replica": "A server that has become a read-only replica is left until it is primary again.",
+    "transport.redis.sentinel": "Over Sentinels, ends find the primary of the latest election, follow it when it is "
+    "replaced or killed, and each call has one outcome.",
     "transport.redis.backlog": "What Redis does not take is refused above a bound; what ends or steers calls has room "
     "of its own.",
     "transport.redis.slow-reader": "An end that Redis closes for reading too slowly comes back; each call has one "
@@ -786,6 +788,8 @@ DURABLE: dict[str, str] = {
     "durable.crash.worker": "A worker may be killed at any step.",
     "durable.crash.caller": "A caller may be killed at any step and ask again.",
     "durable.crash.redis": "With appendfsync always, nothing that Redis acknowledged is lost when it is killed.",
+    "durable.crash.redis-service": "What the replica of a Redis service had is not lost when Sentinels replace its "
+    "primary, and durable calls go on.",
     "durable.nats": "The journal in NATS JetStream keeps the whole contract on a real server.",
     "durable.crash.nats": "What JetStream acknowledged survives kill -9 of its server, and of any one of a cluster "
     "with replicas.",

@@ -15,10 +15,9 @@ from opwire import CallError
 from opwire.durable import DurableWorker
 from opwire.transports.nats.journal import NatsJournal
 from opwire.transports.redis import RedisJournal
+from opwire.transports.redis.connection import command
 from tests.durable.process import LEASE, operations
-from tests.servers.brokers import RedisServer
 from tests.servers.processes import Worker
-from tests.transports.redis.ends import ask
 
 PATIENCE = 20.0
 """Seconds within which what a test waits for has to happen."""
@@ -65,23 +64,32 @@ class Place(ABC, Generic[J]):
 
 
 class RedisPlace(Place[RedisJournal]):
-    """In a Redis server."""
+    """In a Redis server, or a service of several."""
 
-    def __init__(self, server: RedisServer, file: Path) -> None:
-        super().__init__([server.url], file)
-        self._server = server
+    def __init__(self, url: str, file: Path) -> None:
+        super().__init__([url], file)
 
     def journal(self) -> RedisJournal:
         return RedisJournal(self.urls[0], prefix=self.prefix)
 
     async def knows(self, journal: RedisJournal, key: str) -> bool:
-        return bool(ask(self._server, "EXISTS", journal._names.task(key)))
+        return bool(await self._ask(journal, "EXISTS", journal._names.task(key)))
 
     async def nothing_is_left(self, journal: RedisJournal) -> None:
+        stream = journal._names.stream("job.run")
+        assert await self._ask(journal, "XLEN", stream) == 0
+        assert (await self._ask(journal, "XPENDING", stream, "workers"))[0] == 0
         (info,) = await journal.info()
         assert (info.waiting, info.claimed, info.buried) == (0, 0, 0)
-        stream = journal._names.stream("job.run")
-        assert (ask(self._server, "XLEN", stream), ask(self._server, "XPENDING", stream, "workers")[0]) == (0, 0)
+
+    async def _ask(self, journal: RedisJournal, *parts: str | bytes) -> Any:
+        async with asyncio.timeout(2 * PATIENCE):
+            while True:
+                try:
+                    (reply,) = await journal._session.ask(command(*parts))
+                    return reply
+                except CallError:  # the server, or its successor, is not there yet
+                    await asyncio.sleep(0.02)
 
 
 class NatsPlace(Place[NatsJournal]):

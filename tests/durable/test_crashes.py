@@ -18,6 +18,7 @@ from tests.requirements import requirement
 from tests.servers.brokers import HOST, PORTS, NatsServer, RedisServer
 from tests.servers.processes import Worker
 from tests.transports.nats.ends import plain_client
+from tests.transports.redis.service import RedisService
 
 TIMES = ("before", "amid", "after")
 WORKER_STEPS = [f"{when} {step}" for step in STEPS[:4] for when in TIMES] + ["in handler"]
@@ -29,7 +30,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place[Any]:
     """A journal of its own in a server of each engine."""
     server = request.getfixturevalue(f"{request.param}_server")
     return (
-        RedisPlace(server, tmp_path / "runs")
+        RedisPlace(server.url, tmp_path / "runs")
         if request.param == "redis"
         else NatsPlace([server.url], tmp_path / "runs")
     )
@@ -242,7 +243,18 @@ async def test_what_redis_has_acknowledged_survives_its_crash(
     own_redis: Callable[..., RedisServer], tmp_path: Path
 ) -> None:
     server = own_redis(appendonly="yes", appendfsync="always")
-    await survive(RedisPlace(server, tmp_path / "runs"), crashes(server))
+    await survive(RedisPlace(server.url, tmp_path / "runs"), crashes(server))
+
+
+@requirement("durable.crash.redis-service")
+async def test_what_the_replica_had_survives_the_loss_of_its_primary(brokers_run_here: None, tmp_path: Path) -> None:
+    with RedisService() as service:
+
+        def crash() -> None:
+            service.replicate()
+            service.primary.kill()
+
+        await survive(RedisPlace(service.url, tmp_path / "runs"), [crash])
 
 
 @requirement("durable.crash.nats")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from opwire.call import CallHandler, PendingRequestMap
 from opwire.testing.harness import soon
@@ -59,13 +59,20 @@ async def staged(engine: Engine, server: Server, **options: Any) -> AsyncIterato
             yield stage
 
 
-def process(role: Literal["serve", "call"], engine: Engine, server: Server) -> Worker:
+class Reachable(Protocol):
+    """A server, or several behind one URL."""
+
+    @property
+    def url(self) -> str: ...
+
+
+def process(role: Literal["serve", "call"], engine: Engine, server: Reachable) -> Worker:
     """A process that serves, or calls what never ends."""
     return Worker("tests.transports.faults.actor", role, engine.name, server.url)
 
 
 @asynccontextmanager
-async def processes(engine: Engine, server: Server) -> AsyncIterator[tuple[PendingRequestMap, Worker, Worker]]:
+async def processes(engine: Engine, server: Reachable) -> AsyncIterator[tuple[PendingRequestMap, Worker, Worker]]:
     """A caller in this process, and two that serve."""
     async with (
         process("serve", engine, server) as one,

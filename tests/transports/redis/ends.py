@@ -9,6 +9,7 @@ import hiredis
 
 from opwire.call import Address
 from opwire.transports.redis.connection import command, parse_url
+from opwire.transports.redis.servers import parse_servers
 from opwire.transports.redis.transport import RedisBrokerConnection
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.recording import Log, connected
@@ -27,7 +28,9 @@ def ask(server: RedisServer, *parts: bytes | str | int) -> Any:
         replies: list[Any] = []
         while len(replies) < len(commands):
             if (reply := reader.gets()) is Ellipsis:
-                reader.feed(connection.recv(65_536))
+                if not (data := connection.recv(65_536)):
+                    raise ConnectionError("the server has closed the connection")
+                reader.feed(data)
             else:
                 replies.append(reply)
     return replies[-1]
@@ -54,7 +57,7 @@ async def end(
     url: str, address: Address, *operations: str, prefix: str = "opwire", beat: float = BEAT
 ) -> AsyncIterator[End]:
     """An end that serves these operations. Nobody beats for it."""
-    connection, log = RedisBrokerConnection(parse_url(url), prefix=prefix, heartbeat=beat), Log()
+    connection, log = RedisBrokerConnection(parse_servers(url), prefix=prefix, heartbeat=beat), Log()
     async with connected(connection, address, log, *operations):
         yield End(connection, address, log)
     assert log.refusals == []  # Redis always says which request it refused

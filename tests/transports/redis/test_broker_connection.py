@@ -5,7 +5,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from tests.servers.brokers import HOST, RedisServer
 from tests.servers.faults import FaultProxy
 from tests.transports.recording import Log
 from tests.transports.redis.ends import BEAT, End, ask, end, exhaust
+from tests.transports.redis.service import SentinelServer
 
 Redis = Callable[..., RedisServer]
 
@@ -486,21 +486,11 @@ async def test_a_server_that_becomes_a_replica_is_left_until_it_is_primary_again
         await one.log.until(lambda: one.log.messages)
 
 
-class Sentinel(RedisServer):
-    """`redis-server --sentinel`, which watches a primary that is not there."""
-
-    def _config(self, port: int, folder: Path) -> str:
-        return f"bind {HOST}\nport {port}\ndir {folder}\nsentinel monitor main {HOST} 1 1\n"
-
-    def _arguments(self, config: Path) -> list[str]:
-        return [str(config), "--sentinel"]
-
-
 @requirement("transport.redis.refusals")
 async def test_a_sentinel_is_called_one_and_the_way_to_its_primary_is_said() -> None:
-    with Sentinel() as server:
+    with SentinelServer(1) as server:
         for db in ("", "/2"):
-            with pytest.raises(CallError, match=r"is a Sentinel.*SENTINEL GET-MASTER-ADDR-BY-NAME") as caught:
+            with pytest.raises(CallError, match=r"is a Sentinel.*redis\+sentinel://") as caught:
                 async with end(server.url + db, "one"):
                     pass
             assert caught.value.code is ErrorCode.UNAVAILABLE

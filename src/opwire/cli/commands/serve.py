@@ -134,8 +134,8 @@ def served_text(registry: "OperationRegistry") -> str:
 
 def shown_url(url: str) -> str:
     """Return scheme, host and port of a URL, without credentials."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0].partition('?')[0].rpartition('@')[2]}"
 
 
 class ServeOptions(NamedTuple):

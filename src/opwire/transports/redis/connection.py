@@ -9,7 +9,7 @@ Only `RedisConnection` does I/O.
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from ssl import SSLContext, create_default_context
 from typing import Any, TypeGuard, cast
@@ -31,7 +31,10 @@ _MORE = object()  # returned for incomplete data: any plain value could be a rep
 
 # --- the URL ----------------------------------------------------------------------------------------------------------
 
-_FORMS = "redis://[user:password@]host[:port][/db], rediss://… for TLS, or unix://[user:password@]/path[?db=0]"
+INVALID_URL = (
+    "not the URL of a Redis server; expected redis://[user:password@]host[:port][/db], rediss://… for TLS, "
+    "unix://[user:password@]/path[?db=0], or redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,29 @@ class Target:
     password: str | None = field(default=None, repr=False)
     db: int = 0
     ssl: SSLContext | None = field(default=None, repr=False, compare=False)
+    kind: str = "Redis"
+
+    @property
+    def address(self) -> str:
+        """Return the socket, or host and port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.path or f"{host}:{self.port}"
 
     @property
     def name(self) -> str:
         """Return the server's name for messages."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"Redis at {self.path or f'{host}:{self.port}'}"
+        return f"{self.kind} at {self.address}"
+
+    async def primary(self) -> "Target":
+        """Return this server: it is the only one."""
+        return self
+
+    def follow(self, connection: "RedisConnection") -> None:
+        """No-op: a single server stays the same."""
 
 
-def parse_url(url: str, ssl: SSLContext | None = None) -> Target:
-    """Parse the URL of a Redis server; `ssl` overrides the default TLS context of `rediss://`.
+def parse_url(url: str, ssl: SSLContext | None = None, *, port: int = 6379) -> Target:
+    """Parse the URL of a Redis server; `ssl` overrides the default TLS context of `rediss://`, `port` the default port.
 
     Raises:
         UsageError: the URL is invalid. The message does not repeat it: it may contain a password.
@@ -73,9 +89,9 @@ def parse_url(url: str, ssl: SSLContext | None = None) -> Target:
         db = query.pop("db", path or "0")
         if query or (path and db != path) or not (db.isascii() and db.isdigit()):
             raise ValueError
-        port = parts.port or 6379
+        port = parts.port or port
     except ValueError:
-        raise UsageError(f"not the URL of a Redis server; expected {_FORMS}") from None
+        raise UsageError(INVALID_URL) from None
     tls = parts.scheme == "rediss"
     if ssl is not None and not tls:
         raise UsageError("`ssl` needs the URL of a TLS server, rediss://…")
@@ -95,7 +111,8 @@ def parse_url(url: str, ssl: SSLContext | None = None) -> Target:
 
 _CLUSTER = "is part of a cluster; opwire needs a single server"
 _MEANINGS = {
-    "NOAUTH": "requires a password: put it into the URL, as in redis://user:password@host",
+    "NOAUTH": "requires a password: put it into the URL, as in redis://user:password@host, or for Sentinels in "
+    "?sentinel_password=",
     "WRONGPASS": "rejected this user and password: check the URL",
     "NOPERM": "denies this user a command that opwire needs: check its ACL",
     "DENIED": "is in protected mode and accepts local clients only: give it a password",
@@ -104,8 +121,8 @@ _MEANINGS = {
     "OOM": "is out of memory: raise its maxmemory, or let it evict keys",
     "MISCONF": "rejects writes because it cannot save its data: see its log",
     "READONLY": "is a read-only replica, perhaps a demoted primary: connect to its primary",
-    "SENTINEL": "is a Sentinel, which holds no data: connect to the primary that it monitors, as printed by "
-    "`redis-cli -p <port> SENTINEL GET-MASTER-ADDR-BY-NAME <name>`",
+    "NOREPLICAS": "rejects writes because too few replicas are connected: see min-replicas-to-write",
+    "SENTINEL": "is a Sentinel, which holds no data: connect with redis+sentinel://host:port/service",
     "MASTERDOWN": "is a replica that has lost its primary: connect to the primary",
     "MOVED": _CLUSTER,
     "CLUSTERDOWN": _CLUSTER,
@@ -229,11 +246,12 @@ class RedisConnection:
     """A connection. `pushed` receives channel and text of published messages; `lost` the reason, once, when it ends."""
 
     def __init__(self, target: Target, pushed: Callable[[bytes, bytes], None], lost: Callable[[str], None]) -> None:
-        self._target = target
+        self.target = target
         self._lost = lost
         self._replies = Replies(pushed)
         self._link = Link(self._received, self._ended)
         self._waiting: set[asyncio.Future[list[Any]]] = set()
+        self._attached: asyncio.Task[None] | None = None
         self._over: str | None = None  # why the connection ended
         self.heard = False  # set by incoming data, reset by the caller
 
@@ -243,7 +261,7 @@ class RedisConnection:
         Raises:
             CallError: UNAVAILABLE.
         """
-        loop, target = asyncio.get_running_loop(), self._target
+        loop, target = asyncio.get_running_loop(), self.target
         try:
             if target.path is not None:
                 await loop.create_unix_connection(lambda: self._link, target.path)
@@ -252,18 +270,27 @@ class RedisConnection:
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             raise CallError(ErrorCode.UNAVAILABLE, f"{target.name} cannot be reached: {error}") from error
 
+    async def hello(self) -> dict[bytes, Any]:
+        """Authenticate, and return the properties of the server.
+
+        Raises:
+            CallError: UNAVAILABLE, if the server refuses.
+        """
+        target = self.target
+        hello: list[Part] = [b"HELLO", 3]
+        if target.user is not None or target.password is not None:
+            hello += [b"AUTH", target.user or b"default", target.password or b""]
+        (about,) = await self.ask(command(*hello, b"SETNAME", b"opwire"))
+        return about
+
     async def greet(self, *commands: bytes) -> None:
         """Authenticate, select the database, and run the first commands.
 
         Raises:
             CallError: UNAVAILABLE, if Redis refuses, or is a read-only replica or a Sentinel.
         """
-        target = self._target
-        hello: list[Part] = [b"HELLO", 3]
-        if target.user is not None or target.password is not None:
-            hello += [b"AUTH", target.user or b"default", target.password or b""]
-        about, *_ = await self.ask(command(*hello, b"SETNAME", b"opwire"))
-        match about:
+        target = self.target
+        match await self.hello():
             case {b"mode": b"sentinel"}:
                 raise refusal(target.name, ReplyError("SENTINEL"))
             case {b"role": b"replica"}:
@@ -300,7 +327,7 @@ class RedisConnection:
             if future.done():
                 return
             if is_refusal(reply):
-                future.set_exception(refusal(self._target.name, reply))
+                future.set_exception(refusal(self.target.name, reply))
             elif len(replies) == len(commands):
                 future.set_result(replies)
 
@@ -314,6 +341,10 @@ class RedisConnection:
         finally:
             self._waiting.discard(future)
 
+    def attach(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task until it returns or the connection ends."""
+        self._attached = asyncio.get_running_loop().create_task(work)
+
     def abort(self, reason: str) -> None:
         """End the connection at once; `lost` is called with the reason."""
         self._link.abort(reason)
@@ -322,6 +353,8 @@ class RedisConnection:
         """End the connection; `lost` is not called."""
         await self._link.close()
         self._settle("it was closed")
+        if self._attached is not None:
+            await asyncio.wait([self._attached])
 
     def _received(self, data: bytes) -> None:
         self.heard = True
@@ -332,8 +365,10 @@ class RedisConnection:
         self._lost(reason)
 
     def _settle(self, reason: str) -> None:
-        message = f"the connection to {self._target.name} was lost: {reason}"
+        message = f"the connection to {self.target.name} was lost: {reason}"
         self._over = self._over or message
+        if self._attached is not None:
+            self._attached.cancel()
         for future in self._waiting:
             if not future.done():
                 future.set_exception(CallError(ErrorCode.UNAVAILABLE, message))

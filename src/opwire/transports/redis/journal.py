@@ -8,9 +8,14 @@ kept. If Redis itself crashes, its settings decide. With `appendonly yes` and `a
     no          if only Redis dies, nothing is lost; with the machine, what its kernel has not written (about 30 s)
 
 With `appendonly no`, everything since the last snapshot is lost. After the loss of an outcome its task runs again;
-after the loss of a submission it has to be submitted again, which the same key makes safe. With any setting, a replica
-that takes over may lack the latest writes. Unfinished tasks must not be evicted: set `maxmemory-policy` to `noeviction`
-or one of `volatile-…`, which evict nothing but outcomes.
+after the loss of a submission it has to be submitted again, which the same key makes safe.
+
+With any setting, a replica that takes over may lack the latest writes, since Redis acknowledges them before they are
+replicated. `min-replicas-to-write 1` and `min-replicas-max-lag 2` bound that to about two seconds, also for a primary
+that is cut off from its replicas: it rejects further writes.
+
+Unfinished tasks must not be evicted: set `maxmemory-policy` to `noeviction` or one of `volatile-…`, which evict nothing
+but outcomes.
 
 Unfinished tasks never expire. Outcomes are kept for `keep` seconds, buried ones until they are replayed or purged.
 `journal_scripts` describes the data model.
@@ -45,8 +50,9 @@ from opwire.durable.journal import (
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_journal import BrokerJournal
 from opwire.transports.redis import journal_scripts as scripts
-from opwire.transports.redis.connection import Part, RedisConnection, Target, command, parse_url
+from opwire.transports.redis.connection import Part, RedisConnection, command
 from opwire.transports.redis.journal_scripts import JournalKeys, Script
+from opwire.transports.redis.servers import RedisServers, parse_servers
 
 logger = logging.getLogger("opwire.durable")
 
@@ -67,13 +73,13 @@ class RedisSession:
 
     def __init__(
         self,
-        target: Target,
+        servers: RedisServers,
         *,
         channel: bytes | None = None,
         pushed: Callable[[bytes], None] | None = None,
         lost: Callable[[CallError], None] | None = None,
     ) -> None:
-        self._target = target
+        self._servers = servers
         self._channel = channel
         self._pushed = pushed
         self._on_loss = lost
@@ -93,7 +99,7 @@ class RedisSession:
                 return await connection.ask(*commands)
         except TimeoutError:
             self._abandon(connection, "it does not answer")
-            raise CallError(ErrorCode.UNAVAILABLE, f"{self._target.name} does not answer") from None
+            raise CallError(ErrorCode.UNAVAILABLE, f"{self._servers.name} does not answer") from None
         except CallError as error:
             if "READONLY" in error.message:  # the address may belong to another server by now
                 self._abandon(connection, "it has become a read-only replica")
@@ -117,28 +123,31 @@ class RedisSession:
     async def _connect(self) -> RedisConnection:
         async with self._connecting:
             if self._closed:
-                raise CallError(ErrorCode.UNAVAILABLE, f"the journal at {self._target.name} is closed")
+                raise CallError(ErrorCode.UNAVAILABLE, f"the journal at {self._servers.name} is closed")
             if self._connection is not None:
                 return self._connection
-            connection = RedisConnection(
-                self._target,
-                lambda _, message: self._pushed(message) if self._pushed else None,
-                lambda reason: self._lost(connection, reason),
-            )
-            channel = [] if self._channel is None else [command(b"SUBSCRIBE", self._channel)]
             try:
                 async with asyncio.timeout(PATIENCE):
-                    await connection.open()
-                    await connection.greet(
-                        *channel, *(command(b"SCRIPT", b"LOAD", each.text) for each in scripts.SCRIPTS)
-                    )
-            except BaseException as error:
-                await connection.close()
-                if isinstance(error, TimeoutError):
-                    raise CallError(ErrorCode.UNAVAILABLE, f"{self._target.name} does not answer") from None
-                raise
-            self._connection = connection
-            return connection
+                    self._connection = await self._open()
+            except TimeoutError:
+                raise CallError(ErrorCode.UNAVAILABLE, f"{self._servers.name} does not answer") from None
+            return self._connection
+
+    async def _open(self) -> RedisConnection:
+        connection = RedisConnection(
+            await self._servers.primary(),
+            lambda _, message: self._pushed(message) if self._pushed else None,
+            lambda reason: self._lost(connection, reason),
+        )
+        channel = [] if self._channel is None else [command(b"SUBSCRIBE", self._channel)]
+        try:
+            await connection.open()
+            await connection.greet(*channel, *(command(b"SCRIPT", b"LOAD", each.text) for each in scripts.SCRIPTS))
+        except BaseException:
+            await connection.close()
+            raise
+        self._servers.follow(connection)
+        return connection
 
     def _abandon(self, connection: RedisConnection, reason: str) -> None:
         self._lost(connection, reason)
@@ -149,7 +158,7 @@ class RedisSession:
             return  # known already; there may be a new one
         self._connection = None
         if self._on_loss is not None:
-            lost = f"the connection to {self._target.name} was lost: {reason}"
+            lost = f"the connection to {self._servers.name} was lost: {reason}"
             self._on_loss(CallError(ErrorCode.UNAVAILABLE, lost))
 
     async def close(self) -> None:
@@ -331,14 +340,13 @@ class StreamClaims:
 
 
 class RedisJournal(BrokerJournal):
-    """A `Journal` in a Redis server.
+    """A `Journal` in a Redis server, or in the primary that Sentinels elect.
 
         async with RedisJournal("redis://127.0.0.1:6379") as journal, DurableWorker(registry, journal):
             await DurableCalls(journal).call("orders.create", {"article": "tea"}, key="order-17")
 
-    The URL starts with `redis://`, `rediss://` (TLS; `ssl` overrides the default context) or `unix://`. Ends with the
-    same `prefix` on the same database share the journal. `trusted` accepts the identity in a request from any client
-    that can write to this server.
+    The URL is that of `RedisTransport`. Ends with the same `prefix` on the same database share the journal. `trusted`
+    accepts the identity in a request from any client that can write to this server.
 
     Raises:
         UsageError: the URL or `keep` is invalid.
@@ -353,13 +361,13 @@ class RedisJournal(BrokerJournal):
         trusted: bool = False,
         ssl: SSLContext | None = None,
     ) -> None:
-        target = parse_url(url, ssl)
-        super().__init__(target.name, trusted=trusted)
+        servers = parse_servers(url, ssl)
+        super().__init__(servers.name, trusted=trusted)
         self._keep = max(1, ceil(check_seconds("keep", keep) * 1000))
         self._names = JournalKeys(prefix)
         self._inbox = f"{prefix}:durable:inbox:{token_hex(8)}".encode()
-        self._session = RedisSession(target, channel=self._inbox, pushed=self._published, lost=self._waiters.fail)
-        self._claims = StreamClaims(self._names, self._session, lambda: RedisSession(target))
+        self._session = RedisSession(servers, channel=self._inbox, pushed=self._published, lost=self._waiters.fail)
+        self._claims = StreamClaims(self._names, self._session, lambda: RedisSession(servers))
 
     async def start(self) -> None:
         """Connect; log a warning for settings of the server that put tasks at risk.

@@ -29,13 +29,12 @@ from opwire.transports.redis.connection import (
     Done,
     Part,
     RedisConnection,
-    Target,
     command,
     is_refusal,
     largest_message,
-    parse_url,
     refusal,
 )
+from opwire.transports.redis.servers import RedisServers, parse_servers
 
 if TYPE_CHECKING:  # needs PyJWT, which unsigned calls do without
     from opwire.auth.signed import SignedRequests
@@ -266,14 +265,14 @@ class _Route(Struct):
 
 
 class RedisBrokerConnection:
-    """A `BrokerConnection` over one Redis server."""
+    """A `BrokerConnection` over one Redis server, or the primary of several."""
 
-    def __init__(self, target: Target, *, prefix: str, heartbeat: float) -> None:
-        self.name = target.name
+    def __init__(self, servers: RedisServers, *, prefix: str, heartbeat: float) -> None:
+        self.name = servers.name
         self.max_message = largest_message([])  # the default, until the server shows its settings
         self.ignored = 0  # invalid messages on our channels
-        self._target = target
-        self._names = RedisNames(prefix, target.db)
+        self._servers = servers
+        self._names = RedisNames(prefix, servers.db)
         self._presence = Presence(self._names, heartbeat)
         self._listener: BrokerListener | None = None
         self._connection: RedisConnection | None = None
@@ -288,7 +287,7 @@ class RedisBrokerConnection:
             CallError: UNAVAILABLE.
         """
         self._listener = listener
-        connection = RedisConnection(self._target, self._arrived, self._lost)
+        connection = RedisConnection(await self._servers.primary(), self._arrived, self._lost)
         settings: list[Any] = []
         channels = (self._names.end(address), self._names.all)
         try:
@@ -304,6 +303,7 @@ class RedisBrokerConnection:
             raise
         self.max_message = largest_message(settings)
         self._connection, self._address = connection, address.encode()
+        self._servers.follow(connection)
         self._presence.begin(address)
         self._routes.clear()
 
@@ -471,13 +471,15 @@ def _ignore(_: Any) -> None:
 
 
 class RedisTransport(BrokerTransport):
-    """A `Transport` over a Redis server.
+    """A `Transport` over a Redis server, or over the primary that Sentinels elect.
 
         async with PendingRequestMap(RedisTransport("redis://127.0.0.1:6379")) as calls:
             await calls.call("math.add", {"a": 1, "b": 2})
 
-    The URL starts with `redis://`, `rediss://` (TLS; `ssl` overrides the default context) or `unix://`. Ends with the
-    same `prefix` on the same database reach each other. A server that misses three beats of `heartbeat` seconds gets no
+    The URL starts with `redis://`, `rediss://` (TLS; `ssl` overrides the default context) or `unix://`, or is
+    `redis+sentinel://host1,host2,host3/service` (`rediss+sentinel://`: TLS to Sentinels and servers). User and password
+    of the Sentinels are `?sentinel_user=…&sentinel_password=…`. Ends with the same `prefix` on the same database reach
+    each other. A server that misses three beats of `heartbeat` seconds gets no
     more requests, and its calls in flight fail.
 
     Raises:
@@ -494,5 +496,5 @@ class RedisTransport(BrokerTransport):
         ssl: SSLContext | None = None,
         signed: "SignedRequests | None" = None,
     ) -> None:
-        connection = RedisBrokerConnection(parse_url(url, ssl), prefix=prefix, heartbeat=heartbeat)
+        connection = RedisBrokerConnection(parse_servers(url, ssl), prefix=prefix, heartbeat=heartbeat)
         super().__init__(connection, heartbeat=heartbeat, max_message=max_message, signed=signed)

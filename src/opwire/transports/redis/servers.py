@@ -1,0 +1,258 @@
+"""The servers behind a URL: one server, or a service whose primary Sentinels elect.
+
+A primary may change at any time, so its address is looked up before each connection: all servers that know it are asked
+at the same time, and the address of the latest election is used. A server that was cut off knows an earlier one. The
+connection then checks that the server is a primary.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from random import choice
+from ssl import SSLContext
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import parse_qsl, unquote
+
+from opwire.deadlines import back_off
+from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.transports.redis.connection import INVALID_URL, RedisConnection, Target, command, parse_url
+
+logger = logging.getLogger("opwire.transports")
+
+LOOKUP_TIMEOUT = 2.0  # seconds for each server that is asked, so that there is time to connect to the primary
+_GRACE = 0.3  # seconds, after an answer, for the next one
+_RECHECK = 30.0  # seconds between two lookups while no election is announced: an announcement may get lost
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0  # seconds before another Sentinel is asked for announcements
+_SENTINEL_PORT = 26379
+_MAX_HOST = 253  # characters of a DNS name
+
+
+class RedisServers(Protocol):
+    """What a transport or a journal connects to."""
+
+    @property
+    def name(self) -> str:
+        """Return the name for messages, without a password."""
+        ...
+
+    @property
+    def db(self) -> int:
+        """Return the number of the database."""
+        ...
+
+    async def primary(self) -> Target:
+        """Return the server to connect to.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        ...
+
+    def follow(self, connection: RedisConnection) -> None:
+        """Abort an open connection as soon as another server is the primary."""
+        ...
+
+
+class Election(NamedTuple):
+    """The address of a primary, and the number of its election: a later one has a higher number."""
+
+    epoch: int
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, epoch: Any, host: Any, port: Any) -> "Election":
+        """Check the values that a server has sent.
+
+        Raises:
+            ValueError: one is invalid.
+        """
+        election = cls(int(epoch), host.decode("ascii"), int(port))
+        if not (0 < len(election.host) <= _MAX_HOST and 0 < election.port < 65536):
+            raise ValueError
+        return election
+
+
+class ElectedPrimary(ABC):
+    """A primary whose address `servers` know; `primary` has the credentials for it."""
+
+    def __init__(self, name: str, servers: Iterable[Target], primary: Target) -> None:
+        self._servers = list(servers)
+        self._primary = primary
+        self.name = f"{name} at {', '.join(each.address for each in self._servers)}"
+        self.db = primary.db
+
+    @abstractmethod
+    async def look_up(self, connection: RedisConnection) -> Election:
+        """Ask one server.
+
+        Raises:
+            CallError: UNAVAILABLE.
+            AttributeError, TypeError, ValueError: an invalid reply.
+        """
+
+    @abstractmethod
+    async def watch(self, connection: RedisConnection) -> None:
+        """Return when a connection is not to the primary any more."""
+
+    async def primary(self) -> Target:
+        """Return the primary of the latest election that is known to a server that answers.
+
+        Raises:
+            CallError: UNAVAILABLE, with the reason of each server.
+        """
+        lookups = {asyncio.ensure_future(self._ask(each)) for each in self._servers}
+        elections, failures, open = list[Election](), dict[str, None](), lookups
+        try:
+            while open:
+                patience = _GRACE if elections else None
+                done, open = await asyncio.wait(open, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                for answer in (each.result() for each in done):
+                    if isinstance(answer, Election):
+                        elections.append(answer)
+                    else:
+                        failures[answer] = None
+        finally:
+            for each in lookups:
+                each.cancel()
+            await asyncio.wait(lookups)
+        if not elections:
+            raise CallError(ErrorCode.UNAVAILABLE, "; ".join(failures))
+        latest = max(elections)
+        return replace(self._primary, host=latest.host, port=latest.port)
+
+    async def _ask(self, server: Target) -> Election | str:
+        """Return the election that a server knows, or why it does not answer."""
+        connection = RedisConnection(server, _ignore, _ignore)
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT):
+                await connection.open()
+                return await self.look_up(connection)
+        except TimeoutError:
+            return f"{server.name} does not answer within {LOOKUP_TIMEOUT:g} s"
+        except CallError as error:
+            return error.message
+        except (AttributeError, TypeError, ValueError):
+            return f"{server.name} returned an invalid address"
+        finally:
+            await connection.close()
+
+    def follow(self, connection: RedisConnection) -> None:
+        """Abort an open connection as soon as another server is the primary."""
+
+        async def abort() -> None:
+            await self.watch(connection)
+            connection.abort("another server has become the primary")
+
+        connection.attach(abort())
+
+    async def is_primary(self, connection: RedisConnection) -> bool:
+        """Return whether a connection is to the primary.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        return (await self.primary()).address == connection.target.address
+
+
+class Sentinels(ElectedPrimary):
+    """The Sentinels that monitor a service."""
+
+    def __init__(self, service: str, sentinels: Iterable[Target], primary: Target) -> None:
+        super().__init__(f"the Redis service {service!r} of the Sentinels", sentinels, primary)
+        self._service = service.encode()
+
+    async def look_up(self, connection: RedisConnection) -> Election:
+        """Ask one Sentinel.
+
+        Raises:
+            CallError: UNAVAILABLE.
+            AttributeError, TypeError, ValueError: an invalid reply.
+        """
+        name = connection.target.name
+        if (await connection.hello()).get(b"mode") != b"sentinel":
+            raise CallError(ErrorCode.UNAVAILABLE, f"{name} is not a Sentinel: connect to it with redis://")
+        (address,) = await connection.ask(command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service))
+        if address is None:
+            unknown = f"{name} does not monitor {self._service.decode()!r}: see `sentinel monitor` in its configuration"
+            raise CallError(ErrorCode.UNAVAILABLE, unknown)
+        (state,) = await connection.ask(command(b"SENTINEL", b"MASTER", self._service))
+        return Election.of(state[b"config-epoch"], *address)
+
+    async def watch(self, connection: RedisConnection) -> None:
+        """Return when a Sentinel announces another primary.
+
+        Sentinels demote a primary that is still running no earlier than eight seconds after its replica took over. What
+        is written to it in this time is lost.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                await self._watch_by(choice(self._servers), connection)  # noqa: S311
+                return
+            except (CallError, TimeoutError) as error:
+                logger.debug("no announcements of %s: %s", self.name, error)
+            await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
+
+    async def _watch_by(self, server: Target, connection: RedisConnection) -> None:
+        news = asyncio.Event()
+        sentinel = RedisConnection(
+            server,
+            lambda _, message: news.set() if message.split(b" ", 1)[0] == self._service else None,
+            lambda _: news.set(),
+        )
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT):
+                await sentinel.open()
+                await sentinel.hello()
+                await sentinel.ask(command(b"SUBSCRIBE", b"+switch-master"))
+            while await self.is_primary(connection):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_RECHECK):
+                        await news.wait()
+                news.clear()
+                async with asyncio.timeout(LOOKUP_TIMEOUT):
+                    await sentinel.ask(command(b"PING"))
+        finally:
+            await sentinel.close()
+
+
+# --- the URL ----------------------------------------------------------------------------------------------------------
+
+
+def parse_servers(url: str, ssl: SSLContext | None = None) -> RedisServers:
+    """Parse the URL of a Redis server, or of Sentinels and their service; `ssl` overrides the default TLS context.
+
+    Raises:
+        UsageError: the URL is invalid. The message does not repeat it: it may contain a password.
+    """
+    scheme, _, rest = url.partition("://")
+    plain, plus, kind = scheme.partition("+")
+    if not plus:
+        return parse_url(url, ssl)
+    authority, _, tail = rest.partition("/")
+    path, _, query = tail.partition("?")
+    login, at, hosts = authority.rpartition("@")
+    service, _, db = path.partition("/")
+    try:
+        options = dict(parse_qsl(query, strict_parsing=bool(query)))
+        if plain not in ("redis", "rediss") or kind != "sentinel" or not service or "#" in rest:
+            raise ValueError
+        if not all(hosts.split(",")) or options.keys() - {"sentinel_user", "sentinel_password"}:
+            raise ValueError
+    except ValueError:
+        raise UsageError(INVALID_URL) from None
+    primary = parse_url(f"{plain}://{login}{at}/{db}", ssl)
+    known = {"kind": "Sentinel", "user": options.get("sentinel_user"), "password": options.get("sentinel_password")}
+    sentinels = [parse_url(f"{plain}://{each}", primary.ssl, port=_SENTINEL_PORT) for each in hosts.split(",")]
+    return Sentinels(unquote(service), [replace(each, **known) for each in sentinels], primary)
+
+
+def _ignore(*_: object) -> None:
+    """Ignore a message, or the end of a connection."""

@@ -1,0 +1,59 @@
+"""The primary of a Redis service is replaced in the middle of the calls, by Sentinels."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.requirements import requirement
+from tests.servers.brokers import RedisServer
+from tests.transports.engines import ENGINES
+from tests.transports.faults import load as loads
+from tests.transports.faults.harness import processes
+from tests.transports.faults.load import Load
+from tests.transports.redis.ends import ask
+from tests.transports.redis.service import NAME, PATIENCE, RedisService
+
+CALLERS = 32
+
+
+@pytest.fixture
+def service(brokers_run_here: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisService]:
+    monkeypatch.setattr(loads, "PATIENCE", PATIENCE)  # an election takes seconds
+    with RedisService() as service:
+        yield service
+
+
+def crash(service: RedisService) -> None:
+    service.primary.kill()
+
+
+def switch(service: RedisService) -> None:
+    """A planned failover: the old primary goes on, and is not demoted until eight seconds later."""
+    assert ask(service.sentinels[1], "SENTINEL", "FAILOVER", NAME) == b"OK"
+
+
+def ends(server: RedisServer) -> int:
+    try:
+        return ask(server, "CLIENT", "LIST").count(b"name=opwire")
+    except ConnectionError:  # a server that is promoted closes its connections
+        return 0
+
+
+@requirement("transport.redis.sentinel", "transport.faults.engine-killed")
+@pytest.mark.parametrize("disaster", [crash, switch])
+async def test_all_ends_follow_the_primary_and_each_call_ends_once(
+    service: RedisService, disaster: Callable[[RedisService], None]
+) -> None:
+    engine, successor = ENGINES["redis"], service.servers[1]
+    async with processes(engine, service) as (calls, one, other), Load(calls, callers=CALLERS) as load:
+        await load.until(answers=400)
+        disaster(service)
+        async with asyncio.timeout(PATIENCE):
+            while ends(successor) < 3:
+                await asyncio.sleep(0.05)
+        await load.until_served_by(one.pid, other.pid)
+        await load.until_none_fails()
+        await load.until(answers=400, streams=1)
+    load.check(one.lines + other.lines)
+    assert load.failed
