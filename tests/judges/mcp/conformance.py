@@ -13,6 +13,9 @@ from tests.judges.serving import finished
 from tests.servers.processes import mortal
 
 REVISIONS = ("2025-11-25", "2026-07-28")
+SDK_COUNTS = {"2025-11-25": (84, 0), "2026-07-28": (169, 25)}
+"""Checks that the everything server of the official SDK passes and fails, those of unscored extensions included."""
+
 EXPECTED = Path(__file__).with_name("expected-failures.yml")
 
 _LISTED = re.compile(r"^  - (\S+) \[", re.MULTILINE)
@@ -56,6 +59,13 @@ def checks(results: Path) -> dict[str, dict[str, str]]:
             elif check["status"] == _PASSED:
                 found.setdefault(scenario, {}).setdefault(check["id"], "")
     return found
+
+
+def counts(results: Path) -> tuple[int, int]:
+    """How many checks passed and failed, as the suite counts them: one may be made several times."""
+    made = [json.loads(file.read_text(encoding="utf-8")) for file in results.rglob("checks.json")]
+    statuses = [check["status"] for each in made for check in each]
+    return statuses.count(_PASSED), statuses.count("FAILURE")
 
 
 def _scenario(folder: str) -> str:

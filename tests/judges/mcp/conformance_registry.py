@@ -5,7 +5,7 @@ The suite says in its scenarios what each tool is called, and what it has to do.
 
 import asyncio
 import sys
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from typing import Any
 
 from opwire import (
@@ -18,12 +18,11 @@ from opwire import (
     Schema,
     mcp_envelope,
 )
+from tests.judges.mcp.conformance_features import IMAGE, PIXEL, add_features
 from tests.judges.mcp.served import serve
 
-PIXEL = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==")
 SILENCE = b"RIFF\x26\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x80\x3e\0\0\2\0\x10\0data\2\0\0\0\0\0"
 
-IMAGE = {"type": "image", "data": b64encode(PIXEL).decode(), "mimeType": "image/png"}
 AUDIO = {"type": "audio", "data": b64encode(SILENCE).decode(), "mimeType": "audio/wav"}
 EMBEDDED = {
     "type": "resource",
@@ -92,12 +91,6 @@ async def tool_with_progress(context: Context) -> str:
     return "done"
 
 
-@registry.query("test.logging_tool")
-async def logging_tool() -> str:
-    """A tool that a server may log about, but not to a client that has not asked for it."""
-    return "nothing was logged to the client"
-
-
 @registry.query("test.streaming_elicitation")
 async def streaming_elicitation(context: Context) -> str:
     """Answers with a stream, on which the server must not ask anything."""
@@ -159,6 +152,8 @@ registry.register(
     echo,
 )
 
+
+add_features(registry)
 
 if __name__ == "__main__":
     serve(registry, *sys.argv[1:])

@@ -6,11 +6,13 @@ and when it could shrink.
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.judges.mcp.conformance import REVISIONS, checks, differences, run_suite, scenarios
+from tests.judges.conftest import SUMMARY
+from tests.judges.mcp.conformance import REVISIONS, SDK_COUNTS, checks, counts, differences, run_suite, scenarios
 from tests.judges.mcp.served import over_http
 from tests.judges.network import alone, refusal
 from tests.judges.serving import HOST, free_port
@@ -22,11 +24,14 @@ AT_ONCE = 4  # scenarios, each of which is two processes
 @requirement("mcp.conformance.server")
 @pytest.mark.parametrize("revision", REVISIONS)
 async def test_a_served_registry_passes_the_suite_but_for_the_checks_that_are_listed(
-    revision: str, tmp_path: Path
+    revision: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     results = tmp_path / "results"
     async with over_http("conformance_registry", tmp_path) as url:
         await run_suite("server", "--url", url, "--suite", "all", "--spec-version", revision, "-o", str(results))
+    (passed, failed), sdk = counts(results), SDK_COUNTS[revision]
+    figures = f"{passed} checks passed, {failed} failed; of the SDK's own server {sdk[0]} and {sdk[1]}"
+    record_property(SUMMARY, f"MCP conformance of a server, {revision}: {figures}")
     assert differences(checks(results), await scenarios("server", revision), "server", revision) == {}
 
 
@@ -43,7 +48,9 @@ async def test_a_scenario_that_does_not_apply_does_not_count_as_passed(tmp_path:
 @requirement("mcp.conformance.client")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("revision", REVISIONS)
-async def test_from_mcp_passes_the_client_scenarios(revision: str, tmp_path: Path) -> None:
+async def test_from_mcp_passes_the_client_scenarios(
+    revision: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     if reason := refusal():
         pytest.skip(reason)  # the suite's servers listen on all interfaces
     listed = await scenarios("client", revision)
@@ -58,5 +65,7 @@ async def test_from_mcp_passes_the_client_scenarios(revision: str, tmp_path: Pat
             return await run_suite("client", "--command", command, *arguments, within=alone)
 
     printed = await asyncio.gather(*map(run, sorted(listed)))
+    passed, failed = counts(tmp_path)
+    record_property(SUMMARY, f"MCP conformance of a client, {revision}: {passed} checks passed, {failed} failed")
     assert differences(checks(tmp_path), listed, "client", revision) == {}
     assert [text for text in printed if "CLIENT TIMED OUT" in text or "CLIENT EXITED" in text] == []
