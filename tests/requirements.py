@@ -281,6 +281,7 @@ OPERATIONS: dict[str, str] = {
     "view.registry": "A view is a registry: searched, previewed, with operations of its own.",
     "view.served": "Served over MCP and HTTP, a view takes values from the identity of each caller.",
     "mode.tools": "In search mode a model searches, describes and calls operations by three others, on every surface.",
+    "mode.names": "Descriptions and results of search mode and code mode name only what a model can call.",
     "mode.access": "In search mode access, views and interceptors apply to what is found and called.",
     "mode.budget": "Search mode can take effect only if the definitions exceed a budget of tokens.",
     "mode.signature": "A search returns a short line for each operation: its id, parameters and summary.",

@@ -1,7 +1,8 @@
 """Search mode: three operations in place of many."""
 
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 import pytest
@@ -17,10 +18,14 @@ from opwire import (
     OperationSpec,
     Reshape,
 )
+from opwire.adapters.mcp import from_mcp
+from opwire.code_mode import code_mode
 from opwire.dispatch import Dispatcher
-from opwire.llm import openai_tools
-from opwire.operation import Inbound
+from opwire.llm import anthropic_tools, openai_tools
+from opwire.operation import LOCAL_IDENTITY, Inbound
 from opwire.search_mode import fits_budget, search_mode, signature, token_cost
+from opwire.serve.listener import listening
+from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement
 
 ADA = Context(identity=Identity(id="ada", scopes=("shop",)))
@@ -196,3 +201,55 @@ async def test_tools_of_a_model_provider_take_search_mode(registry: OperationReg
     name = next(tool.name for tool in tools.tools if tool.spec.id == "tools.call")
     outcome = await tools.run(name, {"operation": "shop.order", "input": {"lines": ["a", "b"]}})
     assert "2 in EUR" in json.dumps(outcome.parts, default=str)
+
+
+@requirement("mode.names")
+@pytest.mark.parametrize("mode", [search_mode, code_mode])
+async def test_a_model_reads_only_names_that_it_can_call(
+    registry: OperationRegistry, mode: Callable[..., OperationRegistry]
+) -> None:
+    view = registry.view(reshape={"shop.hours": Reshape(max_chars=5)})
+    tools = anthropic_tools(mode(view, namespace="any"))
+    names = {tool["name"] for tool in tools.definitions}
+    app = serve_mcp(mode(view, namespace="any")).asgi(anonymous=LOCAL_IDENTITY)
+    async with listening(app) as address, from_mcp(f"{address}/mcp", namespace="x") as served:
+        listed = {each.spec.name: each.spec.description for each in served}
+    assert names == listed.keys()
+    texts = [tool["description"] for tool in tools.definitions] + [*listed.values()]
+
+    async def call(name: str, **input: Any) -> str:
+        message = await tools.handle({"id": "1", "name": name, "input": input})
+        texts.append(message["content"][0]["text"])
+        return texts[-1]
+
+    hours = next(line for line in (await call("any_search", query="opening hours")).splitlines() if "hours" in line)
+    function = hours.partition("(")[0]
+    if mode is search_mode:
+        page = json.loads(await call("any_call", operation=function))
+        assert page == json.loads(await call("any_call", operation="shop_hours")) | {"next": page["next"]}
+        assert "shop.hours" in await call("any_describe", operations=["shop_hours"])
+        assert "did you mean shop.hours" in await call("any_call", operation="shop.hour")
+        await call("any_call", operation=1)
+    else:
+        page = json.loads(await call("any_run", code=f"await {function}()"))
+        assert "Did you mean shop_hours?" in await call("any_run", code="await shop.hours()")
+        assert "Did you mean shop_hours" in await call("any_run", code="await shop_hour()")
+        assert "any_search returns" in await call("any_run", code="await xylophone()")
+        assert "any_search returns" in await call("any_run", code="await shop_hours(1)")
+        await call("any_run", code="await shop_hours(x=1)")
+    assert "results_more" in page["shortened"]
+    assert (await call("results_more", **page["next"])).startswith('{"text"')
+    for text in texts:
+        assert not re.search(r"\bany\.\w", text), text
+        assert set(re.findall(r"\b(?:any|results)_\w+", text)) <= names, text
+
+
+@requirement("mode.names")
+async def test_a_name_does_not_tell_that_an_operation_exists(registry: OperationRegistry) -> None:
+    mode = search_mode(registry)
+    eve = Context(identity=Identity(id="eve"))
+    for operation in ("shop_order", "shop_absent"):
+        with pytest.raises(CallError) as failure:
+            await mode.execute("tools.call", {"operation": operation}, eve)
+        assert failure.value.code is ErrorCode.OPERATION_NOT_FOUND
+        assert "shop.order" not in failure.value.message

@@ -328,7 +328,7 @@ async def test_a_long_result_is_shortened_and_the_rest_can_be_fetched(registry: 
     page = (await view.execute("shop.articles", {"count": 40}, AS_ADA)).data
     assert len(page["text"]) == 50
     assert page["shortened"].startswith("50 of ")
-    assert page["shortened"].endswith("characters; call results.more for the rest")
+    assert page["shortened"].endswith("(the tool results_more) returns the rest: pass it `next`")
     text, following = page["text"], page["next"]
     error = await failure(view, "results.more", following)
     assert error.message == "results.more: unknown or expired result: repeat the original call"

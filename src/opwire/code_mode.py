@@ -2,7 +2,7 @@
 
     serve_mcp(code_mode(registry))
 
-A model sees `tools.search` and `tools.run`, and what is pinned. A search returns functions; the program that the model
+A model sees `tools_search` and `tools_run`, and what is pinned. A search returns functions; the program that the model
 writes awaits them (`await github_issues_create(owner="…", title="…")`), filters and combines their results, and only
 its last expression and what it prints reach the model. Access, validation, interceptors and the deadline apply to each
 call as to any other.
@@ -22,16 +22,24 @@ from msgspec import Meta, Struct
 
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
-from opwire.names import UniqueNames
+from opwire.names import similar_names
 from opwire.operation import Context, OperationSpec
 from opwire.registry import OperationRegistry
 from opwire.search_mode import NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
+from opwire.tools.rendering import error_text
 from opwire.typed.plain import as_dict
 from opwire.view import Pattern
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_UNKNOWN_NAME = re.compile(r"NameError: name '(\w{1,200})' is not defined", re.ASCII)
 _MAX_FAULT = 2_000  # characters of a traceback
 _encoder = msgspec.json.Encoder(enc_hook=str)
+
+_ABOUT = """Run Python that calls operations as functions, and return the value of its last expression.
+
+Await functions that {} returned, with keyword arguments: `issues = await github_issues_list(owner="a")`.
+Use asyncio.gather for calls at the same time, and print() for anything else that you want to see. A function that fails
+raises RuntimeError. Files, network and imports other than asyncio, json, re, math and datetime are not available."""
 
 Code = Annotated[str, Meta(max_length=50_000, description="Python; the value of its last expression is the result")]
 
@@ -74,45 +82,34 @@ def code_mode(
     with needs_extra("code"):
         import_module("pydantic_monty")  # fails now rather than at the first program
     mode = registry.view(include=[*pinned] or [nothing])
-    tools = _CodeTools(registry, limits or CodeLimits())
+    tools = _CodeTools(registry, limits or CodeLimits(), f"{namespace}_search")
     about = (
-        f"Find functions for `{namespace}_run` by what they do, in plain words. There are {len(registry):,}. "
+        f"Find functions for {namespace}_run by what they do, in plain words. There are {len(registry):,}. "
         "Returns a line for each: its name, its parameters (? is optional), what it does."
     )
     mode.query(f"{namespace}.search", description=about, access=PUBLIC)(tools.search)
-    mode.mutation(f"{namespace}.run", access=PUBLIC)(tools.run)
+    mode.mutation(f"{namespace}.run", description=_ABOUT.format(f"{namespace}_search"), access=PUBLIC)(tools.run)
     return mode
 
 
 class _CodeTools:
     """The two operations."""
 
-    def __init__(self, registry: OperationRegistry, limits: CodeLimits) -> None:
-        self._registry = registry
+    def __init__(self, registry: OperationRegistry, limits: CodeLimits, search: str) -> None:
         self._limits = limits
+        self._search = search  # the name of the tool
         self._tools = ToolSearch(registry)
-        self._names: dict[str, str] = {}  # of functions, by id
-        self._ids: dict[str, str] = {}  # by name
-        self._named_at = -1  # changes of the registry
         self._running = 0
 
     async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
         """Find functions by what they do, in plain words."""
-        self._name_all()
         found = self._tools.found(query, context, limit)
         return "\n".join(map(self._signature, found)) or NOTHING_FOUND
 
     async def run(self, code: Code, context: Context) -> str:
-        """Run Python that calls operations as functions, and return the value of its last expression.
-
-        Await functions that a search returned, with keyword arguments: `issues = await github_issues_list(owner="a")`.
-        Use asyncio.gather for calls at the same time, and print() for anything else that you want to see. A function
-        that fails raises RuntimeError. Files, network and imports other than asyncio, json, re, math and datetime are
-        not available.
-        """
+        """Run a program."""
         if self._running >= self._limits.programs:
             raise CallError(ErrorCode.RATE_LIMITED, f"{self._running} programs are running already")
-        self._name_all()
         self._running += 1
         try:
             return await self._run(code, context)
@@ -125,7 +122,8 @@ class _CodeTools:
         limits = self._limits
         printed = _Printed(limits.output)
         left = iter(range(limits.calls))
-        functions = {name: self._function(name, context, left) for name in {*_NAME.findall(code)} & self._ids.keys()}
+        ids = self._tools.names()[1]
+        functions = {name: self._function(name, context, left) for name in {*_NAME.findall(code)} & ids.keys()}
         remaining = limits.total_seconds if context.remaining is None else min(context.remaining, limits.total_seconds)
         allowed: Any = {
             "max_feed_duration_secs": limits.seconds,
@@ -147,47 +145,51 @@ class _CodeTools:
         except MontyError as error:
             display = cast("Callable[[], str]", getattr(error, "display", error.__str__))
             fault = display()[-_MAX_FAULT:]
-            message = f"the program failed:\n{printed.before}{fault}"
+            message = f"the program failed:\n{printed.before}{fault}{self._hint(fault, code, context)}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
         return printed.before + _shown(value, limits.output)
 
     def _function(self, name: str, context: Context, left: Iterator[int]) -> Callable[..., Awaitable[Any]]:
         """Return the function of an operation; each call of one takes an item of `left`."""
-        id = self._ids[name]
+        id = self._tools.names()[1][name]
 
         async def call(*arguments: Any, **named: Any) -> Any:
             if len(arguments) > 1 or (arguments and not isinstance(arguments[0], dict)):
-                raise TypeError(f"{name}() takes keyword arguments")
+                raise TypeError(f"{name}() takes keyword arguments; {self._search} returns their names")
             if next(left, None) is None:
                 raise RuntimeError(f"the program has made {self._limits.calls} calls, and may not make more")
             try:
                 given = {**as_dict(arguments[0]), **named} if arguments else named
                 result = await self._tools.call(id, context.child(), given)
             except CallError as error:
-                raise RuntimeError(str(error)) from None
+                raise RuntimeError(error_text(error, id, name)) from None
             if not isinstance(result, ResponseEnvelope):
                 return result
             envelope = cast("ResponseEnvelope[Any]", result)
             if isinstance(envelope.meta, MCPResponseMeta) and envelope.meta.is_error:
-                raise RuntimeError(f"{id}: {_shown(envelope.data, _MAX_FAULT)}")
+                raise RuntimeError(f"{name}: {_shown(envelope.data, _MAX_FAULT)}")
             return envelope.data
 
         return call
 
     def _signature(self, spec: OperationSpec) -> str:
-        return signature(spec).replace(spec.id, self._names.get(spec.id, spec.id), 1)
+        return signature(spec).replace(spec.id, self._tools.names()[0].get(spec.id, spec.id), 1)
 
-    def _name_all(self) -> None:
-        """Name the operations, if the registry has changed: identifiers, the same for the same operations."""
-        if self._named_at == self._registry.changes:
-            return
-        self._named_at = self._registry.changes
-        names = UniqueNames(longest=100)
-        wishes = {spec.id: re.sub(r"\W+", "_", spec.id, flags=re.ASCII).strip("_") for spec in self._registry.list()}
-        self._names = {
-            id: names.take(wish if wish[:1].isalpha() else f"_{wish}") for id, wish in sorted(wishes.items())
-        }
-        self._ids = {name: id for id, name in self._names.items()}
+    def _hint(self, fault: str, code: str, context: Context) -> str:
+        """Return what to write instead of an unknown name, as far as the caller may see it; or ""."""
+        unknown = _UNKNOWN_NAME.search(fault)
+        if unknown is None:
+            return ""
+        ids, is_visible = self._tools.names()[1], self._tools.visible(context)
+
+        def is_shown(name: str) -> bool:
+            spec = self._tools.get(ids[name])
+            return spec is not None and is_visible(spec)
+
+        dotted = re.search(rf"\b{unknown[1]}((?:\.\w+)+)", code, re.ASCII)  # github.issues_list
+        joined = f"{unknown[1]}{dotted[1]}".replace(".", "_") if dotted else unknown[1]
+        close = [joined] if joined in ids and is_shown(joined) else similar_names(joined, ids, visible=is_shown)
+        return f"\nDid you mean {' or '.join(close)}?" if close else f"\n{self._search} returns the names of functions."
 
 
 class _Printed:

@@ -318,7 +318,8 @@ def _page(text: str, key: str, start: int, length: int) -> dict[str, Any]:
     end = start + length
     page: dict[str, Any] = {"text": text[start:end], "characters": len(text)}
     if end < len(text):
-        page["shortened"] = f"{end:,} of {len(text):,} characters; call {MORE} for the rest"
+        rest = f"{MORE} (the tool results_more) returns the rest: pass it `next`"
+        page["shortened"] = f"{end:,} of {len(text):,} characters; {rest}"
         page["next"] = {"result": key, "start": end}
     return page
 

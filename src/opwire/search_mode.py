@@ -2,12 +2,13 @@
 
     serve_mcp(search_mode(registry, pinned=["shop.order"]))
 
-A model sees `tools.search`, `tools.describe` and `tools.call`, and what is pinned. It finds the other operations by a
+A model sees `tools_search`, `tools_describe` and `tools_call`, and what is pinned. It finds the other operations by a
 request in plain words, as far as its caller may see them, and calls them by id: access, validation and the
 interceptors of the registry apply as to any call.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from itertools import islice
@@ -18,8 +19,10 @@ from msgspec import Meta
 
 from opwire.dispatch import Dispatcher
 from opwire.errors import SchemaError
+from opwire.names import UniqueNames
 from opwire.operation import AccessControl, Context, OperationSpec, OperationType
 from opwire.registry import OperationRegistry, RegistryView
+from opwire.reshape import MORE
 from opwire.tools.schemas import ToolSchema, input_schema
 from opwire.view import Pattern
 
@@ -38,6 +41,7 @@ _MAX_ITEMS = 100  # of a subscription
 _MAX_SECONDS = 10.0  # for which the items of a subscription are collected
 _CHARACTERS_PER_TOKEN = 4  # of JSON; tokenizers of models differ by some 20 %
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "object", "null": "null"}
+_SEPARATORS = re.compile(r"\W+", re.ASCII)
 _EMPTY: dict[str, Any] = {}
 PUBLIC = AccessControl(public=True)
 """The access of these operations: what is found and called has its own rules."""
@@ -47,7 +51,7 @@ NOTHING_FOUND = "Nothing was found: use other words, or fewer."
 
 Query = Annotated[str, Meta(max_length=400, description="What you want to do, such as: close an issue")]
 Limit = Annotated[int, Meta(ge=1, le=_MAX_FOUND)]
-Id = Annotated[str, Meta(description="The id of an operation, as a search returns it")]
+Id = Annotated[str, Meta(description="The id of an operation, as the search returns it")]
 Ids = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_DESCRIBED)]
 
 
@@ -115,19 +119,28 @@ class ToolSearch:
     def __init__(self, registry: OperationRegistry) -> None:
         self._registry = registry
         self._dispatcher = Dispatcher(registry)
+        self._names: dict[str, str] = {}  # identifiers, by id
+        self._ids: dict[str, str] = {}  # by identifier
+        self._named_at = -1  # changes of the registry
 
     def register(self, mode: RegistryView, namespace: str) -> None:
         """Add the operations to the registry that the model sees."""
-        spaces = dict.fromkeys(spec.namespace for spec in self._registry.list())
+        specs = [spec for spec in self._registry.list() if spec.id != MORE]
+        spaces = dict.fromkeys(spec.namespace for spec in specs)
         known = ", ".join(islice(spaces, _MAX_NAMESPACES)) + (", …" if len(spaces) > _MAX_NAMESPACES else "")
+        find, describe, call = (f"{namespace}_{name}" for name in ("search", "describe", "call"))  # as tools are named
         about = (
-            f"Find operations by what they do, in plain words. There are {len(self._registry):,}, of {known}. "
+            f"Find operations by what they do, in plain words. There are {len(specs):,}, of {known}. "
             "Returns a line for each: its id, its parameters (? is optional), what it does. "
-            f"`{namespace}.call` calls one; `{namespace}.describe` returns the schemas of its input."
+            f"Pass the id to {call} to call it, or to {describe} for the schema of its input."
         )
         mode.query(f"{namespace}.search", description=about, access=PUBLIC)(self.search)
-        mode.query(f"{namespace}.describe", access=PUBLIC)(self.describe)
-        mode.mutation(f"{namespace}.call", access=PUBLIC)(self.call)
+        about = f"Describe operations that {find} returned: what they do, and the JSON Schema of their input."
+        mode.query(f"{namespace}.describe", description=about, access=PUBLIC)(self.describe)
+        about = (
+            f"Call an operation that {find} returned, with its input. Of a subscription the first items are returned."
+        )
+        mode.mutation(f"{namespace}.call", description=about, access=PUBLIC)(self.call)
 
     async def search(self, query: Query, context: Context, limit: Limit = 5) -> str:
         """Find operations by what they do, in plain words."""
@@ -135,7 +148,8 @@ class ToolSearch:
 
     def found(self, query: str, context: Context, limit: int) -> tuple[OperationSpec, ...]:
         """Return the operations that match a request, as far as the caller may see them."""
-        return self._registry.search(query, limit=limit, visible=self._visible(context))
+        is_visible = self.visible(context)
+        return self._registry.search(query, limit=limit, visible=lambda spec: spec.id != MORE and is_visible(spec))
 
     async def describe(self, operations: Ids, context: Context) -> list[dict[str, Any]]:
         """Describe operations by their ids: what they do, and the JSON Schema of their input."""
@@ -166,7 +180,28 @@ class ToolSearch:
             pass
         return items
 
+    def get(self, operation_id: str) -> OperationSpec | None:
+        """Return an operation, whether the caller may see it or not."""
+        return self._registry.get_spec(operation_id)
+
+    def names(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the operations as identifiers: names by id, and ids by name; the same for the same operations."""
+        if self._named_at != self._registry.changes:
+            self._named_at = self._registry.changes
+            names = UniqueNames(longest=100)
+            wishes = {spec.id: _SEPARATORS.sub("_", spec.id).strip("_") for spec in self._registry.list()}
+            self._names = {
+                id: names.take(wish if wish[:1].isalpha() else f"_{wish}") for id, wish in sorted(wishes.items())
+            }
+            self._ids = {name: id for id, name in self._names.items()}
+        return self._names, self._ids
+
     def _find(self, operation_id: str, context: Context) -> OperationSpec:
+        """Return an operation by its id, or by its name as a tool or function, which models write as well."""
+        if operation_id not in self._registry:
+            named = self._registry.get_spec(self.names()[1].get(operation_id.replace("-", "_"), ""))
+            if named is not None and self.visible(context)(named):  # otherwise the name tells that it exists
+                return named
         if _is_checked(context):
             return self._dispatcher.find(operation_id, context.identity)
         spec = self._registry.get_spec(operation_id)
@@ -174,7 +209,8 @@ class ToolSearch:
             raise self._registry.not_found(operation_id)
         return spec
 
-    def _visible(self, context: Context) -> Callable[[OperationSpec], bool]:
+    def visible(self, context: Context) -> Callable[[OperationSpec], bool]:
+        """Return whether the caller of a context may see an operation."""
         if _is_checked(context):
             return lambda spec: self._dispatcher.is_visible(spec, context.identity)
         return self._dispatcher.is_served

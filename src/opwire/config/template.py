@@ -95,9 +95,9 @@ TEMPLATE = """\
 #exclude = ["*.delete*"]
 #rename = { "github" = "code", "shop.order" = "shop.buy" }
 #scopes = ["support"]  # required of callers
-#search = "auto"  # or "always": tools.search, tools.describe and tools.call instead of all operations
+#search = "auto"  # or "always": tools_search, tools_describe and tools_call instead of all operations
 #token_budget = 10000  # of all definitions, above which "auto" takes effect
-#code = true  # tools.search and tools.run, which runs Python that calls operations, instead
+#code = true  # tools_search and tools_run, which runs Python that calls operations, instead
 #pinned = ["shop.buy"]  # seen without a search
 #[views.support.reshape."shop.order"]  # an id, or a pattern
 #description = "Order articles for the customer who calls."

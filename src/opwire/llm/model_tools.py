@@ -118,8 +118,10 @@ class ModelTools:
 
     async def run(self, name: str, arguments: Any, context: Context | None = None) -> ToolOutcome:
         """Call a tool by its name. A failure is an outcome too: the model reads what was wrong and what to do."""
+        operation_id = ""
         try:
             tool = self._find(name)
+            operation_id = tool.spec.id
             if not isinstance(arguments, dict):
                 problem = f"the arguments are an object, not {type(arguments).__name__}"
                 raise CallError(ErrorCode.VALIDATION_ERROR, f"{name}: {problem}")
@@ -129,7 +131,7 @@ class ModelTools:
                 return await self._collect(tool.spec, given, context)
             return self._outcome(await self._dispatcher.execute(tool.spec, given, context), tool.spec.id)
         except CallError as error:
-            return ToolOutcome([self._truncated(error_text(error))], is_error=True, code=error.code)
+            return ToolOutcome([self._truncated(error_text(error, operation_id, name))], is_error=True, code=error.code)
 
     def _input(self, tool: ModelTool, arguments: dict[str, Any]) -> Any:
         """Return the input of the operation for the arguments of a model."""

@@ -90,10 +90,15 @@ def data_block(data: Any, json: bytes, operation_id: str, content_type: str | No
     return {"type": "resource", "resource": {"uri": uri, "mimeType": mime, "blob": encoded}}
 
 
-def error_text(error: CallError) -> str:
-    """Return an error as text: its message, its details, and what to do."""
+def error_text(error: CallError, operation_id: str = "", tool: str = "") -> str:
+    """Return an error as text: its message, its details, and what to do.
+
+    A message that starts with the id of the operation starts with the name of the tool, which is what a model can call.
+    """
     details = as_dict(error.details)
-    lines = [str(error)]
+    named = operation_id and error.message.startswith(f"{operation_id}:")
+    message = f"{tool}{error.message.removeprefix(operation_id)}" if named else error.message
+    lines = [f"{error.code.value}: {message}" if message else str(error)]
     if error.code is ErrorCode.VALIDATION_ERROR:
         lines += _problem_lines(details.get("problems"), error.message)
     body = details.get("body")

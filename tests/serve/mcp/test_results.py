@@ -243,7 +243,7 @@ def test_an_error_tells_a_model_what_to_do() -> None:
     message = "a.b: /a: a is wrong; and 4 more"
     text, said = _error(CallError(ErrorCode.VALIDATION_ERROR, message, {"problems": problems}))
     assert text.splitlines() == [
-        "VALIDATION_ERROR: a.b: /a: a is wrong; and 4 more",
+        "VALIDATION_ERROR: a_b: /a: a is wrong; and 4 more",  # the name of the tool
         "- /b: b is wrong",
         "- /c: c is wrong",
         "- /d: d is wrong",

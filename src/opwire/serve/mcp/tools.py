@@ -396,5 +396,5 @@ def error_result(error: CallError, tool: Tool, format: ResultFormat) -> Result:
         shown = CallError(error.code, error.message, details, retryable=error.retryable)
         content = [*error_blocks(error_payload(shown), tool=tool.name)]
     else:
-        content = [_text(error_text(error))]
+        content = [_text(error_text(error, tool.spec.id, tool.name))]
     return {"content": content, "isError": True, "_meta": {ERROR_META: fields}}
