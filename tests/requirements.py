@@ -43,6 +43,18 @@ CONSOLE: dict[str, str] = {
     "console.large-results": "A large result is downloaded by its owner, within limits of bytes and time.",
     "console.reproducible": "The files of the console's page are what its sources build.",
     "console.size": "The page is at most 350 kB compressed, without inline scripts, styles and foreign addresses.",
+    "console.browser.operations": "10,000 operations are listed, searched and described without lag.",
+    "console.browser.input": "Form and JSON editor stay equal: unions, lists, files and values without a type "
+    "are entered, and problems stand at their fields.",
+    "console.browser.results": "Results are shown as tree, table, envelope, difference and media; large ones saved.",
+    "console.browser.calls": "Calls are run, cancelled, limited, made as another identity, and copied as programs.",
+    "console.browser.streams": "Streams are paused by back-pressure, filtered, and kept in a bounded buffer.",
+    "console.browser.answers": "Questions of operations and approvals are answered on the page.",
+    "console.browser.tape": "The tape shows nested calls, filters, exports, and keeps up with 1,000 calls per second.",
+    "console.browser.system": "Servers, sources, timings, errors by code and buried tasks are shown.",
+    "console.browser.states": "The page says that a session ended or a connection was lost, and loses no input.",
+    "console.browser.hostile": "Hostile names, descriptions and results run nothing and load nothing.",
+    "console.browser.access": "The page works by keyboard and at 390 pixels, and axe has no serious finding.",
 }
 
 LAYOUT: dict[str, str] = {

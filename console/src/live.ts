@@ -3,15 +3,17 @@
 import { address, get, loadSession, logins, Problem, session } from "./api";
 import { loadCatalogue } from "./catalogue";
 import { Pulse, Store } from "./store";
-import type { Approval, CallRecord, OperationFigures, Statistics } from "./types";
+import type { Approval, CallRecord, Statistics } from "./types";
 
 export const MAX_RECORDS = 10_000;
-const SAMPLES = 90;
+export const SAMPLES = 90;
 
 export type Connection = "connecting" | "open" | "lost";
 export const connection = new Store<Connection>("connecting");
 export const lostSince = new Store<number | null>(null);
 export const approvals = new Store<Approval[]>([]);
+/** Whether the server keeps inputs and outputs for this page. Off until asked for, and again after a reload. */
+export const showValues = new Store(false);
 
 /** The last calls, oldest first. The page draws them when it has time for it. */
 export const tape = {
@@ -26,16 +28,11 @@ export const tape = {
   },
 };
 
-/** Figures over time, by server and by operation: calls per second and errors per second. */
-export interface Series {
-  calls: number[];
-  errors: number[];
-}
-
 export const figures = {
   latest: null as Statistics | null,
-  server: { calls: [], errors: [] } as Series,
-  operations: new Map<string, Series>(),
+  /** Calls per second, one sample each 2 s: of the server, and of its busiest operations. */
+  server: [] as number[],
+  operations: new Map<string, number[]>(),
   pulse: new Pulse(200),
 };
 
@@ -55,23 +52,22 @@ function push(series: number[], value: number): void {
   if (series.length > SAMPLES) series.shift();
 }
 
+/** Add the rates since the previous figures of the same server. */
 function measure(statistics: Statistics): void {
   const at = Date.now();
   const previous = before?.statistics.id === statistics.id ? before : null;
   const seconds = previous ? Math.max(0.1, (at - previous.at) / 1000) : 2;
   const rate = (now: number, then: number | undefined): number => (then === undefined ? 0 : Math.max(0, (now - then) / seconds));
-  push(figures.server.calls, rate(statistics.calls, previous?.statistics.calls));
-  push(figures.server.errors, rate(statistics.errors, previous?.statistics.errors));
-  const then = new Map<string, OperationFigures>((previous?.statistics.perOperation ?? []).map((each) => [each.id, each]));
-  for (const each of statistics.perOperation ?? []) {
+  if (previous) push(figures.server, rate(statistics.calls, previous.statistics.calls));
+  const then = new Map((previous?.statistics.busiest ?? []).map((each) => [each.id, each]));
+  for (const each of statistics.busiest ?? []) {
     let series = figures.operations.get(each.id);
     if (series === undefined) {
       if (figures.operations.size >= 500) figures.operations.delete(figures.operations.keys().next().value as string);
-      series = { calls: [], errors: [] };
+      series = [];
       figures.operations.set(each.id, series);
     }
-    push(series.calls, rate(each.calls, then.get(each.id)?.calls));
-    push(series.errors, rate(each.errors, then.get(each.id)?.errors));
+    if (previous) push(series, rate(each.calls, then.get(each.id)?.calls));
   }
   before = { at, statistics };
   figures.latest = statistics;
@@ -95,7 +91,8 @@ function open(): void {
   window.clearTimeout(timer);
   source?.close();
   if (session.value === null) return;
-  const stream = new EventSource(address(session.value.mayShowValues ? "events?values=1" : "events"));
+  if (connection.value === "open") connection.set("connecting");
+  const stream = new EventSource(address(showValues.value ? "events?values=1" : "events"));
   source = stream;
   stream.onopen = () => {
     const wasLost = connection.value === "lost";
@@ -142,5 +139,6 @@ export function reconnect(): void {
 export function startLive(): void {
   open();
   logins.subscribe(open);
+  showValues.subscribe(reconnect);
   window.addEventListener("online", reconnect);
 }

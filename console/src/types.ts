@@ -56,10 +56,11 @@ export interface Access {
   resources?: { type: string; action: string }[] | null;
 }
 
+/** null: this server has no surface for it. */
 export interface Snippets {
-  curl: string;
-  python: string;
-  mcp: string;
+  curl: string | null;
+  python: string | null;
+  mcp: string | null;
 }
 
 export interface Envelope {
@@ -100,13 +101,12 @@ export interface CallRecord {
   inputBytes?: number;
   outputBytes?: number;
   items?: number;
-  hasValues?: boolean;
 }
 
 export interface Approval {
   id: string;
   operationId: string;
-  identity?: Identity | string | null;
+  identity?: string | null;
   input: Json;
   message?: string | null;
   since: number;
@@ -123,7 +123,6 @@ export interface OperationFigures {
   /** Upper bounds in ms, and how many calls are below them and above the one before. */
   histogram?: [number | null, number][];
   byCode?: { [code: string]: number };
-  lastError?: string | null;
 }
 
 export interface ServerFigures {
@@ -132,7 +131,6 @@ export interface ServerFigures {
   kind: string;
   version: string;
   status: string;
-  load?: number | null;
   inFlight?: number;
   lastSeen?: number | null;
   started?: number;
@@ -142,15 +140,16 @@ export interface ServerFigures {
   spokes?: number | null;
 }
 
+/** Counters since the start of the server; rates are differences. */
 export interface Statistics extends ServerFigures {
-  perOperation?: OperationFigures[];
+  busiest: { id: string; calls: number; errors: number }[];
 }
 
 export interface SourceReport {
   name: string;
   kind: string;
   state: string;
-  operations: number;
+  operations?: number;
   skipped?: { what: string; why: string }[];
   warnings?: string[];
   error?: string | null;
@@ -161,13 +160,21 @@ export interface JournalTask {
   operationId: string;
   state: string;
   attempts: number;
-  lastError?: string | null;
-  due?: number | null;
+  lastError?: { code: string; message: string | null } | null;
+  since?: number | null;
+}
+
+export interface Journal {
+  name: string;
+  operations: { id: string; waiting: number; claimed: number; buried: number }[];
+  tasks: JournalTask[];
+  more: boolean;
+  error?: string | null;
 }
 
 export interface System {
   servers: ServerFigures[];
   sources: SourceReport[];
   operations: OperationFigures[];
-  journal: { tasks: JournalTask[] } | null;
+  journal: Journal | null;
 }

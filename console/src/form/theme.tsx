@@ -107,10 +107,10 @@ function ArrayFieldItemTemplate(props: Props): ReactNode {
   );
 }
 
-function MultiSchemaFieldTemplate({ selector, optionSchemaField }: Props): ReactNode {
+function MultiSchemaFieldTemplate({ selector, optionSchemaField, schema }: Props): ReactNode {
   return (
     <div className="union">
-      <div className="union-choice">{selector}</div>
+      <label className="union-choice"><span className="sr">Which of the alternatives {schema?.title ? `of ${line(schema.title, 60)}` : ""}</span>{selector}</label>
       {optionSchemaField}
     </div>
   );

@@ -41,7 +41,7 @@ export function OperationPane({ id, tab }: { id: string; tab: string }): ReactNo
       <Tabs label="Views of the operation" tabs={TABS} active={tab} onChange={(next) => go("operations", id, next, true)} />
       {problem && <Notice tone="bad">{problem}</Notice>}
       {detail && (
-        <div className={`detail-body ${tab}`} role="tabpanel" aria-label={tab}>
+        <div className={`detail-body tab-${tab}`} role="tabpanel" aria-label={tab}>
           {tab === "reference" ? <Reference detail={detail} /> : tab === "history" ? <History id={id} /> : <TryIt detail={detail} />}
         </div>
       )}

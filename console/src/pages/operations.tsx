@@ -138,6 +138,7 @@ function OperationList({ selected }: { selected: string | null }): ReactNode {
   };
   const onKeys = (event: React.KeyboardEvent): void => {
     const row = rows[at];
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "ArrowDown") move(1);
     else if (event.key === "ArrowUp") move(-1);
     else if (event.key === "PageDown") move(15);

@@ -2,7 +2,7 @@
 
 import { type ReactNode, useState } from "react";
 
-import { post } from "../api";
+import { post, session } from "../api";
 import { forget, type Run, runs } from "../calls";
 import { catalogue } from "../catalogue";
 import { approvals } from "../live";
@@ -42,13 +42,13 @@ export function StreamsPage(): ReactNode {
       {waiting.length > 0 && (
         <section aria-label="Approvals">
           <h2>Waiting for approval</h2>
-          {waiting.map((each) => <ApprovalBox key={each.id} approval={each} />)}
+          <div className="boxes">{waiting.map((each) => <ApprovalBox key={each.id} approval={each} />)}</div>
         </section>
       )}
       {questions.length > 0 && (
         <section aria-label="Questions">
           <h2>Waiting for an answer</h2>
-          {questions.map(({ run, question }) => <QuestionBox key={question.questionId} run={run} question={question} named />)}
+          <div className="boxes">{questions.map(({ run, question }) => <QuestionBox key={question.questionId} run={run} question={question} named />)}</div>
         </section>
       )}
       {shown.length === 0 ? (
@@ -107,21 +107,21 @@ function ApprovalBox({ approval }: { approval: Approval }): ReactNode {
       setBusy(false);
     }
   };
-  const who = typeof approval.identity === "string" ? approval.identity : approval.identity?.id;
+  const mayApprove = useStore(session)?.mayApprove === true;
   return (
     <article className="approval">
       <header>
         <OperationId id={approval.operationId} />
-        <span className="muted">asked by {who ? <bdi>{line(who, 60)}</bdi> : "an anonymous caller"} {ago(approval.since)} ago{approval.expires ? `, expires in ${ago(Date.now() - (approval.expires - Date.now()))}` : ""}</span>
+        <span className="muted">asked by {approval.identity ? <bdi>{line(approval.identity, 60)}</bdi> : "an anonymous caller"} {ago(approval.since)} ago{approval.expires ? `, expires in ${ago(Date.now() - (approval.expires - Date.now()))}` : ""}</span>
       </header>
       {approval.message && <p>{visible(approval.message)}</p>}
       <JsonTree value={approval.input ?? null} open={2} />
       {problem && <p className="field-errors" role="alert">{line(problem)}</p>}
-      <div className="buttons">
+      {mayApprove && <div className="buttons">
         <Button kind="primary" icon="check" disabled={isBusy} onClick={() => void decide(true)}>Approve</Button>
         <Button kind="danger" icon="close" disabled={isBusy} onClick={() => void decide(false)}>Reject</Button>
         <input type="text" aria-label="Reason" placeholder="Reason (optional)" value={reason} onInput={(event) => setReason((event.target as HTMLInputElement).value)} />
-      </div>
+      </div>}
     </article>
   );
 }

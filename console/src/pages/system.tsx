@@ -2,12 +2,12 @@
 
 import { type ReactNode, useEffect, useMemo, useState } from "react";
 
-import { get, logins, post, Problem } from "../api";
-import { figures } from "../live";
+import { get, logins, post, type Problem, session } from "../api";
+import { figures, SAMPLES } from "../live";
 import { go } from "../router";
 import { usePulse, useStore } from "../store";
 import { ago, count, duration, line, plural } from "../text";
-import type { OperationFigures, SourceReport, System } from "../types";
+import type { Journal, OperationFigures, SourceReport, System } from "../types";
 import { Histogram, Sparkline } from "../ui/charts";
 import { Button, Empty, Notice, OperationId, Outcome } from "../ui/parts";
 
@@ -37,7 +37,7 @@ export function SystemPage(): ReactNode {
       <Servers system={system} />
       <Sources sources={system.sources} />
       <Operations operations={system.operations} />
-      {system.journal && <Journal journal={system.journal} onChange={load} />}
+      {system.journal && <JournalTable journal={system.journal} onChange={load} />}
     </div>
   );
 }
@@ -51,29 +51,30 @@ function Servers({ system }: { system: System }): ReactNode {
         {system.servers.map((each) => {
           const isThis = latest !== null && each.id === latest.id;
           const series = isThis ? figures.server : null;
-          const isStale = each.lastSeen !== null && each.lastSeen !== undefined && Date.now() - each.lastSeen > 30_000;
+          const isGone = each.status === "gone";
           return (
             <article key={each.id} className="card">
               <header>
-                <span className={`dot ${isStale ? "bad" : each.status === "serving" || each.status === "ok" ? "good" : "warn"}`} aria-hidden="true" />
+                <span className={`dot ${isGone ? "bad" : each.status === "serving" ? "good" : "warn"}`} aria-hidden="true" />
                 <strong>{line(each.name, 60)}</strong>
                 <span className="muted">{line(each.kind, 20)}</span>
                 <span className="grow" />
                 <span className="muted">{line(each.version, 30)}</span>
               </header>
               <dl>
-                <div><dt>State</dt><dd>{isStale ? "silent" : line(each.status, 20)}</dd></div>
+                <div><dt>State</dt><dd>{line(each.status, 20)}</dd></div>
                 <div><dt>Calls</dt><dd>{count(each.calls)}</dd></div>
                 <div><dt>Errors</dt><dd className={each.errors > 0 ? "bad-text" : ""}>{count(each.errors)}</dd></div>
-                {(each.load ?? each.inFlight) !== undefined && (each.load ?? each.inFlight) !== null && <div><dt>{each.load != null ? "Load" : "Open"}</dt><dd>{each.load != null ? (each.load <= 1 ? `${Math.round(each.load * 100)} %` : count(each.load)) : count(each.inFlight)}</dd></div>}
+                {each.inFlight !== undefined && <div><dt>In flight</dt><dd>{count(each.inFlight)}</dd></div>}
+                {each.spokes != null && <div><dt>Spokes</dt><dd>{count(each.spokes)}</dd></div>}
                 {each.operations !== undefined && <div><dt>Operations</dt><dd>{count(each.operations)}</dd></div>}
                 {each.lastSeen != null && <div><dt>Last seen</dt><dd>{ago(each.lastSeen)}</dd></div>}
                 {each.started !== undefined && <div><dt>Up</dt><dd>{ago(each.started)}</dd></div>}
               </dl>
-              {series && series.calls.length > 1 && (
+              {series && series.length > 1 && (
                 <div className="card-chart">
-                  <Sparkline values={series.calls} width={220} height={32} label="Calls per second" />
-                  <span className="figure"><strong>{(series.calls.at(-1) ?? 0).toFixed(1)}</strong>/s</span>
+                  <Sparkline values={series} slots={SAMPLES} width={200} height={32} label="Calls per second in the last three minutes" />
+                  <span className="figure"><strong>{(series.at(-1) ?? 0).toFixed(1)}</strong>/s</span>
                 </div>
               )}
             </article>
@@ -83,8 +84,6 @@ function Servers({ system }: { system: System }): ReactNode {
     </section>
   );
 }
-
-const GOOD = new Set(["ok", "ready", "connected", "loaded", "serving", "open"]);
 
 function Sources({ sources }: { sources: SourceReport[] }): ReactNode {
   if (sources.length === 0) return null;
@@ -97,11 +96,11 @@ function Sources({ sources }: { sources: SourceReport[] }): ReactNode {
           return (
             <li key={each.name}>
               <div className="source-row">
-                <span className={`dot ${each.error ? "bad" : GOOD.has(each.state) ? "good" : "warn"}`} aria-hidden="true" />
+                <span className={`dot ${each.error || each.state === "failed" ? "bad" : each.state === "loaded" ? "good" : "warn"}`} aria-hidden="true" />
                 <strong>{line(each.name, 60)}</strong>
                 <span className="muted">{line(each.kind, 30)}</span>
                 <span>{line(each.state, 30)}</span>
-                <span className="muted">{plural(each.operations, "operation")}</span>
+                <span className="muted">{plural(each.operations ?? 0, "operation")}</span>
                 {skipped.length > 0 && <span className="warn-text">{count(skipped.length)} skipped</span>}
               </div>
               {(each.warnings ?? []).slice(0, 20).map((text, index) => <p key={index} className="warn-text">{line(text, 500)}</p>)}
@@ -149,7 +148,7 @@ function Operations({ operations }: { operations: OperationFigures[] }): ReactNo
               {heads.map(([id, name]) => (
                 <th key={id} scope="col" className="number" aria-sort={order === id ? "descending" : "none"}><button type="button" onClick={() => setOrder(id)}>{name}</button></th>
               ))}
-              <th scope="col">Latency</th>
+              <th scope="col" title="On a logarithmic scale">0.05 ms … 1 min</th>
               <th scope="col">Errors by code</th>
             </tr>
           </thead>
@@ -157,14 +156,14 @@ function Operations({ operations }: { operations: OperationFigures[] }): ReactNo
             {rows.map((each) => (
               <tr key={each.id}>
                 <td><button type="button" className="link" onClick={() => go("operations", each.id, "try")}><OperationId id={each.id} /></button></td>
-                <td><Sparkline values={figures.operations.get(each.id)?.calls ?? []} width={110} height={20} label={`Calls per second of ${line(each.id, 60)}`} /></td>
+                <td><Sparkline values={figures.operations.get(each.id) ?? []} slots={SAMPLES} width={110} height={20} label={`Calls per second of ${line(each.id, 60)}`} /></td>
                 <td className="number">{count(each.calls)}</td>
                 <td className={`number${each.errors > 0 ? " bad-text" : ""}`}>{count(each.errors)}</td>
                 <td className="number">{duration(each.p50)}</td>
                 <td className="number">{duration(each.p95)}</td>
                 <td className="number">{duration(each.p99)}</td>
-                <td><Histogram counts={bars(each.histogram)} label={`Latencies of ${line(each.id, 60)}: p50 ${duration(each.p50)}, p99 ${duration(each.p99)}`} /></td>
-                <td className="wrap">{Object.entries(each.byCode ?? {}).filter(([code]) => code !== "OK").slice(0, 4).map(([code, amount]) => <span key={code} className="code-count">{line(code, 30)} {count(amount)} </span>)}</td>
+                <td><Histogram buckets={(each.histogram ?? []).slice(0, 200)} label={`Latencies of ${line(each.id, 60)}: p50 ${duration(each.p50)}, p99 ${duration(each.p99)}`} /></td>
+                <td className="wrap">{Object.entries(each.byCode ?? {}).filter(([code, amount]) => code !== "OK" && amount > 0).slice(0, 4).map(([code, amount]) => <span key={code} className="code-count">{line(code, 30)} {count(amount)} </span>)}</td>
               </tr>
             ))}
           </tbody>
@@ -175,11 +174,8 @@ function Operations({ operations }: { operations: OperationFigures[] }): ReactNo
   );
 }
 
-function bars(histogram: OperationFigures["histogram"]): number[] {
-  return (histogram ?? []).slice(0, 64).map(([, amount]) => amount);
-}
-
-function Journal({ journal, onChange }: { journal: NonNullable<System["journal"]>; onChange: () => Promise<void> }): ReactNode {
+function JournalTable({ journal, onChange }: { journal: Journal; onChange: () => Promise<void> }): ReactNode {
+  const mayRun = useStore(session)?.mayRunJournal === true;
   const [problem, setProblem] = useState<string | null>(null);
   const act = async (id: string, action: "retry" | "discard"): Promise<void> => {
     try {
@@ -192,14 +188,22 @@ function Journal({ journal, onChange }: { journal: NonNullable<System["journal"]
   };
   return (
     <section aria-label="Journal">
-      <h2>Journal of durable tasks</h2>
+      <h2>Journal <span className="muted">{line(journal.name, 60)}</span></h2>
+      {journal.error && <Notice tone="bad">{line(journal.error)}</Notice>}
+      {journal.operations.length > 0 && (
+        <ul className="queues">
+          {journal.operations.slice(0, 100).map((each) => (
+            <li key={each.id}><OperationId id={each.id} /> <span className="muted">{count(each.waiting)} waiting, {count(each.claimed)} running, {count(each.buried)} buried</span></li>
+          ))}
+        </ul>
+      )}
       {problem && <Notice tone="bad">{line(problem)}</Notice>}
       {journal.tasks.length === 0 ? (
-        <p className="muted">No task waits.</p>
+        <p className="muted">No task is buried.</p>
       ) : (
         <div className="table-scroll" tabIndex={0} role="region" aria-label="Durable tasks">
           <table className="data">
-            <thead><tr><th scope="col">Task</th><th scope="col">Operation</th><th scope="col">State</th><th scope="col" className="number">Attempts</th><th scope="col">Last error</th><th scope="col"><span className="sr">Actions</span></th></tr></thead>
+            <thead><tr><th scope="col">Task</th><th scope="col">Operation</th><th scope="col">State</th><th scope="col" className="number">Attempts</th><th scope="col">Last error</th><th scope="col">Since</th><th scope="col"><span className="sr">Actions</span></th></tr></thead>
             <tbody>
               {journal.tasks.slice(0, 200).map((task) => (
                 <tr key={task.id}>
@@ -207,17 +211,19 @@ function Journal({ journal, onChange }: { journal: NonNullable<System["journal"]
                   <td><OperationId id={task.operationId} /></td>
                   <td>{line(task.state, 30)}</td>
                   <td className="number">{count(task.attempts)}</td>
-                  <td className="wrap">{line(task.lastError, 200)}</td>
-                  <td className="actions">
+                  <td className="wrap">{task.lastError && <><Outcome code={task.lastError.code} /> {line(task.lastError.message, 200)}</>}</td>
+                  <td className="muted">{task.since ? `${ago(task.since)} ago` : ""}</td>
+                  <td className="actions">{mayRun && <>
                     <Button icon="retry" onClick={() => void act(task.id, "retry")}>Retry</Button>
                     <Button icon="trash" kind="quiet" onClick={() => void act(task.id, "discard")}>Discard</Button>
-                  </td>
+                  </>}</td>
                 </tr>
               ))}
             </tbody>
           </table>
         </div>
       )}
+      {journal.more && <p className="muted">There are more than these.</p>}
     </section>
   );
 }

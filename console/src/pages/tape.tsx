@@ -4,7 +4,7 @@ import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
 
 import { get, Problem, session } from "../api";
 import { useKeys } from "../keys";
-import { MAX_RECORDS, tape } from "../live";
+import { MAX_RECORDS, showValues, tape } from "../live";
 import { go } from "../router";
 import { usePulse, useStore } from "../store";
 import { bytes, clock, count, duration, line, plural } from "../text";
@@ -40,6 +40,7 @@ function matcher(filter: string, shown: Shown): (record: CallRecord) => boolean 
 export function TapePage(): ReactNode {
   usePulse(tape.pulse);
   const me = useStore(session);
+  const keeps = useStore(showValues);
   const [filter, setFilter] = useState("");
   const [shown, setShown] = useState<Shown>("all");
   const [frozen, setFrozen] = useState<CallRecord[] | null>(null);
@@ -69,6 +70,7 @@ export function TapePage(): ReactNode {
         <Button icon={frozen ? "play" : "pause"} pressed={frozen !== null} onClick={flip}>{frozen ? "Resume" : "Pause"}</Button>
         <span className="figure"><strong>{count(rate)}</strong> calls/s</span>
         <Segments label="Which calls" active={shown} onChange={(value) => setShown(value as Shown)} options={[{ id: "all", name: "All" }, { id: "errors", name: "Errors" }]} />
+        {me?.mayShowValues && <Button icon={keeps ? "eye" : "lock"} pressed={keeps} title="Keep inputs and outputs while this page is open; secrets stay hidden" onClick={() => showValues.set(!keeps)}>Values</Button>}
         <span className="grow" />
         <SearchBox label="Filter, such as caller:alice" shortcut value={filter} onChange={setFilter} />
         <Button kind="quiet" onClick={() => { tape.clear(); setFrozen(null); setChosen(null); }}>Clear</Button>
@@ -184,6 +186,7 @@ function Waterfall({ record, all, onChoose }: { record: CallRecord; all: CallRec
 
 function CallDetail({ record, all, onClose, onChoose }: { record: CallRecord; all: CallRecord[]; onClose: () => void; onChoose: (record: CallRecord) => void }): ReactNode {
   const me = useStore(session);
+  const keeps = useStore(showValues);
   const facts: [string, ReactNode][] = [
     ["Request", <code>{line(record.requestId, 80)}</code>],
     ["Ended", clock(record.time)],
@@ -205,22 +208,33 @@ function CallDetail({ record, all, onClose, onChoose }: { record: CallRecord; al
       <h3>Waterfall</h3>
       <Waterfall record={record} all={all} onChoose={onChoose} />
       <dl className="facts">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl>
-      <h3>Values {!me?.mayShowValues && <Badge>hidden</Badge>}</h3>
-      {me?.mayShowValues && record.hasValues === false ? <p className="muted">They were not kept.</p> : me?.mayShowValues ? <Values key={record.requestId} id={record.requestId} /> : <p className="muted">Seeing inputs and outputs needs the scope <code>opwire:values</code>.</p>}
+      <h3>Values {!keeps && <Badge>hidden</Badge>}</h3>
+      {keeps ? <Values key={record.requestId} id={record.requestId} /> : <p className="muted">{me?.mayShowValues ? "Inputs and outputs are kept of calls that end while “Values” is switched on." : <>Seeing inputs and outputs needs the scope <code>opwire:values</code>.</>}</p>}
     </aside>
   );
 }
 
+interface CallValues {
+  input: unknown;
+  output: unknown;
+  error: unknown;
+  truncated: boolean;
+}
+
 function Values({ id }: { id: string }): ReactNode {
-  const [found, setFound] = useState<{ input?: unknown; output?: unknown } | null>(null);
+  const [found, setFound] = useState<CallValues | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
   useEffect(() => {
     const stop = new AbortController();
-    get<{ input?: unknown; output?: unknown }>(`calls/${encodeURIComponent(id)}`, stop.signal).then(setFound, (error: Error) => {
-      if (!stop.signal.aborted) setProblem(error instanceof Problem && error.status === 404 ? "They are no longer kept." : error.message);
+    get<CallValues>(`calls/${encodeURIComponent(id)}`, stop.signal).then(setFound, (error: Error) => {
+      if (!stop.signal.aborted) setProblem(error instanceof Problem && error.status === 404 ? "They are not kept: the call ended before “Values” was switched on, or too long ago." : error.message);
     });
     return () => stop.abort();
   }, [id]);
   if (problem) return <Notice tone="info">{line(problem)}</Notice>;
-  return found ? <JsonTree value={found} open={3} /> : <p className="muted">Loading…</p>;
+  if (found) {
+    const { truncated, ...values } = found;
+    return <>{truncated && <p className="muted">Long values are cut.</p>}<JsonTree value={Object.fromEntries(Object.entries(values).filter(([, each]) => each !== null))} open={3} /></>;
+  }
+  return <p className="muted">Loading…</p>;
 }

@@ -146,11 +146,12 @@ function RunBar({ detail, run, value, count, isSent, onRun }: { detail: Operatio
           {plural(count, "problem")} <button type="button" className="link" onClick={() => onRun(true)}>Send anyway</button>
         </span>
       )}
-      <label className="inline">
-        <span>Deadline</span>
+      <label className="inline" title="Deadline in seconds">
+        <Icon name="clock" size={14} />
+        <span className="sr">Deadline</span>
         <input
           type="number"
-          min={1}
+          min={0.001}
           step="any"
           placeholder="default"
           value={all[detail.id] ? String(all[detail.id]! / 1000) : ""}
@@ -186,7 +187,9 @@ function useRunning(run: Run | null): boolean {
 function Copies({ id, value }: { id: string; value: unknown }): ReactNode {
   const snippet = async (kind: keyof Snippets): Promise<string> => {
     const response = await send("snippets", { body: { operationId: id, input: value } });
-    return ((await response.json()) as Snippets)[kind];
+    const text = ((await response.json()) as Snippets)[kind];
+    if (text === null) throw new Error("This server has no such surface.");
+    return text;
   };
   return (
     <div className="copies" role="group" aria-label="Copy this call">

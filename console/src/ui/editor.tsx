@@ -28,6 +28,20 @@ const colours = HighlightStyle.define([
   { tag: [tags.separator, tags.bracket, tags.brace, tags.squareBracket], color: "var(--muted)" },
 ]);
 
+/**
+ * Insert typed text ourselves if it replaces a selection. The browser would keep the colour of the replaced text by a
+ * style attribute, which the page's policy reports.
+ */
+const replaceSelection = EditorView.domEventHandlers({
+  beforeinput(event, view) {
+    const isTyped = event.inputType === "insertText" && event.data !== null && !view.composing;
+    if (!isTyped || view.state.readOnly || view.state.selection.main.empty) return false;
+    view.dispatch(view.state.replaceSelection(event.data), { userEvent: "input.type", scrollIntoView: true });
+    event.preventDefault();
+    return true;
+  },
+});
+
 const look = EditorView.theme({
   "&": { height: "100%", fontSize: "12px", color: "var(--text)", backgroundColor: "transparent" },
   "&.cm-focused": { outline: "none" },
@@ -59,7 +73,7 @@ export default function Editor(props: EditorProps): ReactNode {
     const root = element.shadowRoot ?? element.attachShadow({ mode: "open" });
     const editable = new Compartment();
     const extensions: Extension[] = [
-      lineNumbers(), foldGutter(), highlightSpecialChars(), drawSelection(), bracketMatching(), json(), syntaxHighlighting(colours), look,
+      lineNumbers(), foldGutter(), highlightSpecialChars(), drawSelection(), bracketMatching(), json(), replaceSelection, syntaxHighlighting(colours), look,
       EditorView.contentAttributes.of({ "aria-label": props.label }),
       editable.of([EditorState.readOnly.of(readOnly)]),
       Prec.highest(keymap.of([{ key: "Mod-Enter", run: () => (current.current.onRun?.(), true) }])),

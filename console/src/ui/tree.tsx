@@ -36,7 +36,7 @@ function Node({ name, value, level, open }: { name: string | number | null; valu
   const keys = isOpen ? (Array.isArray(value) ? value.slice(0, shown).map((_, index) => index) : Object.keys(value as object).slice(0, shown)) : [];
   const summary = Array.isArray(value) ? `[${count(size)}]` : `{${count(size)}}`;
   return (
-    <div role="treeitem" aria-level={level} aria-expanded={isOpen} aria-label={`${name ?? "value"} ${summary}`}>
+    <div role="treeitem" aria-level={level} aria-expanded={isOpen}>
       <div className="tree-row">
         <button type="button" className="tree-mark" aria-label={isOpen ? "Close" : "Open"} onClick={() => setOpen(!isOpen)}>
           <Icon name={isOpen ? "down" : "right"} size={12} />

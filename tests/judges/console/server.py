@@ -3,18 +3,23 @@
 import asyncio
 import base64
 import sys
+import time
 import zlib
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
+from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, OperationSpec, OperationType
 from opwire.auth import Grant, StaticTokens
+from opwire.call.events import CallFailed, encode_event
+from opwire.durable import MemoryJournal
+from opwire.durable.journal import Outcome, Task
 from opwire.envelope import ResponseEnvelope, http_envelope, mcp_envelope
 from opwire.monitor import CallMonitor
 from opwire.policies import Approval, ApprovalQueue
-from opwire.serve.console import serve_console
+from opwire.serve.console import ConsoleSystem, serve_console
+from opwire.serve.console.system import SkippedItem, SourceStatus
 from opwire.serve.http import serve_http
 
 OWNER, CLERK = "owner-token-0123456789", "clerk-token-0123456789"
@@ -131,7 +136,8 @@ async def order(
 @registry.query("shop.total", tags=["orders"])
 async def total(context: Context, lines: list[Line] | None = None) -> dict[str, Any]:
     """Add up an order. Calls `shop.price` for each line."""
-    prices = [await context.env.shop.price(article=each.article) for each in lines or [Line("TEA-1"), Line("TEA-3")]]
+    wanted = lines or [Line("TEA-1"), Line("TEA-3")]
+    prices = [(await context.env.shop.price(article=each.article)).data for each in wanted]
     return {"total": sum(prices), "prices": prices}
 
 
@@ -303,26 +309,83 @@ def add_hostile_names() -> None:
 def add_many(amount: int) -> None:
     """Register a catalogue."""
 
-    async def handler(id: int = 0) -> int:
-        return id
+    async def handler(input: Any, context: Context) -> Any:
+        return input
 
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}}}
     for number in range(amount):
-        name = f"catalogue.item{number:05}"
-        registry.query(
-            name, title=f"Item {number}", tags=[f"group {number % 40:02}"], description=f"Return item {number}."
-        )(handler)
+        spec = OperationSpec(
+            namespace="catalogue",
+            name=f"item{number:05}",
+            type=OperationType.QUERY,
+            title=f"Item {number}",
+            description=f"Return item {number}.",
+            tags=(f"group {number % 40:02}",),
+            input_schema=schema,
+        )
+        registry.register(spec, handler)
+
+
+class Sources:
+    """The sources of a configuration, as the page sees them."""
+
+    def source_of(self, operation_id: str) -> str | None:
+        return operation_id.partition(".")[0]
+
+    def statuses(self) -> list[SourceStatus]:
+        skipped = (SkippedItem(what="POST /orders/{id}/weird", why="the body has no content type"),)
+        return [
+            SourceStatus(name="shop", kind="python", state="loaded", operations=14),
+            SourceStatus(name="catalogue", kind="openapi", state="loaded", operations=MANY, skipped=skipped),
+            SourceStatus(name="crm", kind="mcp", state="failed", error="Connection refused: http://127.0.0.1:9/mcp"),
+        ]
+
+
+async def add_buried_task(journal: MemoryJournal) -> None:
+    """Put a task into the journal that has failed for good."""
+    await journal.submit(Task(key="order-4711", operation_id="shop.order", request=b"{}", fingerprint="f", submitted=0))
+    (claim,) = await journal.claim(["shop.order"], lease=10, wait=1)
+    event = encode_event(CallFailed.of("r", CallError("TIMEOUT", "no answer in 30 s")))
+    recorded = round(time.time() * 1000) - 60_000
+    outcome = Outcome(
+        key="order-4711", operation_id="shop.order", event=event, attempts=5, recorded=recorded, buried=True
+    )
+    await journal.record(claim, outcome)
+
+
+def add_load(monitor: CallMonitor) -> None:
+    """Register an operation that fills the tape."""
+
+    @registry.query("load.run")
+    async def run(rate: int = 1000, seconds: float = 4.0) -> int:
+        """Show calls to watchers, a hundred at a time."""
+        batches = round(rate * seconds / 100)
+        for batch in range(batches):
+            for number in range(100):
+                parent = {} if number % 4 == 0 else {"parent_request_id": f"load-{batch}-{number - number % 4}"}
+                outcome = "TIMEOUT" if number == 7 else "OK"
+                monitor.record(f"load-{batch}-{number}", "shop.price", outcome, 0.001, "call", caller="load", **parent)
+            await asyncio.sleep(100 / rate)
+        return batches * 100
 
 
 async def serve(port: int, amount: int) -> None:
     """Listen until the process ends."""
+    monitor = CallMonitor(registry, name="tea shop", version="2.4.0")
     add_hostile_names()
     add_many(amount)
+    add_load(monitor)
     queue = ApprovalQueue()
     registry.use(Approval(queue, include=["shop.close"]))
+    journal = MemoryJournal()
+    await journal.start()
+    await add_buried_task(journal)
     grants = {OWNER: Identity(id="owner", scopes=("*",)), CLERK: Identity(id="clerk", scopes=("shop:write",))}
     tokens = StaticTokens({token: Grant(identity) for token, identity in grants.items()})
-    monitor = CallMonitor(registry, name="tea shop", version="2.4.0")
-    console = serve_console(registry, title="Tea shop", version="2.4.0", authenticate=tokens, monitor=monitor)
+    system = ConsoleSystem(sources=Sources(), journal=journal, approvals=queue)
+    console = serve_console(
+        registry, title="Tea shop", version="2.4.0", authenticate=tokens, monitor=monitor, system=system
+    )
     app = serve_http(registry, mounts={"/console": console}, authenticate=tokens, monitor=monitor)
     async with app.listening(port=port) as address:
         print(f"{address}/console/#link={console.create_link()}", flush=True)  # noqa: T201
