@@ -1008,6 +1008,7 @@ POLICIES: dict[str, str] = {
     "policies.approval": "A call that needs approval runs only if a person approves it in time.",
     "policies.queue": "Calls wait in a queue for approval, bounded in number and time; what a person reads has no "
     "secrets, and says what is left out.",
+    "policies.caller": "The person who makes a call can be asked for approval, over MCP by elicitation.",
     "policies.rate": "No more calls pass than a rate allows, for each identity or operation; the error says when to "
     "retry.",
     "policies.concurrency": "No more calls run at the same time than a limit allows; others wait or are rejected.",

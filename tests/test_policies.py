@@ -10,7 +10,9 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from opwire.adapters.mcp import from_mcp
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.operation import Context, Identity, Interceptor
 from opwire.policies import (
@@ -23,8 +25,12 @@ from opwire.policies import (
     CircuitBreaker,
     ConcurrencyLimit,
     RateLimit,
+    ask_caller,
 )
+from opwire.questions import Question
 from opwire.registry import OperationRegistry
+from opwire.serve.listener import listening
+from opwire.serve.mcp import serve_mcp
 from tests.requirements import requirement
 
 ANN, EVE = Context(identity=Identity(id="ann")), Context(identity=Identity(id="eve"))
@@ -215,6 +221,41 @@ async def test_a_person_reads_neither_secrets_nor_the_whole_of_a_long_input() ->
     assert str(asked[0]) == 'an anonymous caller calls shop.order with {"article":"tea","password":"***"}'
     await registry.execute("shop.order", {"article": "t" * 5_000})
     assert str(asked[1]).endswith("t… (3,014 more characters)")
+
+
+@requirement("policies.caller")
+async def test_the_person_who_makes_a_call_is_asked_and_a_caller_that_cannot_be_asked_is_denied() -> None:
+    registry, asked, answers = shop(Approval(ask_caller)), list[str](), iter([True, False])
+
+    async def on_question(question: Question) -> dict[str, Any]:
+        asked.append(question.params["message"])
+        return {"action": "accept", "content": {"value": next(answers)}}
+
+    context = replace(ANN, on_question=on_question)
+    assert (await registry.execute("shop.order", {"article": "tea", "password": "x"}, context)).data == "tea"
+    assert asked == ['ann calls shop.order with {"article":"tea","password":"***"}. Approve?']
+    assert "declined" in (await refused(registry, "shop.order", {"article": "tea"}, context)).message
+    alone = await refused(registry, "shop.order", {"article": "tea"}, ANN)
+    assert (alone.code, len(asked)) == (ErrorCode.ACCESS_DENIED, 2)
+
+
+@requirement("policies.caller")
+@pytest.mark.parametrize("accepts", [True, False])
+async def test_a_client_of_mcp_shows_the_question(accepts: bool) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def elicit(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return {"action": "accept", "content": {"value": True}} if accepts else {"action": "decline"}
+
+    app = serve_mcp(shop(Approval(ask_caller))).asgi(anonymous=Identity(id="ann"))
+    async with listening(app) as address, from_mcp(f"{address}/mcp", namespace="x", elicit=elicit) as source:
+        client = OperationRegistry()
+        client.follow(source)
+        envelope = await client.execute("x.shop_order", {"article": "tea"})
+    assert "shop.order with" in asked[0]["message"]
+    assert getattr(envelope.meta, "is_error", None) is not accepts
+    assert envelope.data == "tea" if accepts else "was not approved" in str(envelope.data)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -254,6 +254,21 @@ Decision = bool | str
 """True approves a call; False, or a reason, denies it."""
 
 
+async def ask_caller(request: ApprovalRequest) -> Decision:
+    """Ask the person who makes the call, by the program with which it is made: the `ask` of an `Approval`.
+
+        registry.use(Approval(ask_caller))
+
+    It works where the caller can be asked (`Context.elicit`): clients of MCP, `Client(on_question=…)`, the console.
+    """
+    try:
+        return bool(await request.context.elicit(bool, f"{request}. Approve?")) or "declined"
+    except CallError as error:
+        if error.code is not ErrorCode.ABORTED:
+            raise
+        return error.message
+
+
 class ApprovalChange(NamedTuple):
     """A call waits for approval, or does not any more; `by` is who decided, if that is known."""
 

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from opwire.config import load_config, open_config
 from opwire.errors import CallError, ConfigError, ErrorCode
+from opwire.operation import Context
 from tests.requirements import requirement
 
 SHOP = """
@@ -68,6 +70,27 @@ async def test_calls_wait_for_the_console_where_a_file_says_so(tmp_path: Path) -
     async with open_config(load_config(tmp_path / "opwire.toml")) as opened:
         opened.approvals.on_change(lambda change: opened.approvals.approve(change.request.id))
         assert (await opened.registry.execute("shop.order", {"article": "tea"})).data == "tea"
+
+
+@requirement("policies.config")
+async def test_results_are_cached_and_a_caller_is_asked_where_a_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        SHOP.replace("return 2.5", "return time.perf_counter()").replace("from", "import time\nfrom", 1)
+    )
+    toml = "[sources.shop]\npython = 'shop.py'\n[policies.approval]\nask = 'caller'\n[policies.cache]\nttl = 1000\n"
+    (tmp_path / "opwire.toml").write_text(toml + "include = ['shop.price']\nmax_entries = 5")
+
+    async def yes(_: Any) -> dict[str, Any]:
+        return {"action": "accept", "content": {"value": True}}
+
+    async with open_config(load_config(tmp_path / "opwire.toml")) as opened:
+        first, second = [(await opened.registry.execute("shop.price")).data for _ in range(2)]
+        assert first == second
+        with pytest.raises(CallError, match="was not approved"):
+            await opened.registry.execute("shop.order", {"article": "tea"})
+        assert (await opened.registry.execute("shop.price")).data == first  # nothing has changed
+        await opened.registry.execute("shop.order", {"article": "tea"}, Context(on_question=yes))
+        assert (await opened.registry.execute("shop.price")).data != first
 
 
 @requirement("policies.config")

@@ -6,9 +6,11 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from opwire.caching import ResponseCache
 from opwire.config.settings import PoliciesSettings
 from opwire.config.sources import ProjectModules
 from opwire.errors import ConfigError
+from opwire.operation import Handler, Interceptor, OperationSpec, OperationType
 from opwire.policies import (
     Approval,
     ApprovalQueue,
@@ -16,14 +18,15 @@ from opwire.policies import (
     CallBudget,
     CircuitBreaker,
     ConcurrencyLimit,
-    Policy,
     RateLimit,
+    ask_caller,
 )
+from opwire.view import Selection
 
 
 async def create_policies(
     settings: PoliciesSettings, folder: Path, modules: ProjectModules, approvals: ApprovalQueue
-) -> AsyncIterator[Policy]:
+) -> AsyncIterator[Interceptor]:
     """Yield the policies of a file, the outermost first; `approvals` are the calls that wait in the console.
 
     Raises:
@@ -46,5 +49,19 @@ async def create_policies(
     if settings.approval is not None:
         options = asdict(settings.approval)
         ask = options.pop("ask")
-        decide = approvals if ask == "console" else await modules.function(ask, "policies.approval.ask")
+        known = {"console": approvals, "caller": ask_caller}
+        decide = known.get(ask) or await modules.function(ask, "policies.approval.ask")
         yield Approval(decide, **options)
+    if settings.cache is not None:
+        options = asdict(settings.cache)
+        yield _cached(Selection(options.pop("include"), options.pop("exclude")), ResponseCache(**options))
+
+
+def _cached(selection: Selection, cache: ResponseCache) -> Interceptor:
+    """Return the cache for selected queries, and all mutations, which invalidate it."""
+
+    def intercept(spec: OperationSpec, handler: Handler) -> Handler:
+        is_cached = selection.selects(spec) or spec.type is OperationType.MUTATION
+        return cache(spec, handler) if is_cached else handler
+
+    return intercept

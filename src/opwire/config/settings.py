@@ -361,13 +361,21 @@ class BreakerSettings(PolicySettings, frozen=True, kw_only=True):
 
 
 class ApprovalSettings(Settings, frozen=True, kw_only=True):
-    """`[policies.approval]`: see `Approval`. `ask` is "console", or "module:function", or "file.py:function"."""
+    """`[policies.approval]`: see `Approval`. `ask`: "console", "caller", or "module:function"."""
 
     ask: str = "console"
     timeout: Seconds = 300.0
     max_waiting: Count = 100
     include: tuple[str, ...] = ("type:mutation",)
     exclude: tuple[str, ...] = ()
+
+
+class CacheSettings(PolicySettings, frozen=True, kw_only=True):
+    """`[policies.cache]`: see `ResponseCache`. Mutations always invalidate it."""
+
+    ttl: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
+    max_bytes: Count = 64 * 1024 * 1024
+    max_entries: Count = 10_000
 
 
 class PoliciesSettings(Settings, frozen=True, kw_only=True):
@@ -379,6 +387,7 @@ class PoliciesSettings(Settings, frozen=True, kw_only=True):
     concurrency: ConcurrencySettings | None = None
     breaker: BreakerSettings | None = None
     approval: ApprovalSettings | None = None
+    cache: CacheSettings | None = None
 
 
 class SurfaceSettings(Settings, frozen=True, kw_only=True):

@@ -128,7 +128,11 @@ TEMPLATE = """\
 #failures = 5  # in a row, of one namespace
 #pause = 30  # seconds
 #[policies.approval]
-#ask = "console"  # or "approvals.py:ask", a function that returns True, False or a reason; before mutations by default
+#ask = "console"  # or "caller", over MCP, or "approvals.py:ask", a function that returns True, False or a reason
+#include = ["type:mutation"]  # the default
+#[policies.cache]
+#ttl = 60  # seconds for results of queries without rules of HTTP; 0, the default: only those with rules
+#include = ["shop.price"]
 
 # --- Surfaces: `opwire serve` ----------------------------------------------------------------------------------------
 
