@@ -88,7 +88,9 @@ async def test_an_installation_without_the_page_says_how_to_build_it(
 
 
 @requirement("console.page")
-@pytest.mark.parametrize(("method", "path"), [("POST", "/console/"), ("PUT", "/console/api/session")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/console/"), ("PUT", "/console/api/session"), ("HEAD", "/console/api/events")]
+)
 async def test_a_wrong_method_is_rejected_with_those_that_exist(method: str, path: str) -> None:
     async with page_of() as page:
         reply = await page(method, path, headers={"x-opwire-console": "1"})

@@ -1,6 +1,7 @@
 """Calls made on the page."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -114,6 +115,37 @@ async def test_a_large_result_is_downloaded_by_its_owner_alone() -> None:
         reply = await page.api("GET", events["result"]["download"])
         assert len(reply.body) == size + 2
         assert reply.headers["content-disposition"] == 'attachment; filename="result.json"'
+
+
+@requirement("console.large-results")
+async def test_a_large_item_of_a_subscription_is_downloaded_too() -> None:
+    registry = OperationRegistry()
+
+    @registry.subscription("shop.photos", access=AccessControl(public=True))
+    async def photos() -> AsyncIterator[bytes]:
+        yield b"x" * 5_000_000
+        yield b"small"
+
+    async with page_of(registry) as page:
+        _, large, small, end = await page.call("shop.photos")
+        reply = await page.api("GET", large.data["download"])
+        assert (len(reply.body), reply.headers["content-type"]) == (5_000_000, "application/octet-stream")
+        assert reply.headers["content-disposition"] == 'attachment; filename="result.bin"'
+        assert (small.data["envelope"]["data"], end.data["items"]) == ("c21hbGw=", 2)
+
+
+@requirement("console.call")
+async def test_details_of_an_error_that_nobody_could_read_are_left_out() -> None:
+    registry = OperationRegistry()
+
+    @registry.query("shop.fail", access=AccessControl(public=True))
+    async def fail(size: int) -> None:
+        raise CallError("TIMEOUT", "late", {"text": "x" * size})
+
+    async with page_of(registry) as page:
+        _, small, _ = await page.call("shop.fail", {"size": 10})
+        _, large, _ = await page.call("shop.fail", {"size": 100_000})
+        assert (small.data["details"], "details" in large.data) == ({"text": "x" * 10}, False)
 
 
 @requirement("console.large-results")

@@ -1,5 +1,7 @@
 """The console as an ASGI app: the page, its session, and the API that the page uses."""
 
+import asyncio
+import gzip
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from hashlib import sha256
@@ -164,7 +166,7 @@ class ConsoleApp(ListeningApp):
         self._calls = ConsoleCalls(dispatcher, self._streams, timeout=info.timeout)
         self._tape = Tape(self._registry, monitor, self._streams, system.approvals, lambda: self.revision)
         self._start = token_hex(4)  # revisions of two runs differ
-        self._listed: dict[bytes, bytes] = {}  # by ETag
+        self._listed: dict[bytes, tuple[bytes, bytes]] = {}  # plain and compressed, by ETag
         self._names: tuple[int, ToolNames] = (-1, ToolNames())  # with the changes of the registry that they are for
         self._routes: Mapping[tuple[str, str], Handle] = {
             ("GET", "session"): self._show_session,
@@ -248,7 +250,7 @@ class ConsoleApp(ListeningApp):
         name = request.path.removeprefix("/api/")
         head, slash, rest = name.partition("/")
         pattern = f"{head}/*" if slash and rest else name
-        method = "GET" if request.method == "HEAD" else request.method
+        method = "GET" if request.method == "HEAD" and name != "events" else request.method  # a stream has no end
         found = self._routes.get((method, pattern))
         if found is not None:
             return found
@@ -294,7 +296,7 @@ class ConsoleApp(ListeningApp):
             "version": self._info.version,
             "expires": None if expires is None else round(expires * 1000),
         }
-        await send_json(send, request, found, *headers)
+        await send_json(send, request, found, headers=headers)
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -310,11 +312,11 @@ class ConsoleApp(ListeningApp):
         body = self._listed.get(etag)
         if body is None:
             listed = [self._line(spec) for spec in self._dispatcher.visible(identity)]
-            body = msgspec.json.encode({"revision": self.revision, "operations": listed})
-            self._listed[etag] = body
+            plain = msgspec.json.encode({"revision": self.revision, "operations": listed})
+            body = self._listed[etag] = plain, await asyncio.to_thread(gzip.compress, plain, 4)
             if len(self._listed) > _CACHED:
                 del self._listed[next(iter(self._listed))]
-        await send_json(send, request, body, etag=etag)
+        await send_json(send, request, *body, etag=etag)
 
     def _line(self, spec: OperationSpec) -> dict[str, Any]:
         return {

@@ -242,7 +242,7 @@ class _RunningCall:
                 else:
                     envelope = await dispatcher.execute(self._spec, input, context)
                     await self._flush(writer)
-                    await writer.event("result", self._result(envelope))
+                    await writer.event("result", self._delivered(envelope, self.request_id))
                     outcome = outcome_of(envelope, None)
             except CallError as error:
                 outcome = error.code.value
@@ -264,23 +264,22 @@ class _RunningCall:
     async def _stream_items(self, writer: EventWriter, items: AsyncGenerator[ResponseEnvelope[Any]]) -> None:
         try:
             async for envelope in items:
-                item = encode_whole(envelope)
                 self._items += 1
-                self._bytes += len(item)
-                await writer.event("item", b'{"envelope":%s}' % item)
+                await writer.event("item", self._delivered(envelope, f"{self.request_id}-{self._items}"))
                 if self._items % _YIELD == 0:
                     await asyncio.sleep(0)
         finally:
             await items.aclose()
 
-    def _result(self, envelope: ResponseEnvelope[Any]) -> dict[str, Any]:
+    def _delivered(self, envelope: ResponseEnvelope[Any], key: str) -> dict[str, Any]:
+        """Return the data of an event with a result or item, or where to download it."""
         whole = encode_whole(envelope)
-        self._bytes = len(whole)
+        self._bytes += len(whole)
         if len(whole) <= MAX_INLINE:
             return {"envelope": Raw(whole), "bytes": len(whole)}
         response = encode_response(envelope, whole=False, is_error="return")
-        self._calls.results.keep(self.request_id, self._owner, response)
-        return {"download": f"results/{self.request_id}", "bytes": len(response.body)}
+        self._calls.results.keep(key, self._owner, response)
+        return {"download": f"results/{key}", "bytes": len(response.body)}
 
     async def _report(self, writer: EventWriter) -> None:
         while True:
