@@ -279,7 +279,8 @@ OPERATIONS: dict[str, str] = {
     "signature.docstrings": "Parameters are described by `Annotated[str, ...]` and by docstrings of three styles; the "
     "description of the operation is the rest.",
     "signature.depends": "A parameter with Depends is hidden, filled for each call, and closed after it.",
-    "signature.methods": "Methods of an object are operations; a method without its object is rejected.",
+    "signature.methods": "Methods of an object are operations; a method without its object is none yet.",
+    "signature.classes": "The decorated methods of a class are operations that share an object; it is not a parameter.",
     "view.selection": "A view selects operations by id, namespace, tag, type, scope and predicate.",
     "view.rename": "A view renames operations one by one, by pattern and by namespace, in results and errors too.",
     "view.parameters": "A view renames, hides, fixes and narrows parameters; callers cannot pass what is hidden.",

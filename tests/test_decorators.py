@@ -1,7 +1,8 @@
 """Functions as resources and prompts, their completions, and annotations of every operation."""
 
 import threading
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal, cast
 
 import pytest
 
@@ -223,3 +224,83 @@ async def test_lenient_input_is_passed_on_with_a_warning(caplog: pytest.LogCaptu
         deep = [deep]
     with pytest.raises(CallError, match="nested deeper"):
         await registry.execute("a.b", {"n": deep})
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+def counters() -> tuple[OperationRegistry, type[Any]]:
+    registry = OperationRegistry(namespace="count")
+
+    class Counter:
+        """Operations that share a number."""
+
+        def __init__(self, start: int = 0) -> None:
+            self.value = start
+
+        @registry.mutation("counter.add")
+        async def add(self, by: Annotated[int, "how much"], context: Context) -> int:
+            """Add to the counter."""
+            self.value += by
+            return self.value
+
+        @registry.query
+        def get(self, scale: Annotated[int, Depends(lambda: 10)]) -> int:
+            return self.value * scale
+
+        @registry.subscription("counter.down")
+        async def down(self) -> AsyncIterator[int]:
+            for number in range(self.value, 0, -1):
+                yield number
+
+        @registry.resource("counter://{name}", id="counter.resource")
+        def resource(self, name: str) -> str:
+            return f"{name}: {self.value}"
+
+        def helper(self) -> None:
+            raise AssertionError
+
+    return registry, Counter
+
+
+@requirement("signature.classes")
+async def test_the_decorated_methods_of_an_object_are_operations_that_share_it() -> None:
+    registry, counter = counters()
+    assert len(registry) == 0
+    with pytest.raises(CallError, match=r"it is .*Counter\.add: call register_object"):
+        await registry.execute("counter.add", {"by": 1})
+    registry.register_object(counter(5))
+    assert [spec.id for spec in registry.list()] == ["counter.add", "count.get", "counter.down", "counter.resource"]
+    spec = cast("OperationSpec", registry.get_spec("counter.add"))
+    assert (spec.description, spec.type) == ("Add to the counter.", OperationType.MUTATION)
+    assert cast("Any", spec.input_schema.json)["properties"] == {"by": {"type": "integer", "description": "how much"}}
+    assert (await registry.execute("counter.add", {"by": 2})).data == 7
+    assert (await registry.execute("count.get")).data == 70
+    assert [each.data async for each in registry.subscribe("counter.down")] == [7, 6, 5, 4, 3, 2, 1]
+    assert (await registry.execute("counter.resource", {"name": "a"})).data == "a: 7"
+
+
+@requirement("signature.classes")
+async def test_several_objects_are_registered_under_namespaces_of_their_own() -> None:
+    registry, counter = counters()
+    other = OperationRegistry()
+    for at, namespace in enumerate(("a", "b")):
+        other.register_object(counter(at), namespace=namespace)
+    assert [(await other.execute(id)).data for id in ("a.get", "b.get")] == [0, 10]
+    assert len(registry) == 0
+    with pytest.raises(RegistrationError, match="already registered"):
+        other.register_object(counter(), namespace="a")
+
+
+@requirement("signature.classes")
+async def test_a_method_that_overrides_a_decorated_one_is_called_and_an_object_without_any_is_rejected() -> None:
+    registry, counter = counters()
+
+    class Double(counter):
+        async def add(self, by: int, context: Context) -> int:
+            return await super().add(2 * by, context)
+
+    registry.register_object(Double())
+    assert (await registry.execute("counter.add", {"by": 2})).data == 4
+    with pytest.raises(RegistrationError, match="object has no methods"):
+        registry.register_object(object())

@@ -13,7 +13,7 @@ from opwire.errors import RegistrationError, SchemaError
 from opwire.invoke import check_kind
 from opwire.operation import Completer, Context, OperationOptions, OperationSpec, OperationType
 from opwire.schema.dialect import References
-from opwire.signature import Signature, describe_function
+from opwire.signature import Signature, describe_function, is_method
 from opwire.typed.plain import as_dict, as_list
 from opwire.uri_template import URITemplate
 
@@ -23,6 +23,7 @@ Bind = Callable[[OperationSpec, Signature, Callable[..., Any]], Callable[[Any, C
 """Takes a function and its description; returns what calls it as an operation."""
 
 _TAKEN = ("value", "arguments")  # the parameters of a completer
+_MARK = "__opwire_operation__"
 _MAX_SCANNED = 10_000  # values that a completer returns
 
 
@@ -34,12 +35,23 @@ class DescribedFunction(NamedTuple):
     options: OperationOptions
 
 
+class _MarkedMethod(NamedTuple):
+    """The decoration of a method."""
+
+    type: OperationType
+    target: Any
+    options: OperationOptions
+    marks: Mapping[str, Any] | None
+    check: Callable[[OperationSpec], None]
+
+
 class Decorators(ABC):
     """The decorators; `register_function` adds what they describe."""
 
     _namespace: str
 
     def __init__(self) -> None:
+        self._methods: dict[str, str] = {}  # decorated ones by id, for a hint
         self._updated: list[Callable[[str], None]] = []
 
     @abstractmethod
@@ -120,6 +132,33 @@ class Decorators(ABC):
         """
         return self._decorate(OperationType.QUERY, target, options, {"role": "prompt"})
 
+    def register_object(self, instance: object, *, namespace: str | None = None) -> None:
+        """Register the methods of an object that are decorated, in its class or one above.
+
+            class Shop:
+                def __init__(self, database: Database) -> None: ...
+
+                @registry.query("shop.price")
+                async def price(self, article: str) -> float: ...
+
+            registry.register_object(Shop(database))
+
+        All operations share the object, and what it holds. With `namespace`, they are in that one: so several objects
+        of a class can be registered. Any registry can register the object, not only the one of the decorators.
+
+        Raises:
+            RegistrationError: the class has no decorated methods; as `query`.
+        """
+        found: dict[str, _MarkedMethod] = {}
+        for each in reversed(type(instance).__mro__):  # a method that overrides a decorated one is an operation as well
+            found |= {name: mark for name, given in vars(each).items() if (mark := getattr(given, _MARK, None))}
+        if not found:
+            raise RegistrationError(f"{type(instance).__name__} has no methods that are decorated as operations")
+        for name, mark in found.items():
+            id = mark.target if isinstance(mark.target, str) else name
+            given = id if namespace is None else f"{namespace}.{id.partition('.')[2] or id}"
+            self._decorate(mark.type, given, mark.options, mark.marks, mark.check)(getattr(instance, name))
+
     def resource_updated(self, uri: str) -> None:
         """Notify clients that have subscribed to a resource; from any thread."""
         for listener in tuple(self._updated):
@@ -140,6 +179,10 @@ class Decorators(ABC):
     ) -> Any:
         def register(function: F) -> F:
             id: str = target if isinstance(target, str) else getattr(function, "__name__", "")
+            if is_method(function):  # registered with its object
+                setattr(function, _MARK, _MarkedMethod(type, target, options, marks, check))
+                self._methods[id if "." in id else f"{self._namespace}.{id}"] = function.__qualname__
+                return function
             check_kind(type, function, id)
             spec, signature = describe_function(function, type, id, self._namespace, options, **(marks or {}))
             check(spec)

@@ -579,6 +579,8 @@ class OperationRegistry(Decorators):
         """Return the error for an unknown id; its message suggests similar ones."""
         close = self.suggestions(operation_id, visible=visible)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        if visible is None and operation_id in self._methods:
+            hint = f"; it is {self._methods[operation_id]}: call register_object with an object of the class"
         shown = operation_id if len(operation_id) <= MAX_COMPARED_NAME else f"{operation_id[:MAX_COMPARED_NAME]}…"
         return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {shown}{hint}")
 

@@ -33,7 +33,7 @@ else:
 
 _Parameter = inspect.Parameter
 _FLAT = frozenset({int, str, bool, NoneType})
-_METHOD = "as registry.query(Shop().order)"
+_METHOD = "register the object, as registry.register_object(Shop())"
 
 
 class Signature(Struct, frozen=True):
@@ -70,8 +70,8 @@ def read_signature(
         raise RegistrationError(f"{name}: only one parameter can receive the context, not {both}")
     dependencies = {each.name: found for each in parameters if (found := _dependency(each, hints)) is not None}
     inputs = [each for each in parameters if each not in contexts and each.name not in dependencies]
-    if inputs and inputs[0].name == "self" and inputs[0].name not in hints and "." in name.rpartition("<locals>.")[2]:
-        raise RegistrationError(f"{name} is a method without its object: register the method of an object, {_METHOD}")
+    if is_method(function):
+        raise RegistrationError(f"{name} is a method without its object: {_METHOD}")
     if output_schema is None:
         output_schema = _output_schema(hints.get("return", inspect.Signature.empty), name, streams=streams)
     if [each.kind for each in inputs] == [_Parameter.POSITIONAL_ONLY] and not dependencies:
@@ -92,6 +92,15 @@ def read_signature(
         _flat(inputs, hints) if input_schema is None else None,
         tuple(dependencies.values()),
     )
+
+
+def is_method(function: Callable[..., Any]) -> bool:
+    """Return whether a function is in the body of a class, and takes the object."""
+    name: str = getattr(function, "__qualname__", "")
+    if "." not in name.rpartition("<locals>.")[2] or inspect.ismethod(function):
+        return False
+    first = next(iter(_signature(function).parameters.values()), None)
+    return first is not None and first.name == "self" and first.annotation is _Parameter.empty
 
 
 def describe_function(
