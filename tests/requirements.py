@@ -538,6 +538,8 @@ CALL: dict[str, str] = {
     "call.close": "Closing a channel settles every pending call at once with UNAVAILABLE.",
     "call.unserved": "A call that nobody serves fails at once with UNAVAILABLE.",
     "call.own-end": "One end may serve and call, itself too.",
+    "call.questions": "A handler asks the caller over every transport; the answer, or why there is none, comes back.",
+    "call.questions.opt-in": "A caller that does not accept questions gets an error with the question.",
     "call.progress": "What a handler reports reaches a caller that asked for it, over every transport: at most ten "
     "reports per second and the last one before the response, with finite numbers and a bounded message.",
     "call.progress.optional": "Progress that is late, unknown, unasked or not from the server of its call is dropped, "

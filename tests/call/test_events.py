@@ -13,10 +13,12 @@ from opwire.call import (
     CALL_EVENT_SCHEMA,
     CALL_EVENT_SCHEMAS,
     CallAborted,
+    CallAnswer,
     CallCompleted,
     CallCredit,
     CallEvent,
     CallFailed,
+    CallQuestion,
     CallRequested,
     CallResponded,
 )
@@ -32,12 +34,14 @@ SMALLEST: list[CallEvent] = [
     CallFailed(request_id="r", code="TIMEOUT", message="late"),
     CallAborted(request_id="r"),
     CallCredit(request_id="r", n=1),
+    CallQuestion(request_id="r", id=1, kind="roots"),
+    CallAnswer(request_id="r", id=1),
 ]
 
 
 @requirement("call.events")
-def test_the_events_are_the_five_of_the_protocol_credit_and_progress_each_with_a_schema() -> None:
-    names = {"requested", "responded", "completed", "error", "aborted", "credit", "progress"}
+def test_the_events_are_the_five_of_the_protocol_credit_progress_and_questions_each_with_a_schema() -> None:
+    names = {"requested", "responded", "completed", "error", "aborted", "credit", "progress", "question", "answer"}
     assert set(KINDS) == set(CALL_EVENT_SCHEMAS) == {f"call.{name}" for name in names}
 
 

@@ -250,7 +250,7 @@ def test_nothing_but_the_call_handler_publishes_answers() -> None:
                     callers.add(path.relative_to(package).as_posix())
                 case ast.Call(func=ast.Name(id="CallResponded")):
                     makers.add(path.relative_to(package).as_posix())
-    other = ("testing/", "adapters/", "serve/mcp/")  # what adapters and surfaces respond to is another protocol
+    other = ("testing/", "adapters/", "serve/")  # what adapters and surfaces respond to is another protocol
     assert {each for each in callers if not each.startswith(other)} == {"call/handler.py"}
     # A durable attempt writes its response into a journal, and the call table measures one: neither publishes.
     shipped = {each for each in makers if not each.startswith(("testing/", "durable/"))}

@@ -86,7 +86,7 @@ class ForgetsFields(MemoryTransport):
     def deliver(self, event: CallEvent, sender: Address) -> None:
         match event:
             case CallRequested():
-                event = replace(event, credits=None, timeout_ms=None, deadline=None, progress=None)
+                event = replace(event, credits=None, timeout_ms=None, deadline=None, progress=None, questions=None)
             case CallFailed():
                 event = replace(event, retryable=None, retry_after_ms=None)
             case _:

@@ -92,6 +92,7 @@ CLOSED = "a closed end refuses to send, and can be closed again"
 ANSWERED = "a call is answered"
 ERROR = "an error arrives with all its fields"
 PROGRESS = "progress arrives before the outcome, if it was asked for"
+QUESTIONS = "questions reach a caller that accepts them"
 NOT_MIXED = "many calls at once are not mixed up"
 ITEMS = "the items of many subscriptions arrive in order"
 SLOW = "a slow consumer slows its producer, and nobody else"
@@ -118,7 +119,7 @@ CAUGHT: dict[type[MemoryTransport], set[str]] = {
     broken.SwapsReplies: {NOT_MIXED},
     broken.AnswersTheLastCaller: {SAME_IDS, NESTED, CALLER_CLOSES},
     broken.MutatesPayloads: {DATA},
-    broken.ForgetsFields: {FIELDS, ERROR, PROGRESS, SLOW, DEADLINES},
+    broken.ForgetsFields: {FIELDS, ERROR, PROGRESS, QUESTIONS, SLOW, DEADLINES},
     broken.LeaksTasks: {TASKS},
     broken.HidesLosses: {SERVER_CLOSES, CALLER_CLOSES},
     broken.AcceptsAfterClose: {CLOSED},

@@ -41,11 +41,16 @@ def registry() -> OperationRegistry:
         context.report(1, 10, "it has begun")
         await asyncio.Event().wait()
 
+    @served.mutation("archive.purge", access=PUBLIC)
+    async def purge(context: Context) -> str:
+        """Delete orders, after a confirmation."""
+        return "deleted" if await context.elicit(bool, "Delete 3 orders?") else "kept"
+
     return served
 
 
 @requirement("protocol.transcripts")
-@pytest.mark.parametrize("transcript", ["call", "subscription", "serve", "refused"])
+@pytest.mark.parametrize("transcript", ["call", "subscription", "question", "serve", "refused"])
 async def test_a_hub_sends_what_its_transcripts_say(transcript: str) -> None:
     async with Hub(registry(), f"ws://{HOST}:0", authenticate=StaticTokens(TOKENS), linger=0) as hub:
         port = urlsplit(hub.url).port
@@ -72,4 +77,4 @@ async def test_a_server_on_a_broker_sends_what_the_transcript_says(
 
 def test_every_transcript_is_replayed() -> None:
     names = {path.stem for path in TRANSCRIPTS.glob("*.txt")}
-    assert names == {"call", "subscription", "serve", "refused", "redis", "nats"}
+    assert names == {"call", "subscription", "question", "serve", "refused", "redis", "nats"}

@@ -5,7 +5,7 @@
 1. An entry leaves the table in the same step that decides its outcome, so no call is settled twice.
 2. Events for calls that are not open are dropped and counted; late and duplicate replies are normal.
 3. Only one peer can reply: the one that the transport routed the request to or, if that is unknown, the first sender.
-4. Progress of an open call is passed to its callback, and changes nothing in the table.
+4. Progress and questions of an open call are passed to its callbacks, and do not end it.
 5. A request that a server rejected before it started is retried at another server, a few times.
 
 Flow control of a subscription: the consumer has a bounded buffer (`Inbox`) and a `Window`, the producer has `Credits`.
@@ -28,6 +28,7 @@ from opwire.call.events import (
     CallEvent,
     CallFailed,
     CallProgress,
+    CallQuestion,
     CallRequested,
     CallResponded,
     encode_event,
@@ -37,6 +38,7 @@ from opwire.call.transport import Address
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Progress
+from opwire.questions import QuestionCallback
 
 S = TypeVar("S")
 
@@ -69,6 +71,7 @@ class _OpenCall(Struct, Generic[S]):
     peer: Address | None = None
     last_seq: int = 0
     on_progress: Callable[[Progress], object] | None = None
+    on_question: QuestionCallback | None = None
 
 
 class CallTable(Generic[S]):
@@ -102,6 +105,10 @@ class CallTable(Generic[S]):
             raise ValueError(f"the request id {request.request_id!r} is in use")
         moves = _MOVES if movable else 0
         self._open[request.request_id] = _OpenCall(request, sink, streams, moves, on_progress=on_progress)
+
+    def accept_questions(self, request_id: str, callback: QuestionCallback) -> None:
+        """Set the callback for questions of an open call."""
+        self._open[request_id].on_question = callback
 
     def routed(self, request_id: str, peer: Address, move: int = 0) -> None:
         """Record the peer that the transport sent a request to.
@@ -153,6 +160,15 @@ class CallTable(Generic[S]):
         if call is None or call.on_progress is None:
             return self._drop("unknown")
         return call.on_progress if call.peer in (None, sender) else self._drop("foreign")
+
+    def questioned(self, event: CallQuestion, sender: Address) -> QuestionCallback | None:
+        """Return the callback for questions of a call, or None if this one is dropped (and counted)."""
+        call = self._open.get(event.request_id)
+        if call is None or call.on_question is None:
+            return self._drop("unknown")
+        if call.peer is None:
+            call.peer = sender
+        return call.on_question if call.peer == sender else self._drop("foreign")
 
     def _item(self, event: CallResponded, call: _OpenCall[S]) -> Arrival[S] | None:
         seq = call.last_seq + 1 if event.seq is None else event.seq

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from opwire.call.events import CallAborted, CallCredit, CallRequested
+from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallRequested
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.invoke import failure
@@ -54,6 +54,9 @@ class CallbackHandler:
 
     def credited(self, event: CallCredit, caller: Address) -> None:
         """Ignore credits: items of a callback are sent when it sends them."""
+
+    def answered(self, event: CallAnswer, caller: Address) -> None:
+        """Ignore answers: a callback asks nothing."""
 
     def aborted(self, event: CallAborted, caller: Address) -> None:
         """Cancel the coroutine of a request that its caller aborted."""

@@ -8,6 +8,8 @@ Events are flat JSON objects, dispatched on `type`. A call:
                       <- call.completed {requestId}                 the end of a subscription
                       <- call.error {requestId, code, message, …}   the call failed
                       <- call.progress {requestId, progress, …}     optional, if the request has `progress: true`
+                      <- call.question {requestId, id, kind, …}     if the request has `questions: true`
+      call.answer {requestId, id, answer | error}        ->         the answer to a question
       call.credit {requestId, n, total?, received?}      ->         n more items may follow, `total` since the start
       call.aborted {requestId, reason?}                 <->         caller: stop; server: the call was stopped
 
@@ -92,7 +94,8 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
     `deadline` is in epoch milliseconds; `timeout_ms`, the time left when the request was sent, takes precedence.
     `credential` proves the identity on transports that do not authenticate callers. Requests with the same `sticky_key`
     go to the same server while the set of servers is unchanged, if the transport supports it. `traceparent` and
-    `tracestate` follow W3C Trace Context. `progress` asks for `call.progress` events.
+    `tracestate` follow W3C Trace Context. `progress` asks for `call.progress` events, `questions` accepts
+    `call.question` events.
     """
 
     operation_id: str
@@ -107,6 +110,7 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
     traceparent: str | None = None
     tracestate: str | None = None
     progress: bool | None = None
+    questions: bool | None = None
 
     @property
     def trace(self) -> Trace:
@@ -223,9 +227,39 @@ class CallProgress(CallMessage, frozen=True, kw_only=True, tag="call.progress"):
         return cls(request_id=request_id, progress=valid.progress, total=valid.total, message=valid.message)
 
 
-CallEvent = CallRequested | CallResponded | CallCompleted | CallFailed | CallAborted | CallCredit | CallProgress
+class CallQuestion(CallMessage, frozen=True, kw_only=True, tag="call.question"):
+    """Ask the caller, who accepts questions. `id` numbers the questions of a call from 1.
 
-BULK = (CallRequested, CallResponded, CallProgress)
+    `kind`, `params` and the answer have the shape of MCP; see `Question`.
+    """
+
+    id: Positive
+    kind: str
+    params: dict[str, Any] = {}
+    key: str | None = None
+
+
+class CallAnswer(CallMessage, frozen=True, kw_only=True, tag="call.answer"):
+    """Answer a question, or say by `error` why it is not answered."""
+
+    id: Positive
+    answer: dict[str, Any] | None = None
+    error: str | None = None
+
+
+CallEvent = (
+    CallRequested
+    | CallResponded
+    | CallCompleted
+    | CallFailed
+    | CallAborted
+    | CallCredit
+    | CallProgress
+    | CallQuestion
+    | CallAnswer
+)
+
+BULK = (CallRequested, CallResponded, CallProgress, CallQuestion)
 """Events that are rejected when a queue is full. Room is reserved for the others, which end or steer a call."""
 
 _FINAL = frozenset({CallCompleted, CallFailed, CallAborted})
@@ -256,6 +290,7 @@ _STRING = {"type": "string"}
 _NUMBER = {"type": "number"}
 _BOOLEAN = {"type": "boolean"}
 _NATURAL = {"type": "integer", "minimum": 0}
+_POSITIVE = {"type": "integer", "minimum": 1}
 
 CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "call.requested": _schema(
@@ -276,6 +311,7 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
             "traceparent": {**_STRING, "description": "W3C Trace Context"},
             "tracestate": {**_STRING, "description": "W3C Trace Context"},
             "progress": {**_BOOLEAN, "description": "Whether to send call.progress; false by default"},
+            "questions": {**_BOOLEAN, "description": "Whether call.question may be sent; false by default"},
         },
     ),
     "call.responded": _schema(
@@ -290,6 +326,16 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "call.aborted": _schema("call.aborted", {}, {"reason": _STRING}),
     "call.credit": _schema("call.credit", {"n": _NATURAL}, {"total": _NATURAL, "received": _NATURAL}),
     "call.progress": _schema("call.progress", {"progress": _NUMBER}, {"total": _NUMBER, "message": _STRING}),
+    "call.question": _schema(
+        "call.question",
+        {"id": _POSITIVE, "kind": {"enum": ["elicit", "sample", "roots"]}},
+        {"params": {"type": "object", "description": "As in the request of MCP"}, "key": _STRING},
+    ),
+    "call.answer": _schema(
+        "call.answer",
+        {"id": _POSITIVE},
+        {"answer": {"type": "object", "description": "As in the result of MCP"}, "error": _STRING},
+    ),
 }
 CALL_EVENT_SCHEMA: dict[str, Any] = {"oneOf": list(CALL_EVENT_SCHEMAS.values())}
 
@@ -312,7 +358,15 @@ class _Id(Struct, rename="camel"):
 
 _encoder = msgspec.json.Encoder(enc_hook=json_form)
 _decoder = msgspec.json.Decoder(
-    CallRequested | _WireResponded | CallCompleted | CallFailed | CallAborted | CallCredit | CallProgress
+    CallRequested
+    | _WireResponded
+    | CallCompleted
+    | CallFailed
+    | CallAborted
+    | CallCredit
+    | CallProgress
+    | CallQuestion
+    | CallAnswer
 )
 _id_decoder = msgspec.json.Decoder(_Id)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -400,6 +454,10 @@ def _payloads(event: CallEvent) -> tuple[Any, ...]:
             return event.output.data, *msgspec.structs.astuple(event.output.meta)
         case CallFailed():
             return (event.details,)
+        case CallQuestion():
+            return (event.params,)
+        case CallAnswer():
+            return (event.answer,)
         case _:
             return ()
 

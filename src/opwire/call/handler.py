@@ -16,9 +16,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.call.call_table import Credits
+from opwire.call.caller_callbacks import ProgressSender, RemoteCaller
 from opwire.call.description import Description, ServerInfo
 from opwire.call.discovery import ABOUT, OPERATIONS, SelfDescription
-from opwire.call.events import CallAborted, CallCredit, CallRequested, Milliseconds
+from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallRequested, Milliseconds
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
 from opwire.call.transport import Address, Announcing
 from opwire.deadlines import Deadlines, HoldUps
@@ -37,7 +38,6 @@ from opwire.operation import (
     Interceptor,
     OperationSpec,
     OperationType,
-    Progress,
     is_own,
 )
 from opwire.registry import OperationRegistry
@@ -46,42 +46,7 @@ logger = logging.getLogger("opwire.call")
 
 _REMEMBERED = 10_000  # ended requests that are remembered to detect duplicates
 _NOT_STARTED = -1.0  # instead of the deadline of a request that was rejected
-_PROGRESS_INTERVAL = 0.1  # seconds between two progress reports of a call
 _BREATH = 64  # items of a stream after which it yields to other tasks, regardless of credits
-
-
-class _ProgressReporter:
-    """Sends the progress of a handler, at most every `_PROGRESS_INTERVAL`; a newer report replaces a waiting one."""
-
-    def __init__(self, send: Callable[[Progress], None]) -> None:
-        self._send = send
-        self._loop = asyncio.get_running_loop()
-        self._latest: Progress | None = None
-        self._scheduled = False
-        self._next = 0.0  # loop time from which a report may be sent
-        self.closed = False  # the call has ended; a thread may go on, and another caller may use the request id
-
-    def __call__(self, progress: Progress) -> None:
-        """Queue a report, from any thread."""
-        self._latest = progress
-        if not self._scheduled and not self.closed:
-            self._scheduled = True
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        now = self._loop.time()
-        if now < self._next:
-            self._loop.call_at(self._next, self._wake)
-            return
-        self._next = now + _PROGRESS_INTERVAL
-        self._scheduled = False  # before `_latest` is read: a thread sets them in the other order
-        self.flush()
-
-    def flush(self) -> None:
-        """Send the waiting report, if any."""
-        latest, self._latest = self._latest, None
-        if latest is not None and not self.closed:
-            self._send(latest)
 
 
 class _Served(Struct, eq=False):
@@ -100,7 +65,8 @@ class _Served(Struct, eq=False):
     failed: str | None = None  # the code with which the call was failed here
     items: int | None = None  # of a subscription
     output: int | None = None  # bytes, while there is a watcher
-    report: _ProgressReporter | None = None  # if its caller asked for progress
+    report: ProgressSender | None = None  # if its caller asked for progress
+    questions: RemoteCaller | None = None  # if its caller accepts questions
 
     def cancel(self, reason: str) -> None:
         """Cancel the handler, once: a second cancellation would interrupt its cleanup."""
@@ -358,6 +324,12 @@ class CallHandler:
             gap = f"item {lost} of {served.event.operation_id} was lost in transit to the consumer"
             self._fail_served(served, CallError(ErrorCode.UNAVAILABLE, gap))
 
+    def answered(self, event: CallAnswer, caller: Address) -> None:
+        """Give a handler the answer to its question."""
+        served = self._served.get(event.request_id)
+        if served is not None and served.caller == caller and served.questions is not None:
+            served.questions.answered(event)
+
     def aborted(self, event: CallAborted, caller: Address) -> None:
         """Stop the handler of a request that its caller aborted."""
         served = self._served.get(event.request_id)
@@ -396,7 +368,7 @@ class CallHandler:
             spec = dispatcher.find(event.operation_id, served.identity)
             streams = spec.type is OperationType.SUBSCRIPTION
             if event.progress:
-                served.report = _ProgressReporter(partial(self._calls.report, event.request_id))
+                served.report = ProgressSender(partial(self._calls.report, event.request_id))
             context = Context(
                 request_id=event.request_id,
                 parent_request_id=event.parent_request_id,
@@ -404,6 +376,7 @@ class CallHandler:
                 deadline=self._watch(served, None if streams else self._timeout),
                 metadata={} if event.traceparent is None else event.trace,
                 on_progress=served.report,
+                on_question=self._accepted_questions(event, served),
                 watched=True,
                 bind_env=self._registry.bind_env,
                 inbound=Inbound(event.request_id, self._calls),
@@ -432,6 +405,11 @@ class CallHandler:
             self._ended_call(served, outcome, time.perf_counter() - began)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
             self._done(event.request_id, served)
+
+    def _accepted_questions(self, event: CallRequested, served: _Served) -> RemoteCaller | None:
+        if event.questions:
+            served.questions = RemoteCaller(event.request_id, self._calls.ask)
+        return served.questions
 
     def _respond(self, envelope: ResponseEnvelope[Any], served: _Served) -> str:
         """Send the response of a query or mutation. Return its outcome for watchers."""

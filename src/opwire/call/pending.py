@@ -14,14 +14,17 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overlo
 from msgspec.structs import replace
 
 from opwire.call.call_table import CallTable, Inbox, Overflow, StallWatch, Window
+from opwire.call.caller_callbacks import CallerCallbacks, EventObservers
 from opwire.call.description import Description
 from opwire.call.events import (
     CallAborted,
+    CallAnswer,
     CallCompleted,
     CallCredit,
     CallEvent,
     CallFailed,
     CallProgress,
+    CallQuestion,
     CallRequested,
     CallResponded,
 )
@@ -74,6 +77,7 @@ class RequestHandler(Protocol):
 
     def requested(self, event: CallRequested, caller: Address) -> None: ...
     def credited(self, event: CallCredit, caller: Address) -> None: ...
+    def answered(self, event: CallAnswer, caller: Address) -> None: ...
     def aborted(self, event: CallAborted, caller: Address) -> None: ...
     def lost(self, caller: Address | None) -> None: ...
     def describe(self) -> Description | None: ...
@@ -102,7 +106,8 @@ class PendingRequestMap:
         self._handler: RequestHandler | None = None
         self._interceptors = Interceptors()
         self._failure_listeners: list[Callable[[CallError], None]] = []
-        self._observers: dict[object, Callable[[CallEvent], None]] = {}
+        self._observers = EventObservers()
+        self._callbacks = CallerCallbacks(self._table, self._try_send)
         self._ids = random_ids(12)
         self._used: OrderedDict[str, None] = OrderedDict()  # the latest request ids taken from contexts
         self._closed = False
@@ -202,6 +207,8 @@ class PendingRequestMap:
             raise
         finally:
             self._deadlines.discard(request_id, tick)
+            if context.on_question is not None:
+                self._callbacks.cancel(request_id)
 
     @overload
     def subscribe(
@@ -271,6 +278,7 @@ class PendingRequestMap:
             self._deadlines.discard(watch, watch.tick)
             self.dropped_items += inbox.dropped
             self.abort(request_id, "the consumer left")
+            self._callbacks.cancel(request_id)
 
     def _grant(self, watch: StallWatch, n: int) -> None:
         """Grant `n` more items; 0 repeats the total."""
@@ -344,12 +352,15 @@ class PendingRequestMap:
             credits=credits,
             sticky_key=sticky_key,
             progress=None if on_progress is None else True,
+            questions=None if context.on_question is None else True,
         )
         if context.metadata:
             event = replace(event, **trace_of(context.metadata))
         if self._closed:
             raise CallError(ErrorCode.UNAVAILABLE, "the connection is closed")
         self._table.open(event, sink, streams=isinstance(sink, Inbox), movable=to is None, on_progress=on_progress)
+        if context.on_question is not None:
+            self._table.accept_questions(request_id, context.on_question)
         try:
             to = self._send(event, to)
         except BaseException:
@@ -434,6 +445,11 @@ class PendingRequestMap:
         if caller is not None and event is not None:
             self._try_send(event, caller)
 
+    def ask(self, event: CallQuestion) -> bool:
+        """Send a question to the caller of a request. Return False if it is gone, or the question cannot be sent."""
+        caller = self._callers.get(event.request_id)
+        return caller is not None and self._try_send(event, caller)
+
     def stopped(self, request_id: str, reason: str) -> bool:
         """Report that a request was stopped at this end."""
         return self._finish(CallAborted(request_id=request_id, reason=reason))
@@ -474,21 +490,20 @@ class PendingRequestMap:
     def received(self, event: CallEvent, sender: Address) -> None:
         """Handle an event from the transport."""
         if self._observers:
-            self._show(event)
+            self._observers.show(event)
         match event:
             case CallRequested():
                 self._requested(event, sender)
             case CallResponded():  # the most frequent events first
                 self._arrived(event, sender)
-            case CallCredit():
-                if self._handler is not None:
-                    self._handler.credited(event, sender)
+            case CallCredit() | CallAnswer():
+                self._steered(event, sender)
             case CallAborted() if self._callers.get(event.request_id) == sender:
                 del self._callers[event.request_id]
                 if self._handler is not None:
                     self._handler.aborted(event, sender)
-            case CallProgress():
-                self._progressed(event, sender)
+            case CallProgress() | CallQuestion():
+                self._callbacks.received(event, sender)
             case _:
                 self._arrived(event, sender)
 
@@ -539,11 +554,13 @@ class PendingRequestMap:
         elif not sink.done():
             sink.set_result(cast("ResponseEnvelope[Any]", value))
 
-    def _progressed(self, event: CallProgress, sender: Address) -> None:
-        callback = self._table.progressed(event, sender)
-        progress = Progress(event.progress, event.total, event.message).bounded()
-        if callback is not None and progress is not None:
-            _run_callback("a progress callback", callback, progress)
+    def _steered(self, event: CallCredit | CallAnswer, sender: Address) -> None:
+        if self._handler is None:
+            return
+        if isinstance(event, CallCredit):
+            self._handler.credited(event, sender)
+        else:
+            self._handler.answered(event, sender)
 
     def _retry(self, event: CallRequested, sink: _Sink, move: int) -> None:
         """Send a request that was not started to another server, in the time that is left."""
@@ -560,7 +577,7 @@ class PendingRequestMap:
 
     def _send(self, event: CallEvent, to: Address | None) -> Address | None:
         """Send an event, or route a request; return the peer, if it is known. Rejected events are not observed."""
-        shown = self._show(event) if self._observers else None
+        shown = self._observers.show(event) if self._observers else None
         try:
             if to is None and isinstance(event, CallRequested):
                 return self.transport.request(event)
@@ -586,23 +603,7 @@ class PendingRequestMap:
 
         Observers run after the step that they observe and cannot fail it. They see a cause before its effect.
         """
-        key = object()  # the same observer may be added twice, and removed once
-        self._observers[key] = observer
-        return lambda: self._observers.pop(key, None) and None
-
-    def _show(self, event: CallEvent) -> asyncio.Handle:
-        return asyncio.get_running_loop().call_soon(self._call_observers, event)
-
-    def _call_observers(self, event: CallEvent) -> None:
-        for observer in tuple(self._observers.values()):
-            _run_callback("an observer", observer, event)
-
-
-def _run_callback(what: str, callback: Callable[[T], object], value: T) -> None:
-    try:
-        callback(value)
-    except Exception:
-        logger.exception("%s failed on %s", what, type(value).__name__)
+        return self._observers.add(observer)
 
 
 def _fail(sink: _Sink, error: CallError) -> None:

@@ -222,6 +222,7 @@ TRANSPORT_CONTRACT: Mapping[str, Check] = named_checks(
         "a call is answered": calls.a_call_is_answered,
         "an error arrives with all its fields": calls.an_error_arrives_whole,
         "progress arrives before the outcome, if it was asked for": calls.progress_arrives_before_the_outcome,
+        "questions reach a caller that accepts them": calls.questions_reach_the_caller,
         "many calls at once are not mixed up": calls.many_calls_at_once_are_not_mixed_up,
         "the items of many subscriptions arrive in order": calls.items_arrive_in_order,
         "a slow consumer slows its producer, and nobody else": calls.a_slow_consumer_slows_its_producer,

@@ -11,6 +11,7 @@ from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFaile
 from opwire.call.pending import PendingRequestMap
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context, Handler, Progress
+from opwire.questions import Question
 from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
 
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED)
@@ -102,6 +103,26 @@ async def progress_arrives_before_the_outcome(harness: TransportHarness) -> None
     expect(reports[-1:] == [Progress(2, 2, "done")], f"the reports were {reports}")
     unasked = await soon("the call is answered", caller.call(harness.id("work")))
     expect(unasked.data is False, "progress was requested by a caller that does not want it")
+
+
+async def questions_reach_the_caller(harness: TransportHarness) -> None:
+    """Ask the caller; its answer arrives, and a caller that accepts no questions gets an error that has them."""
+
+    async def confirm(input: Any, context: Context) -> Any:
+        return (await context.elicit(bool, f"Delete {input}?")).action
+
+    await harness.server(confirm=confirm)
+    caller = await harness.caller()
+
+    async def answer(question: Question) -> dict[str, Any]:
+        expect(question.params["message"] == "Delete 3?", f"the question was {question}")
+        return {"action": "decline"}
+
+    context = Context(on_question=answer)
+    envelope = await soon("the question is answered", caller.call(harness.id("confirm"), 3, context=context))
+    expect(envelope.data == "decline", f"the answer was {envelope.data}")
+    error = await _error("a caller that cannot be asked gets an error", caller.call(harness.id("confirm"), 3))
+    expect(error.code is ErrorCode.ABORTED and "Delete 3?" in error.message, f"the error was {error}")
 
 
 async def many_calls_at_once_are_not_mixed_up(harness: TransportHarness) -> None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from opwire.call.events import CallAborted, CallCredit, CallEvent, Waiting, encode_session, is_final
+from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallEvent, Waiting, encode_session, is_final
 from opwire.call.transport import Address, random_ids
 from opwire.errors import CallError
 from opwire.transports.broker_connection import BrokerConnection
@@ -250,7 +250,10 @@ class Leases:
         An address proves nothing over a broker. Events of unknown requests pass: the `CallTable`, which decides which
         sender may reply, drops them.
         """
-        if isinstance(event, CallAborted | CallCredit) and (held := self.held(sender, event.request_id)) is not None:
+        if (
+            isinstance(event, CallAborted | CallCredit | CallAnswer)
+            and (held := self.held(sender, event.request_id)) is not None
+        ):
             if held == token and isinstance(event, CallAborted):
                 self.release(sender, event.request_id)
             return held == token

@@ -29,11 +29,13 @@ from opwire.auth.tokens import not_delegated
 from opwire.call.discovery import OPERATIONS
 from opwire.call.events import (
     CallAborted,
+    CallAnswer,
     CallCompleted,
     CallCredit,
     CallFailed,
     CallMessage,
     CallProgress,
+    CallQuestion,
     CallRequested,
     CallResponded,
     ends_call,
@@ -79,6 +81,7 @@ class RequestedHead(EventHead, tag="call.requested", kw_only=True):
     credits: Any = None
     sticky_key: str | None = None
     progress: Any = None
+    questions: Any = None
 
 
 class RespondedHead(EventHead, tag="call.responded"):
@@ -126,8 +129,30 @@ class ProgressHead(EventHead, tag="call.progress"):
     kind = CallProgress
 
 
+class QuestionHead(EventHead, tag="call.question"):
+    """A question to the caller."""
+
+    kind = CallQuestion
+
+
+class AnswerHead(EventHead, tag="call.answer"):
+    """The answer to a question."""
+
+    kind = CallAnswer
+    responds = False
+    steers = True
+
+
 _decoder = msgspec.json.Decoder(
-    RequestedHead | RespondedHead | CompletedHead | FailedHead | AbortedHead | CreditHead | ProgressHead
+    RequestedHead
+    | RespondedHead
+    | CompletedHead
+    | FailedHead
+    | AbortedHead
+    | CreditHead
+    | ProgressHead
+    | QuestionHead
+    | AnswerHead
 )
 
 
@@ -214,6 +239,7 @@ class RoutedCall(Struct, eq=False):
     streams: bool
     identity: bytes = ANONYMOUS  # of its caller, as JSON
     progress: bool = False  # its caller asked for it
+    questions: bool = False  # its caller accepts them
     delegable: bool = True  # its server may call on with that identity, if its own grant delegates
     open: bool = True
     grants: int = _MAX_GRANTS  # more credit events than items are a flood
@@ -420,6 +446,7 @@ class Routes:
         streams = head.credits is not None or head.operation_id in self._streams
         call = RoutedCall(head.request_id, caller, server, streams, identity, operation_id=head.operation_id)
         call.progress, call.parent_request_id = head.progress is True, head.parent_request_id
+        call.questions = head.questions is True
         self.open(call)
         return EventRoute(server, call, identity)
 
@@ -461,6 +488,8 @@ class Routes:
         call = self._find(sender, head)
         if isinstance(head, ProgressHead):  # neither an item nor, without its call, of use
             return self._drop("unknown") if call is None or not call.progress else EventRoute(call.caller, call)
+        if isinstance(head, QuestionHead | AnswerHead) and (call is None or not call.questions):
+            return self._drop("unknown")
         if call is None:
             to = head.peer or SERVER
             if to not in self._peers:
@@ -471,7 +500,7 @@ class Routes:
         if ends_call(head.kind, head.seq, streams=call.streams):
             self.end(call)
         elif not head.steers:
-            call.grants += 1  # an item, after which its caller may send another credit event
+            call.grants += 1  # an item or a question, after which its caller may send another event
         elif call.grants:
             call.grants -= 1
         else:

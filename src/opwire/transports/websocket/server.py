@@ -26,6 +26,7 @@ from opwire.call.events import (
     CallEvent,
     CallFailed,
     CallProgress,
+    CallQuestion,
     CallRequested,
     CallResponded,
     GoAway,
@@ -77,7 +78,7 @@ _ANONYMOUS_BACKLOGS = 32  # full backlogs in total, of these
 _POLL = 0.01  # seconds between two checks for open calls
 _MAX_STRIKES = 100  # invalid messages, after which a connection is closed
 _MAX_SHOWN = 200  # characters of an error that its sender sees
-_RESPONSES = (CallResponded, CallCompleted, CallFailed, CallProgress)
+_RESPONSES = (CallResponded, CallCompleted, CallFailed, CallProgress, CallQuestion)
 
 
 class WebSocketServer:
@@ -298,6 +299,7 @@ class WebSocketServer:
             event.credits is not None,
             identity,
             progress=event.progress is True,
+            questions=event.questions is True,
             delegable=not is_program,
             operation_id=event.operation_id,
             began=time.monotonic(),
