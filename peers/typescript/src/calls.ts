@@ -2,7 +2,7 @@
 
 import type { ResponseEnvelope } from "./envelope.ts";
 import { CallError } from "./errors.ts";
-import { errorOf, HUB, type CallEvent, type CallRequested } from "./events.ts";
+import { errorOf, HUB, type CallEvent, type CallRequested, type CallResponded } from "./events.ts";
 
 const MAX_EXCESS = 4 * 1024 * 1024; // characters beyond the window, of a producer that ignores credits
 const ITEM = 512; // of overhead for each of these
@@ -26,6 +26,7 @@ interface Entry extends OpenCall {
   lastSeq: number;
 }
 
+type Finish = (error?: CallError, abort?: string) => Reaction;
 /** What to do after an event: stop the server, or send the request again. */
 export type Reaction = { abort: string; to: string } | { again: CallRequested } | undefined;
 
@@ -33,9 +34,7 @@ export type Reaction = { abort: string; to: string } | { again: CallRequested } 
 export class CallTable {
   #open = new Map<string, Entry>();
 
-  get size(): number {
-    return this.#open.size;
-  }
+  get size(): number { return this.#open.size; }
 
   add(call: OpenCall): void {
     const peer = call.request.peer;
@@ -85,21 +84,19 @@ export class CallTable {
     }
     entry.peer = sender;
     entry.answered = true;
-    const finish = (error?: CallError, abort?: string): Reaction => {
+    const finish: Finish = (error, abort) => {
       this.take(event.requestId)?.end(error);
       return abort === undefined ? undefined : { abort, to: sender };
     };
     switch (event.type) {
       case "call.responded":
-        return this.#responded(entry, { data: event.output.data ?? null, meta: event.output.meta }, event.seq, size, finish);
+        return this.#responded(entry, event, size, finish);
       case "call.completed":
         if (!entry.streams) return finish(new CallError("PROTOCOL_ERROR", "the call was completed without a response"));
         return event.seq === undefined || event.seq === entry.lastSeq ? finish() : finish(lost(entry.lastSeq + 1));
       case "call.error":
         if (event.notStarted && entry.movesLeft > 0 && entry.lastSeq === 0) {
-          entry.movesLeft -= 1;
-          entry.peer = undefined;
-          entry.answered = false;
+          Object.assign(entry, { movesLeft: entry.movesLeft - 1, peer: undefined, answered: false });
           return { again: entry.request };
         }
         return finish(errorOf(event));
@@ -110,22 +107,17 @@ export class CallTable {
     }
   }
 
-  #responded(
-    entry: Entry,
-    output: ResponseEnvelope,
-    number: number | undefined,
-    size: number,
-    finish: (error?: CallError, abort?: string) => Reaction,
-  ): Reaction {
+  #responded(entry: Entry, event: CallResponded, size: number, finish: Finish): Reaction {
+    const output = { data: event.output.data ?? null, meta: event.output.meta };
+    if (!entry.streams && event.seq !== undefined) {
+      const error = new CallError("VALIDATION_ERROR", "this is a subscription: use subscribe(), not call()");
+      return finish(error, "a single response was expected");
+    }
     if (!entry.streams) {
-      if (number !== undefined) {
-        const error = new CallError("VALIDATION_ERROR", "this is a subscription: use subscribe(), not call()");
-        return finish(error, "a single response was expected");
-      }
       entry.value(output, size);
       return finish();
     }
-    const seq = number ?? entry.lastSeq + 1;
+    const seq = event.seq ?? entry.lastSeq + 1;
     if (seq <= entry.lastSeq) return undefined;
     if (seq > entry.lastSeq + 1) return finish(lost(entry.lastSeq + 1), "an item was lost");
     entry.lastSeq = seq;

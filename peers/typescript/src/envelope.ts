@@ -1,44 +1,16 @@
 /** Response envelopes: `{data, meta}`, where `meta.source` says what kind of meta it is. */
 
-export interface LocalMeta {
-  source: "local";
-  operationId: string;
-  timestamp: number;
-  encoding?: "base64";
-}
-
-export interface HttpMeta {
-  source: "http";
-  statusCode: number;
-  headers: Record<string, string>;
-  contentType: string;
-  eventType?: string;
-  lastEventId?: string;
-  setCookie?: string[];
-  encoding?: "base64";
-}
-
-export interface ContentBlock {
-  type: string;
-  [field: string]: unknown;
-}
-
-export interface McpMeta {
-  source: "mcp";
-  isError: boolean;
-  content: ContentBlock[];
-  structuredContent?: unknown;
-  _meta?: Record<string, unknown>;
-}
-
-export type ResponseMeta = LocalMeta | HttpMeta | McpMeta;
-
-export interface ResponseEnvelope<T = unknown> {
-  data: T;
-  meta: ResponseMeta;
-}
-
 export type JsonObject = Record<string, unknown>;
+
+type Encoded = { encoding?: "base64" };
+export type LocalMeta = Encoded & { source: "local"; operationId: string; timestamp: number };
+type Response = { statusCode: number; headers: Record<string, string>; contentType: string; setCookie?: string[] };
+export type HttpMeta = Encoded & Response & { source: "http"; eventType?: string; lastEventId?: string };
+export type ContentBlock = { type: string; [field: string]: unknown };
+type ToolResult = { isError: boolean; content: ContentBlock[]; structuredContent?: unknown; _meta?: JsonObject };
+export type McpMeta = ToolResult & { source: "mcp" };
+export type ResponseMeta = LocalMeta | HttpMeta | McpMeta;
+export type ResponseEnvelope<T = unknown> = { data: T; meta: ResponseMeta };
 
 export function isObject(value: unknown): value is JsonObject {
   return typeof value === "object" && value !== null && !Array.isArray(value);
@@ -47,19 +19,10 @@ export function isObject(value: unknown): value is JsonObject {
 /** Return whether a value is an envelope: it has a meta with a known source and the fields which that requires. */
 export function isResponseEnvelope(value: unknown): value is ResponseEnvelope {
   if (!isObject(value) || !isObject(value["meta"])) return false;
-  const meta = value["meta"];
-  switch (meta["source"]) {
-    case "local":
-      return typeof meta["operationId"] === "string" && Number.isFinite(meta["timestamp"]);
-    case "http":
-      return (
-        Number.isFinite(meta["statusCode"]) && isObject(meta["headers"]) && typeof meta["contentType"] === "string"
-      );
-    case "mcp":
-      return typeof meta["isError"] === "boolean" && Array.isArray(meta["content"]);
-    default:
-      return false;
-  }
+  const { source, operationId, timestamp, statusCode, headers, contentType, isError, content } = value["meta"];
+  if (source === "local") return typeof operationId === "string" && Number.isFinite(timestamp);
+  if (source === "http") return Number.isFinite(statusCode) && isObject(headers) && typeof contentType === "string";
+  return source === "mcp" && typeof isError === "boolean" && Array.isArray(content);
 }
 
 /** Return a handler's result as an envelope: envelopes as they are, bytes as base64, anything else as local data. */

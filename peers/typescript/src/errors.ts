@@ -10,26 +10,25 @@ export type ErrorCode = (typeof ERROR_CODES)[number];
 
 const RETRYABLE: readonly ErrorCode[] = ["TIMEOUT", "UNAVAILABLE", "RATE_LIMITED"];
 
-export interface CallErrorOptions {
-  details?: unknown;
-  retryable?: boolean | undefined;
-  retryAfterMs?: number | undefined;
-  cause?: unknown;
-}
+type Retry = { retryable?: boolean | undefined; retryAfterMs?: number | undefined };
+export type CallErrorOptions = Retry & { details?: unknown; foreignCode?: string | undefined; cause?: unknown };
 
 export class CallError extends Error {
   readonly code: ErrorCode;
   readonly details: unknown;
   readonly retryable: boolean;
   readonly retryAfterMs: number | undefined;
+  /** The code of a server that has codes of its own; `code` is then EXECUTION_ERROR. */
+  readonly foreignCode: string | undefined;
 
   constructor(code: ErrorCode, message: string, options: CallErrorOptions = {}) {
-    super(message, options.cause === undefined ? undefined : { cause: options.cause });
+    super(message, "cause" in options ? { cause: options.cause } : undefined);
     this.name = "CallError";
     this.code = code;
     this.details = options.details;
     this.retryable = options.retryable ?? RETRYABLE.includes(code);
     this.retryAfterMs = options.retryAfterMs;
+    this.foreignCode = options.foreignCode;
   }
 }
 

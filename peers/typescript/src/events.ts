@@ -12,47 +12,22 @@ export const MAX_MESSAGE = 1_032_192;
 export const MARGIN = 4_352;
 const MAX_ID = 1_000;
 
-export interface Identity {
-  id: string;
-  scopes?: string[];
-  resources?: Record<string, string[]>;
-}
+export type Identity = { id: string; scopes?: string[]; resources?: Record<string, string[]> };
 
-interface OfCall {
-  requestId: string;
-  /** The sender, in what the hub sends; the receiver, in what a peer sends. */
-  peer?: string;
-  unmatched?: boolean;
-}
-
-export interface CallRequested extends OfCall {
-  type: "call.requested";
-  operationId: string;
-  input?: unknown;
-  parentRequestId?: string;
-  identity?: Identity;
-  deadline?: number;
-  timeoutMs?: number;
-  credits?: number;
-  stickyKey?: string;
-  traceparent?: string;
-  tracestate?: string;
-  progress?: boolean;
-}
+/** `peer` is the sender, in what the hub sends, and the receiver, in what a peer sends. */
+type OfCall = { requestId: string; peer?: string; unmatched?: boolean };
+type Wishes = { deadline?: number; timeoutMs?: number; credits?: number; stickyKey?: string; progress?: boolean };
+type Origin = { parentRequestId?: string; identity?: Identity; traceparent?: string; tracestate?: string };
+export type CallRequested = OfCall &
+  Wishes &
+  Origin & { type: "call.requested"; operationId: string; input?: unknown };
 
 /** The response, or item `seq` of a subscription. */
 export type CallResponded = OfCall & { type: "call.responded"; output: ResponseEnvelope; seq?: number };
 /** The end of a subscription. */
 export type CallCompleted = OfCall & { type: "call.completed"; seq?: number };
-export interface CallFailed extends OfCall {
-  type: "call.error";
-  code: string;
-  message: string;
-  details?: unknown;
-  retryable?: boolean;
-  retryAfterMs?: number;
-  notStarted?: boolean;
-}
+type Failure = { details?: unknown; retryable?: boolean; retryAfterMs?: number; notStarted?: boolean };
+export type CallFailed = OfCall & Failure & { type: "call.error"; code: string; message: string };
 /** From the caller: stop the call. From the server: the call was stopped. */
 export type CallAborted = OfCall & { type: "call.aborted"; reason?: string };
 /** `n` more items may follow, `total` since the start. */
@@ -178,14 +153,15 @@ export function given<T extends object>(fields: T): Given<T> & { [K in keyof T a
 
 /** Return the event that reports an error. */
 export function failed(requestId: string, error: CallError): CallFailed {
-  const { code, message, details, retryable, retryAfterMs } = error;
+  const { message, details, retryable, retryAfterMs } = error;
+  const code = error.foreignCode ?? error.code;
   return given({ type: "call.error", requestId, code, message, details, retryable, retryAfterMs });
 }
 
 /** Return the error that an event reports. */
 export function errorOf(event: CallFailed): CallError {
   const code = knownCode(event.code, "EXECUTION_ERROR");
-  const message = code === event.code ? event.message : `${event.code}: ${event.message}`;
-  const { details, retryable, retryAfterMs } = event;
-  return new CallError(code, message, { details, retryable, retryAfterMs });
+  const { message, details, retryable, retryAfterMs } = event;
+  const foreignCode = code === event.code ? undefined : event.code;
+  return new CallError(code, message, { details, retryable, retryAfterMs, foreignCode });
 }

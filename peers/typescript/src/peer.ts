@@ -1,13 +1,13 @@
 /** A peer of a hub: it calls what others serve, serves operations of its own, and reconnects after a loss. */
 
-import { CallTable, Inbox, type Reaction } from "./calls.ts";
+import { CallTable, Inbox, type OpenCall, type Reaction } from "./calls.ts";
 import { toEnvelope, type ResponseEnvelope } from "./envelope.ts";
 import { CallError, knownCode } from "./errors.ts";
 import {
   failed, given, HUB, MAX_MESSAGE, type CallEvent, type CallRequested, type InvalidEvent, type RefusedOperation,
 } from "./events.ts";
 import {
-  accessError, Credits, described, type Caller, type CallOptions, type Context, type Operation, type SubscribeOptions,
+  accessError, Credits, described, type Caller, type CallOptions, type Context, type Items, type Operation, type SubscribeOptions,
 } from "./served.ts";
 import { later, Session, type Listener, type Timer, type WebSocketClass } from "./session.ts";
 
@@ -38,17 +38,11 @@ export async function connect(url: string, options: ConnectOptions = {}): Promis
   return peer;
 }
 
+type Sink = Pick<OpenCall, "value" | "end">;
+type Timers = { timer: Timer | undefined; progress: Timer | undefined };
+type Received = { event: CallRequested; caller: string; session: Session };
 /** A call that is being served. */
-interface Served {
-  event: CallRequested;
-  caller: string;
-  session: Session;
-  credits: Credits;
-  stopping: AbortController;
-  over: boolean;
-  timer: Timer | undefined;
-  progress: Timer | undefined;
-}
+type Served = Received & Timers & { credits: Credits; stopping: AbortController; over: boolean };
 
 const STEADY_MS = 5_000; // a connection that lasted longer was not refused
 const FIRST_PAUSE_MS = 100;
@@ -86,36 +80,25 @@ export class Peer implements Caller {
   }
 
   async start(): Promise<void> {
-    try {
-      await this.#open();
-    } catch (error) {
-      this.#isClosed = true;
-      this.#close(error as CallError);
+    await this.#open().catch((error: CallError) => {
+      this.#shut(error);
       throw error;
-    }
+    });
   }
 
   /** Whether calls can be made now. */
-  get connected(): boolean {
-    return this.#session !== undefined && !this.#session.leaving;
-  }
+  get connected(): boolean { return this.#session !== undefined && !this.#session.leaving; }
 
   /** The address of this peer at the hub; it changes with each connection. */
-  get address(): string | undefined {
-    return this.#session?.address;
-  }
+  get address(): string | undefined { return this.#session?.address; }
 
   /** Calls that are open: made and served. */
-  get openCalls(): number {
-    return this.#calls.size + this.#served.size;
-  }
+  get openCalls(): number { return this.#calls.size + this.#served.size; }
 
   /** Disconnect. Calls in flight fail with UNAVAILABLE, and handlers are aborted. */
-  close(): void {
-    this.#shut(undefined);
-  }
+  close(): void { this.#shut(); }
 
-  #shut(error: CallError | undefined): void {
+  #shut(error?: CallError): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
     clearTimeout(this.#pause); // its attempt never comes
@@ -222,28 +205,17 @@ export class Peer implements Caller {
 
   // --- calling -------------------------------------------------------------------------------------------------------
 
-  async call<T = unknown>(
-    operationId: string,
-    input: unknown = null,
-    options: CallOptions = {},
-  ): Promise<ResponseEnvelope<T>> {
+  async call<T = unknown>(operationId: string, input: unknown = null, options: CallOptions = {}): Promise<ResponseEnvelope<T>> {
     const timeoutMs = options.timeoutMs ?? this.#options.timeoutMs ?? 30_000;
     return new Promise<ResponseEnvelope<T>>((resolve, reject) => {
       this.#request(operationId, input, { ...options, timeoutMs }, undefined, {
-        value: (envelope) => {
-          resolve(envelope as ResponseEnvelope<T>);
-          return true;
-        },
+        value: (envelope) => (resolve(envelope as ResponseEnvelope<T>), true),
         end: (error) => error && reject(error),
       });
     });
   }
 
-  async *subscribe<T = unknown>(
-    operationId: string,
-    input: unknown = null,
-    options: SubscribeOptions = {},
-  ): AsyncGenerator<ResponseEnvelope<T>, void, undefined> {
+  async *subscribe<T = unknown>(operationId: string, input: unknown = null, options: SubscribeOptions = {}): Items<T> {
     const window = Math.max(1, Math.trunc(options.credits ?? 64));
     const inbox = new Inbox(window);
     const requestId = this.#request(operationId, input, options, window, {
@@ -277,13 +249,7 @@ export class Peer implements Caller {
     return answer.type === "session.here" ? answer.peers : [];
   }
 
-  #request(
-    operationId: string,
-    input: unknown,
-    options: CallOptions,
-    credits: number | undefined,
-    sink: { value(envelope: ResponseEnvelope, size: number): boolean; end(error?: CallError): void },
-  ): string {
+  #request(operationId: string, input: unknown, options: CallOptions, credits: number | undefined, sink: Sink): string {
     const { timeoutMs, signal, to, stickyKey, traceparent, tracestate, context, onProgress } = options;
     const parent = this.#onBehalfOf(context, operationId);
     if (signal?.aborted) throw new CallError("ABORTED", "the call was aborted before it was sent");
@@ -350,26 +316,18 @@ export class Peer implements Caller {
     const served = this.#served.get(keyOf(caller, event.requestId));
     switch (event.type) {
       case "call.requested":
-        if (served === undefined) this.#requested(session, event, caller);
-        return;
+        return served ? undefined : this.#requested(session, event, caller);
       case "call.credit":
-        served?.credits.grant(event);
-        return;
+        return served?.credits.grant(event);
       case "call.aborted":
-        if (served !== undefined) {
-          this.#stop(served, event.reason ?? "the caller aborted the call");
-          return;
-        }
+        if (served) return this.#stop(served, event.reason ?? "the caller aborted the call");
     }
     this.#react(event.requestId, this.#calls.arrived(event, size));
   }
 
   #react(requestId: string, reaction: Reaction): void {
     if (reaction === undefined) return;
-    if ("abort" in reaction) {
-      this.#trySend({ type: "call.aborted", requestId, reason: reaction.abort }, reaction.to);
-      return;
-    }
+    if ("abort" in reaction) return this.#trySend({ type: "call.aborted", requestId, reason: reaction.abort }, reaction.to);
     const { deadline } = reaction.again;
     try {
       const again = deadline === undefined ? reaction.again : { ...reaction.again, timeoutMs: deadline - Date.now() };
@@ -414,15 +372,11 @@ export class Peer implements Caller {
     const state = { over: false, timer: undefined, progress: undefined };
     const [credits, stopping] = [new Credits(event.credits), new AbortController()];
     const served: Served = { event, caller, session, credits, stopping, ...state };
-    if (this.#past.has(key)) {
-      this.#fail(served, new CallError("PROTOCOL_ERROR", "the request id was used before: use a new one for each call"));
-      return;
-    }
+    const used = "the request id was used before: use a new one for each call";
+    if (this.#past.has(key)) return this.#fail(served, new CallError("PROTOCOL_ERROR", used));
     const most = this.#options.maxCalls ?? 10_000;
-    if (this.#served.size >= most) {
-      this.#fail(served, new CallError("RATE_LIMITED", `${most} calls are already in flight`));
-      return;
-    }
+    const full = `${most} calls are already in flight`;
+    if (this.#served.size >= most) return this.#fail(served, new CallError("RATE_LIMITED", full));
     this.#served.set(key, served);
     this.#run(served).catch((error: unknown) => this.#fail(served, this.#publicError(error, event.operationId)));
   }
@@ -447,10 +401,7 @@ export class Peer implements Caller {
       });
     }
     const context = this.#context(served, left);
-    if (operation.type === "subscription") {
-      await this.#stream(served, operation.handler(event.input ?? null, context));
-      return;
-    }
+    if (operation.type === "subscription") return this.#stream(served, operation.handler(event.input ?? null, context));
     const output = toEnvelope(await operation.handler(event.input ?? null, context), operation.id);
     this.#reply(served, { type: "call.responded", requestId: event.requestId, output }, true);
   }
@@ -486,11 +437,7 @@ export class Peer implements Caller {
       return { signal: stopping.signal, ...options, context, ...(timeoutMs === Infinity ? {} : { timeoutMs }) };
     };
     const context: Context = {
-      requestId: event.requestId,
-      identity: event.identity,
-      signal: stopping.signal,
-      deadline,
-      request: event,
+      ...{ requestId: event.requestId, identity: event.identity, signal: stopping.signal, deadline, request: event },
       progress: (progress, total, message) => this.#progress(served, progress, total, message),
       call: (operationId, input, options) => this.call(operationId, input, nested(options)),
       subscribe: (operationId, input, options) => this.subscribe(operationId, input, nested(options)),

@@ -31,15 +31,13 @@ export interface SubscribeOptions extends CallOptions {
   credits?: number;
 }
 
+export type Items<T> = AsyncGenerator<ResponseEnvelope<T>, void, undefined>;
+
 export interface Caller {
   /** Call a query or mutation. Rejects with a CallError. */
   call<T = unknown>(operationId: string, input?: unknown, options?: CallOptions): Promise<ResponseEnvelope<T>>;
   /** Iterate over the items of a subscription; leaving the loop stops it. Throws a CallError. */
-  subscribe<T = unknown>(
-    operationId: string,
-    input?: unknown,
-    options?: SubscribeOptions,
-  ): AsyncGenerator<ResponseEnvelope<T>, void, undefined>;
+  subscribe<T = unknown>(operationId: string, input?: unknown, options?: SubscribeOptions): Items<T>;
 }
 
 export interface Context {
@@ -91,12 +89,8 @@ export type Operation = ValueOperation | StreamOperation;
 /** Return the description of an operation for a hub. */
 export function describe(operation: Operation): Record<string, unknown> {
   const { id, type, title, description, tags, version, inputSchema, outputSchema, access } = operation;
-  const rules = access && {
-    public: access.public ?? false,
-    required_scopes: access.requiredScopes ?? [],
-    required_scopes_any: access.requiredScopesAny ?? [],
-    resources: access.resources ?? [],
-  };
+  const { requiredScopes: required_scopes = [], requiredScopesAny: required_scopes_any = [], resources = [] } = access ?? {};
+  const rules = access && { public: access.public ?? false, required_scopes, required_scopes_any, resources };
   return given({ id, type, title, description, tags, version, inputSchema, outputSchema, access: rules });
 }
 

@@ -24,12 +24,8 @@ export interface Listener {
   lost(session: Session, error: CallError): void;
 }
 
-export interface SessionOptions {
-  WebSocket: WebSocketClass;
-  token: string | undefined;
-  maxMessage: number;
-  connectTimeoutMs: number;
-}
+type Limits = { maxMessage: number; connectTimeoutMs: number };
+export type SessionOptions = Limits & { WebSocket: WebSocketClass; token: string | undefined };
 
 const PATIENCE_MS = 10_000; // without a sign that the hub is deciding
 const MAX_BACKLOG = 16 * 1024 * 1024; // characters that wait to be sent
@@ -41,12 +37,8 @@ const encoder = new TextEncoder();
 
 type Answer = Extract<SessionEvent, { type: "session.done" | "session.here" }>;
 
-interface Asked {
-  resolve(answer: Answer): void;
-  reject(error: CallError): void;
-  timer: Timer;
-}
-
+type Settling<T> = { resolve(value: T): void; reject(error: CallError): void };
+type Asked = Settling<Answer> & { timer: Timer };
 export type Timer = ReturnType<typeof setTimeout>;
 
 /** Start a timer; a time beyond the range of timers is its largest. */
@@ -62,7 +54,7 @@ export class Session {
   #listener: Listener;
   #maxMessage: number;
   #maxReceived: number;
-  #welcomed: { resolve(session: Session): void; reject(error: CallError): void } | undefined;
+  #welcomed: Settling<Session> | undefined;
   #asked = new Map<number, Asked>();
   #next = 1;
   #ended = false;
@@ -88,21 +80,13 @@ export class Session {
     }
   }
 
-  private constructor(
-    url: string,
-    listener: Listener,
-    options: SessionOptions,
-    welcomed: { resolve(session: Session): void; reject(error: CallError): void },
-  ) {
+  private constructor(url: string, listener: Listener, options: SessionOptions, welcomed: Settling<Session>) {
     this.#listener = listener;
     this.#maxMessage = this.#maxReceived = options.maxMessage;
     this.#welcomed = welcomed;
     const socket = (this.#socket = new options.WebSocket(url, SUBPROTOCOL));
     socket.addEventListener("open", () => {
-      if (socket.protocol !== SUBPROTOCOL) {
-        this.#lose(`the server does not speak ${SUBPROTOCOL}`, 1002);
-        return;
-      }
+      if (socket.protocol !== SUBPROTOCOL) return this.#lose(`the server does not speak ${SUBPROTOCOL}`, 1002);
       const { token, maxMessage } = options;
       socket.send(JSON.stringify({ type: "session.hello", version: VERSION, maxMessage, ...(token && { token }) }));
     });
@@ -133,9 +117,7 @@ export class Session {
     this.#write(message);
   }
 
-  get ended(): boolean {
-    return this.#ended;
-  }
+  get ended(): boolean { return this.#ended; }
 
   /** Let other tasks run, and wait until little is queued. */
   async breathe(signal: AbortSignal): Promise<void> {
@@ -208,24 +190,19 @@ export class Session {
     const code = closeCode === 4401 ? "UNAUTHENTICATED" : closeCode === 4403 ? "ACCESS_DENIED" : "UNAVAILABLE";
     before?.reject(new CallError(code, reason, { details: { closeCode } }));
     this.end(1000, reason);
-    if (before === undefined) {
-      this.#listener.lost(this, new CallError("UNAVAILABLE", reason, { details: { closeCode } }));
-    }
+    if (!before) this.#listener.lost(this, new CallError("UNAVAILABLE", reason, { details: { closeCode } }));
   }
 
   #message(data: unknown): void {
     if (this.#ended) return;
     this.#silent = 0;
-    if (typeof data !== "string" || data.length > this.#maxReceived + MARGIN) {
-      this.#lose(typeof data === "string" ? "the hub sent too large a message" : "the hub sent a binary message", 4400);
-      return;
-    }
+    if (typeof data !== "string") return this.#lose("the hub sent a binary message", 4400);
+    if (data.length > this.#maxReceived + MARGIN) return this.#lose("the hub sent too large a message", 4400);
     let event: CallEvent | SessionEvent;
     try {
       event = readEvent(data);
     } catch (error) {
-      this.#listener.invalid(this, error as InvalidEvent);
-      return;
+      return this.#listener.invalid(this, error as InvalidEvent);
     }
     if (event.type.startsWith("session.")) this.#sessionEvent(event as SessionEvent);
     else if (this.#welcomed === undefined) this.#listener.received(this, event as CallEvent, data.length);
@@ -234,23 +211,19 @@ export class Session {
   #sessionEvent(event: SessionEvent): void {
     switch (event.type) {
       case "session.welcome": {
-        if (this.#welcomed === undefined) break;
-        if (event.version !== VERSION) {
-          this.#lose(`the hub speaks version ${event.version} instead of ${VERSION}`, 1002);
-          break;
-        }
+        const welcomed = this.#welcomed;
+        if (!welcomed) return;
+        const { version } = event;
+        if (version !== VERSION) return this.#lose(`the hub speaks version ${version} instead of ${VERSION}`, 1002);
         this.address = event.peer;
         this.#maxMessage = Math.min(this.#maxMessage, event.maxMessage);
         this.#heartbeat = setInterval(() => this.#beat(), Math.max(100, Math.min(event.heartbeatMs, MAX_DELAY)));
-        const { resolve } = this.#welcomed;
         this.#welcomed = undefined;
-        resolve(this);
-        break;
+        return welcomed.resolve(this);
       }
       case "session.done":
       case "session.here":
-        this.#take(event.id)?.resolve(event);
-        break;
+        return this.#take(event.id)?.resolve(event);
       case "session.pending":
         for (const id of event.ids) {
           const asked = this.#asked.get(id);
@@ -258,16 +231,14 @@ export class Session {
           clearTimeout(asked.timer);
           asked.timer = this.#patience(id);
         }
-        break;
+        return;
       case "session.refused": {
         const error = new CallError(knownCode(event.code, "UNAVAILABLE"), event.message);
-        if (event.id) this.#take(event.id)?.reject(error);
-        else this.#welcomed?.reject(error);
-        break;
+        return (event.id ? this.#take(event.id) : this.#welcomed)?.reject(error);
       }
       case "session.left":
         if (event.peer !== undefined) this.#listener.left(this, event.peer, event.reason ?? "the caller is gone");
-        break;
+        return;
       case "session.goaway":
         this.leaving = true;
     }
@@ -275,10 +246,7 @@ export class Session {
 
   /** WebSockets of browsers have no pings: `session.who` is one. */
   #beat(): void {
-    if (++this.#silent > MISSED) {
-      this.#lose("nothing was heard of the hub", 1006);
-      return;
-    }
+    if (++this.#silent > MISSED) return this.#lose("nothing was heard of the hub", 1006);
     this.ask({ type: "session.who" }).catch(() => undefined); // the silence is what counts
   }
 }

@@ -1,31 +1,13 @@
 /** ToolEnvelope V1: the result of a tool as two text blocks, one for people, one for programs. */
 
-import { fromBase64, isObject, toBase64, type JsonObject } from "./envelope.ts";
+import { fromBase64, isObject, toBase64 } from "./envelope.ts";
 
-export interface ToolEnvelopeMeta {
-  tool: string;
-  ts: string;
-  version: 1;
-  deprecations?: unknown[];
-  [field: string]: unknown;
-}
-
-export interface ToolEnvelope<T = unknown> {
-  payload: T;
-  meta: ToolEnvelopeMeta;
-}
-
-export interface TextBlock {
-  type: "text";
-  text: string;
-}
-
-export interface ToolEnvelopeOptions {
-  tool: string;
-  /** ISO 8601; now by default. */
-  ts?: string;
-  deprecations?: unknown[];
-}
+type Fields = { deprecations?: unknown[]; [field: string]: unknown };
+export type ToolEnvelopeMeta = Fields & { tool: string; ts: string; version: 1 };
+export type ToolEnvelope<T = unknown> = { payload: T; meta: ToolEnvelopeMeta };
+export type TextBlock = { type: "text"; text: string };
+/** `ts` is ISO 8601; now by default. */
+export type ToolEnvelopeOptions = { tool: string; ts?: string; deprecations?: unknown[] };
 
 const PREFIX = "__ENVELOPE_V1__:";
 const ANY_PREFIX = /^__ENVELOPE_V([0-9]+)__:/;
@@ -52,7 +34,9 @@ export function parseToolEnvelope(text: string): ToolEnvelope {
   if (!isObject(value)) throw new TypeError("an envelope block holds a JSON object, this one does not");
   const { payload = null, meta = {} } = value;
   if (!isObject(meta)) throw new TypeError("the envelope's meta is not an object");
-  return { payload, meta: { tool: "", ts: "", ...meta, version: checkedVersion(meta) } };
+  const inner = meta["version"] ?? 1;
+  if (inner !== 1) throw new TypeError(`unsupported envelope version ${String(inner).slice(0, 20)}`);
+  return { payload, meta: { tool: "", ts: "", ...meta, version: 1 } };
 }
 
 /** Return the first valid envelope among content blocks, or undefined. Never throws. */
@@ -66,12 +50,6 @@ export function findToolEnvelope(blocks: readonly unknown[]): ToolEnvelope | und
     }
   }
   return undefined;
-}
-
-function checkedVersion(meta: JsonObject): 1 {
-  const version = meta["version"] ?? 1;
-  if (version !== 1) throw new TypeError(`unsupported envelope version ${String(version).slice(0, 20)}`);
-  return 1;
 }
 
 /** Decode base64 as Node does: both alphabets, optional padding, other characters ignored, "=" ends it. */

@@ -1,5 +1,6 @@
-// Calls what a hub in Python serves, and prints what happened: node caller.mjs <package> <url> <token>
-const [, , packagePath, url, token] = process.argv;
+// Calls what a hub in Python serves, and prints what happened: node caller.mjs <package> <url> <token> [<package ws>]
+const [, , packagePath, url, token, ws] = process.argv;
+const platform = ws === undefined ? {} : { WebSocket: (await import(ws)).WebSocket };
 const { CallError, connect, findToolEnvelope, unwrap } = await import(packagePath);
 
 const outcome = (work) =>
@@ -9,11 +10,11 @@ const outcome = (work) =>
   );
 
 const results = {};
-results.refused = await outcome(connect(url, { token: "not-a-valid-token" }));
+results.refused = await outcome(connect(url, { token: "not-a-valid-token", ...platform }));
 
 let reconnected;
 const again = new Promise((resolve) => (reconnected = resolve));
-const peer = await connect(url, { token, onConnected: reconnected });
+const peer = await connect(url, { token, onConnected: reconnected, ...platform });
 
 results.add = await peer.call("math.add", { a: 1, b: 2 });
 results.bytes = [...unwrap(await peer.call("work.bytes"))];

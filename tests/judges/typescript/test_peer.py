@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -22,6 +24,9 @@ from opwire import (
 )
 from opwire.auth import Grant, StaticTokens
 from opwire.hub import Hub, Spoke
+from opwire.testing.conformance import ConformanceReport, check_connecting_peer
+from opwire.testing.conformance.listening import CALLER_CHECKS
+from opwire.testing.conformance.server import SERVER_CHECKS
 from opwire.tool_envelope import encode_blocks
 from tests.judges.programs import NODE, NODE_MODULES
 from tests.judges.serving import HOST, finished, free_port
@@ -163,8 +168,19 @@ async def test_the_packages_own_tests_pass() -> None:
     assert ended.code == 0, ended.output
 
 
+def node_20() -> list[str]:
+    """The Node 20 of this machine, and the WebSocket that it needs."""
+    node = shutil.which("node")
+    version = node and subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if node is None or not str(version).startswith("v20."):
+        pytest.skip(f"Node 20 is missing: `node` is {version or 'not there'}")
+    return [node, str(NODE_MODULES / "ws" / "wrapper.mjs")]
+
+
 @requirement("peers.typescript")
-async def test_it_calls_what_a_hub_serves(package: str) -> None:
+@pytest.mark.parametrize("version", ["24", "20"])
+async def test_it_calls_what_a_hub_serves(package: str, version: str) -> None:
+    node, *ws = node_20() if version == "20" else [str(NODE)]
     port = free_port()
     hub: Hub
 
@@ -176,7 +192,7 @@ async def test_it_calls_what_a_hub_serves(package: str) -> None:
     work = Work(restart)
     hub = await Hub(work.registry(), f"ws://{HOST}:{port}", authenticate=StaticTokens(TOKENS), linger=0).start()
     try:
-        command = [str(NODE), str(HERE / "caller.mjs"), package, hub.url, "caller-token-0123456789"]
+        command = [node, str(HERE / "caller.mjs"), package, hub.url, "caller-token-0123456789", *ws]
         ended = await asyncio.wait_for(finished(mortal(command)), 2 * PATIENCE)
         assert ended.code == 0, ended.complaints
     finally:
@@ -286,6 +302,99 @@ async def test_it_calls_on_behalf_of_its_caller_if_its_token_delegates_and_retur
                 assert await caller.call("ts.add", {"a": 2, "b": 2}) == 4
     finally:
         await hub.close()
+
+
+# --- the conformance kit, a browser, and the package itself -----------------------------------------------------------
+
+
+@asynccontextmanager
+async def checked(script: Path, *words: str, wait: float = 20.0) -> AsyncIterator[asyncio.Task[ConformanceReport]]:
+    """Connect a program to the conformance kit; the words may contain `{url}`."""
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    run = asyncio.create_task(check_connecting_peer(listening_at=url.set_result, wait=wait))
+    address = await asyncio.wait_for(url, PATIENCE)
+    command = mortal([str(NODE), str(script), *(word.format(url=address) for word in words)])
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield run
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def broken(report: ConformanceReport) -> list[str]:
+    return [f"{each.promise}: {each.message}" for each in report.broken]
+
+
+def kept(report: ConformanceReport, role: str) -> int:
+    return sum(each.status == "kept" for each in report.results if each.role == role)
+
+
+@requirement("peers.typescript", "conformance.own")
+async def test_its_spoke_keeps_every_promise_of_the_protocol(package: str) -> None:
+    async with checked(HERE / "conformance.mjs", package, "{url}", "serve") as run:
+        report = await run
+    assert broken(report) == []
+    assert kept(report, "server") == len(SERVER_CHECKS)
+
+
+@requirement("peers.typescript", "conformance.own")
+async def test_its_caller_keeps_every_promise_of_the_protocol(package: str) -> None:
+    async with checked(HERE / "conformance.mjs", package, "{url}", "call") as run:
+        report = await run
+    assert broken(report) == []
+    assert kept(report, "caller") == len(CALLER_CHECKS)
+
+
+@requirement("peers.page-alone")
+async def test_a_peer_that_was_written_from_the_page_alone_keeps_every_promise() -> None:
+    async with checked(ROOT / "peers" / "javascript" / "peer.mjs", "{url}") as run:
+        report = await run
+    assert broken(report) == []
+    assert (kept(report, "server"), kept(report, "caller")) == (len(SERVER_CHECKS), len(CALLER_CHECKS))
+
+
+@requirement("peers.typescript")
+async def test_it_calls_and_serves_in_a_browser(package: str) -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("Chromium is missing: run `make browser`")
+    if not (NODE_MODULES / "playwright-core").exists():
+        pytest.skip("playwright-core is missing: run `make judges`")
+    origin = f"http://{HOST}:{free_port()}"
+    options: dict[str, Any] = {"authenticate": StaticTokens(TOKENS), "origins": [origin], "linger": 0}
+    async with Hub(Work().registry(), f"ws://{HOST}:0", **options) as hub:
+        words = [str(Path(package).parent), origin, hub.url, "spoke-token-0123456789", "caller-token-0123456789"]
+        command = [str(NODE), str(HERE / "browser.mjs"), *words]
+        ended = await asyncio.wait_for(finished(command, {**os.environ, "CHROMIUM": chromium}), 3 * PATIENCE)
+    assert ended.code == 0, ended.complaints
+    assert json.loads(ended.output) == {
+        "add": 3,
+        "bytes": [0, 255],
+        "unknown": "OPERATION_NOT_FOUND",
+        "title": "peer",
+        "items": [1, 2, 3],
+        "servers": 2,
+    }
+
+
+@requirement("peers.typescript")
+def test_the_package_has_what_it_exports_and_at_most_1200_lines_of_code(package: str, tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "package", ignore=shutil.ignore_patterns("node_modules", "dist"))
+    shutil.copytree(Path(package).parent, tmp_path / "package" / "dist", ignore=shutil.ignore_patterns("package.json"))
+    pack = ["npm", "pack", "--dry-run", "--json", "--ignore-scripts"]
+    packed = subprocess.run(pack, cwd=tmp_path / "package", capture_output=True, text=True, timeout=60, check=True)
+    files = {each["path"] for each in json.loads(packed.stdout)[0]["files"]}
+    modules = [path.stem for path in (PACKAGE / "src").glob("*.ts")]
+    built = {f"dist/{module}{end}" for module in modules for end in (".js", ".d.ts")}
+    sources = {f"src/{module}.ts" for module in modules}
+    assert files == {"package.json", "README.md", "LICENSE"} | built | sources
+    manifest = json.loads((PACKAGE / "package.json").read_text(encoding="utf-8"))
+    assert {path.removeprefix("./") for path in manifest["exports"]["."].values()} <= files
+    assert manifest.get("dependencies", {}) == {}
+    lines = [line.strip() for path in (PACKAGE / "src").glob("*.ts") for line in path.read_text("utf-8").splitlines()]
+    code = [line for line in lines if line and not line.startswith(("//", "/*", "*"))]
+    assert len(code) <= 1200
 
 
 HOSTILE = [
