@@ -29,7 +29,7 @@ from opwire.adapters.mcp.negotiation import (
     negotiate,
 )
 from opwire.adapters.mcp.process import server_process
-from opwire.adapters.mcp.questions import CallerAnswers, ProgressCallback, SentRequest, ServerQuestions
+from opwire.adapters.mcp.questions import ProgressCallback, RequestCaller, SentRequest, ServerQuestions
 from opwire.adapters.mcp.servers import Callbacks, MCPServer, StdioServer
 from opwire.adapters.mcp.transport import ClientTransport, TransportEvents
 from opwire.deadlines import back_off
@@ -130,6 +130,7 @@ class MCPConnection:
         self._peer: JsonRpcPeer[SentRequest] = JsonRpcPeer(max_requests=MAX_REQUESTS)
         self._transport: ClientTransport | None = None
         self._questions = ServerQuestions(callbacks)
+        self._wants_logs = False  # the server was asked for them
         self._headers: dict[str, list[ArgumentHeader]] = {}  # arguments that are sent as headers, by tool
         self._listening = ListenStreams(
             lambda params, id: self._send("subscriptions/listen", params, id=id), self._on_notification
@@ -243,7 +244,7 @@ class MCPConnection:
         params: dict[str, Any],
         deadline: float | None,
         on_progress: Callable[[dict[str, Any]], object] | None,
-        caller: CallerAnswers | None = None,
+        caller: RequestCaller | None = None,
     ) -> dict[str, Any]:
         """Return the raw result. A cancelled caller returns at once, and the server is notified.
 
@@ -278,7 +279,7 @@ class MCPConnection:
         return {"jsonrpc": "2.0", "id": 1, "method": method, "params": prepared}
 
     def _prepared(
-        self, method: str, params: dict[str, Any], *, asks: bool = False
+        self, method: str, params: dict[str, Any], *, asks: bool = False, logs: bool = False
     ) -> tuple[dict[str, Any], dict[str, str]]:
         if self._agreement is None or self.lost:
             raise self._reason()
@@ -287,7 +288,15 @@ class MCPConnection:
             headers = write_argument_headers(
                 self._headers.get(params.get("name", ""), []), params.get("arguments") or {}
             )
-        return self._agreement.prepare(method, params, headers, asks=asks)
+        return self._agreement.prepare(method, params, headers, asks=asks, logs=logs)
+
+    def _want_logs(self) -> None:
+        """Ask a server of the handshake era for all log messages, once: each caller filters its own."""
+        agreement = self._agreement
+        if self._wants_logs or agreement is None or agreement.modern or "logging" not in agreement.info.capabilities:
+            return
+        self._wants_logs = True
+        self._spawn(self._send("logging/setLevel", {"level": "debug"}))
 
     async def _answer_input_requests(
         self,
@@ -295,7 +304,7 @@ class MCPConnection:
         params: dict[str, Any],
         on_progress: ProgressCallback | None,
         result: dict[str, Any],
-        caller: CallerAnswers | None,
+        caller: RequestCaller | None,
     ) -> dict[str, Any]:
         """Repeat a request with the input that the server requests, until it returns a result."""
         for attempt in range(1, MAX_ROUNDS + 1):
@@ -329,9 +338,13 @@ class MCPConnection:
         on_progress: ProgressCallback | None = None,
         *,
         id: str | None = None,
-        caller: CallerAnswers | None = None,
+        caller: RequestCaller | None = None,
     ) -> dict[str, Any]:
-        prepared, headers = self._prepared(method, params, asks=caller is not None)
+        asks = caller is not None and caller.on_question is not None
+        logs = caller is not None and caller.on_log is not None
+        if logs:
+            self._want_logs()
+        prepared, headers = self._prepared(method, params, asks=asks, logs=logs)
         try:
             return await self._exchange(method, prepared, headers, on_progress, id=id, caller=caller)
         except (RPCError, HTTPExchangeError) as error:
@@ -348,7 +361,7 @@ class MCPConnection:
         on_progress: ProgressCallback | None = None,
         *,
         id: str | None = None,
-        caller: CallerAnswers | None = None,
+        caller: RequestCaller | None = None,
     ) -> dict[str, Any]:
         """Send one request, and return its result."""
         if self._transport is None or self.lost:
@@ -427,7 +440,7 @@ class MCPConnection:
             case Reported(waiter=sent, params=params):
                 _guarded(sent.on_progress, params)
             case RPCNotification() as notification:
-                self._on_notify(notification.method, notification.params or {})
+                self._on_notify(notification.method, notification.params or {}, request)
             case RPCRequest() as question:
                 self._spawn_answer(question, request)
             case CancelledRequest(id=id):
@@ -471,14 +484,15 @@ class MCPConnection:
         except CallError:
             pass  # the transport has ended
 
-    def _on_notify(self, method: str, params: dict[str, Any]) -> None:
+    def _on_notify(self, method: str, params: dict[str, Any], request: RequestId | None) -> None:
         match method:
             case "notifications/subscriptions/acknowledged":
                 self._listening.acknowledge(params)
             case "notifications/cancelled":
                 self._listening.end(params)
             case "notifications/message":
-                self._on_log(params)
+                if not self._questions.log(params, request):
+                    self._on_log(params)
             case _:
                 _guarded(self._on_notification, method, params)
 

@@ -80,13 +80,23 @@ class Agreement(Struct, frozen=True):
     modern: bool = False
 
     def prepare(
-        self, method: str, params: dict[str, Any], headers: Mapping[str, str], *, asks: bool = False
+        self,
+        method: str,
+        params: dict[str, Any],
+        headers: Mapping[str, str],
+        *,
+        asks: bool = False,
+        logs: bool = False,
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the params and HTTP headers of one request. `asks`: its caller answers questions."""
+        """Return the params and HTTP headers of one request.
+
+        `asks`: its caller answers questions. `logs`: it gets log messages, and filters them by their level.
+        """
         if not self.modern:
             return params, {VERSION_HEADER: self.info.protocol}
         http_headers = {**request_headers(self.info.protocol, method, params), **headers}
         meta = {**self.meta, CLIENT_CAPABILITIES_META: _ANSWERS} if asks else self.meta
+        meta = {**meta, LOG_LEVEL_META: "debug"} if logs else meta
         return {**params, "_meta": {**(params.get("_meta") or {}), **meta}}, http_headers
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from opwire.adapters.mcp.servers import Callbacks
+from opwire.annotations import LOG_LEVELS, LogMessage
 from opwire.errors import CallError
 from opwire.mcp.messages import (
     INTERNAL_ERROR,
@@ -26,10 +27,11 @@ logger = logging.getLogger("opwire.mcp")
 ProgressCallback = Callable[[dict[str, Any]], object]
 
 
-class CallerAnswers(Struct, frozen=True):
-    """How the caller of a request is asked, and the id of its identity."""
+class RequestCaller(Struct, frozen=True):
+    """How the caller of a request is asked and gets log messages, and the id of its identity."""
 
-    on_question: QuestionCallback
+    on_question: QuestionCallback | None
+    on_log: Callable[[LogMessage], object] | None = None
     owner: str | None = None
 
 
@@ -39,7 +41,7 @@ class SentRequest(Struct, eq=False):
     method: str
     response: asyncio.Future[dict[str, Any]]
     on_progress: ProgressCallback
-    caller: "CallerAnswers | None" = None
+    caller: RequestCaller | None = None
     answers: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # to questions that belong to it
 
     def fail(self, error: Exception) -> None:
@@ -66,7 +68,7 @@ class ServerQuestions:
         self._asking: dict[RequestId, SentRequest] = {}
 
     def add(self, id: RequestId, sent: SentRequest) -> None:
-        """Register a request whose caller answers questions."""
+        """Register a request whose caller answers questions, or gets log messages."""
         self._asking[id] = sent
 
     def discard(self, id: RequestId, sent: SentRequest) -> None:
@@ -75,17 +77,29 @@ class ServerQuestions:
         for answer in sent.answers:
             answer.cancel()
 
-    def of(self, request: RequestId | None) -> SentRequest | None:
-        """Return the request that a question belongs to; `request` is the one on whose stream it arrived.
+    def of(self, request: RequestId | None, *, logs: bool = False) -> SentRequest | None:
+        """Return the request that a question or log message belongs to; `request` is the one of its stream.
 
         Over stdio, and outside of its stream, a server does not say. Then it is the latest one, if all requests in
         flight are of the same identity: a question must not reach another caller.
         """
         if request is not None and request in self._asking:
             return self._asking[request]
-        found = [*self._asking.values()]
-        owners = {None if each.caller is None else each.caller.owner for each in found}
-        return found[-1] if len(owners) == 1 else None
+        asking = ((each, each.caller) for each in self._asking.values() if each.caller is not None)
+        found = [(each, by.owner) for each, by in asking if (by.on_log if logs else by.on_question) is not None]
+        return found[-1][0] if len({owner for _, owner in found}) == 1 else None
+
+    def log(self, params: dict[str, Any], request: RequestId | None) -> bool:
+        """Pass a log message to the caller that it belongs to; return False if there is none."""
+        sent, level = self.of(request, logs=True), params.get("level")
+        if sent is None or sent.caller is None or sent.caller.on_log is None or level not in LOG_LEVELS:
+            return False
+        name = params.get("logger")
+        try:
+            sent.caller.on_log(LogMessage(level, params.get("data"), name if isinstance(name, str) else None))
+        except Exception:
+            logger.exception("a callback failed")
+        return True
 
     def started(self, id: RequestId, sent: SentRequest | None, task: asyncio.Task[Any]) -> None:
         """Register the task that answers a question; it ends with the request that the question belongs to."""

@@ -19,7 +19,7 @@ import msgspec
 from opwire.adapters.mcp.connection import MCPConnection, SessionLostError, load_http
 from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo
-from opwire.adapters.mcp.questions import CallerAnswers
+from opwire.adapters.mcp.questions import RequestCaller
 from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
@@ -109,7 +109,7 @@ class MCPSession:
         on_progress: Callable[[Progress], object] | None = None,
         on_progress_params: Callable[[dict[str, Any]], object] | None = None,
         metadata: Mapping[str, Any] | None = None,
-        caller: CallerAnswers | None = None,
+        caller: RequestCaller | None = None,
     ) -> dict[str, Any]:
         """Return the raw result of a request, unchecked.
 
@@ -160,7 +160,7 @@ class MCPSession:
             deadline=context.deadline,
             on_progress=context.on_progress,
             metadata=context.metadata,
-            caller=caller_answers(context),
+            caller=request_caller(context),
         )
 
     def remember_tools(self, tools: list[Any]) -> dict[str, str]:
@@ -336,11 +336,12 @@ class MCPSession:
         task.add_done_callback(self._background.discard)
 
 
-def caller_answers(context: Context) -> CallerAnswers | None:
-    """Return how the caller of a call is asked, or None."""
-    if context.on_question is None:
+def request_caller(context: Context) -> RequestCaller | None:
+    """Return how the caller of a call is asked and gets log messages; None if neither is possible."""
+    if context.on_question is None and context.on_log is None:
         return None
-    return CallerAnswers(context.on_question, None if context.identity is None else context.identity.id)
+    owner = None if context.identity is None else context.identity.id
+    return RequestCaller(context.on_question, context.on_log, owner)
 
 
 def _with_trace(params: dict[str, Any], metadata: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from opwire.adapters.mcp.errors import MAX_RETRY_AFTER
 from opwire.adapters.mcp.negotiation import as_text
 from opwire.adapters.mcp.servers import MCPOptions
-from opwire.adapters.mcp.session import MCPSessions, caller_answers
+from opwire.adapters.mcp.session import MCPSessions, request_caller
 from opwire.adapters.report import Report
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
@@ -402,7 +402,7 @@ async def stream_items(
             deadline=context.deadline,
             on_progress_params=arrive,
             metadata=context.metadata,
-            caller=caller_answers(context),
+            caller=request_caller(context),
         )
     )
     request.add_done_callback(lambda _: buffer.end())
