@@ -143,7 +143,7 @@ class _CompleteParams(_Params, kw_only=True):
     context: _CompletionContext | None = None
 
 
-class _Method(NamedTuple):
+class _ServedMethod(NamedTuple):
     params: type[_Params]
     handle: Callable[..., Awaitable[Result]]
     eras: tuple[bool, ...] = (False, True)  # of handshakes, and without them
@@ -414,21 +414,21 @@ class RegistryServer:
         for stream in tuple(self._listeners):
             stream.end()
 
-    _methods: ClassVar[dict[str, _Method]] = {
-        "tools/call": _Method(_CallParams, _call_tool),
-        "tools/list": _Method(_ListParams, _list_tools),
-        "resources/list": _Method(_ListParams, _list_resources, lists=_RESOURCES),
-        "resources/templates/list": _Method(_ListParams, _list_templates, lists=_RESOURCES),
-        "resources/read": _Method(_ResourceParams, _read_resource, lists=_RESOURCES),
-        "resources/subscribe": _Method(_ResourceParams, _subscribe, (False,), _RESOURCES),
-        "resources/unsubscribe": _Method(_ResourceParams, _unsubscribe, (False,), _RESOURCES),
-        "prompts/list": _Method(_ListParams, _list_prompts, lists=_PROMPTS),
-        "prompts/get": _Method(_CallParams, _get_prompt, lists=_PROMPTS),
-        "completion/complete": _Method(_CompleteParams, _complete, lists=_RESOURCES | _PROMPTS),
-        "logging/setLevel": _Method(_LevelParams, _set_level, (False,)),
-        "ping": _Method(_Params, _ping, (False,)),
-        "server/discover": _Method(_Params, _discover, (True,)),
-        "subscriptions/listen": _Method(_ListenParams, _listen, (True,)),
+    _methods: ClassVar[dict[str, _ServedMethod]] = {
+        "tools/call": _ServedMethod(_CallParams, _call_tool),
+        "tools/list": _ServedMethod(_ListParams, _list_tools),
+        "resources/list": _ServedMethod(_ListParams, _list_resources, lists=_RESOURCES),
+        "resources/templates/list": _ServedMethod(_ListParams, _list_templates, lists=_RESOURCES),
+        "resources/read": _ServedMethod(_ResourceParams, _read_resource, lists=_RESOURCES),
+        "resources/subscribe": _ServedMethod(_ResourceParams, _subscribe, (False,), _RESOURCES),
+        "resources/unsubscribe": _ServedMethod(_ResourceParams, _unsubscribe, (False,), _RESOURCES),
+        "prompts/list": _ServedMethod(_ListParams, _list_prompts, lists=_PROMPTS),
+        "prompts/get": _ServedMethod(_CallParams, _get_prompt, lists=_PROMPTS),
+        "completion/complete": _ServedMethod(_CompleteParams, _complete, lists=_RESOURCES | _PROMPTS),
+        "logging/setLevel": _ServedMethod(_LevelParams, _set_level, (False,)),
+        "ping": _ServedMethod(_Params, _ping, (False,)),
+        "server/discover": _ServedMethod(_Params, _discover, (True,)),
+        "subscriptions/listen": _ServedMethod(_ListenParams, _listen, (True,)),
     }
 
 
