@@ -586,11 +586,11 @@ def check_access(spec: OperationSpec, identity: Identity | None) -> None:
         raise CallError(ErrorCode.UNAUTHENTICATED, f"{spec.id} requires an authenticated caller")
     if rules is _NO_RULES:
         return
-    missing = [scope for scope in rules.required_scopes if not _holds(identity, scope)]
+    missing = [scope for scope in rules.required_scopes if not holds(identity, scope)]
     if missing:
         raise _denied(spec, f"missing scope {', '.join(missing)}", rules.required_scopes)
     any_of = rules.required_scopes_any
-    if any_of and not any(_holds(identity, scope) for scope in any_of):
+    if any_of and not any(holds(identity, scope) for scope in any_of):
         raise _denied(spec, f"one of these scopes is needed: {', '.join(any_of)}", any_of[:1])
     for rule in rules.resources:
         if not _may(identity, rule.type, rule.action):
@@ -606,8 +606,9 @@ def may_access(spec: OperationSpec, identity: Identity | None) -> bool:
     return True
 
 
-def _holds(identity: Identity, scope: str) -> bool:
-    return scope in identity.scopes or EVERYTHING in identity.scopes
+def holds(identity: Identity | None, scope: str) -> bool:
+    """Return whether an identity has a scope."""
+    return identity is not None and (scope in identity.scopes or EVERYTHING in identity.scopes)
 
 
 def _may(identity: Identity, type: str, action: str) -> bool:

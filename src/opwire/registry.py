@@ -607,7 +607,7 @@ class RegistryView(OperationRegistry):
     def __init__(self, source: OperationRegistry, rules: ViewRules) -> None:
         super().__init__(namespace=source._namespace, normalize=source._normalize, strip=source._strip)
         rules.share_results(source._rules if isinstance(source, RegistryView) else None)
-        self._source, self._rules = source, rules
+        self.source, self._rules = source, rules  # the registry that is viewed
         self._workers, self._deadlines = source._workers, source._deadlines
         self._context = rules.context(source._context)
         self._ids: dict[str, str] = {}  # of the source, and of the view
@@ -622,23 +622,23 @@ class RegistryView(OperationRegistry):
     @property
     def problems(self) -> tuple[str, ...]:
         """Patterns that match nothing, and operations that are left out because a rule cannot be applied."""
-        return self._rules.problems(self._source._operations)
+        return self._rules.problems(self.source._operations)
 
     def bind_env(self, context: Context) -> Env:
         """Return the env of a call's context: operations of the registry that is viewed."""
-        return self._source.bind_env(context)
+        return self.source.bind_env(context)
 
     def resource_updated(self, uri: str) -> None:
         """Notify clients that have subscribed to a resource, of the registry that is viewed and of all its views."""
-        self._source.resource_updated(uri)
+        self.source.resource_updated(uri)
 
     def on_resource_updated(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call the listener with the URI of every updated resource; the returned function removes it."""
-        return self._source.on_resource_updated(listener)
+        return self.source.on_resource_updated(listener)
 
     def refresh(self, source_id: str) -> None:
         """Add, replace or remove an operation that was changed in the registry that is viewed."""
-        old, source = self._ids.pop(source_id, None), self._source._operations.get(source_id)
+        old, source = self._ids.pop(source_id, None), self.source._operations.get(source_id)
         derived = self._rules.derive(source_id, None if source is None else source.spec)
         if derived is not None and derived.spec.id != old and derived.spec.id in self._operations:
             self._rules.leave_out(source_id, f"the view has another {derived.spec.id}")
@@ -662,7 +662,7 @@ class RegistryView(OperationRegistry):
         if source is None or source.intercepted is None:
             super()._intercept(bound)
         else:
-            handler = operation_through(self._source, source.spec, bound.spec, reshaping).handler
+            handler = operation_through(self.source, source.spec, bound.spec, reshaping).handler
             bound.intercepted = InterceptedCall(bound.spec, cast("Handler", handler), self._interceptors.installed)
 
 

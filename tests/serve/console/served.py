@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from opwire import AccessControl, Context, Identity, OperationRegistry
+from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens
 from opwire.serve.console import ConsoleApp, serve_console
 from opwire.serve.http import serve_http
@@ -72,6 +72,17 @@ async def slow(context: Context) -> str:
 async def ticks(count: int = 3) -> AsyncIterator[int]:
     for number in range(count):
         yield number
+
+
+class Revocable:
+    """An authenticator whose token can be revoked."""
+
+    valid = True
+
+    async def authenticate(self, token: str | None) -> Grant:
+        if token is None or not self.valid:
+            raise CallError("UNAUTHENTICATED", "no")
+        return Grant(Identity(id="me"))
 
 
 STARTED, ENDED = asyncio.Event(), asyncio.Event()

@@ -6,12 +6,11 @@ import aiohttp
 import pytest
 
 from opwire import CallError, Context, Identity
-from opwire.auth import Grant
 from opwire.caller import find_caller_token
 from opwire.serve.console import session as sessions
 from opwire.serve.console.session import SessionStore, acting
 from tests.requirements import requirement
-from tests.serve.console.served import CLERK, OTHER, OWNER, PAGE, Page, make_registry, page_of
+from tests.serve.console.served import CLERK, OTHER, OWNER, PAGE, Page, Revocable, make_registry, page_of
 
 
 def cookie_of(page: Page) -> str:
@@ -88,17 +87,6 @@ async def test_logging_out_ends_the_session_for_everyone_who_has_the_cookie() ->
         async with aiohttp.ClientSession(headers={"cookie": cookie}) as thief:
             found = await Page(thief, page.address).api("GET", "session")
         assert found.json["identity"] is None
-
-
-class Revocable:
-    """An authenticator whose token can be revoked."""
-
-    valid = True
-
-    async def authenticate(self, token: str | None) -> Grant:
-        if token is None or not self.valid:
-            raise CallError("UNAUTHENTICATED", "no")
-        return Grant(Identity(id="me"))
 
 
 @requirement("console.login")

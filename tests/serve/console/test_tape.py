@@ -3,15 +3,16 @@
 import asyncio
 from typing import Any
 
+import aiohttp
 import pytest
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
 from opwire.monitor import CallMonitor
 from opwire.policies import Approval, ApprovalQueue
-from opwire.serve.console import ConsoleSystem, tape
+from opwire.serve.console import ConsoleSystem, tape, web
 from opwire.serve.console.tape import ValueTape
 from tests.requirements import requirement
-from tests.serve.console.served import CLERK, make_registry, page_of
+from tests.serve.console.served import CLERK, Page, Revocable, make_registry, page_of
 
 
 async def until(events: Any, name: str) -> Any:
@@ -238,3 +239,44 @@ async def test_a_server_without_approvals_has_none_to_decide() -> None:
     async with page_of() as page:
         await page.log_in()
         assert (await page.api("POST", "approvals/x", {"approve": True})).status == 404
+
+
+@requirement("console.login", "console.tape")
+async def test_logging_out_ends_the_streams_of_the_session_and_no_others() -> None:
+    async with page_of() as page, aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as other:
+        await page.log_in()
+        elsewhere = Page(other, page.address)
+        await elsewhere.log_in()
+        async with page.stream("GET", "events") as events, elsewhere.stream("GET", "events") as others:
+            await until(events, "statistics")
+            await until(others, "statistics")
+            await page.api("DELETE", "session")
+            assert (await until(events, "error"))["code"] == "UNAUTHENTICATED"
+            assert await until(others, "statistics")
+
+
+@requirement("console.login", "console.tape")
+async def test_a_stream_ends_soon_after_its_token_was_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(tape, "STATISTICS_INTERVAL", 0.01)
+    auth = Revocable()
+    async with page_of(authenticate=auth) as page:
+        await page.log_in()
+        async with page.stream("GET", "events") as events:
+            await until(events, "hello")
+            auth.valid = False
+            assert (await until(events, "error"))["code"] == "UNAUTHENTICATED"
+
+
+@requirement("console.tape")
+async def test_calls_nested_in_an_operation_of_a_view_are_shown() -> None:
+    registry = nested_registry()
+    async with page_of(registry.view(include=["shop"])) as page:
+        await page.log_in()
+        async with page.stream("GET", "events") as events:
+            await until(events, "hello")
+            await page.result("shop.total", {"a": 1, "password": "p"})
+            records = list[dict[str, Any]]()
+            while len(records) < 2:
+                records += (await until(events, "calls"))["records"]
+        assert [each["operationId"] for each in records] == ["math.add", "shop.total"]

@@ -36,7 +36,7 @@ from opwire.config.settings import (
     SignedSettings,
     SpokeSettings,
 )
-from opwire.errors import ConfigError
+from opwire.errors import CallError, ConfigError
 from opwire.monitor import CallMonitor
 from opwire.signals import stop_signals
 
@@ -316,8 +316,14 @@ async def serve_http(
         return None
     console = None
     if settings.console:
-        durable = durable_of(config, running.registry)
-        journal = None if durable is None else await surfaces.enter_async_context(durable[0])
+        journal = None
+        if (durable := durable_of(config, running.registry)) is not None:
+            journal, _ = durable
+            surfaces.push_async_callback(journal.close)
+            try:
+                await journal.start()
+            except CallError as error:  # it connects again when the page is opened
+                screen.warning(f"the journal is not available: {error.message}")
         console = console_surface(config, running, monitor, journal=journal, hub=hub)
     app = http_surface(config, running.registry, monitor, running.webhooks, console)
     address = await surfaces.enter_async_context(app.listening(settings.host, settings.port))

@@ -17,13 +17,13 @@ from msgspec import Meta, Struct
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode, check_above_zero
 from opwire.monitor import OBSERVE, CallMonitor
-from opwire.operation import LOCAL_IDENTITY, AccessControl, Identity, Interceptor, OperationSpec
-from opwire.registry import OperationRegistry
+from opwire.operation import LOCAL_IDENTITY, AccessControl, Identity, Interceptor, OperationSpec, holds
+from opwire.registry import OperationRegistry, RegistryView
 from opwire.search_mode import token_cost
 from opwire.serve.console.calls import ConsoleCalls, Text
 from opwire.serve.console.session import ACT_AS, LIFETIME, SessionStore, set_cookie
 from opwire.serve.console.system import ConsoleSystem, KnownServers, decide_task, shown_journal, shown_timings
-from opwire.serve.console.tape import APPROVE, VALUES, Tape, holds
+from opwire.serve.console.tape import APPROVE, VALUES, Tape
 from opwire.serve.console.web import (
     SECURITY,
     Streams,
@@ -117,7 +117,7 @@ def serve_console(
     beside operations and calls. `include`, `exclude`, `interceptors`, `monitor` and the options of `RequestGuard` are
     those of `serve_http`; pass the `monitor` of the other surfaces, so that the page shows their calls.
 
-    The registry gets an interceptor that shows nested calls.
+    The registry, or the one that it is a view of, gets an interceptor that shows nested calls.
 
     Raises:
         UsageError: an option is invalid.
@@ -127,7 +127,10 @@ def serve_console(
     dispatcher.use(monitor.interceptor("console"))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
-    registry.use(monitor.inner_interceptor())
+    called = registry
+    while isinstance(called, RegistryView):  # nested calls are made in the registry that is viewed
+        called = called.source
+    called.use(monitor.inner_interceptor())
     monitor.keep_timings()
     info = ConsoleInfo(title, version, timeout)
     return ConsoleApp(dispatcher, monitor, info, system or ConsoleSystem(), guard)
@@ -162,7 +165,7 @@ class ConsoleApp(ListeningApp):
         self._files = read_files(STATIC)
         self._sessions = SessionStore(guard.get("authenticate"))
         self._guarded = RequestGuard(self._handle, surface="console", session=self._sessions.find, **guard)
-        self._streams = Streams()
+        self._streams = Streams(self._sessions)
         self._calls = ConsoleCalls(dispatcher, self._streams, timeout=info.timeout)
         self._tape = Tape(self._registry, monitor, self._streams, system.approvals, lambda: self.revision)
         self._start = token_hex(4)  # revisions of two runs differ
@@ -268,12 +271,12 @@ class ConsoleApp(ListeningApp):
         if (body.token is None) == (body.link is None):
             raise CallError(ErrorCode.VALIDATION_ERROR, "the body has a token or a link")
         secret, session = await self._sessions.open(token=body.token, link=body.link)
-        self._sessions.close(request.headers)  # the session before it
+        self._streams.log_out(request)  # of the session before it
         cookie = self._cookie(request, secret, round(LIFETIME))
         await self._send_session(send, request, session.grant.identity, session.expires, cookie)
 
     async def _log_out(self, request: Request, receive: Receive, send: Send) -> None:
-        self._sessions.close(request.headers)
+        self._streams.log_out(request)
         await send_nothing(send, request, self._cookie(request, "", 0))
 
     def _cookie(self, request: Request, secret: str, seconds: int) -> Header:

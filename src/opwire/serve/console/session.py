@@ -87,9 +87,17 @@ class SessionStore:
         self._sessions[_digest(secret)] = session
         return NewSession(secret, session)
 
-    def close(self, headers: Mapping[bytes, bytes]) -> None:
-        """End the session of a request."""
-        self._sessions.pop(_digest(_secret_of(headers)), None)
+    def key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """Return what identifies the session of a request; None if it has none."""
+        key = _digest(_secret_of(headers))
+        return key if key in self._sessions else None
+
+    def close(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """End the session of a request; return its key, or None if it has none."""
+        key = self.key(headers)
+        if key is not None:
+            del self._sessions[key]
+        return key
 
     async def find(self, headers: Mapping[bytes, bytes]) -> FoundSession | None:
         """Return the session that a request belongs to; None if there is none, or it has ended."""

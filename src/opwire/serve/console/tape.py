@@ -17,7 +17,7 @@ from msgspec import Struct
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import masked
 from opwire.monitor import OBSERVE, CallMonitor, CallWatcher
-from opwire.operation import Identity
+from opwire.operation import holds
 from opwire.registry import OperationRegistry
 from opwire.serve.console.web import EventWriter, Streams
 from opwire.serve.guard import Receive, Send
@@ -160,7 +160,7 @@ class Tape:
         """
         identity = request.identity
         most = MAX_ANONYMOUS if identity is None else MAX_STREAMS
-        if self._streams.count(None if identity is None else identity.id) >= most:
+        if self._streams.count(identity) >= most:
             raise CallError(ErrorCode.RATE_LIMITED, f"{most} pages are open already: close one")
         page = _WatchingPage(self._monitor, holds(identity, OBSERVE))
         with ExitStack() as stack:
@@ -246,8 +246,3 @@ def shown_approval(request: "ApprovalRequest") -> dict[str, Any]:
         "since": round(request.since * 1000),
         "expires": round(request.expires * 1000),
     }
-
-
-def holds(identity: Identity | None, scope: str) -> bool:
-    """Return whether an identity has a scope."""
-    return identity is not None and (scope in identity.scopes or "*" in identity.scopes)

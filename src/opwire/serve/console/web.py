@@ -11,6 +11,7 @@ import mimetypes
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -21,6 +22,8 @@ import msgspec
 from opwire.auth.tokens import EXPIRED
 from opwire.deadlines import Deadlines
 from opwire.errors import CallError, ErrorCode
+from opwire.operation import Identity
+from opwire.serve.console.session import SessionStore
 from opwire.serve.guard import MAX_DETAILS, Header, Receive, Send
 from opwire.serve.http.request import CancelOnDisconnect, Request
 from opwire.typed.plain import write_json
@@ -64,7 +67,8 @@ class StaticFile(NamedTuple):
     etag: bytes
 
 
-def read_files(folder: Path) -> dict[str, StaticFile]:
+@lru_cache(maxsize=4)  # to compress the page takes 0.1 s
+def read_files(folder: Path) -> Mapping[str, StaticFile]:
     """Read the files of a folder, by their path in it."""
     found: dict[str, StaticFile] = {}
     for path in sorted(folder.rglob("*")):
@@ -205,13 +209,9 @@ class EventWriter:
         await self._write(b"event: %s\ndata: %s\n\n" % (name.encode(), encoded))
 
     async def beat(self) -> None:
-        """Write a comment line after each silence, until the task is cancelled."""
-        while True:
-            silent = time.monotonic() - self._last
-            if silent >= HEARTBEAT:
-                await self._write(b":\n\n")
-                silent = 0.0
-            await asyncio.sleep(HEARTBEAT - silent)
+        """Write a comment line if there was a silence."""
+        if time.monotonic() - self._last >= HEARTBEAT:
+            await self._write(b":\n\n")
 
     async def end(self) -> None:
         """End the response."""
@@ -226,21 +226,36 @@ class EventWriter:
             self._running.interrupt()
 
 
+class OpenStream(NamedTuple):
+    """Whose stream it is: the key of its session, if it has one, and an id if it counts towards a limit."""
+
+    session: bytes | None
+    counts_for: tuple[str | None] | None
+
+
 class Streams:
-    """The open streams of a console, which end when the server shuts down or a session expires."""
+    """The open streams of a console, which end when the server shuts down or their session ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, sessions: SessionStore) -> None:
+        self._sessions = sessions
         self._deadlines = Deadlines()
-        self._open: dict[CancelOnDisconnect, str | None] = {}
+        self._open: dict[CancelOnDisconnect, OpenStream] = {}
 
-    def count(self, identity_id: str | None) -> int:
-        """Return how many streams an identity has open; None: anonymous callers."""
-        return sum(each == identity_id for each in self._open.values())
+    def count(self, identity: Identity | None) -> int:
+        """Return how many counted streams an identity has open; None: anonymous callers."""
+        wanted = (None if identity is None else identity.id,)
+        return sum(each.counts_for == wanted for each in self._open.values())
 
     def interrupt(self, reason: CallError) -> None:
         """End all streams."""
         for each in tuple(self._open):
             each.interrupt(reason)
+
+    def log_out(self, request: Request) -> None:
+        """End the session of a request, and its streams."""
+        if (key := self._sessions.close(request.headers)) is not None:
+            for running in [each for each, stream in self._open.items() if stream.session == key]:
+                running.interrupt(_signed_out())
 
     @asynccontextmanager
     async def writing(
@@ -253,13 +268,14 @@ class Streams:
         running = CancelOnDisconnect(receive, self._deadlines)
         writer = EventWriter(request, send, running)
         identity = request.identity
-        self._open[running] = (None if identity is None else identity.id) if counted else ""
+        counts_for = (None if identity is None else identity.id,) if counted else None
+        stream = self._open[running] = OpenStream(self._sessions.key(request.headers), counts_for)
         beating: asyncio.Task[None] | None = None
         try:
             with running:
                 running.interrupt_at(request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
                 await writer.start()
-                beating = asyncio.create_task(writer.beat())
+                beating = asyncio.create_task(self._beat(writer, running, stream, request))
                 yield writer, running
             if running.interrupted and running.reason is not None:
                 await writer.event("error", error_data(running.reason))
@@ -271,6 +287,21 @@ class Streams:
                 beating.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await beating
+
+    async def _beat(
+        self, writer: EventWriter, running: CancelOnDisconnect, stream: OpenStream, request: Request
+    ) -> None:
+        """Keep a connection open, and end the stream of a session that has ended, or whose token was revoked."""
+        while True:
+            await asyncio.sleep(HEARTBEAT)
+            await writer.beat()
+            with contextlib.suppress(CallError):  # the authenticator cannot say: the session goes on
+                if stream.session is not None and await self._sessions.find(request.headers) is None:
+                    running.interrupt(_signed_out())
+
+
+def _signed_out() -> CallError:
+    return CallError(ErrorCode.UNAUTHENTICATED, "the session has ended: sign in again")
 
 
 def error_data(error: CallError) -> Mapping[str, Any]:
