@@ -24,6 +24,8 @@ export const loginReason = new Store<string | null>(null);
 /** Grows with every login: pages that depend on the identity load again. */
 export const logins = new Store(0);
 
+export const ENDED = "Your session has ended. Log in to go on; nothing on this page is lost.";
+
 export function address(path: string): string {
   return new URL(path, BASE).href;
 }
@@ -59,7 +61,7 @@ export async function send(path: string, options: Options = {}): Promise<Respons
   }
   if (response.ok) return response;
   const problem = await readProblem(response);
-  if (response.status === 401 && path !== "session") loginReason.set("Your session has ended. Log in to go on; nothing on this page is lost.");
+  if (response.status === 401 && path !== "session") loginReason.set(ENDED);
   throw problem;
 }
 

@@ -31,11 +31,12 @@ export function App({ startProblem }: { startProblem: string | null }): ReactNod
   const reason = useStore(loginReason);
   const [isHelp, setHelp] = useState(false);
   const isGoing = useRef(0);
+  const waiting = useWaiting();
   const View = PAGES.find((each) => each.id === page)?.view ?? OperationsPage;
   useEffect(() => {
     const name = PAGES.find((each) => each.id === page)?.name ?? "Operations";
-    document.title = `${name} · ${line(me?.title ?? "opwire", 60)}`;
-  }, [page, me]);
+    document.title = `${waiting > 0 ? `(${waiting}) ` : ""}${name} · ${line(me?.title ?? "opwire", 60)}`;
+  }, [page, me, waiting]);
   const jump = (key: string) => (event: KeyboardEvent): void => {
     if (Date.now() - isGoing.current > 1500) return;
     isGoing.current = 0;
@@ -68,12 +69,19 @@ function leaveField(event: React.KeyboardEvent): void {
   if (event.key === "Escape" && !event.defaultPrevented && /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) target.blur();
 }
 
+/** How many approvals and questions wait for the person at this page. */
+function useWaiting(): number {
+  const isAsked = useStore(session)?.mayApprove === true;
+  const listed = useStore(approvals).length;
+  return (isAsked ? listed : 0) + useStore(runs).reduce((sum, each) => sum + each.questions.length, 0);
+}
+
 function TopBar({ onHelp }: { onHelp: () => void }): ReactNode {
   const { page } = useStore(route);
   const me = useStore(session);
   const state = useStore(connection);
   const mode = useStore(theme);
-  const waiting = useStore(approvals).length + useStore(runs).reduce((sum, each) => sum + each.questions.length, 0);
+  const waiting = useWaiting();
   const icon = mode === "dark" ? "moon" : mode === "light" ? "sun" : "auto";
   return (
     <header className="topbar">

@@ -9,6 +9,8 @@ import type { CallFailure, Envelope, Identity, OperationType, Progress, Question
 export const MAX_ITEMS = 1_000;
 const MAX_ITEM_BYTES = 16_000_000;
 const MAX_RUNS = 50;
+/** Browsers open six connections to a server: one is for events, and one has to stay free for everything else. */
+const MAX_RUNNING = 4;
 
 export interface StreamItem {
   number: number;
@@ -143,7 +145,11 @@ export function startRun(
     // Running calls are never forgotten.
     return all.filter((each, index) => index < MAX_RUNS || each.state === "running");
   });
-  void follow(run);
+  const running = runs.value.filter((each) => each.state === "running").length;
+  if (running > MAX_RUNNING) {
+    const message = `${MAX_RUNNING} calls of this page are running, which is as many as a browser has connections for. Stop one of them first.`;
+    run.end("failed", { code: "TOO_MANY_CALLS", message });
+  } else void follow(run);
   return run;
 }
 
@@ -229,9 +235,17 @@ const MAX_REMEMBERED_INPUT = 8_000;
 /** What was called before: in this browser only, newest first. */
 export const remembered = stored<Remembered[]>("history", []);
 
+const SECRET = /passw(or)?d|passphrase|secret|token|api[-_]?key|authorization|credential/i;
+
+/** What is stored stays readable for everyone who uses this browser: secrets are not. */
+function withoutSecrets(key: string, value: unknown): unknown {
+  if (typeof value === "string" && SECRET.test(key)) return "***";
+  return typeof value === "bigint" ? Number(value) : value;
+}
+
 function remember(run: Run): void {
-  const size = compact(run.input ?? null).length;
-  const input = size > MAX_REMEMBERED_INPUT ? null : JSON.parse(compact(run.input ?? null));
+  const text = JSON.stringify(run.input ?? null, withoutSecrets);
+  const input = text.length > MAX_REMEMBERED_INPUT ? null : JSON.parse(text);
   const outcome = run.state === "done" ? (run.envelope?.meta?.isError ? "TOOL_ERROR" : "OK") : run.state === "cancelled" ? "CANCELLED" : (run.failure?.code ?? "ERROR");
   const entry = { operationId: run.operationId, input, at: run.startedAt, outcome, ms: run.ms };
   remembered.update((list) => [entry, ...list].slice(0, MAX_REMEMBERED));

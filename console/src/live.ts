@@ -1,6 +1,6 @@
 /** The event stream of the server: calls, figures, approvals, changes. It is opened again whenever it is lost. */
 
-import { address, get, loadSession, logins, Problem, session } from "./api";
+import { address, ENDED, get, loginReason, logins, Problem, session } from "./api";
 import { loadCatalogue } from "./catalogue";
 import { Pulse, Store } from "./store";
 import type { Approval, CallRecord, Statistics } from "./types";
@@ -121,8 +121,8 @@ function open(): void {
 async function again(): Promise<void> {
   try {
     const found = await get<typeof session.value>("session");
-    if (found?.login && found.identity === null && session.value?.identity) {
-      await loadSession();
+    if (found?.identity === null && session.value?.identity) {
+      loginReason.set(ENDED);
       return; // the login opens the stream
     }
   } catch (error) {

@@ -31,9 +31,9 @@ def test_every_link_within_the_documentation_leads_somewhere(page: str) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = normpath((PurePosixPath(page).parent / path).as_posix()) if path else page
-        assert target in PAGES or (path.endswith((".svg", ".json", ".txt", ".pml")) and (DOCS / target).is_file()), (
-            f"{page}: {link}"
-        )
+        assert target in PAGES or (
+            path.endswith((".svg", ".png", ".json", ".txt", ".pml")) and (DOCS / target).is_file()
+        ), f"{page}: {link}"
         assert not anchor or anchor in anchors_of(target), f"{page}: {link}"
 
 

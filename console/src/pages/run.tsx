@@ -17,6 +17,9 @@ import { problemsOf } from "../form/validator";
 import { QuestionBox } from "./question";
 import { StreamView } from "./stream";
 
+/** Larger results are not validated here: it would take a second, and the server has done it. */
+const MAX_CHECKED = 500_000;
+
 export function RunView({ run, previous, outputSchema }: { run: Run; previous: Run[]; outputSchema?: Schema | null }): ReactNode {
   usePulse(run.pulse);
   return (
@@ -85,7 +88,7 @@ function ResultView({ run, envelope, previous, outputSchema }: { run: Run; envel
   const rows = useMemo(() => tableRows(envelope.data), [envelope]);
   const media = useMemo(() => mediaOf(envelope), [envelope]);
   const before = previous.find((each) => each.envelope !== null)?.envelope ?? null;
-  const problems = useMemo(() => (outputSchema && envelope.meta.isError !== true ? problemsOf(outputSchema, envelope.data) : []), [envelope, outputSchema]);
+  const problems = useMemo(() => (outputSchema && envelope.meta.isError !== true && (run.bytes ?? 0) < MAX_CHECKED ? problemsOf(outputSchema, envelope.data) : []), [envelope, outputSchema]);
   const hasRich = media.some((each) => each.text === undefined) || (media.length > 0 && !isObject(envelope.data));
   const tabs = [
     ...(hasRich ? [{ id: "content", name: "Content" }] : []),

@@ -39,16 +39,13 @@ export function StreamsPage(): ReactNode {
           </select>
         )}
       </header>
-      {waiting.length > 0 && (
-        <section aria-label="Approvals">
-          <h2>Waiting for approval</h2>
-          <div className="boxes">{waiting.map((each) => <ApprovalBox key={each.id} approval={each} />)}</div>
-        </section>
-      )}
-      {questions.length > 0 && (
-        <section aria-label="Questions">
-          <h2>Waiting for an answer</h2>
-          <div className="boxes">{questions.map(({ run, question }) => <QuestionBox key={question.questionId} run={run} question={question} named />)}</div>
+      {waiting.length + questions.length > 0 && (
+        <section aria-label="Waiting for you">
+          <h2>Waiting for you</h2>
+          <div className="boxes">
+            {waiting.map((each) => <ApprovalBox key={each.id} approval={each} />)}
+            {questions.map(({ run, question }) => <QuestionBox key={question.questionId} run={run} question={question} named />)}
+          </div>
         </section>
       )}
       {shown.length === 0 ? (
@@ -111,7 +108,7 @@ function ApprovalBox({ approval }: { approval: Approval }): ReactNode {
   return (
     <article className="approval">
       <header>
-        <OperationId id={approval.operationId} />
+        <h3>Approve <OperationId id={approval.operationId} />?</h3>
         <span className="muted">asked by {approval.identity ? <bdi>{line(approval.identity, 60)}</bdi> : "an anonymous caller"} {ago(approval.since)} ago{approval.expires ? `, expires in ${ago(Date.now() - (approval.expires - Date.now()))}` : ""}</span>
       </header>
       {approval.message && <p>{visible(approval.message)}</p>}

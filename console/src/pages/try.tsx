@@ -7,8 +7,8 @@ import { type Run, runs, startRun } from "../calls";
 import { isEmptyInput } from "../form/prepare";
 import { type FieldProblem, problemsOf } from "../form/validator";
 import { compact, isObject, pretty } from "../json";
-import { stored, useStore } from "../store";
-import { line, plural } from "../text";
+import { Store, stored, useStore } from "../store";
+import { bytes, line, plural } from "../text";
 import type { Identity, OperationDetail, Snippets } from "../types";
 import { Icon } from "../ui/icons";
 import { Editor, SchemaForm } from "../ui/lazy";
@@ -18,8 +18,10 @@ import { RunView } from "./run";
 
 type Mode = "form" | "json" | "both";
 const mode = stored<Mode>("mode", "both");
-const deadlines = stored<Record<string, number>>("deadlines", {});
-const actAs = stored<{ id: string; scopes: string }>("actAs", { id: "", scopes: "" });
+const deadlines = new Store<Record<string, number>>({});
+/** Not stored: who acts as somebody else should not still do so tomorrow. */
+const actAs = new Store({ id: "", scopes: "" });
+const MAX_EDITED = 300_000;
 
 export function TryIt({ detail }: { detail: OperationDetail }): ReactNode {
   const { id, inputSchema } = detail;
@@ -66,7 +68,11 @@ export function TryIt({ detail }: { detail: OperationDetail }): ReactNode {
   );
   const editor = (
     <div className="input-json">
-      <Editor label="Input as JSON" value={draft.text} problems={known} onChange={(text) => put(id, typed(draftOf(id, drafts.value), text))} onRun={() => latest.current()} />
+      {draft.text.length <= MAX_EDITED ? (
+        <Editor label="Input as JSON" value={draft.text} problems={known} onChange={(text) => put(id, typed(draftOf(id, drafts.value), text))} onRun={() => latest.current()} />
+      ) : (
+        <p className="muted pad">The input has {bytes(draft.text.length)}: too much to edit as JSON. Change it in the form.</p>
+      )}
       {draft.syntax !== null && <p className="field-errors pad">{line(draft.syntax)}</p>}
     </div>
   );
@@ -153,7 +159,7 @@ function RunBar({ detail, run, value, count, isSent, onRun }: { detail: Operatio
           type="number"
           min={0.001}
           step="any"
-          placeholder="default"
+          placeholder="auto"
           value={all[detail.id] ? String(all[detail.id]! / 1000) : ""}
           onInput={(event) => {
             const seconds = Number((event.target as HTMLInputElement).value);

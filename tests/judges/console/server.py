@@ -387,8 +387,8 @@ async def serve(port: int, amount: int) -> None:
         registry, title="Tea shop", version="2.4.0", authenticate=tokens, monitor=monitor, system=system
     )
     app = serve_http(registry, mounts={"/console": console}, authenticate=tokens, monitor=monitor)
-    async with app.listening(port=port) as address:
-        print(f"{address}/console/#link={console.create_link()}", flush=True)  # noqa: T201
+    print(f"http://127.0.0.1:{port}/console/#link={console.create_link()}", flush=True)  # noqa: T201
+    async with app.listening(port=port):
         await asyncio.Event().wait()
 
 

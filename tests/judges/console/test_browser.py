@@ -37,8 +37,10 @@ async def browse(folder: Path, chromium: str) -> Finished:
     """Run the browser against a server of its own."""
     port = free_port()
     server = [sys.executable, "-m", "tests.judges.console.server", str(port), str(MANY)]
-    async with listening(server, port, folder / "server.log"):
-        return await finished([str(NODE), str(SCRIPT), f"http://{HOST}:{port}"], {**os.environ, "CHROMIUM": chromium})
+    async with listening(server, port, log := folder / "server.log"):
+        link = next(line for line in log.read_text().splitlines() if "#link=" in line)
+        env = {**os.environ, "CHROMIUM": chromium, "LINK": link}
+        return await finished([str(NODE), str(SCRIPT), f"http://{HOST}:{port}"], env)
 
 
 def check(results: Results, *scenarios: str) -> None:
@@ -58,7 +60,7 @@ def test_an_input_is_written_as_a_form_and_as_json_with_messages_at_the_field(re
 
 @requirement("console.browser.results")
 def test_results_are_shown_as_tree_table_envelope_difference_and_media(results: Results) -> None:
-    check(results, "results", "media", "large")
+    check(results, "results", "media", "large", "secrets")
 
 
 @requirement("console.browser.calls")
