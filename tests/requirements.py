@@ -615,6 +615,8 @@ NATS: dict[str, str] = {
     "reason.",
     "transport.nats.cluster": "All known servers of a NATS cluster are tried in random order, those it tells of "
     "included.",
+    "transport.nats.accounts": "Ends at a NATS leaf node and at its hub reach each other, and those of another account "
+    "do not.",
     "transport.nats.lame-duck": "A NATS server about to shut down is used until it ends, then another one.",
     "transport.nats.frozen": "A silent NATS server is given up at the third beat.",
     "transport.nats.pings": "The NATS server's own pings are answered.",
@@ -810,6 +812,7 @@ DURABLE: dict[str, str] = {
     "durable.nats": "The journal in NATS JetStream keeps the whole contract on a real server.",
     "durable.crash.nats": "What JetStream acknowledged survives kill -9 of its server, and of any one of a cluster "
     "with replicas.",
+    "durable.nats.lost-request": "What is asked of a JetStream leader that dies is asked again, not waited for.",
     "durable.nats.reconnects": "A journal in NATS comes back when its server does.",
     "durable.nats.refusals": "A NATS server that cannot keep a journal is named, with what to do about it.",
     "durable.nats.permissions": "The permissions that are named are enough; what is forbidden is known at once.",

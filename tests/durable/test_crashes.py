@@ -2,9 +2,7 @@
 
 import asyncio
 import random
-import secrets
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,9 @@ from opwire.durable import DurableCalls
 from tests.durable.engines import PATIENCE, NatsPlace, Place, RedisPlace
 from tests.durable.process import LEASE, STEPS
 from tests.requirements import requirement
-from tests.servers.brokers import HOST, PORTS, NatsServer, RedisServer
+from tests.servers.brokers import NatsServer, RedisServer
 from tests.servers.processes import Worker
+from tests.transports.nats.cluster import nats_cluster
 from tests.transports.nats.ends import plain_client
 from tests.transports.redis.service import RedisService
 
@@ -267,11 +266,7 @@ async def test_what_jetstream_has_acknowledged_survives_its_crash(
 
 @requirement("durable.crash.nats")
 async def test_what_a_cluster_has_acknowledged_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
-    ports = secrets.SystemRandom().sample(PORTS, 3)
-    routes = [f"nats://{HOST}:{port}" for port in ports]
-    with ExitStack() as stack:
-        clusters = [{"name": "three", "host": HOST, "port": port, "routes": routes} for port in ports]
-        servers = [stack.enter_context(NatsServer(jetstream=True, cluster=cluster)) for cluster in clusters]
+    with nats_cluster(jetstream=True) as servers:
         place = NatsPlace([server.url for server in servers], tmp_path / "runs", replicas=3)
         await formed(place)
         async with plain_client(servers[0].url) as client:

@@ -1,4 +1,4 @@
-"""The primary of a Redis service is replaced in the middle of the calls, by Sentinels."""
+"""The primary of a Redis service is replaced in the middle of the calls, or a server of a NATS cluster dies."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from tests.transports.engines import ENGINES
 from tests.transports.faults import load as loads
 from tests.transports.faults.harness import processes
 from tests.transports.faults.load import Load
+from tests.transports.nats.cluster import nats_cluster
 from tests.transports.redis.ends import ask
 from tests.transports.redis.service import NAME, PATIENCE, RedisService
 
@@ -57,3 +58,21 @@ async def test_all_ends_follow_the_primary_and_each_call_ends_once(
         await load.until(answers=400, streams=1)
     load.check(one.lines + other.lines)
     assert load.failed
+
+
+@requirement("transport.nats.cluster", "transport.faults.engine-killed")
+async def test_ends_find_another_server_of_a_nats_cluster_and_each_call_ends_once(
+    brokers_run_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They know the URL of the first server only, which tells them of the others."""
+    monkeypatch.setattr(loads, "PATIENCE", PATIENCE)
+    engine = ENGINES["nats"]
+    with nats_cluster(**engine.settings) as servers:
+        async with processes(engine, servers[0]) as (calls, one, other), Load(calls, callers=CALLERS) as load:
+            await load.until(answers=400)
+            servers[0].kill()
+            await load.until(failures=1)
+            await load.until_served_by(one.pid, other.pid)
+            await load.until_none_fails()
+            await load.until(answers=400, streams=1)
+        load.check(one.lines + other.lines)

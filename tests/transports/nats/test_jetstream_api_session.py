@@ -7,6 +7,7 @@ from secrets import token_hex
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
 from opwire.errors import CallError
 from opwire.testing.harness import soon
@@ -108,6 +109,29 @@ async def test_a_server_that_does_not_answer_is_lost_and_found_again(
         assert "does not answer" in await unavailable(made.api(ApiResponse, INFO))  # not even to a new connection
         server.thaw()
         await soon("it is back", made.api(ApiResponse, INFO))
+
+
+@requirement("durable.nats.lost-request")
+async def test_a_request_that_is_lost_with_the_leader_is_sent_again_unless_it_may_not_be(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream_api, "_REPEAT", 0.05)
+    heard = 0
+
+    async def answer_the_second(message: Msg) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == 2:
+            await message.respond(b"{}")
+
+    async with plain_client(nats_server.url) as leader, session(nats_server.url, domain="slow") as made:
+        await leader.subscribe("$JS.slow.>", cb=answer_the_second)
+        await flushed(leader)
+        await soon("it is answered", made.api(ApiResponse, INFO))
+        heard = 0
+        monkeypatch.setattr(jetstream_api, "PATIENCE", 0.5)
+        assert "does not answer" in await unavailable(made.api(ApiResponse, INFO, once=True))
+        assert heard == 1
 
 
 async def test_a_question_that_jetstream_does_not_answer_costs_nobody_else(

@@ -213,6 +213,44 @@ async def test_a_silent_consumer_is_given_up(jetstream_server: NatsServer, monke
         assert await made.record(claim, outcome(claim)) == outcome(claim)
 
 
+@requirement("durable.nats.lost-request")
+async def test_a_pull_request_that_is_lost_with_its_server_is_sent_again(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_claims, "_BEAT", 0.1)
+    async with journal(jetstream_server) as made:
+        await made.claim([ORDER], lease=9, wait=0)
+        send, lost = made._session.request, list[str]()
+
+        def lose_the_first(what: str, request: object, token: str = "") -> str:
+            if lost:
+                return send(what, request, token)
+            lost.append(what)
+            return what
+
+        monkeypatch.setattr(made._session, "request", lose_the_first)
+        await made.submit(task())
+        (claim,) = await soon("the task is claimed", made.claim([ORDER], lease=9, wait=60))
+        assert claim.attempt == 1
+
+
+async def test_a_pull_request_stays_in_flight_while_its_consumer_sends_heartbeats(jetstream_server: NatsServer) -> None:
+    async with journal(jetstream_server) as made:
+        consumers = made._claims.consumers  # pyright: ignore[reportAttributeAccessIssue]
+        claiming = asyncio.create_task(made.claim([ORDER], lease=9, wait=60))
+        await until(lambda: ready(ORDER in consumers._pulls))
+        pull = consumers._pulls[ORDER]
+        before = pull.deadline
+        await until(lambda: ready(pull.deadline > before))  # by the server, after a second
+        assert consumers._pulls == {ORDER: pull}
+        await made.submit(task())
+        assert len(await soon("the task is claimed", claiming)) == 1
+
+
+async def ready(value: bool) -> bool:
+    return value
+
+
 @pytest.mark.parametrize(
     "ack", ["$JS.ACK.s.c.3.17.9.1700000000000000000.0", "$JS.ACK._.hash.s.c.3.17.9.1700000000000000000.0.random"]
 )

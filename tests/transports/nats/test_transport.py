@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,7 @@ from opwire.testing import LIMIT_CONTRACT, TRANSPORT_CONTRACT
 from opwire.testing.harness import soon
 from opwire.transports.nats import NatsTransport
 from tests.requirements import requirement
-from tests.servers.brokers import HOST, NatsServer
+from tests.servers.brokers import HOST, PORTS, NatsServer
 from tests.servers.leaks import Leaks
 from tests.transports.nats.ends import plain_client
 
@@ -395,3 +396,40 @@ async def test_nats_own_tools_see_what_a_registry_serves_and_how_it_is_doing(nat
     assert info["endpoints"][0]["subject"] == f"{prefix}.call.math.add"
     counted = stats["endpoints"][0]
     assert (counted["num_requests"], counted["num_errors"], counted["last_error"]) == (2, 1, "VALIDATION_ERROR")
+
+
+# --- leaf nodes and accounts ------------------------------------------------------------------------------------------
+
+
+@requirement("transport.nats.accounts")
+async def test_ends_at_a_leaf_node_and_at_its_hub_are_in_one_account_and_those_of_another_are_not(
+    own_nats: StartNats,
+) -> None:
+    def account(name: str) -> dict[str, Any]:
+        return {"users": [{"user": name, "password": "s3cret"}]}
+
+    port = secrets.choice(PORTS)
+    hub = own_nats(
+        accounts={"shop": account("shop"), "billing": account("billing")},
+        leafnodes={"host": HOST, "port": port},
+    )
+    leaf = own_nats(leafnodes={"remotes": [{"url": f"nats://shop:s3cret@{HOST}:{port}"}]})
+    shop, billing = (f"nats://{name}:s3cret@{HOST}:{hub.port}" for name in ("shop", "billing"))
+    registry = OperationRegistry()
+
+    @registry.mutation("trap.where", access=PUBLIC)
+    async def where() -> str:
+        return "at the hub"
+
+    async with served(shop, registry), calling(leaf.url) as near, calling(billing) as stranger:
+
+        async def reached() -> str:
+            while True:
+                try:
+                    return (await near.call("trap.where")).data
+                except CallError:  # the leaf node is still connecting
+                    await asyncio.sleep(0.02)
+
+        assert await soon("the leaf node is connected", reached()) == "at the hub"
+        with pytest.raises(CallError, match="no server available"):
+            await stranger.call("trap.where")

@@ -49,6 +49,7 @@ PATIENCE = 5.0  # seconds without a response, after which a request has failed
 NO_STREAM = 10059  # the error code for an unknown stream
 
 _BEAT = 2.0  # seconds between two beats; a silent server is given up after three
+_REPEAT = 1.0  # seconds after which an API request is sent again: one to a leader that died gets no response
 _NO_RESPONDERS = 503
 _INBOX = "in"
 _FORBIDDEN = re.compile(r'Permissions Violation for (?:Publish|Subscription) to "([^"]*)"', re.IGNORECASE)
@@ -181,11 +182,18 @@ class JetStreamSession:
             self._fail(_unavailable(f"the connection to {self.name} was closed"))
 
     async def api(
-        self, kind: type[R], what: str, request: object = None, *, unless: Collection[int] = (), preparing: bool = False
+        self,
+        kind: type[R],
+        what: str,
+        request: object = None,
+        *,
+        unless: Collection[int] = (),
+        preparing: bool = False,
+        once: bool = False,
     ) -> R:
         """Send an API request and return the response; `unless` are error codes to return instead of raising.
 
-        `preparing` skips `connect`, for use within `prepare`.
+        `preparing` skips `connect`, for use within `prepare`. A request without a response is repeated, unless `once`.
 
         Raises:
             CallError: UNAVAILABLE; RATE_LIMITED, if the server does not keep up.
@@ -193,7 +201,7 @@ class JetStreamSession:
         if not preparing:
             await self.connect()
         payload = b"" if request is None else msgspec.json.encode(request)
-        return await self._exchange(kind, f"{self._api}.{what}", payload, None, unless)
+        return await self._exchange(kind, f"{self._api}.{what}", payload, None, unless, once=once)
 
     async def store(
         self, kind: type[R], subject: str, headers: Mapping[str, object], payload: bytes, *, unless: Collection[int]
@@ -204,20 +212,41 @@ class JetStreamSession:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE; RATE_LIMITED, if the server does not keep up.
         """
         await self.connect()
-        return await self._exchange(kind, subject, payload, headers, unless)
+        return await self._exchange(kind, subject, payload, headers, unless, once=True)
 
     async def _exchange(
-        self, kind: type[R], subject: str, payload: bytes, headers: Mapping[str, object] | None, unless: Collection[int]
+        self,
+        kind: type[R],
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, object] | None,
+        unless: Collection[int],
+        *,
+        once: bool,
     ) -> R:
-        token = str(next(self._numbers))
-        request = self._requests[token] = _Request(subject, asyncio.get_running_loop().create_future())
-        try:
+        token, loop = str(next(self._numbers)), asyncio.get_running_loop()
+        request = self._requests[token] = _Request(subject, loop.create_future())
+        timer: asyncio.TimerHandle | None = None
+
+        def send() -> None:
+            nonlocal timer
+            if not once:
+                timer = loop.call_later(_REPEAT, repeat)
             self.send(subject, payload, token, headers)
+
+        def repeat() -> None:
+            with suppress(CallError):  # lost, or its queue is full; the timeout is near
+                send()
+
+        try:
+            send()
             async with asyncio.timeout(PATIENCE):
                 message = await request.response
         except TimeoutError:
             raise self.silent() from None
         finally:
+            if timer is not None:
+                timer.cancel()
             del self._requests[token]
         if message.status == _NO_RESPONDERS:
             self._prepared = False  # the stream may have been deleted
@@ -544,7 +573,7 @@ class TaskLog(SessionListener):
             CallError: UNAVAILABLE.
         """
         what, request = f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True}
-        response = await self._session.api(ApiResponse, what, request, unless=_NOT_FOUND)
+        response = await self._session.api(ApiResponse, what, request, unless=_NOT_FOUND, once=True)
         return response.error is None
 
     def drop(self, seq: int) -> None:

@@ -53,7 +53,10 @@ _MAX_UNCLAIMED = 1.0  # seconds for which a delivered task waits for a claim her
 _PAUSE = 0.1  # seconds before a retry of a consumer that failed
 _MAX_WAITING = 4096  # ends that may wait for tasks of one operation
 _NANOSECONDS = 1_000_000_000
-_REFUSED, _NO_RESPONDERS = 409, 503  # statuses of a consumer that delivers nothing
+_HEARTBEAT, _REFUSED, _NO_RESPONDERS = 100, 409, 503  # statuses of a consumer
+_BEAT = 1.0  # seconds between two heartbeats of a pull request, at least: the server that has it may die
+_BEATS = 100  # heartbeats per second, at most
+_SILENT_BEATS = 2.5  # intervals without a heartbeat after which a pull request is sent again
 
 # --- delivery ---------------------------------------------------------------------------------------------------------
 
@@ -95,6 +98,12 @@ class _Pull(Struct):
     number: str
     subject: str
     left: int
+    patience: float  # seconds
+    deadline: float = 0.0  # by which the consumer has to send anything
+
+    def renew(self) -> None:
+        """Restart the wait for the consumer."""
+        self.deadline = time.monotonic() + self.patience
 
 
 class Consumers(SessionListener):
@@ -182,42 +191,51 @@ class Consumers(SessionListener):
                 self._delivered = [each for each in self._delivered if each not in taken]
                 return taken
             left = end - time.monotonic()
+            if self._drop_silent(pulled) and left <= 0:
+                raise self._session.silent()
             if not self._created.issuperset(operations):  # one was deleted, or too many ends wait for it
                 await asyncio.sleep(_PAUSE)
                 await self.create(operations)
                 continue
             if left > 0 or not pulled:
                 pulled |= self._pull(operations, limit, left)
-            in_flight = not pulled.isdisjoint(pull.number for pull in self._pulls.values())
-            if left <= 0 and not in_flight:
+            deadlines = [pull.deadline for pull in self._pulls.values() if pull.number in pulled]
+            if left <= 0 and not deadlines:
                 return []
-            signalled = await self._wait(max(0.0, left) + in_flight * PATIENCE)
-            if in_flight and not signalled:
-                self._pulls.clear()
-                raise self._session.silent()
+            await self._wait(min(deadlines, default=end))
+
+    def _drop_silent(self, numbers: set[str]) -> bool:
+        """Drop those of these pull requests whose consumer is silent; return whether there were any."""
+        now = time.monotonic()
+        silent = [each for each, pull in self._pulls.items() if pull.number in numbers and pull.deadline <= now]
+        for each in silent:
+            del self._pulls[each]
+        return bool(silent)
 
     def _pull(self, operations: frozenset[str], limit: int, wait: float) -> set[str]:
         """Send pull requests to the consumers without one; return their numbers."""
         batch = max(1, limit // len(operations))
-        until = {"expires": round(wait * _NANOSECONDS)} if wait > 0 else {"no_wait": True}
+        until: dict[str, object] = {"expires": round(wait * _NANOSECONDS)} if wait > 0 else {"no_wait": True}
+        patience, beat = max(0.0, wait) + PATIENCE, max(_BEAT, len(operations) / _BEATS)
+        if wait >= 2 * beat:  # a limit of NATS
+            patience, until["idle_heartbeat"] = _SILENT_BEATS * beat, round(beat * _NANOSECONDS)
         numbers: set[str] = set()
         for each in operations.difference(self._pulls):
             what, number = f"CONSUMER.MSG.NEXT.{self._names.stream}.{token(each)}", f"pull{next(self._numbers)}"
             subject = self._session.request(what, {"batch": batch, **until}, number)
-            self._pulls[each] = _Pull(number, subject, batch)
+            self._pulls[each] = _Pull(number, subject, batch, patience)
+            self._pulls[each].renew()
             numbers.add(number)
         return numbers
 
-    async def _wait(self, timeout: float) -> bool:
-        """Wait for a delivery, or for the end of a pull request; return False after the timeout."""
+    async def _wait(self, end: float) -> None:
+        """Wait for a delivery, for the end of a pull request, or until `end`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
-            async with asyncio.timeout(timeout):
-                await future
-            return True
-        except TimeoutError:
-            return False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(end - time.monotonic()):
+                    await future
         finally:
             self._waiting.discard(future)
 
@@ -230,7 +248,11 @@ class Consumers(SessionListener):
         """Handle a delivery, or the end of a pull request."""
         if token:
             for operation_id, pull in tuple(self._pulls.items()):
-                if pull.number == token:
+                if pull.number != token:
+                    continue
+                if message.status == _HEARTBEAT:
+                    pull.renew()
+                else:
                     del self._pulls[operation_id]
                     if message.status in (_REFUSED, _NO_RESPONDERS):
                         self._created.discard(operation_id)
@@ -239,6 +261,7 @@ class Consumers(SessionListener):
             pull = self._pulls.get(delivery.task.operation_id)
             if pull is not None:
                 pull.left -= 1
+                pull.renew()
                 if pull.left == 0:
                     del self._pulls[delivery.task.operation_id]
         self._wake()
