@@ -129,6 +129,8 @@ async def test_a_person_sees_what_its_scopes_allow() -> None:
         assert found["access"]["requiredScopes"] == ["shop:write"]
         assert found["inputSchema"]["required"] == ["lines"]
         assert found["tokens"] > 10
+        assert (found["role"], found["annotations"]) == ("tool", {})
+        assert [each["readOnly"] for each in listed if each["id"] == "math.add"] == [True]
         assert (await page.api("GET", "search?q=order&limit=3")).json["ids"][0] == "shop.order"
 
 

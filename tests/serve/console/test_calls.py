@@ -58,6 +58,27 @@ async def test_progress_is_shown_and_a_page_that_goes_away_cancels_the_call() ->
 
 
 @requirement("console.call")
+async def test_log_messages_of_the_handler_are_shown() -> None:
+    registry = OperationRegistry()
+
+    @registry.query("shop.stock", access=AccessControl(public=True))
+    async def stock(context: Context) -> int:
+        for number in range(300):
+            context.log("info", number)
+        context.log("warning", {"article": "tea"}, logger="stock")
+        context.log("info", "x" * 100_000)
+        context.log("info", object())
+        return 1
+
+    async with page_of(registry) as page:
+        events = await page.call("shop.stock")
+        logged = [event.data for event in events if event.name == "log"]
+        assert len(logged) == 100
+        assert logged[-1] == {"level": "warning", "data": {"article": "tea"}, "logger": "stock"}
+        assert [event.name for event in events][-2:] == ["result", "end"]
+
+
+@requirement("console.call")
 async def test_a_deadline_ends_the_call() -> None:
     async with page_of() as page:
         await page.log_in()

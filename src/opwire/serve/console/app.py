@@ -329,6 +329,8 @@ class ConsoleApp(ListeningApp):
             "summary": spec.description.strip().partition("\n")[0][:200],
             "tags": spec.tags,
             "source": self._source(spec.id),
+            "readOnly": spec.annotations.read_only,
+            "destructive": spec.annotations.destructive,
         }
 
     def _source(self, operation_id: str) -> str | None:
@@ -345,6 +347,9 @@ class ConsoleApp(ListeningApp):
             "version": spec.version,
             "tags": spec.tags,
             "source": self._source(spec.id),
+            "role": spec.role,
+            "uri": spec.uri,
+            "annotations": spec.annotations.to_mcp(),
             "access": None if access is None else _access(access),
             "timeout": spec.timeout,
             "examples": spec.examples,
@@ -379,7 +384,7 @@ class ConsoleApp(ListeningApp):
         found = {
             "curl": None if request.api_root is None else curl_snippet(spec, body.input, url),
             "python": None if request.api_root is None else python_snippet(spec, body.input, url),
-            "mcp": mcp_snippet(spec, body.input, names[spec.id]),
+            "mcp": mcp_snippet(spec, body.input, names[spec.id]) if spec.role == "tool" else None,
         }
         await send_json(send, request, found)
 

@@ -9,12 +9,15 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from secrets import token_hex
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from opwire.annotations import LogMessage
 from opwire.caller import caller_metadata
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
@@ -25,9 +28,10 @@ from opwire.operation import Context, Identity, Inbound, OperationSpec, Operatio
 from opwire.questions import Question, unanswerable
 from opwire.serve.console.session import acting
 from opwire.serve.console.web import EventWriter, Streams, error_data, read_body, send_nothing
-from opwire.serve.guard import Receive, Send
+from opwire.serve.guard import MAX_DETAILS, Receive, Send
 from opwire.serve.http.request import Request
 from opwire.serve.http.responses import EncodedResponse, encode_response, encode_whole
+from opwire.typed.plain import write_json
 
 logger = logging.getLogger("opwire.serve.console")
 
@@ -41,8 +45,11 @@ KEEP = 60.0
 """Seconds for which a result waits for its download."""
 
 _MAX_QUESTIONS = 16  # of one call that wait for an answer
+_MAX_LOGGED = 100  # log messages that wait to be sent; the oldest are dropped
 _PROGRESS_INTERVAL = 0.1  # seconds between two progress reports
 _YIELD = 64  # items between two yields to the event loop: a producer that never waits would hide a disconnect
+
+_encoder = msgspec.json.Encoder()
 
 Text = Annotated[str, Meta(max_length=1_000)]
 
@@ -165,6 +172,7 @@ class ConsoleCalls:
             metadata={**request.metadata, **caller_metadata(request.identity, request.token)},
             on_progress=call.progressed,
             on_question=call.ask,
+            on_log=call.logged,
             inbound=Inbound(call.request_id),
         )
         self._running[call.request_id] = call
@@ -185,6 +193,7 @@ class _RunningCall:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._progress: Progress | None = None
+        self._logged: deque[bytes] = deque(maxlen=_MAX_LOGGED)
         self._progressed = asyncio.Event()
         self._items = 0
         self._bytes = 0
@@ -226,6 +235,14 @@ class _RunningCall:
         """Note the progress, from any thread; a newer report replaces one that was not sent yet."""
         self._progress = progress.bounded()
         self._loop.call_soon_threadsafe(self._progressed.set)
+
+    def logged(self, message: LogMessage) -> None:
+        """Note a log message of the handler, from any thread; one that is too large or has no JSON form is ignored."""
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            encoded = write_json(_encoder, message)
+            if len(encoded) <= MAX_DETAILS:
+                self._logged.append(encoded)
+                self._loop.call_soon_threadsafe(self._progressed.set)
 
     async def stream(self, writer: EventWriter, dispatcher: Dispatcher, input: Any, context: Context) -> None:
         """Run the call and write its events."""
@@ -288,8 +305,10 @@ class _RunningCall:
             await asyncio.sleep(_PROGRESS_INTERVAL)
 
     async def _flush(self, writer: EventWriter) -> None:
-        """Write the latest progress, if it was not written yet."""
+        """Write log messages and the latest progress that were not written yet."""
         self._progressed.clear()
+        while self._logged:
+            await writer.event("log", self._logged.popleft())
         latest, self._progress = self._progress, None
         if latest is not None:
             await writer.event("progress", latest)
