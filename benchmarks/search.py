@@ -1,4 +1,4 @@
-"""Search 3,437 operations of nine documents: time per request and recall, beside a scan for every word and fastmcp.
+"""Search 3,437 operations of nine documents: time and recall, beside a scan for every word, fastmcp and bm25s.
 
     .venv-bench/bin/python -m benchmarks search
     .venv-bench/bin/python -m benchmarks.search        # cross-validate the weights, half a minute
@@ -60,8 +60,9 @@ def tables() -> Iterator[Table]:
         _row("every word, by a scan", *_timed(lambda text: _scan(specs, text), requests), requests),
         _row("registry.search", *_timed(lambda text: _ids(index.find(text, _DEPTH)), requests), requests, limit=_LIMIT),
     ]
-    fastmcp = _fastmcp(specs, requests)
+    fastmcp, bm25s = _peer("fastmcp", specs, requests), _peer("bm25s", specs, requests)
     rows.append(_row(f"fastmcp {fastmcp['version']}: BM25", fastmcp["ms"], fastmcp["found"], requests))
+    rows.append(_row(f"bm25s {bm25s['version']}, split and stemmed", bm25s["ms"], bm25s["found"], requests))
     lines = [len("\n".join(map(signature, index.find(request.text, _SHOWN)))) for request in requests]
     costs = {"search mode": (sum(map(token_cost, _mode(specs).list())), mean(lines) / 4)}
     costs[f"fastmcp {fastmcp['version']}: BM25"] = (fastmcp["listed"], fastmcp["result"])
@@ -134,7 +135,7 @@ def _row(
     return Row(name, ms, must_reach=f"<= {limit:g} ms", reached=ms <= limit, note=note)
 
 
-def _fastmcp(specs: Sequence[OperationSpec], requests: Sequence[Request]) -> dict[str, Any]:
+def _peer(peer: str, specs: Sequence[OperationSpec], requests: Sequence[Request]) -> dict[str, Any]:
     tools = [
         {"name": spec.id, "description": f"{spec.title}\n{spec.description}", "schema": _schema(spec)} for spec in specs
     ]
@@ -142,10 +143,10 @@ def _fastmcp(specs: Sequence[OperationSpec], requests: Sequence[Request]) -> dic
         (path := Path(folder) / "work.json").write_text(
             json.dumps({"tools": tools, "requests": [each.text for each in requests], "depth": _DEPTH})
         )
-        command = [python_of("fastmcp"), "-m", "benchmarks.peers.fastmcp_search", str(path)]
+        command = [python_of(peer), "-m", f"benchmarks.peers.{peer}_search", str(path)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_PATIENCE, check=False)
     if done.returncode:
-        raise NotMeasuredError(f"fastmcp did not run: {done.stderr.strip()[-500:]}")
+        raise NotMeasuredError(f"{peer} did not run: {done.stderr.strip()[-500:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

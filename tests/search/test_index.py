@@ -195,3 +195,27 @@ def test_requests_over_real_documents_find_their_operations(shared: Path) -> Non
         five += not right.isdisjoint(found)
     assert first / len(given["queries"]) >= 0.6
     assert five / len(given["queries"]) >= 0.78
+
+
+@requirement("search.ranking")
+def test_an_operation_that_removes_something_is_not_the_first_for_a_request_that_does_not() -> None:
+    index = SearchIndex(
+        [
+            OperationSpec(
+                namespace="hooks", name="endpoint.delete", type="mutation", title="Delete a webhook endpoint"
+            ),
+            OperationSpec(
+                namespace="hooks", name="endpoints.post", type="mutation", title="A new webhook endpoint of yours"
+            ),
+        ]
+    )
+    assert [spec.name for spec in index.find("webhook endpoint", 1)] == ["endpoints.post"]
+    assert [spec.name for spec in index.find("get rid of a webhook endpoint", 1)] == ["endpoint.delete"]
+
+
+@requirement("search.ranking")
+def test_two_words_may_be_one_and_the_opposite_of_a_verb() -> None:
+    names = ("users/follow", "users/unfollow", "payouts/create", "payments/create")
+    index = SearchIndex(OperationSpec(namespace="a", name=name, type="mutation") for name in names)
+    assert index.find("stop following a user", 1)[0].name == "users/unfollow"
+    assert index.find("pay out money", 1)[0].name == "payouts/create"

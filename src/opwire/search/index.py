@@ -17,7 +17,7 @@ from operator import mul
 from typing import NamedTuple
 
 from opwire.operation import OperationSpec, OperationType
-from opwire.search.words import STOP_WORDS, misspellings, plain_text, stem, thesaurus, words
+from opwire.search.words import PARTICLES, STOP_WORDS, misspellings, plain_text, stem, thesaurus, words
 
 logger = logging.getLogger("opwire.search")
 
@@ -54,12 +54,13 @@ class SearchWeights(NamedTuple):
     title: float = 0.8  # the share of a name or title that the request covers
     form: float = 0.1  # the same form of a word: a list of branches rather than one branch
     intent: float = 0.15  # subtracted if one reads and the other writes
+    removal: float = 0.2  # subtracted if the operation removes something, and the request does not
 
 
 class _Entry:
     """An operation of the index. `terms` are its stems, each with its weight; `heads` the stems of name and title."""
 
-    __slots__ = ("forms", "heads", "reads", "spec", "terms", "vector")
+    __slots__ = ("forms", "heads", "reads", "removes", "spec", "terms", "vector")
 
     def __init__(self, spec: OperationSpec, weights: SearchWeights) -> None:
         description = plain_text(spec.description[:_MAX_DESCRIPTION])
@@ -80,6 +81,7 @@ class _Entry:
         self.spec = spec
         self.forms = frozenset[str]().union(*fields)
         self.reads = spec.type is not OperationType.MUTATION
+        self.removes = not self.reads and not thesaurus().removing.isdisjoint(frozenset[str]().union(*self.heads))
         self.terms = {each: count / (count + weights.saturation) for each, count in counts.items()}
         self.vector: tuple[float, ...] | None = None
 
@@ -177,12 +179,14 @@ class SearchIndex:
                     requested[term] = max(requested.get(term, 0), weight)
         forms = frozenset[str]().union(*(concept.forms for concept in concepts))
         reads = _reads(text)
+        keeps = thesaurus().wanting_removal.isdisjoint(map(stem, words(text)))
         rarities: dict[str, float] = {}
         final = {
             id: scores[id]
             * (1 + self._weights.title * self._covered(self._entries[id], requested, rarities))
             * (1 + self._weights.form * len(forms & self._entries[id].forms) / max(len(forms), 1))
             * (1 - self._weights.intent * (self._entries[id].reads is not reads))
+            * (1 - self._weights.removal * (keeps and self._entries[id].removes))
             for id in shortlist
         }
         return sorted(final, key=final.__getitem__, reverse=True)
@@ -212,9 +216,11 @@ class SearchIndex:
         if len(pair) < 2:
             return None
         terms, joined = tuple(map(stem, pair)), "".join(pair)
+        if pair[0] in ("undo", "stop") and (opposite := f"un{terms[1]}") in self._postings:
+            return _Concept(frozenset[str](), {(opposite,): 1.0})
         if (phrase := thesaurus().expansions.get(terms)) is not None:
             return _Concept(frozenset[str](), self._known(dict.fromkeys(phrase, self._weights.abbreviation)))
-        if joined in self._forms and STOP_WORDS.isdisjoint(pair):
+        if stem(joined) in self._postings and (STOP_WORDS.isdisjoint(pair) or pair[1] in PARTICLES):
             return _Concept(frozenset([joined]), self._known(dict.fromkeys([(stem(joined),), terms], 1.0)))
         return None
 

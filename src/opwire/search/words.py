@@ -154,10 +154,20 @@ _WRITING = frozenset(
     purchase push put reassign rebuild redeliver refund refuse register reject remove rename reopen replace reply
     rerun resend reset resize resolve restart restore resume retry revert revoke rm rotate run save scale send set
     shut sign simulate start stop store submit subscribe suspend switch sync terminate transcribe transfer translate
-    trigger turn unarchive unassign unblock unfollow uninstall unlink unlock unmute unpause unstar unsubscribe
+    trigger turn unarchive undo unassign unblock unfollow uninstall unlink unlock unmute unpause unstar unsubscribe
     update upgrade upload upsert verify void withdraw write
     """.split()
 )
+
+
+# A request with one of these may remove something, and so does an operation whose name has one of the first.
+_REMOVING = "delete remove destroy purge erase"
+_WANTING_REMOVAL = """abort cancel clean clear detach discard disconnect drop evict expire forget kick kill leave prune
+    reset revoke rid rm stop tear terminate throw unassign unblock undo unfollow uninstall unlink unlock unstar
+    unsubscribe void wipe withdraw"""
+
+PARTICLES = frozenset("back down in off on out over up".split())
+"""Words that are part of a verb: `pay out` may be `payout`."""
 
 
 def plain_text(text: str) -> str:
@@ -220,11 +230,13 @@ def misspellings(word: str) -> Iterator[str]:
 
 
 class Thesaurus(NamedTuple):
-    """Stems and the stems that they stand for, and the verbs that write."""
+    """Stems and the stems that they stand for, and the verbs that write, that remove, and that ask for removal."""
 
     synonyms: dict[str, tuple[str, ...]]
     expansions: dict[tuple[str, ...], tuple[tuple[str, ...], ...]]
     writing: frozenset[str]
+    removing: frozenset[str]
+    wanting_removal: frozenset[str]
 
 
 @cache
@@ -239,4 +251,11 @@ def thesaurus() -> Thesaurus:
         tuple(map(stem, short.split())): tuple(tuple(map(stem, each.split())) for each in long.split(","))
         for short, _, long in (each.partition(":") for each in _EXPANSIONS.split(";"))
     }
-    return Thesaurus({key: tuple(value) for key, value in synonyms.items()}, expansions, frozenset(map(stem, _WRITING)))
+    removing = frozenset(map(stem, _REMOVING.split()))
+    return Thesaurus(
+        {key: tuple(value) for key, value in synonyms.items()},
+        expansions,
+        frozenset(map(stem, _WRITING)),
+        removing,
+        removing.union(map(stem, _WANTING_REMOVAL.split())),
+    )

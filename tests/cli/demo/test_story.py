@@ -27,8 +27,8 @@ def test_the_story_shows_what_it_says() -> None:
     demo = subprocess.run([sys.executable, DEMO], capture_output=True, text=True, timeout=60, check=False, env=wide)
     assert (demo.returncode, demo.stderr) == (0, "")
     told = demo.stdout
-    assert re.findall(r"^(\d)\. ", told, re.MULTILINE) == ["1", "2", "3", "4", "5", "6", "7"]
-    listed, called, composed, streamed, failed, served = re.split(r"\n\d\. .*\n", told)[1:-1]
+    assert re.findall(r"^(\d)\. ", told, re.MULTILINE) == ["1", "2", "3", "4", "5", "6", "7", "8"]
+    listed, called, composed, streamed, failed, served, found = re.split(r"\n\d\. .*\n", told)[1:-1]
     for id in ("shop.price", "shop.offer", "warehouse.stock", "warehouse.reserve", "rates.get", "rates.follow"):
         assert f"    {id} " in listed
     for source in ("local", "mcp", "http"):
@@ -48,3 +48,6 @@ def test_the_story_shows_what_it_says() -> None:
         assert f"    {code}" in failed
     assert re.search(r"in this process +over MCP +over HTTP", served)
     assert served.count('"total": 1468.8') == 3
+    assert "of 1,000 operations take" in found
+    assert "travel.bookings.delete(id: int)" in found
+    assert '{"done":true,"id":7}' in found

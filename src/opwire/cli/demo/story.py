@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Annotated, Any
 
 import click
@@ -24,13 +24,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from opwire import CallError, Context, Identity, OperationRegistry, ResponseEnvelope, encode_envelope
+from opwire import CallError, Context, Identity, OperationRegistry, OperationSpec, ResponseEnvelope, encode_envelope
 from opwire.adapters.mcp.servers import HTTPServer, StdioServer
 from opwire.adapters.mcp.source import from_mcp
 from opwire.adapters.openapi.source import from_openapi
 from opwire.auth.tokens import StaticTokens
 from opwire.cli.text import cut
 from opwire.client.client import Client
+from opwire.llm.providers import anthropic_tools
+from opwire.search_mode import search_mode, token_cost
 from opwire.serve.http.app import serve_http
 from opwire.serve.listener import listening
 from opwire.serve.mcp.app import serve_mcp
@@ -41,6 +43,20 @@ _RATES = {"EUR": 1.0, "USD": 1.09, "JPY": 163.2}
 _STEP = 0.05  # seconds between two events
 _PRICES = {"tea": 4.5, "cup": 11.0, "pot": 39.0}
 _OFFER = {"article": "tea", "pieces": 2, "currency": "JPY"}
+_DEPARTMENTS = ("sales", "travel", "people", "support")
+_VERBS = {
+    "list": "List the {}s of {}.",
+    "get": "Return one {} of {}.",
+    "create": "Create a {} for {}.",
+    "update": "Change a {} of {}.",
+    "delete": "Delete a {} of {}.",
+}
+_THINGS = (
+    "account address agreement alert approval article asset audit badge benefit bonus booking budget campaign "
+    "candidate card claim client comment contract course customer deal device document expense flight forecast goal "
+    "hotel incident invoice item lead meeting message note offer order payment permit policy project receipt report "
+    "role shift task ticket visit"
+).split()
 
 Pieces = Annotated[int, Meta(ge=1)]
 
@@ -219,6 +235,7 @@ async def run_demo(printer: DemoPrinter) -> None:
         await stream(registry, printer)
         await fail(registry, printer)
         await serve(registry, printer)
+    await search(printer)
     printer.section("Next steps")
     printer.paragraph("`opwire init` writes a commented opwire.toml for your own sources; `opwire ls` lists them.")
 
@@ -322,6 +339,43 @@ async def serve(registry: OperationRegistry, printer: DemoPrinter) -> None:
     local = await registry.execute("shop.offer", _OFFER)
     named = {"in this process": local, "over MCP": over_mcp, "over HTTP": over_http}
     printer.columns(*(f"{name}\n{_indented(envelope.data)}" for name, envelope in named.items()))
+
+
+def thousand_operations() -> OperationRegistry:
+    """Return a registry of 1,000 operations: five for each kind of thing in each department."""
+    registry = OperationRegistry()
+
+    def run(input: Any, context: Context) -> dict[str, Any]:
+        return {"done": True, **input}
+
+    for department, thing, (verb, sentence) in product(_DEPARTMENTS, _THINGS, _VERBS.items()):
+        one = {} if verb in ("list", "create") else {"id": {"type": "integer", "description": f"Of the {thing}."}}
+        more = {"fields": {"type": "object"}} if verb in ("create", "update") else {}
+        spec = OperationSpec(
+            namespace=department,
+            name=f"{thing}s.{verb}",
+            type="query" if verb in ("list", "get") else "mutation",
+            description=sentence.format(thing, department),
+            input_schema={"type": "object", "properties": {**one, **more}, "required": [*one, *more]},
+        )
+        registry.register(spec, run, inline=True)
+    return registry
+
+
+async def search(printer: DemoPrinter) -> None:
+    """Find one of a thousand operations as a model does."""
+    printer.section("A thousand operations for a model")
+    registry = thousand_operations()
+    tools = anthropic_tools(search_mode(registry))
+    all_tokens, few_tokens = (sum(map(token_cost, each.list())) for each in (registry, search_mode(registry)))
+    printer.paragraph(f"""The definitions of {len(registry):,} operations take {all_tokens:,} tokens of each request to
+        a model. In search mode it has three tools, which take {few_tokens:,}, and finds the others:""")
+    cancel = {"operation": "travel.bookings.delete", "input": {"id": 7}}
+    for name, input in (("tools_search", {"query": "remove a travel booking", "limit": 3}), ("tools_call", cancel)):
+        printer.code(f"{name} {json.dumps(input)}")
+        message = await tools.handle({"id": "1", "name": name, "input": input})
+        for line in message["content"][0]["text"].splitlines():
+            printer.code(f"  {line}")
 
 
 def _one_line(envelope: ResponseEnvelope[Any]) -> str:
