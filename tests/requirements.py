@@ -985,7 +985,11 @@ MCP_IN: dict[str, str] = {
     "mcp.in.result-origin": "A result of another opwire is unwrapped, and its bytes are bytes again.",
     "mcp.in.subscriptions": "A trusted subscription of another opwire is one again: each item once, in order, as it "
     "comes, and then its end or its error.",
-    "mcp.in.input": "Input is checked before the server sees it, and is an object.",
+    "mcp.in.input": "The server judges the arguments, with a warning of ours; strict input is checked before. It is an "
+    "object in any case.",
+    "mcp.in.pinned": "A source can be limited to one revision of the protocol.",
+    "mcp.in.complete": "Arguments of prompts and templates are completed by their server.",
+    "mcp.in.instructions": "The instructions of servers are those of the registry, and of what serves it.",
     "mcp.in.structured-first": "Structured content of whatever kind, null included, is the data.",
     "mcp.in.blocks-else": "Without structured content the content blocks are the data.",
     "mcp.in.blocks-kept": "Blocks of an unknown kind, and unknown fields of known ones, are kept.",

@@ -1,7 +1,7 @@
 import asyncio
 import sys
 
-from opwire import OperationRegistry
+from opwire import CompletionRequest, OperationRegistry
 from opwire.adapters.mcp import StdioServer, from_mcp
 
 
@@ -17,6 +17,8 @@ async def main() -> None:
             "shop.resources/read", {"uri": "shop://articles/tea"}
         )
         print(read.data[0]["resource"]["text"])
+        begun = CompletionRequest(argument="article", value="c")
+        print((await registry.complete("shop.prompts/shop_recommend", begun)).values)
         asked = await registry.execute(
             "shop.prompts/shop_recommend", {"article": "cups", "tone": "funny"}
         )

@@ -190,7 +190,7 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             raise RegistrationError(f"{self.id}: type must be one of {kinds}, not {self.type!r}") from None
         force_setattr(self, "tags", tuple(self.tags))
         force_setattr(self, "examples", tuple(self.examples))
-        if self.icons:
+        if self.icons != ():
             force_setattr(self, "icons", read_icons(self.icons))
         if self.annotations.read_only is None and self.type is OperationType.QUERY:
             force_setattr(self, "annotations", replace(self.annotations, read_only=True))

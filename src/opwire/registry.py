@@ -17,6 +17,7 @@ from opwire.decorators import Decorators, DescribedFunction, completer_of, decla
 from opwire.env import Env
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError
+from opwire.following import FollowedSources, RegistryOperations
 from opwire.invoke import (
     END,
     FAILURES,
@@ -47,13 +48,12 @@ from opwire.operation import (
     OperationType,
     PreparedRequest,
     Source,
-    SourceChange,
 )
 from opwire.pipeline import ResultPipeline, typed_envelope
 from opwire.reshape import MORE, Reshaping
 from opwire.signature import Signature
 from opwire.typed.plain import html_table, to_plain
-from opwire.view import RegistryOperations, ViewOptions, ViewRules, operation_through
+from opwire.view import ViewOptions, ViewRules, operation_through
 from opwire.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class OperationRegistry(Decorators):
         self._operations: dict[str, BoundOperation] = {}
         self._changes = 0
         self._listeners: list[Callable[[Change], None]] = []
+        self.followed = FollowedSources()
         self._interceptors = Interceptors()
         self._rejected: list[Callable[[str, Context, CallError], None]] = []
         self._context = Context(bind_env=self.bind_env)  # the default
@@ -151,23 +152,12 @@ class OperationRegistry(Decorators):
         """
         if isinstance(source, OperationRegistry):
             source = RegistryOperations(source)
-        self.register_all(followed := tuple(source), replace=replace)
-        ours = {each.spec.id for each in followed}
+        return self.followed.follow(self, source, overrides=replace)
 
-        def keep_up(change: SourceChange) -> None:
-            for each in change.put:
-                id = each.spec.id
-                if id in self._operations and id not in ours and not replace:
-                    logger.warning("%s is ignored: the id is already registered by another owner", id)
-                    continue
-                self._add(self._bind_operation(each), replace=True)
-                ours.add(id)
-            for id in ours.intersection(change.gone):
-                ours.discard(id)
-                if id in self._operations:
-                    self.unregister(id)
-
-        return source.on_change(keep_up)
+    @property
+    def instructions(self) -> dict[str, str]:
+        """The instructions for models of the MCP servers that are followed, by namespace."""
+        return self.followed.instructions
 
     def unregister(self, operation_id: str) -> None:
         """Remove an operation.
@@ -627,6 +617,13 @@ class RegistryView(OperationRegistry):
     def bind_env(self, context: Context) -> Env:
         """Return the env of a call's context: operations of the registry that is viewed."""
         return self.source.bind_env(context)
+
+    @property
+    def instructions(self) -> dict[str, str]:
+        """The instructions for models of the MCP servers that the view has operations of, by namespace."""
+        names = {old.partition(".")[0]: new.partition(".")[0] for old, new in self._ids.items()}
+        shown = {names[name]: text for name, text in self.source.instructions.items() if name in names}
+        return {**shown, **super().instructions}
 
     def resource_updated(self, uri: str) -> None:
         """Notify clients that have subscribed to a resource, of the registry that is viewed and of all its views."""

@@ -6,7 +6,7 @@ cannot be applied leaves its operation out: a parameter that should be hidden mu
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from fnmatch import translate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -18,15 +18,12 @@ from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, RegistrationError, SchemaError, UsageError
 from opwire.operation import (
     AccessControl,
-    Change,
     Context,
     Identity,
-    NormalizeMode,
     Operation,
     OperationSpec,
     OperationType,
     PreparedRequest,
-    SourceChange,
     may_access,
     split_id,
 )
@@ -264,36 +261,3 @@ def operation_through(
 
     handler = subscribe if spec.type is OperationType.SUBSCRIPTION else execute
     return Operation(outer, handler, preview=preview, complete=complete)
-
-
-class RegistryOperations:
-    """The operations of a registry as a source, for another registry to follow.
-
-    Results are normalized by their own registry; `normalize` and `strip` are applied in addition.
-    """
-
-    def __init__(
-        self, registry: "OperationRegistry", *, normalize: NormalizeMode = "off", strip: bool | None = None
-    ) -> None:
-        self._registry = registry
-        self._normalize: NormalizeMode = normalize
-        self._strip = strip
-
-    def __iter__(self) -> Iterator[Operation]:
-        """Iterate over the current operations."""
-        return map(self._operation, self._registry.list())
-
-    def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
-        """Call the listener after every change; the returned function removes it."""
-
-        def forward(change: Change) -> None:
-            gone = change.kind == "removed"
-            listener(
-                SourceChange(gone=(change.spec.id,)) if gone else SourceChange(put=(self._operation(change.spec),))
-            )
-
-        return self._registry.on_change(forward)
-
-    def _operation(self, spec: OperationSpec) -> Operation:
-        outer = replace(spec, normalize=self._normalize, strip=self._strip)
-        return operation_through(self._registry, spec, outer)

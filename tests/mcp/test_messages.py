@@ -250,3 +250,20 @@ def test_unknown_fields_of_params_and_results_are_kept(fields: dict[str, Any]) -
 def test_a_request_with_an_id_that_is_none_is_invalid(id: str) -> None:
     with pytest.raises(InvalidMessageError):
         decode_message(f'{{"jsonrpc": "2.0", "id": {id}, "method": "x"}}'.encode())
+
+
+@requirement("mcp.in.errors")
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        ({"code": "E_LOCKED", "message": "locked"}, -32603, "locked (code E_LOCKED)"),
+        ({"code": 404.0, "message": "gone"}, 404, "gone"),
+        ({"code": None, "message": "odd"}, -32603, "odd"),
+        ({"message": {"text": "an object"}}, -32603, '{"text": "an object"}'),
+        ({}, -32603, ""),
+    ],
+)
+def test_an_error_with_an_odd_code_or_message_keeps_its_text(error: Any, code: int, message: str) -> None:
+    found = decode_message(json.dumps({"jsonrpc": "2.0", "id": 1, "error": error}).encode())
+    assert isinstance(found, RPCFailure)
+    assert (found.error.code, found.error.message) == (code, message)

@@ -256,6 +256,7 @@ class MountedSource:
         self._registry = registry
         self._rules = rules
         self._unfollow = source.on_change(self._follow)
+        self._detach = registry.followed.attach(registry, source)
         self._put(source)
 
     @property
@@ -266,6 +267,7 @@ class MountedSource:
     def unmount(self) -> None:
         """Remove the operations from the registry."""
         self._unfollow()
+        self._detach()
         self._drop(tuple(self.ids))
 
     def _follow(self, change: SourceChange) -> None:

@@ -131,6 +131,8 @@ class MCPSettings(SourceSettings, frozen=True, kw_only=True):
     trust_annotations: bool = False
     resources: bool = True
     prompts: bool = True
+    strict_input: bool = False  # reject arguments that do not match their schema, instead of the server
+    revision: Literal["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"] | None = None
     tool_timeout: Seconds | None = None
 
 

@@ -39,6 +39,7 @@ from opwire.config.settings import (
     WebhookSettings,
 )
 from opwire.errors import ConfigError, UsageError, needs_extra
+from opwire.following import RegistryOperations
 from opwire.oauth.store import LoginKey, TokenStore, resource_of
 from opwire.operation import (
     NormalizeMode,
@@ -47,7 +48,6 @@ from opwire.operation import (
 )
 from opwire.registry import OperationRegistry
 from opwire.tls import client_context
-from opwire.view import RegistryOperations
 from opwire.webhooks import GitHubSignature, StandardSignature, StripeSignature, Verify, WebhookReceiver
 from opwire.workers import WorkerPool
 
@@ -150,6 +150,8 @@ def _mcp_source(
         "trust_annotations": settings.trust_annotations,
         "resources": settings.resources,
         "prompts": settings.prompts,
+        "strict_input": settings.strict_input,
+        "revision": settings.revision,
         "tool_timeout": settings.tool_timeout,
         "normalize": settings.normalize,
         "strip": settings.strip,
@@ -264,15 +266,26 @@ class RegistrySource(AdapterSource):
         """Iterate over the current operations."""
         return chain.from_iterable(self._parts)
 
+    @property
+    def instructions(self) -> dict[str, str]:
+        """The instructions of the registries' own sources."""
+        return {namespace: text for each in self._parts for namespace, text in each.instructions.items()}
+
     def on_change(self, listener: Callable[[SourceChange], None]) -> Callable[[], None]:
         """Call the listener after every change; the returned function removes it."""
-        removes = [each.on_change(listener) for each in self._parts]
+        return _all_of([each.on_change(listener) for each in self._parts])
 
-        def remove_all() -> None:
-            for remove in removes:
-                remove()
+    def on_resource_updated(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call the listener with the URI of every updated resource; the returned function removes it."""
+        return _all_of([each.on_resource_updated(listener) for each in self._parts])
 
-        return remove_all
+
+def _all_of(removes: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    def remove_all() -> None:
+        for remove in removes:
+            remove()
+
+    return remove_all
 
 
 class ProjectModules:

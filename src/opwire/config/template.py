@@ -31,6 +31,8 @@ TEMPLATE = """\
 #url = "https://tools.example/mcp"
 #headers = { Authorization = "Bearer ${TOOLS_TOKEN}" }
 #trust_annotations = true  # tools that it marks as read-only are queries
+#strict_input = true  # reject arguments that do not match their schema; by default the server decides
+#revision = "2025-06-18"  # the only revision of the protocol to speak; by default the latest that both know
 #auth = { login = true, client_id = "opwire" }  # instead of headers; `opwire login tools` signs in, also without this
 # or auth = { caller = "token" }, that of each caller; or a function, "keys.py:key_of", or a client with exchange = true
 

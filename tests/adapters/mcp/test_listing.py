@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.mcp import source
+from opwire.adapters.mcp import resources
+from opwire.adapters.mcp.resources import list_all, list_operation
 from opwire.adapters.mcp.session import MCPSession
-from opwire.adapters.mcp.source import list_all, list_operation
 from opwire.adapters.report import Report
 from opwire.operation import Context, OperationType
 from tests.adapters.mcp.listed_server import Stage, tool
@@ -40,7 +40,7 @@ async def test_a_cursor_that_comes_again_ends_the_list(tmp_path: Path) -> None:
 
 @requirement("mcp.in.every-page")
 async def test_pages_without_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MAX_PAGES", 20)
+    monkeypatch.setattr(resources, "MAX_PAGES", 20)
     report = Report()
     assert await listed(Stage(tmp_path, tools=[tool("a")], cursors="endless"), report) == [tool("a")]
     assert "more than 20 pages" in report.warnings[0]
@@ -55,7 +55,7 @@ async def test_a_list_is_bounded_in_entries_and_in_bytes(tmp_path: Path, monkeyp
         report = Report()
         assert await list_all(session, "tools/list", "tools", report, deadline=None, max_entries=7) == tools[:7]
         assert "more than 7 entries" in report.warnings[0]
-        monkeypatch.setattr(source, "MAX_BYTES", 10_000)
+        monkeypatch.setattr(resources, "MAX_BYTES", 10_000)
         report = Report()
         assert await list_all(session, "tools/list", "tools", report, deadline=None) == tools[:9]
         assert "more than 10,000 bytes; the 9 entries before are used" in report.warnings[0]
@@ -86,7 +86,7 @@ async def test_a_page_that_is_no_list_is_empty_with_a_warning(tmp_path: Path, pa
 async def test_the_operation_of_a_list_gives_it_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     resources: list[Any] = [{"uri": f"a:{n}", "name": "a"} for n in range(5)]
     session = MCPSession(Stage(tmp_path, resources=[*resources, 7], page=2).server)
-    operation = list_operation(session, "ns", "x/list", "resources", "All.", method="resources/list")
+    operation = list_operation(session, "ns", "resources/list", "resources", "All.", method="resources/list")
     assert operation.handler is not None
     try:
         envelope = await operation.handler({}, Context())

@@ -58,7 +58,9 @@ async def test_one_bad_tool_costs_nobody_else(tmp_path: Path) -> None:
 
 @requirement("mcp.in.one-bad-tool")
 async def test_a_tool_keeps_its_name_where_another_operation_would_have_it(tmp_path: Path) -> None:
-    listing = await read(Stage(tmp_path, tools=[tool("resources/read")], capabilities={"resources": {}}))
+    listing = await read(
+        Stage(tmp_path, tools=[tool("resources/read")], capabilities={"resources": {}}, resources=[{"uri": "a:1"}])
+    )
     assert [id for id in listing.by_id if id.endswith("read")] == ["ns.resources/read"]
     assert listing.by_id["ns.resources/read"].definition == tool("resources/read")
     assert [each.name for each in listing.report.skipped] == ["ns.resources/read"]
@@ -81,7 +83,7 @@ async def test_tools_that_are_not_announced_are_found_and_those_that_are_not_the
     assert list((await read(stage)).by_id) == ["ns.quiet"]
     (tmp_path / "other").mkdir()
     listing = await read(Stage(tmp_path / "other", capabilities={"tools": {}, "prompts": {}}))
-    assert list(listing.by_id) == ["ns.prompts/list"]
+    assert list(listing.by_id) == []
     assert [each.split(":")[0] for each in listing.report.warnings] == ["tools/list", "prompts/list"]
 
 

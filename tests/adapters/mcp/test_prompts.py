@@ -24,7 +24,7 @@ MESSAGE = {"role": "user", "content": {"type": "text", "text": "Write."}}
 async def test_a_prompt_is_a_query_that_takes_its_arguments(tmp_path: Path) -> None:
     answers = {"prompts/get": {"description": "d", "messages": [MESSAGE], "_meta": {"v": 1}}}
     stage = Stage(tmp_path, capabilities=CAPABILITIES, prompts=[REVIEW], answers=answers)
-    async with following(stage, namespace="lib") as registry:
+    async with following(stage, namespace="lib", strict_input=True) as registry:
         spec = registry.get_spec("lib.prompts/review")
         assert spec is not None
         envelope = await registry.execute(spec.id, {"title": "Dune"})
@@ -32,7 +32,8 @@ async def test_a_prompt_is_a_query_that_takes_its_arguments(tmp_path: Path) -> N
             await registry.execute(spec.id, {"mood": "kind"})
         with pytest.raises(CallError, match="VALIDATION_ERROR"):
             await registry.execute(spec.id, {"title": 3})
-    assert (spec.type, spec.title, spec.description) == (OperationType.QUERY, "Review", "Asks for a review.")
+    assert (spec.type, spec.role, spec.title) == (OperationType.QUERY, "prompt", "Review")
+    assert spec.description == "Asks for a review."
     assert spec.input_schema.json == {
         "type": "object",
         "properties": {"title": {"type": "string", "description": "Of what"}, "mood": {"type": "string"}},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opwire.adapters.mcp import StdioServer, from_mcp
-from opwire.adapters.mcp import source as listing
+from opwire.adapters.mcp import resources as listing
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import OperationType
@@ -19,6 +19,7 @@ from tests.requirements import requirement
 
 PLAIN = {"resources": {}}
 WATCHABLE = {"resources": {"subscribe": True}}
+ONE = [{"uri": "a:1", "name": "one"}]
 ANSWERS = {"resources/subscribe": {}, "resources/unsubscribe": {}}
 LIBRARY = StdioServer(sys.executable, (str(Path(__file__).with_name("library.py")),))
 
@@ -45,13 +46,27 @@ async def until_watched(registry: OperationRegistry, times: int = 1) -> None:
 
 @requirement("mcp.in.resources")
 async def test_resources_are_operations_only_where_the_server_announces_them(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, tools=[])
+    stage = Stage(tmp_path, tools=[], resources=ONE)
     found: list[set[str]] = []
     for capabilities, options in [({}, {}), (PLAIN, {}), (WATCHABLE, {}), (WATCHABLE, {"resources": False})]:
         stage.set(capabilities=capabilities)
         async with following(stage, namespace="ns", **options) as registry:
             found.append({spec.name.removeprefix("resources/") for spec in registry.list()})
     assert found == [set(), {"list", "templates", "read"}, {"list", "templates", "read", "watch"}, set()]
+
+
+@requirement("mcp.in.capabilities")
+async def test_a_server_that_announces_resources_and_prompts_and_has_none_has_no_operations_for_them(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, tools=[], capabilities={**WATCHABLE, "prompts": {}}, resources=[], prompts=[])
+    templates = [{"uriTemplate": "a:{n}", "name": "a"}]
+    async with following(stage) as registry:
+        assert len(registry) == 0
+    stage.set(resourceTemplates=templates)
+    async with following(stage) as registry:
+        assert {spec.role for spec in registry.list()} == {spec.name for spec in registry.list()}
+        assert len(registry) == 4
 
 
 @requirement("mcp.in.resources")
@@ -67,7 +82,9 @@ async def test_resources_and_templates_are_listed_whole(tmp_path: Path) -> None:
 @requirement("mcp.in.resources")
 async def test_what_a_resource_holds_are_blocks(tmp_path: Path) -> None:
     contents = [{"uri": "a:1", "text": "one", "_meta": {"x": 1}}, {"uri": "a:2", "blob": "AP8=", "mimeType": "x/y"}]
-    stage = Stage(tmp_path, tools=[], capabilities=PLAIN, answers={"resources/read": {"contents": contents}})
+    stage = Stage(
+        tmp_path, tools=[], capabilities=PLAIN, resources=ONE, answers={"resources/read": {"contents": contents}}
+    )
     async with following(stage, namespace="ns") as registry:
         envelope = await registry.execute("ns.resources/read", {"uri": "a:1"})
         with pytest.raises(CallError, match="VALIDATION_ERROR"):
@@ -79,7 +96,7 @@ async def test_what_a_resource_holds_are_blocks(tmp_path: Path) -> None:
 @requirement("mcp.in.resources")
 @pytest.mark.parametrize("result", [{}, {"contents": None}, {"contents": {"uri": "a:1"}}])
 async def test_a_resource_without_contents_is_a_protocol_error(tmp_path: Path, result: Any) -> None:
-    stage = Stage(tmp_path, tools=[], capabilities=PLAIN, answers={"resources/read": result})
+    stage = Stage(tmp_path, tools=[], capabilities=PLAIN, resources=ONE, answers={"resources/read": result})
     async with following(stage, namespace="ns") as registry:
         with pytest.raises(CallError, match="PROTOCOL_ERROR"):
             await registry.execute("ns.resources/read", {"uri": "a:1"})
@@ -87,7 +104,7 @@ async def test_a_resource_without_contents_is_a_protocol_error(tmp_path: Path, r
 
 @requirement("mcp.in.watch")
 async def test_a_watch_gives_an_item_for_each_update_and_ends_at_the_server_too(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, answers=ANSWERS)
+    stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, resources=ONE, answers=ANSWERS)
     updated = {"method": "notifications/resources/updated", "params": {"uri": "a:1"}}
 
     async with following(stage) as registry:
@@ -103,7 +120,9 @@ async def test_a_watch_gives_an_item_for_each_update_and_ends_at_the_server_too(
 
 @requirement("mcp.in.watch")
 async def test_a_watch_that_the_server_does_not_end_ends_here(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, answers={"resources/subscribe": {}})
+    stage = Stage(
+        tmp_path, tools=[tool("play")], capabilities=WATCHABLE, resources=ONE, answers={"resources/subscribe": {}}
+    )
     async with following(stage) as registry:
         items = registry.subscribe("misbehaving.resources/watch", {"uri": "a:1"})
         item = asyncio.ensure_future(anext(items))
@@ -119,7 +138,7 @@ async def test_a_watch_outlives_the_connection_and_counts_the_gap_as_an_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "CHECK_EVERY", 0.05)
-    stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, answers=ANSWERS)
+    stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, resources=ONE, answers=ANSWERS)
     async with following(stage) as registry:
 
         async def crash() -> None:
@@ -136,7 +155,7 @@ async def test_a_watch_of_a_server_that_does_not_come_back_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "CHECK_EVERY", 0.05)
-    stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, answers=ANSWERS)
+    stage = Stage(tmp_path, tools=[tool("play")], capabilities=WATCHABLE, resources=ONE, answers=ANSWERS)
     async with following(stage) as registry:
 
         async def vanish() -> None:
@@ -152,7 +171,7 @@ async def test_a_watch_of_a_server_that_does_not_come_back_ends_with_an_error(
 
 @requirement("mcp.in.watch")
 async def test_a_watch_that_the_server_refuses_is_an_error(tmp_path: Path) -> None:
-    async with following(Stage(tmp_path, tools=[], capabilities=WATCHABLE)) as registry:
+    async with following(Stage(tmp_path, tools=[], capabilities=WATCHABLE, resources=ONE)) as registry:
         with pytest.raises(CallError, match="OPERATION_NOT_FOUND"):
             await anext(registry.subscribe("misbehaving.resources/watch", {"uri": "a:1"}))
 

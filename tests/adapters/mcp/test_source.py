@@ -36,8 +36,8 @@ async def test_the_time_server_is_called() -> None:
         assert told["timezone"] == "Europe/Warsaw"
         failed = await registry.execute("time.get_current_time", {"timezone": "Nowhere/Land"})
         assert mcp_meta(failed).is_error is True
-        with pytest.raises(CallError, match="VALIDATION_ERROR"):
-            await registry.execute("time.get_current_time", {})
+        judged = await registry.execute("time.get_current_time", {})  # by the server
+        assert mcp_meta(judged).is_error is True
 
 
 @requirement("mcp.in.real-servers")
@@ -159,6 +159,7 @@ async def test_closing_leaves_nothing_behind_whatever_is_still_going_on(tmp_path
         tmp_path,
         tools=[tool("play"), ticks],
         capabilities={"resources": {"subscribe": True}},
+        resources=[{"uri": "a:1", "name": "one"}],
         answers={"resources/subscribe": {}},
     )
     registry = OperationRegistry()
@@ -171,7 +172,7 @@ async def test_closing_leaves_nothing_behind_whatever_is_still_going_on(tmp_path
             asyncio.ensure_future(anext(registry.subscribe("misbehaving.resources/watch", {"uri": "a:1"}))),
         ]
         async with asyncio.timeout(5):
-            while len((await registry.execute("misbehaving.play", {"result": "received"})).data) < 6:
+            while len((await registry.execute("misbehaving.play", {"result": "received"})).data) < 7:
                 pass
             await source.close()
             outcomes = await asyncio.gather(*going_on, return_exceptions=True)
@@ -181,7 +182,7 @@ async def test_closing_leaves_nothing_behind_whatever_is_still_going_on(tmp_path
 @requirement("mcp.in.source")
 async def test_the_definition_of_an_operation_is_what_the_server_said(tmp_path: Path) -> None:
     described = tool("a", annotations={"destructiveHint": True}, icons=[{"src": "x"}])
-    stage = Stage(tmp_path, tools=[described], capabilities={"resources": {}})
+    stage = Stage(tmp_path, tools=[described], capabilities={"resources": {}}, resources=[{"uri": "a:1"}])
     async with from_mcp(stage.server, namespace="ns") as source:
         assert source.definition("ns.a") == described
         assert source.definition("ns.resources/read") == {}

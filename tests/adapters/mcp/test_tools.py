@@ -206,8 +206,21 @@ async def test_results_that_the_protocol_does_not_know_arrive(tmp_path: Path, re
 
 
 @requirement("mcp.in.input")
-async def test_input_is_checked_before_the_server_sees_it(tmp_path: Path) -> None:
+async def test_the_server_judges_the_arguments_and_a_warning_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with following(Stage(tmp_path, tools=[tool("count", inputSchema=COUNT), tool("play")])) as registry:
+        await registry.execute("misbehaving.count", {"n": "5", "result": {"content": []}})
+        received = (await answer(registry, "received")).data
+    calls = [each["params"] for each in received if each["method"] == "tools/call"]
+    assert calls[0]["arguments"]["n"] == "5"
+    assert 'misbehaving.count: /n: the value is not of type "integer"' in caplog.text
+
+
+@requirement("mcp.in.input")
+async def test_strict_input_is_checked_before_the_server_sees_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, tools=[tool("count", inputSchema=COUNT), tool("play")])
+    async with following(stage, strict_input=True) as registry:
         with pytest.raises(CallError, match="VALIDATION_ERROR"):
             await registry.execute("misbehaving.count", {"n": "one"})
         received = (await answer(registry, "received")).data

@@ -115,12 +115,14 @@ class MCPConnection:
         max_message: int,
         on_notification: Callable[[str, dict[str, Any]], object],
         discover: bool = True,
+        revision: str | None = None,
     ) -> None:
         self._server = server
         self._callbacks = callbacks
         self._max_message = max_message
         self._on_notification = on_notification
         self._discover = discover
+        self._revision = revision
         self._agreement: Agreement | None = None
         self._over = asyncio.Event()  # the connection has ended, or has to
         self._agreed = asyncio.Event()  # there is an agreement, or a failure
@@ -208,7 +210,9 @@ class MCPConnection:
 
     async def _handshake(self, patience: float) -> None:
         try:
-            agreement = await negotiate(self, self._callbacks, discover=self._discover, patience=patience)
+            agreement = await negotiate(
+                self, self._callbacks, discover=self._discover, patience=patience, revision=self._revision
+            )
         except (RPCError, HTTPExchangeError, CallError) as error:
             mapped = error if isinstance(error, CallError) else self._mapped(error, "the handshake")
             self.failure = self.failure or (mapped if isinstance(mapped, CallError) else self._reason())

@@ -118,13 +118,25 @@ class Outbound(Protocol):
         ...
 
 
-async def negotiate(peer: Outbound, callbacks: Callbacks, *, discover: bool, patience: float) -> Agreement:
-    """Agree on a revision; `patience` is the timeout of `server/discover` in seconds.
+async def negotiate(
+    peer: Outbound, callbacks: Callbacks, *, discover: bool, patience: float, revision: str | None = None
+) -> Agreement:
+    """Agree on a revision: `revision`, or the latest that both know.
+
+    `patience` is the timeout of `server/discover` in seconds.
 
     Raises:
         RPCError, HTTPExchangeError: the server rejected the handshake, or is gone.
         CallError: PROTOCOL_ERROR, without a common revision, or for an invalid response.
     """
+    if revision in HANDSHAKE_VERSIONS:
+        return await _initialize(peer, callbacks, revision)
+    if revision is not None:
+        agreement = await _discover(peer, callbacks, revision, patience)
+        if agreement is None or agreement.info.protocol != revision:
+            message = f"the MCP server does not speak revision {revision}, which is the only one that is allowed"
+            raise CallError(ErrorCode.PROTOCOL_ERROR, message)
+        return agreement
     if not discover:
         return await _initialize(peer, callbacks)
     try:
@@ -166,17 +178,19 @@ async def _discover(peer: Outbound, callbacks: Callbacks, version: str, patience
     return Agreement(MCPServerInfo.parse(found, server, mutual[-1]), _request_meta(callbacks, mutual[-1]), modern=True)
 
 
-async def _initialize(peer: Outbound, callbacks: Callbacks) -> Agreement:
+async def _initialize(peer: Outbound, callbacks: Callbacks, revision: str | None = None) -> Agreement:
     params = {
-        "protocolVersion": HANDSHAKE_VERSIONS[-1],
+        "protocolVersion": revision or HANDSHAKE_VERSIONS[-1],
         "capabilities": _ANSWERS,  # some callers answer questions, and each call may have another caller
         "clientInfo": _CLIENT,
     }
     found = await peer.request_once("initialize", params, {})
-    version = found.get("protocolVersion")
-    if version not in HANDSHAKE_VERSIONS:
-        known = ", ".join((*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS))
-        message = f"the MCP server speaks revision {str(version)[:50]!r} of the protocol; known are {known}"
+    version: Any = found.get("protocolVersion")
+    allowed = HANDSHAKE_VERSIONS if revision is None else (revision,)
+    if version not in allowed:
+        known = f"known are {', '.join((*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS))}"
+        wanted = known if revision is None else f"the source allows {revision} only"
+        message = f"the MCP server speaks revision {str(version)[:50]!r} of the protocol; {wanted}"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     await peer.notify("notifications/initialized", {VERSION_HEADER: version})
     return Agreement(MCPServerInfo.parse(found, found.get("serverInfo"), version))

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from opwire.adapters.source import ENV_PLACEHOLDER
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.mcp.messages import INTERNAL_ERROR, METHOD_NOT_FOUND, RPCError
+from opwire.mcp.protocol import HANDSHAKE_VERSIONS, STATELESS_VERSIONS
 from opwire.names import UniqueNames
 from opwire.oauth.store import TokenStore
 from opwire.operation import Context, NormalizeMode
@@ -361,6 +362,8 @@ class MCPOptions(Callbacks, frozen=True, kw_only=True):
     trust_annotations: bool = False
     resources: bool = True
     prompts: bool = True
+    strict_input: bool = False
+    revision: str | None = None
     tool_timeout: float | None = None
     normalize: NormalizeMode | None = None
     strip: bool | None = None
@@ -368,6 +371,11 @@ class MCPOptions(Callbacks, frozen=True, kw_only=True):
     max_message: int = MAX_MESSAGE
     auth: Any = None
     token_store: TokenStore | None = None
+
+    def __post_init__(self) -> None:
+        known = (*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS)
+        if self.revision is not None and self.revision not in known:
+            raise UsageError(f"unknown revision {self.revision!r:.50}; known are {', '.join(known)}")
 
 
 class MCPKeywords(TypedDict, total=False):
@@ -381,6 +389,8 @@ class MCPKeywords(TypedDict, total=False):
     trust_annotations: bool
     resources: bool
     prompts: bool
+    strict_input: bool
+    revision: str | None
     tool_timeout: float | None
     normalize: NormalizeMode | None
     strip: bool | None

@@ -23,6 +23,8 @@ from opwire.adapters.mcp.questions import RequestCaller
 from opwire.adapters.mcp.servers import MAX_MESSAGE, Callbacks, MCPServer, StdioServer
 from opwire.deadlines import back_off
 from opwire.errors import CallError, ErrorCode
+from opwire.mcp.messages import RPCError
+from opwire.mcp.protocol import REQUEST_META
 from opwire.operation import Context, PreparedRequest, Progress, trace_of
 
 logger = logging.getLogger("opwire.mcp")
@@ -55,6 +57,7 @@ class MCPSession:
         on_notification: Callable[[str, dict[str, Any]], object] = lambda method, params: None,
         on_connected: Callable[[], object] = lambda: None,
         max_message: int = MAX_MESSAGE,
+        revision: str | None = None,
     ) -> None:
         if not isinstance(server, StdioServer):
             load_http()  # now, and not with the first call: the extra may be missing
@@ -64,6 +67,7 @@ class MCPSession:
         self._notify = on_notification
         self._on_connected = on_connected
         self._max_message = max_message
+        self._revision = revision
         self._discover = True  # whether `server/discover` may be sent: some servers exit when they receive it
         self._connection: MCPConnection | None = None
         self._connecting: asyncio.Task[MCPConnection] | None = None
@@ -154,14 +158,22 @@ class MCPSession:
         Raises:
             CallError: as `request`.
         """
-        return await self.request(
-            method,
-            params,
-            deadline=context.deadline,
-            on_progress=context.on_progress,
-            metadata=context.metadata,
-            caller=request_caller(context),
-        )
+        own = context.metadata.get(REQUEST_META) if context.is_served else None
+        if own:  # of the request that this one is made for, and of no nested call
+            params = {**params, "_meta": {**own, **params.get("_meta", {})}}
+        try:
+            return await self.request(
+                method,
+                params,
+                deadline=context.deadline,
+                on_progress=context.on_progress,
+                metadata=context.metadata,
+                caller=request_caller(context),
+            )
+        except CallError as error:
+            if isinstance(error.__cause__, RPCError):
+                error.__cause__.request_id = context.request_id
+            raise
 
     def remember_tools(self, tools: list[Any]) -> dict[str, str]:
         """Store the listed tools: from 2026-07-28 on, some of their arguments are sent as headers too.
@@ -266,6 +278,7 @@ class MCPSession:
             max_message=self._max_message,
             on_notification=self._on_notification,
             discover=discover,
+            revision=self._revision,
         )
         ends = time.monotonic() + timeout
         try:

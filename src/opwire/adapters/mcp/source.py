@@ -1,9 +1,4 @@
-"""`from_mcp`: MCP servers as a source of operations, kept up to date with their listings.
-
-The operations that a server lists: tools, prompts and resources.
-
-Servers are not trusted to end a list: pages, entries and bytes are bounded.
-"""
+"""`from_mcp`: MCP servers as a source of operations, kept up to date with their listings."""
 
 import asyncio
 import logging
@@ -11,15 +6,23 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from opwire.adapters.mcp.callers import CallerSessions
 from opwire.adapters.mcp.errors import with_output
 from opwire.adapters.mcp.negotiation import MCPServerInfo, as_text
+from opwire.adapters.mcp.resources import (
+    MAX_REPORTED,
+    can_complete,
+    is_empty,
+    list_all,
+    list_operation,
+    read_prompt,
+    resource_operations,
+)
 from opwire.adapters.mcp.servers import (
     HTTPServer,
     MCPKeywords,
@@ -33,55 +36,30 @@ from opwire.adapters.mcp.servers import (
     usable_namespaces,
 )
 from opwire.adapters.mcp.session import MCPSession, MCPSessions
-from opwire.adapters.mcp.tools import (
-    MAX_NAME,
-    ToolReader,
-    blocks_envelope,
-    is_usable_name,
-    read_blocks,
-    skip,
-    structured_envelope,
-)
+from opwire.adapters.mcp.tools import ToolReader, skip
 from opwire.adapters.report import Report
 from opwire.adapters.source import AdapterSource
-from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError
-from opwire.operation import Context, Operation, OperationSpec, OperationType, PreparedRequest, SourceChange
-from opwire.schema import Schema
-from opwire.typed.plain import as_dict, as_list
+from opwire.operation import Operation, OperationSpec, SourceChange
+from opwire.typed.plain import as_dict
 
 if TYPE_CHECKING:
     from opwire.oauth.login import LoginOptions
 
 logger = logging.getLogger("opwire.mcp")
 
-MAX_PAGES = 1000
-MAX_OPERATIONS = 10_000
-"""Tools or prompts of a server: each becomes an operation, which takes a few kB however small its description is."""
-
-MAX_ENTRIES = 100_000
-"""Entries of a list that do not become operations, as resources."""
-
-MAX_BYTES = 32 * 1024 * 1024
-"""Bytes of all pages of one list: more than GitHub's 1,223 operations take as tools."""
-
-MAX_REPORTED = 100
-"""Skipped entries of a report, and warnings of it: a server may have any number of invalid tools."""
-
-CHECK_EVERY = 5.0
-"""Seconds without an update after which a watch checks the connection: silence may be a lost connection."""
-
 _SLICE = 0.01  # seconds after which other tasks run
-_NO_INPUT = Schema({"type": "object", "properties": {}})
-_URI = {"uri": {"type": "string", "description": "the URI of a resource"}}
-_ONE_RESOURCE = Schema({"type": "object", "properties": _URI, "required": ["uri"]})
 
 
 class ListedOperation(Struct, frozen=True):
-    """An operation, and its definition by the server: empty for operations that every server has."""
+    """An operation, and its definition by the server: empty for operations that every server has.
+
+    `changes` counts the changes of the list that the operation serves.
+    """
 
     operation: Operation
     definition: Mapping[str, Any] = {}
+    changes: int = 0
 
 
 class Listing:
@@ -91,7 +69,9 @@ class Listing:
         self.by_id: dict[str, ListedOperation] = {}
         self.report = Report(MAX_REPORTED)
 
-    def put(self, operation: Operation | None, definition: Mapping[str, Any] | None = None) -> None:
+    def put(
+        self, operation: Operation | None, definition: Mapping[str, Any] | None = None, *, changes: int = 0
+    ) -> None:
         """Add an operation; skip one with a duplicate id."""
         if operation is None:
             return
@@ -99,14 +79,15 @@ class Listing:
         if spec.id in self.by_id:
             self.report.skip("operation", spec.id, "the id is a duplicate")
         else:
-            self.by_id[spec.id] = ListedOperation(operation, definition or {})
+            self.by_id[spec.id] = ListedOperation(operation, definition or {}, changes)
 
     def changed_since(self, earlier: "Listing") -> tuple[Operation, ...]:
         """Return new and changed operations. Handlers are not compared: the definition determines them."""
         return tuple(
             listed.operation
             for id, listed in self.by_id.items()
-            if id not in earlier.by_id or earlier.by_id[id].definition != listed.definition
+            if (known := earlier.by_id.get(id)) is None
+            or (known.definition, known.changes) != (listed.definition, listed.changes)
         )
 
 
@@ -119,8 +100,8 @@ class ListingReader:
         self._options = options
         self._namespace = namespace
 
-    async def read(self, timeout: float) -> Listing:
-        """Return everything that the server lists now.
+    async def read(self, timeout: float, *, changes: int = 0) -> Listing:
+        """Return everything that the server lists now; `changes` is how often its resources have changed.
 
         Raises:
             CallError: as `MCPSession.request`.
@@ -137,16 +118,28 @@ class ListingReader:
                 skip(listing.report, "tool", namespace, name, invalid[name])
             else:
                 listing.put(reader.read(tool), tool)
-        if self._options.resources and "resources" in capabilities:
+        completes = self._session.info is not None and can_complete(self._session.info)
+        if self._options.resources and "resources" in capabilities and await self._has_resources(deadline):
             watchable = as_dict(capabilities["resources"]).get("subscribe") is True
-            for each in resource_operations(self._sessions, namespace, watchable=watchable):
-                listing.put(each)
+            operations = resource_operations(self._sessions, namespace, watchable=watchable, completes=completes)
+            for each in operations:
+                listing.put(each, changes=changes)
         if self._options.prompts and "prompts" in capabilities:
-            listing.put(list_operation(self._sessions, namespace, "prompts/list", "prompts", "List all prompts."))
             prompts = await self._list("prompts/list", "prompts", listing.report, deadline, announced=True)
+            if prompts:
+                listing.put(list_operation(self._sessions, namespace, "prompts/list", "prompts", "List all prompts."))
             async for prompt in _in_slices(prompts):
-                listing.put(read_prompt(prompt, self._sessions, namespace, listing.report), prompt)
+                given = (self._sessions, self._options, namespace, listing.report)
+                listing.put(read_prompt(prompt, *given, completes=completes), prompt)
         return listing
+
+    async def _has_resources(self, deadline: float) -> bool:
+        """Return whether the server has resources or templates: many announce them, and have none."""
+        lists = (("resources/list", "resources"), ("resources/templates/list", "resourceTemplates"))
+        for method, key in lists:
+            if not await is_empty(self._session, method, key, deadline=deadline):
+                return True
+        return False
 
     async def _list(
         self, method: str, key: str, report: Report, deadline: float, *, announced: bool
@@ -171,205 +164,14 @@ async def _in_slices(entries: Iterable[dict[str, Any]]) -> AsyncGenerator[dict[s
             slice_ends = time.monotonic() + _SLICE
 
 
-async def list_all(
-    session: MCPSession,
-    method: str,
-    key: str,
-    report: Report,
-    *,
-    deadline: float | None,
-    max_entries: int = MAX_OPERATIONS,
-) -> list[dict[str, Any]]:
-    """Return the entries of all pages, up to the limits. An entry that is not an object is skipped, and reported.
-
-    Raises:
-        CallError: as `MCPSession.request`; PROTOCOL_ERROR, a page is nested too deeply.
-    """
-    entries: list[dict[str, Any]] = []
-    cursors: set[str] = set()
-    size = 0
-    params: dict[str, Any] = {}
-    for _ in range(MAX_PAGES):
-        result = await session.request(method, params, deadline=deadline)
-        try:
-            size += len(msgspec.json.encode(result))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise CallError(ErrorCode.PROTOCOL_ERROR, f"a page of {method} is invalid: {error}") from error
-        if size > MAX_BYTES:
-            report.warn(f"{method}: more than {MAX_BYTES:,} bytes; the {len(entries):,} entries before are used")
-            return entries
-        page = result.get(key)
-        if not isinstance(page, list):
-            report.warn(f"{method}: a page is not a list, but {type(page).__name__}")
-        for each in as_list(page):
-            if isinstance(each, dict):
-                entries.append(cast("dict[str, Any]", each))
-            else:
-                skip(report, "entry", method, each, "it is not an object")
-        if len(entries) > max_entries:
-            report.warn(f"{method}: more than {max_entries:,} entries; the rest is ignored")
-            return entries[:max_entries]
-        cursor = result.get("nextCursor")
-        if cursor is None:
-            return entries
-        if not isinstance(cursor, str) or cursor in cursors:
-            report.warn(f"{method}: invalid or repeated cursor; the entries before it are used")
-            return entries
-        cursors.add(cursor)
-        params = {"cursor": cursor}
-    report.warn(f"{method}: more than {MAX_PAGES:,} pages; the rest is ignored")
-    return entries
-
-
-def list_operation(
-    sessions: MCPSessions, namespace: str, name: str, key: str, description: str, *, method: str | None = None
-) -> Operation:
-    """Return a query for a whole list, in the protocol's form: `{key: [...]}`. The method is its name by default."""
-    entries = {"type": "array", "items": {"type": "object"}}
-    spec = OperationSpec(
-        namespace=namespace,
-        name=name,
-        description=description,
-        input_schema=_NO_INPUT,
-        output_schema=Schema({"type": "object", "properties": {key: entries}, "required": [key]}),
-    )
-
-    async def list_entries(_: Any, context: Context) -> ResponseEnvelope[Any]:
-        report = Report(MAX_REPORTED)
-        session = await sessions.of(context)
-        entries = await list_all(
-            session, method or name, key, report, deadline=context.deadline, max_entries=MAX_ENTRIES
-        )
-        for line in report:
-            logger.warning("%s: %s", spec.id, line)
-        return structured_envelope({key: entries}, spec.id)
-
-    async def preview(_: Any, context: Context, reveal: bool) -> PreparedRequest:
-        return await (await sessions.of(context)).preview(method or name, {}, Context())
-
-    return Operation(spec, list_entries, preview=preview)
-
-
-def read_prompt(prompt: Mapping[str, Any], sessions: MCPSessions, namespace: str, report: Report) -> Operation | None:
-    """Return the operation of a prompt; None, and an entry in the report, if it is invalid."""
-    name = prompt.get("name")
-    if not is_usable_name(name):
-        skip(report, "prompt", namespace, name, f"a name is printable text of 1 to {MAX_NAME} characters")
-        return None
-    properties: dict[str, Any] = {}  # strings: prompts take nothing else
-    required: list[str] = []
-    for argument in map(as_dict, as_list(prompt.get("arguments"))):
-        key = argument.get("name")
-        if not isinstance(key, str):
-            report.warn(f"{namespace}.prompts/{name}: an argument without a name is ignored")
-            continue
-        described = {field: as_text(argument.get(field)) for field in ("title", "description")}
-        properties[key] = {"type": "string", **{field: text for field, text in described.items() if text}}
-        if argument.get("required") is True:
-            required.append(key)
-    spec = OperationSpec(
-        namespace=namespace,
-        name=f"prompts/{name}",
-        title=as_text(prompt.get("title")),
-        description=as_text(prompt.get("description")),
-        input_schema=Schema({"type": "object", "properties": properties, "required": required}),
-    )
-
-    def params(input: Any) -> dict[str, Any]:
-        return {"name": name, "arguments": input or {}}
-
-    async def get(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await (await sessions.of(context)).call("prompts/get", params(input), context)
-        blocks: list[Any] = []  # one per message, or in newer revisions several
-        for message in map(as_dict, as_list(result.get("messages"))):
-            content: Any = message.get("content")
-            blocks += content if isinstance(content, list) else [content]
-        return structured_envelope(result, spec.id, read_blocks(blocks, spec.id))
-
-    async def preview(input: Any, context: Context, _: bool) -> PreparedRequest:
-        return await (await sessions.of(context)).preview("prompts/get", params(input), context)
-
-    return Operation(spec, get, preview=preview)
-
-
-# --- resources --------------------------------------------------------------------------------------------------------
-
-
-def resource_operations(sessions: MCPSessions, namespace: str, *, watchable: bool) -> Iterator[Operation]:
-    """Yield the operations of a server with resources: list, templates, read, and watch if it reports updates."""
-    yield list_operation(sessions, namespace, "resources/list", "resources", "List all readable resources.")
-    described = "List the URI templates of readable resources."
-    method = "resources/templates/list"
-    yield list_operation(sessions, namespace, "resources/templates", "resourceTemplates", described, method=method)
-    yield _read_operation(sessions, namespace)
-    if watchable:
-        yield _watch_operation(sessions, namespace)
-
-
-def _read_operation(sessions: MCPSessions, namespace: str) -> Operation:
-    spec = OperationSpec(
-        namespace=namespace,
-        name="resources/read",
-        description="Read a resource as content blocks; bytes are base64 in a `blob`.",
-        input_schema=_ONE_RESOURCE,
-    )
-
-    def params(input: Any) -> dict[str, Any]:
-        return {"uri": input["uri"]}
-
-    async def read(input: Any, context: Context) -> ResponseEnvelope[Any]:
-        result = await (await sessions.of(context)).call("resources/read", params(input), context)
-        contents = result.get("contents")
-        if not isinstance(contents, list):
-            raise CallError(ErrorCode.PROTOCOL_ERROR, f"{spec.id}: the result has no list of contents")
-        blocks = [{"type": "resource", "resource": each} for each in cast("list[Any]", contents)]
-        return blocks_envelope(result, spec.id, read_blocks(blocks, spec.id))
-
-    async def preview(input: Any, context: Context, _: bool) -> PreparedRequest:
-        return await (await sessions.of(context)).preview("resources/read", params(input), context)
-
-    return Operation(spec, read, preview=preview)
-
-
-def _watch_operation(sessions: MCPSessions, namespace: str) -> Operation:
-    spec = OperationSpec(
-        namespace=namespace,
-        name="resources/watch",
-        type=OperationType.SUBSCRIPTION,
-        description="Yield an item after each update of a resource: the URI to read again.",
-        input_schema=_ONE_RESOURCE,
-        output_schema=_ONE_RESOURCE,
-    )
-
-    async def watch(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        uri, session = cast("str", input["uri"]), await sessions.of(context)
-        with session.updates.of(uri) as watcher:
-            await session.watch_resource(uri)
-            try:
-                while True:
-                    try:
-                        async with asyncio.timeout(CHECK_EVERY):
-                            update = {"uri": await watcher.next()}
-                    except TimeoutError:
-                        await session.start()
-                    else:
-                        yield ResponseEnvelope(update, MCPResponseMeta(False, [], update, UNSET))
-            finally:
-                try:
-                    await session.unwatch_resource(uri)
-                except CallError as error:  # the consumer has left, and a lost server sends no updates anyway
-                    logger.debug("the watch of a resource did not end cleanly: %s", error)
-
-    return Operation(spec, watch)
-
-
 SETTLE = 0.05
 """Seconds to wait after a change for the next: a server may send a notification for every tool that it adds."""
 
 LONGEST_SETTLE = 5.0
 """The limit for a server that reports a change whenever it is listed: the delay doubles each time."""
 
-_CHANGES = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed"})
+_RESOURCES_CHANGED = "notifications/resources/list_changed"
+_CHANGES = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed", _RESOURCES_CHANGED})
 
 
 def from_mcp(
@@ -387,7 +189,6 @@ def from_mcp(
             its content. The servers of a file have the namespaces of their keys.
         required: for a whole file: raise if a server cannot be reached. By default it is in `failures`, and the others
             are used.
-        options: see below.
 
     Options:
 
@@ -396,6 +197,8 @@ def from_mcp(
       and another opwire in its description of operations: types, timeouts and, without a `namespace`, ids.
     - `elicit`, `sample`, `roots`, `log`: the answers to requests of servers, see `Callbacks`.
     - `resources`, `prompts`: whether to add operations for them.
+    - `strict_input`: reject arguments that do not match their schema; by default they are sent, with a warning.
+    - `revision`: the only one to speak, such as "2025-06-18"; by default the latest that both sides know.
     - `tool_timeout`: of every call of a tool, in seconds.
     - `normalize`, `strip`: those of `OperationSpec`.
     - `connect_timeout`: of connecting and listing, in seconds.
@@ -479,6 +282,12 @@ class MCPSource(AdapterSource):
         """The self-descriptions of all servers that were ever connected, by name."""
         return {name: info for name, each in self._servers.items() if (info := each.session.info) is not None}
 
+    @property
+    def instructions(self) -> dict[str, str]:
+        """The servers' instructions for models, by namespace."""
+        found = ((each.namespace, each.session.info) for each in self._servers.values())
+        return {namespace: info.instructions for namespace, info in found if info is not None and info.instructions}
+
     def definition(self, operation_id: str) -> Mapping[str, Any] | None:
         """Return the server's definition of a tool or prompt, with annotations; None for an unknown operation."""
         found = (each.listing.by_id.get(operation_id) for each in self._servers.values())
@@ -544,9 +353,14 @@ class ServerOperations:
         self._notify = notify
         server, self.auth = authorized(server, options)
         self._stale = asyncio.Event()
+        self._resource_changes = 0
         self._task: asyncio.Task[None] | None = None
         create = partial(
-            MCPSession, callbacks=options, connect_timeout=options.connect_timeout, max_message=options.max_message
+            MCPSession,
+            callbacks=options,
+            connect_timeout=options.connect_timeout,
+            max_message=options.max_message,
+            revision=options.revision,
         )
         self.session = create(server, on_notification=self._on_notification, on_connected=self._stale.set)
         by_caller = options.auth if callable(options.auth) else self.auth if self.auth and self.auth.exchanges else None
@@ -554,6 +368,8 @@ class ServerOperations:
         if by_caller is not None and isinstance(server, HTTPServer):
             self._sessions = CallerSessions(server, by_caller, self.session, create)
         self.listing = Listing()
+        self.namespace = ""
+        """The namespace of the operations, once the server was connected."""
 
     async def open(self) -> None:
         """Connect, and read the listing.
@@ -563,8 +379,8 @@ class ServerOperations:
         """
         try:
             info = await self.session.start()
-            namespace = self._options.namespace or usable_namespace(info.name)
-            reader = ListingReader(self.session, self._sessions, self._options, namespace)
+            self.namespace = self._options.namespace or usable_namespace(info.name)
+            reader = ListingReader(self.session, self._sessions, self._options, self.namespace)
             self._stale.clear()
             self._replace(await reader.read(self._options.connect_timeout))
         except BaseException:
@@ -584,6 +400,7 @@ class ServerOperations:
 
     def _on_notification(self, method: str, params: Mapping[str, Any]) -> None:
         if method in _CHANGES:
+            self._resource_changes += method == _RESOURCES_CHANGED
             self._stale.set()
 
     async def _keep_up(self, reader: ListingReader) -> None:
@@ -595,7 +412,7 @@ class ServerOperations:
             self._stale.clear()
             started = time.monotonic()
             try:
-                listing = await reader.read(self._options.connect_timeout)
+                listing = await reader.read(self._options.connect_timeout, changes=self._resource_changes)
                 before = self._replace(listing)
                 put = listing.changed_since(before)
                 gone = tuple(id for id in before.by_id if id not in listing.by_id)

@@ -24,10 +24,20 @@ from opwire.adapters.mcp.negotiation import as_text
 from opwire.adapters.mcp.servers import MCPOptions
 from opwire.adapters.mcp.session import MCPSessions, request_caller
 from opwire.adapters.report import Report
+from opwire.annotations import Annotations
 from opwire.envelope import MCPContentBlock, MCPResponseMeta, ResponseEnvelope, content_blocks
 from opwire.errors import CallError, ConversionError, ErrorCode, RegistrationError, SchemaError, ToolEnvelopeError
 from opwire.operation import Context, Operation, OperationSpec, OperationType, PreparedRequest, split_id
-from opwire.origin import ERROR_META, ITEM_META, ORIGIN_META, Origin, ResultOrigin, read_origin, read_result_origin
+from opwire.origin import (
+    ERROR_META,
+    FIELDS_META,
+    ITEM_META,
+    ORIGIN_META,
+    Origin,
+    ResultOrigin,
+    read_origin,
+    read_result_origin,
+)
 from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.schema.dialect import map_subschemas
 from opwire.tool_envelope import TOOL_ENVELOPE_PREFIX, block_texts, parse
@@ -80,6 +90,17 @@ def skip(report: Report, kind: str, namespace: str, name: object, reason: str) -
     report.skip(kind, f"{namespace}.{shown}", reason)
 
 
+def icons_of(definition: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the usable icons of a tool or prompt."""
+    icons = map(as_dict, as_list(definition.get("icons")))
+    return [icon for icon in icons if isinstance(icon.get("src"), str)]
+
+
+def meta_of(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `_meta` of a tool or prompt, without what opwire itself has put there."""
+    return {key: value for key, value in as_dict(definition.get("_meta")).items() if key != ORIGIN_META}
+
+
 class ToolReader:
     """Convert the tools of one server to operations; report skipped tools and unused schemas."""
 
@@ -119,6 +140,10 @@ class ToolReader:
                 else self.schema(tool, "outputSchema", output_path),
                 normalize=self._options.normalize,
                 strip=self._options.strip,
+                lenient_input=not self._options.strict_input and origin is None,
+                annotations=Annotations.from_mcp(as_dict(tool.get("annotations"))),
+                icons=icons_of(tool),
+                meta=meta_of(tool),
                 **self._origin_fields(name, origin),
             )
         except RegistrationError as error:  # raised for fields of an invalid origin
@@ -229,9 +254,10 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
         CallError: PROTOCOL_ERROR, if a content block has no JSON form.
     """
     content, structured, given = result.get("content"), result.get("structuredContent", UNSET), result.get("isError")
+    unknown = {key: value for key, value in result.items() if key not in _PROTOCOL_FIELDS}
     if not isinstance(content, list):
         if content is None and structured is UNSET:
-            content = {key: value for key, value in result.items() if key not in _PROTOCOL_FIELDS} or None
+            content, unknown = unknown or None, {}
         if content is not None:
             logger.warning("%s: the content of a result is not a list; it is kept as one entry", label)
         content = [] if content is None else [content]
@@ -239,7 +265,7 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
     is_error = bool(given)
     if not isinstance(given, bool | None):
         logger.warning("%s: isError is not a boolean, but %s", label, type(given).__name__)
-    meta = _result_meta(result, label)
+    meta = _result_meta(result, label, unknown)
     origin = read_result_origin(meta)
     match blocks:
         case [{"data": encoded}] if structured is UNSET and origin is not None:  # an image or sound of another opwire
@@ -248,6 +274,8 @@ def result_envelope(result: Mapping[str, Any], label: str, *, declared: bool) ->
             data = _data_in_text(blocks, label, parse_json=declared and not is_error)
         case _:
             data = unwrapped(structured, origin, label)
+    if declared and data is blocks and not is_error:
+        logger.warning("%s: the result lacks the structured content that the tool declares; its blocks are kept", label)
     return ResponseEnvelope(data, MCPResponseMeta(is_error, blocks, structured, meta))
 
 
@@ -261,7 +289,8 @@ def structured_envelope(
 
 def blocks_envelope(result: Mapping[str, Any], label: str, content: list[MCPContentBlock]) -> ResponseEnvelope[Any]:
     """Return the envelope of a result that consists of content blocks."""
-    return ResponseEnvelope(content, MCPResponseMeta(False, content, UNSET, _result_meta(result, label)))
+    unknown = {key: value for key, value in result.items() if key not in ("contents", "_meta", "resultType")}
+    return ResponseEnvelope(content, MCPResponseMeta(False, content, UNSET, _result_meta(result, label, unknown)))
 
 
 def read_blocks(entries: list[Any], label: str) -> list[MCPContentBlock]:
@@ -285,10 +314,15 @@ def read_blocks(entries: list[Any], label: str) -> list[MCPContentBlock]:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"{label}: a content block is invalid: {error}") from error
 
 
-def _result_meta(result: Mapping[str, Any], label: str) -> dict[str, Any] | UnsetType:
+def _result_meta(
+    result: Mapping[str, Any], label: str, unknown: Mapping[str, Any] | None = None
+) -> dict[str, Any] | UnsetType:
+    """Return the `_meta` of a result, and in it the fields that are unknown."""
     meta = result.get("_meta")
     if meta is not None and not isinstance(meta, dict):
         logger.warning("%s: _meta is not an object, but %s; it is ignored", label, type(meta).__name__)
+    if unknown:
+        return {**as_dict(meta), FIELDS_META: dict(unknown)}
     return cast("dict[str, Any]", meta) if isinstance(meta, dict) else UNSET
 
 

@@ -94,7 +94,7 @@ def serve_mcp(
     than `max_output_schema` bytes is not listed. `tool_envelopes` encodes results and errors as ToolEnvelope V1.
     `state_key` is a secret of at least 16 bytes that signs the state of calls whose questions the client has to answer
     (2026-07-28); servers behind one address need the same. With `all_tools`, resources and prompts are tools as well,
-    for clients that know nothing else.
+    for clients that know nothing else. Without `instructions`, they are those of the MCP servers that are followed.
 
     Raises:
         UsageError: an option is invalid.

@@ -60,6 +60,7 @@ P = TypeVar("P", bound=Struct)
 _STALE: Result = {"ttlMs": 0, "cacheScope": "private"}
 _RESOURCES, _PROMPTS = frozenset({"resources"}), frozenset({"prompts"})
 _CURSOR = re.compile(r"([0-9]{1,9}):([0-9a-f]{16})")
+_MAX_INSTRUCTIONS, _MAX_ALL_INSTRUCTIONS = 16_000, 64_000  # characters, of one server behind and of all
 _MAX_SHOWN = 200  # characters of an unknown name in the log
 _encoder = msgspec.json.Encoder()
 
@@ -188,8 +189,18 @@ class RegistryServer:
             capabilities["prompts"] = {"listChanged": True}
         if lists - {"tools"}:
             capabilities["completions"] = {}
-        instructions = self._instructions
-        return {"capabilities": capabilities, **({} if instructions is None else {"instructions": instructions})}
+        instructions = self._forwarded_instructions() if self._instructions is None else self._instructions
+        return {"capabilities": capabilities, **({"instructions": instructions} if instructions else {})}
+
+    def _forwarded_instructions(self) -> str:
+        """Return the instructions of the MCP servers behind: as they are of one, with headings of several."""
+        dispatcher = self._served.dispatcher
+        served = {spec.namespace for spec in dispatcher.served()}
+        found = {name: text for name, text in dispatcher.registry.instructions.items() if name in served}
+        if len(found) == 1:
+            return next(iter(found.values()))[:_MAX_INSTRUCTIONS]
+        texts = (f"# {name}\n\n{text[:_MAX_INSTRUCTIONS]}" for name, text in found.items())
+        return "\n\n".join(texts)[:_MAX_ALL_INSTRUCTIONS]
 
     def initialize(self, params: Params | None) -> Result:
         """Return the result of the handshake; its revision is the one asked for, or else the latest.
