@@ -5,8 +5,8 @@
     print(f"http://127.0.0.1:8000/console/#link={console.create_link()}")
     await app.run(port=8000)
 
-The page has the rights of the person who signs in, by a token or by a link that works once. Every action passes the
-guard, the access checks and the interceptors of any other surface.
+A login, by a token or by a link that works once, decides what the page may do. Every action passes the guard, the
+access checks and the interceptors of any other surface.
 """
 
 from opwire.errors import needs_extra

@@ -435,7 +435,7 @@ class ConsoleApp(ListeningApp):
 
 
 def _require(request: Request, scope: str) -> Identity:
-    """Return the caller, who has this scope.
+    """Return the identity of a caller with this scope.
 
     Raises:
         CallError: UNAUTHENTICATED, ACCESS_DENIED.

@@ -27,7 +27,7 @@ from opwire.monitor import outcome_of
 from opwire.operation import Context, Identity, Inbound, OperationSpec, OperationType, Progress
 from opwire.questions import Question, unanswerable
 from opwire.serve.console.session import acting
-from opwire.serve.console.web import EventWriter, Streams, error_data, read_body, send_nothing
+from opwire.serve.console.web import EventStreamWriter, Streams, error_data, read_body, send_nothing
 from opwire.serve.guard import MAX_DETAILS, Receive, Send
 from opwire.serve.http.request import Request
 from opwire.serve.http.responses import EncodedResponse, encode_response, encode_whole
@@ -70,7 +70,7 @@ class CallBody(Struct, frozen=True, rename="camel"):
     act_as: ActAs | None = None
 
 
-class Answer(Struct, frozen=True):
+class QuestionAnswer(Struct, frozen=True):
     """The answer to a question. For a completion or for roots, `content` is the result in the shape of MCP."""
 
     action: Literal["accept", "decline", "cancel"]
@@ -142,7 +142,7 @@ class ConsoleCalls:
         """
         request_id, _, rest = request.path.removeprefix("/api/calls/").partition("/")
         question_id = rest.removeprefix("answers/")
-        answer = await read_body(request, receive, Answer)
+        answer = await read_body(request, receive, QuestionAnswer)
         call = self._running.get(request_id)
         if question_id == rest or call is None or not call.answered(question_id, answer, request.identity):
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, "the question does not wait for an answer any more")
@@ -197,8 +197,8 @@ class _RunningCall:
         self._progressed = asyncio.Event()
         self._items = 0
         self._bytes = 0
-        self._writer: EventWriter | None = None
-        self._questions: dict[str, tuple[Question, asyncio.Future[Answer]]] = {}
+        self._writer: EventStreamWriter | None = None
+        self._questions: dict[str, tuple[Question, asyncio.Future[QuestionAnswer]]] = {}
 
     async def ask(self, question: Question) -> dict[str, Any]:
         """Ask the person, and return the answer in the shape of MCP.
@@ -212,7 +212,7 @@ class _RunningCall:
         self._questions[id] = question, answered
         try:
             await self._writer.event("question", {"questionId": id, "kind": question.kind, "params": question.params})
-            answer: Answer = await answered
+            answer: QuestionAnswer = await answered
         finally:
             del self._questions[id]
             await self._writer.event("questionEnded", {"questionId": id})
@@ -223,7 +223,7 @@ class _RunningCall:
             raise unanswerable(question, "and the person declined")
         return answer.content
 
-    def answered(self, question_id: str, answer: Answer, identity: Identity | None) -> bool:
+    def answered(self, question_id: str, answer: QuestionAnswer, identity: Identity | None) -> bool:
         """Answer a question; return False if it does not wait for this person's answer."""
         _, answered = self._questions.get(question_id, (None, None))
         if answered is None or answered.done() or identity != self._owner:
@@ -244,7 +244,7 @@ class _RunningCall:
                 self._logged.append(encoded)
                 self._loop.call_soon_threadsafe(self._progressed.set)
 
-    async def stream(self, writer: EventWriter, dispatcher: Dispatcher, input: Any, context: Context) -> None:
+    async def stream(self, writer: EventStreamWriter, dispatcher: Dispatcher, input: Any, context: Context) -> None:
         """Run the call and write its events."""
         began, outcome = time.perf_counter(), CANCELLED
         access = begin_access("console", operation=self._spec.id, identity=context.identity)
@@ -278,7 +278,7 @@ class _RunningCall:
                 access.request_id, access.outcome, access.bytes = self.request_id, outcome, self._bytes
                 access.write()
 
-    async def _stream_items(self, writer: EventWriter, items: AsyncGenerator[ResponseEnvelope[Any]]) -> None:
+    async def _stream_items(self, writer: EventStreamWriter, items: AsyncGenerator[ResponseEnvelope[Any]]) -> None:
         try:
             async for envelope in items:
                 self._items += 1
@@ -298,13 +298,13 @@ class _RunningCall:
         self._calls.results.keep(key, self._owner, response)
         return {"download": f"results/{key}", "bytes": len(response.body)}
 
-    async def _report(self, writer: EventWriter) -> None:
+    async def _report(self, writer: EventStreamWriter) -> None:
         while True:
             await self._progressed.wait()
             await self._flush(writer)
             await asyncio.sleep(_PROGRESS_INTERVAL)
 
-    async def _flush(self, writer: EventWriter) -> None:
+    async def _flush(self, writer: EventStreamWriter) -> None:
         """Write log messages and the latest progress that were not written yet."""
         self._progressed.clear()
         while self._logged:

@@ -19,7 +19,7 @@ from opwire.logs import masked
 from opwire.monitor import OBSERVE, CallMonitor, CallWatcher
 from opwire.operation import holds
 from opwire.registry import OperationRegistry
-from opwire.serve.console.web import EventWriter, Streams
+from opwire.serve.console.web import EventStreamWriter, Streams
 from opwire.serve.guard import Receive, Send
 from opwire.serve.http.request import Request
 
@@ -202,7 +202,7 @@ class _WatchingPage:
         del self.approvals[:-_MAX_APPROVALS]
         self.watcher.news.set()
 
-    async def write(self, writer: EventWriter, revision: Callable[[], str]) -> None:
+    async def write(self, writer: EventStreamWriter, revision: Callable[[], str]) -> None:
         """Write events as they happen, in batches."""
         monitor, news = self._monitor, self.watcher.news
         server = {"id": monitor.id, "name": monitor.name, "version": monitor.version, "kind": monitor.kind}
@@ -222,7 +222,7 @@ class _WatchingPage:
             except TimeoutError:
                 pass
 
-    async def _write_news(self, writer: EventWriter, revision: Callable[[], str]) -> None:
+    async def _write_news(self, writer: EventStreamWriter, revision: Callable[[], str]) -> None:
         records, dropped = self.watcher.take()
         if records:
             await writer.event("calls", {"records": records, "dropped": dropped})

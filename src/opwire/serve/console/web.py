@@ -183,7 +183,7 @@ async def send_file(send: Send, request: Request, file: StaticFile, *, is_immuta
 # --- server-sent events -----------------------------------------------------------------------------------------------
 
 
-class EventWriter:
+class EventStreamWriter:
     """Writes one stream of server-sent events, from any task; a client that does not read counts as disconnected."""
 
     def __init__(self, request: Request, send: Send, running: CancelOnDisconnect) -> None:
@@ -227,7 +227,7 @@ class EventWriter:
 
 
 class OpenStream(NamedTuple):
-    """Whose stream it is: the key of its session, if it has one, and an id if it counts towards a limit."""
+    """An open stream: the key of its session, if it has one, and an id if it counts towards a limit."""
 
     session: bytes | None
     counts_for: tuple[str | None] | None
@@ -260,13 +260,13 @@ class Streams:
     @asynccontextmanager
     async def writing(
         self, request: Request, receive: Receive, send: Send, *, counted: bool = False
-    ) -> AsyncGenerator[tuple[EventWriter, CancelOnDisconnect]]:
+    ) -> AsyncGenerator[tuple[EventStreamWriter, CancelOnDisconnect]]:
         """Write a stream for the duration of the block, which is cancelled when the client disconnects.
 
         `counted` streams are those of `count`. An error that ends the block early is sent as the event `error`.
         """
         running = CancelOnDisconnect(receive, self._deadlines)
-        writer = EventWriter(request, send, running)
+        writer = EventStreamWriter(request, send, running)
         identity = request.identity
         counts_for = (None if identity is None else identity.id,) if counted else None
         stream = self._open[running] = OpenStream(self._sessions.key(request.headers), counts_for)
@@ -289,7 +289,7 @@ class Streams:
                     await beating
 
     async def _beat(
-        self, writer: EventWriter, running: CancelOnDisconnect, stream: OpenStream, request: Request
+        self, writer: EventStreamWriter, running: CancelOnDisconnect, stream: OpenStream, request: Request
     ) -> None:
         """Keep a connection open, and end the stream of a session that has ended, or whose token was revoked."""
         while True:
