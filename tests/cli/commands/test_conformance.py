@@ -23,7 +23,7 @@ def test_a_hub_is_checked_and_its_promises_are_listed() -> None:
     lines = shown.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert "✓ identities cannot be forged                  peer and identity" in lines
-    assert lines[-1].endswith("0 broken, 12 not checked")
+    assert lines[-1].endswith("0 broken, 13 not checked")
     results = json.loads(as_json.stdout)
     assert [each["status"] for each in results] == ["kept", "kept"]
     assert results[0]["section"] == "peer and identity"

@@ -22,6 +22,7 @@ from opwire.testing.conformance import (
     check_hub,
     check_peer,
     conformance_operations,
+    wires,
 )
 from opwire.testing.conformance.broker import BROKER_CHECKS
 from opwire.testing.conformance.hub import HUB_CHECKS
@@ -204,6 +205,7 @@ BROKEN_HUBS: dict[str, tuple[str, dict[str, Any]]] = {
     "two callers may use the same id": ("caller 0", {"to_caller": drop("call.responded", requestId="same")}),
     "an open request is not repeated": ("duplicate", {"to_caller": on("call.requested", twice, requestId="r1")}),
     "items, credit and progress are relayed": ("the credit", {"to_caller": drop("call.credit")}),
+    "questions and answers are relayed": ("the answer", {"to_server": drop("call.answer")}),
     "an abort reaches the server": ("the abort", {"to_server": drop("call.aborted")}),
     "a lost server fails its calls": ("failed by", {"to_caller": setting("call.error", code="INTERNAL")}),
     "a lost caller is reported": ("session.left", {"to_caller": drop("session.left")}),
@@ -235,6 +237,10 @@ BROKEN_SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "an expired request is not started": ("answered by", {"to_server": without("call.requested", "timeoutMs")}),
     "an aborted call is stopped": ("not stopped", {"to_server": drop("call.aborted")}),
     "a request that arrives twice runs once": ("runs 2 times", {"to_server": renamed_wait()}),
+    "questions are sent only to those who answer": (
+        "the question",
+        {"to_server": without("call.requested", "questions")},
+    ),
     "progress is sent only if it is asked for": (
         "did not ask",
         {"to_server": setting("call.requested", progress=True)},
@@ -342,6 +348,18 @@ async def test_a_run_ends_when_its_time_is_up() -> None:
     async with hub() as url, proxied(url, to_caller=drop("call.error")) as slow:
         report = await check_hub(slow, token=TOKEN, limit=3)
     assert "not checked: the time of the run is up" in failures(report).values()
+
+
+@requirement("conformance.bounded")
+async def test_a_hub_that_floods_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "_MAX_BYTES", 2_000_000)
+
+    def flood(event: Event) -> list[Event]:
+        return [event, *({"type": "session.goaway", "reason": "x" * 100_000} for _ in range(30))]
+
+    async with hub() as url, proxied(url, to_caller=on("session.welcome", flood)) as flooding:
+        report = await check_hub(flooding, token=TOKEN, limit=20)
+    assert "more than 2,000,000 bytes" in failures(report)["every event agrees with its schema"]
 
 
 @requirement("conformance.bounded")

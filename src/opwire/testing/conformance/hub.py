@@ -372,6 +372,23 @@ async def streams_are_relayed(hub: HubUnderTest) -> None:
     await caller.take("the end", type="call.completed", requestId="s1")
 
 
+async def questions_are_relayed(hub: HubUnderTest) -> None:
+    """Ask the caller of a call; only its answer is passed on."""
+    server, caller, request = await hub.relayed(questions=True)
+    expect(request.get("questions") is True, f"the request arrived as {shown(request)}")
+    asked = {"requestId": "r1", "id": 1}
+    params = {"message": "Sure?", "requestedSchema": {"type": "object", "properties": {"value": {"type": "boolean"}}}}
+    await server.send("call.question", kind="elicit", params=params, peer=caller.address, **asked)
+    question = await caller.take("the question", type="call.question", requestId="r1")
+    expect(question.get("params") == params, f"the question arrived as {shown(question)}")
+    stranger = await hub.wire()
+    await stranger.send("call.answer", answer={"action": "decline"}, peer=server.address, **asked)
+    await _still_open(stranger)
+    await caller.send("call.answer", answer={"action": "cancel"}, **asked)
+    answer = await server.take("the answer", type="call.answer", requestId="r1")
+    expect(answer.get("answer") == {"action": "cancel"}, f"the answer arrived as {shown(answer)}")
+
+
 async def aborts_are_relayed(hub: HubUnderTest) -> None:
     """Abort a call."""
     server, caller, _ = await hub.relayed()
@@ -449,6 +466,7 @@ HUB_CHECKS: Mapping[str, tuple[str, HubCheck]] = {
     "two callers may use the same id": ("Ids", same_ids_do_not_meet),
     "an open request is not repeated": ("Ids", open_ids_are_not_repeated),
     "items, credit and progress are relayed": ("Subscriptions and credits", streams_are_relayed),
+    "questions and answers are relayed": ("Questions", questions_are_relayed),
     "an abort reaches the server": ("The end of a call", aborts_are_relayed),
     "a lost server fails its calls": ("Reconnecting", lost_servers_fail_their_calls),
     "a lost caller is reported": ("Events of a session", lost_callers_are_reported),

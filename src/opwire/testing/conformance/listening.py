@@ -32,6 +32,7 @@ _MAX_MESSAGE = 1_032_192
 _MARGIN = 4_352
 _NORMAL = 1000  # the close code of a peer that is done
 _MAX_ITEMS = 1_000
+_MAX_CONNECTIONS = 10  # only the first is checked
 _MAX_CALLS = 1_000  # of a peer that are watched
 
 
@@ -222,12 +223,11 @@ class ListeningHub:
         return f"ws://{self._host}:{port}"
 
     async def _connection(self, connection: ServerConnection) -> None:
+        if self._connected.qsize() >= _MAX_CONNECTIONS:
+            return
         peer = ConnectedPeer(connection, self._problems)
         self._connected.put_nowait(peer)
-        try:
-            await peer.wire.read(peer.handle)
-        except AssertionError:
-            pass  # it has closed the connection
+        await peer.wire.read(peer.handle)
         peer.settled.set()
 
     async def peer(self, wait: float) -> ConnectedPeer:

@@ -65,7 +65,7 @@ class _Run:
                 continue
             status, message = await self._one(check, peer)
             first = first or status
-            self._add(role, promise, section, status, message)
+            self.add(role, promise, section, status, message)
             if isinstance(peer, hub.HubUnderTest):
                 await peer.close()
             if first == "broken":
@@ -89,7 +89,8 @@ class _Run:
             return "broken", f"unexpected data: {type(error).__name__}: {error}"
         return "kept", ""
 
-    def _add(self, role: str, promise: str, section: str, status: Status, message: str) -> None:
+    def add(self, role: str, promise: str, section: str, status: Status, message: str) -> None:
+        """Add a result."""
         self.report.results.append(ConformanceResult(role, promise, section, status, message[:_MAX_MESSAGE]))
 
     def finish(self) -> ConformanceReport:
@@ -97,7 +98,7 @@ class _Run:
         found = self.problems.found
         message = found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "") if found else ""
         status: Status = "broken" if found else "kept" if self.problems.events else "skipped"
-        self._add("events", "every event agrees with its schema", "Calls", status, message)
+        self.add("events", "every event agrees with its schema", "Calls", status, message)
         return self.report
 
 
@@ -115,7 +116,12 @@ async def check_hub(url: str, *, token: str | None = None, limit: float = LIMIT,
         await peer.connect()  # raises if there is nothing to check
         await peer.close()
         if await run.check("hub", hub.HUB_CHECKS, peer):
-            await run.check("server", SERVER_CHECKS, await hub.hub_as_server(peer))
+            try:
+                server = await hub.hub_as_server(peer)
+            except (AssertionError, CallError) as error:
+                run.add("server", "operations are described on request", "Announcing", "broken", str(error))
+            else:
+                await run.check("server", SERVER_CHECKS, server)
     finally:
         await peer.close()
     return run.finish()

@@ -10,6 +10,7 @@ Some need operations whose behaviour is known. A peer serves them to have these 
 | `conformance.wait` | query | ends only by cancellation or its deadline |
 | `conformance.waiting` | query | returns how many calls of `conformance.wait` are running |
 | `conformance.steps` | query | reports progress 1, 2, 3 of 3, and returns 3 |
+| `conformance.ask` | query | asks its caller for a text by `elicit`, and returns it |
 """
 
 import asyncio
@@ -33,21 +34,39 @@ _VALUES: tuple[Any, ...] = (
 )
 
 
+async def echo(input: Any, _: Context) -> Any:
+    """Return the input."""
+    return input
+
+
+async def fail(secret: str) -> None:
+    """Raise an unexpected exception."""
+    raise ValueError(secret)
+
+
+async def count(to: int) -> AsyncIterator[int]:
+    """Yield numbers."""
+    for number in range(1, to + 1):
+        yield number
+
+
+async def steps(context: Context) -> int:
+    """Report progress."""
+    for number in (1, 2, 3):
+        context.report(number, 3)
+    return 3
+
+
+async def ask(context: Context) -> str:
+    """Ask the caller."""
+    return (await context.elicit(str, "Which text?")).unwrap()
+
+
 def conformance_operations(registry: OperationRegistry | None = None) -> OperationRegistry:
     """Add the operations that a server needs to have all its promises checked. They are public."""
     registry = OperationRegistry() if registry is None else registry
     public = AccessControl(public=True)
     open_calls = 0
-
-    async def echo(input: Any, _: Context) -> Any:
-        return input
-
-    async def fail(secret: str) -> None:
-        raise ValueError(secret)
-
-    async def count(to: int) -> AsyncIterator[int]:
-        for number in range(1, to + 1):
-            yield number
 
     async def wait() -> None:
         nonlocal open_calls
@@ -60,15 +79,10 @@ def conformance_operations(registry: OperationRegistry | None = None) -> Operati
     async def waiting() -> int:
         return open_calls
 
-    async def steps(context: Context) -> int:
-        for number in (1, 2, 3):
-            context.report(number, 3)
-        return 3
-
     registry.register(OperationSpec(namespace=NAMESPACE, name="echo", type=OperationType.QUERY, access=public), echo)
     registry.mutation(f"{NAMESPACE}.fail", access=public)(fail)
     registry.subscription(f"{NAMESPACE}.count", access=public)(count)
-    for query in (wait, waiting, steps):
+    for query in (wait, waiting, steps, ask):
         registry.query(f"{NAMESPACE}.{query.__name__}", access=public)(query)
     return registry
 
@@ -308,6 +322,20 @@ async def progress_is_for_those_who_ask(server: Server) -> None:
             expect(not reports, "progress was sent to a caller that did not ask for it")
 
 
+async def questions_are_for_those_who_answer(server: Server) -> None:
+    """Call an operation that asks, with and without `questions`."""
+    id = server.needs("ask")
+    request_id = await server.line.request(id, {}, questions=True)
+    question = await server.line.take(request_id, "the question", "call.question", kind="elicit")
+    fields: Event = question.get("params", {}).get("requestedSchema", {}).get("properties") or {"value": {}}
+    answer = {"action": "accept", "content": {next(iter(fields)): "kit"}}
+    await server.line.send("call.answer", requestId=request_id, id=question["id"], answer=answer)
+    outcome = await server.line.take(request_id, "the response", "call.responded")
+    expect(envelope_data(outcome) == "kit", f"the answer was read as {shown(outcome)}")
+    refused = await server.line.call(id, {})
+    expect(refused.get("code") == "ABORTED", f"a caller that answers nothing got {shown(refused)}")
+
+
 ServerCheck = Callable[[Server], Awaitable[None]]
 
 # Each promise, with the section of docs/reference/protocol.md that makes it.
@@ -328,4 +356,5 @@ SERVER_CHECKS: Mapping[str, tuple[str, ServerCheck]] = {
     "an aborted call is stopped": ("The end of a call", aborted_calls_are_stopped),
     "a request that arrives twice runs once": ("Ids", duplicates_run_once),
     "progress is sent only if it is asked for": ("Progress", progress_is_for_those_who_ask),
+    "questions are sent only to those who answer": ("Questions", questions_are_for_those_who_answer),
 }

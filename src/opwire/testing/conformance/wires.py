@@ -32,7 +32,8 @@ SETTLE = 0.2
 """Seconds after which what must not arrive counts as absent."""
 
 _MAX_MESSAGE = 8 * 1024 * 1024
-_MAX_KEPT = 20_000  # messages that were not expected
+_MAX_KEPT = 2_000  # messages that were not expected, and
+_MAX_BYTES = 64 * 1024 * 1024  # of all messages of a run: more is a flood
 _MAX_PROBLEMS = 20
 _MAX_SHOWN = 200
 _SCHEMAS = {type: Schema(schema) for type, schema in {**CALL_EVENT_SCHEMAS, **SESSION_EVENT_SCHEMAS}.items()}
@@ -67,10 +68,20 @@ class Problems:
     def __init__(self) -> None:
         self.found: list[str] = []
         self.events = 0
+        self._bytes = 0
+
+    @property
+    def flooded(self) -> bool:
+        """Whether so much was sent that the rest is not read."""
+        return self._bytes > _MAX_BYTES
 
     def check(self, text: str | bytes) -> Event:
         """Parse a message, and check it against the schema of its type. Null is the same as absent."""
         self.events += 1
+        self._bytes += len(text)
+        if self.flooded:
+            self._add(f"more than {_MAX_BYTES:,} bytes were sent")
+            return {"type": "flood"}
         if isinstance(text, bytes):
             return self._invalid("a binary message", text)
         try:
@@ -126,8 +137,9 @@ class Wire:
     def record(self, text: str | bytes, **fields: Any) -> Event:
         """Keep a message that has arrived."""
         event = {**self._problems.check(text), **fields}
-        self._kept.append(event)
-        self._news.set()
+        if not self._problems.flooded:
+            self._kept.append(event)
+            self._news.set()
         return event
 
     def ended(self, code: int, reason: str) -> None:
@@ -207,10 +219,12 @@ class WebSocketWire(Wire):
         try:
             async for message in self.connection:
                 event = self.record(message)
+                if self._problems.flooded:
+                    break
                 if handle is not None:
                     await handle(event)
-        except ConnectionClosed:
-            pass
+        except (ConnectionClosed, AssertionError):
+            pass  # closed, or not reading
         finally:
             self.ended(self.connection.close_code or 1006, self.connection.close_reason or "")
 
