@@ -364,7 +364,8 @@ async def test_a_hub_that_floods_does_not_stop_the_run(monkeypatch: pytest.Monke
 
 @requirement("conformance.bounded")
 async def test_a_peer_that_cannot_be_reached_is_an_error(redis_server: Any) -> None:
-    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     for run in (
         check_hub("ws://127.0.0.1:1"),
@@ -375,6 +376,9 @@ async def test_a_peer_that_cannot_be_reached_is_an_error(redis_server: Any) -> N
         with pytest.raises(CallError) as failure:
             await run
         assert failure.value.code is ErrorCode.UNAVAILABLE
+    for writer in writers:
+        writer.close()
+        await writer.wait_closed()
     silent.close()
     await silent.wait_closed()
     with pytest.raises(UsageError):
