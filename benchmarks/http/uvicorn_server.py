@@ -6,7 +6,7 @@ from typing import Any
 
 import uvicorn
 
-_SETTINGS = {"loop": "asyncio", "http": "h11", "ws": "none", "access_log": False, "log_level": "warning"}
+_SETTINGS: dict[str, Any] = {"loop": "asyncio", "ws": "none", "access_log": False, "log_level": "warning"}
 
 
 class _Server(uvicorn.Server):
@@ -16,9 +16,9 @@ class _Server(uvicorn.Server):
         print(f"http://{host}:{port}", flush=True)
 
 
-def run(app: Any) -> None:
-    """Print the address, and serve until the standard input ends."""
-    server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, **_SETTINGS))
+def run(app: Any, http: Any = "h11") -> None:
+    """Print the address, and serve until the standard input ends. `http="auto"` is httptools if it is installed."""
+    server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, http=http, **_SETTINGS))
     threading.Thread(target=_wait_for_the_end, args=(server,), daemon=True).start()
     server.run()
 

@@ -10,7 +10,7 @@ from mcp import Client
 
 from benchmarks.exchanges import Call, Way, beside, measured_peer, race, rows, served, version_in
 from benchmarks.mcp_tools.clients import SDK_SERVER, opwire_over_stdio, sdk_call, sdk_over_stdio
-from benchmarks.mcp_tools.sessions import CALLS, SESSIONS, ServedTool, many_sessions
+from benchmarks.mcp_tools.sessions import CALLS, HANDSHAKE, SESSIONS, STATELESS, ServedTool, many_sessions
 from benchmarks.measure import Row, Table
 from benchmarks.peers import python_of
 
@@ -24,8 +24,9 @@ def tables() -> Iterator[Table]:
     yield Table("a served tool over stdio, by the SDK's client", "µs", "SDK", asyncio.run(_serving_stdio()))
     yield Table("a served tool over streamable HTTP", "µs", "SDK", asyncio.run(_serving_http()))
     servers = _servers()
-    title = f"{SESSIONS} sessions over streamable HTTP at once, {CALLS} calls each"
-    yield Table(title, "calls/s", "SDK", asyncio.run(many_sessions(servers, servers[1].name)))
+    for revision in (HANDSHAKE, STATELESS):
+        title = f"{SESSIONS} sessions of {revision} over HTTP at once, {CALLS} calls each"
+        yield Table(title, "calls/s", "SDK", asyncio.run(many_sessions(servers, servers[1].name, revision)))
 
 
 async def _calling() -> list[Row]:

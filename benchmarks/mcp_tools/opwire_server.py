@@ -3,15 +3,19 @@
 import asyncio
 import sys
 
-from benchmarks.http.uvicorn_server import run
 from benchmarks.mcp_tools.registry import registry
 from opwire.call import LOCAL_IDENTITY
 from opwire.serve.mcp import serve_mcp
 
 surface = serve_mcp(registry, name="benchmark")
 
+
+async def serve_http() -> None:
+    """Print the address, and serve as `opwire serve` does, until the standard input ends."""
+    async with surface.asgi(anonymous=LOCAL_IDENTITY).listening() as address:
+        print(address, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "stdio":
-        asyncio.run(surface.run_stdio())
-    else:
-        run(surface.asgi(anonymous=LOCAL_IDENTITY))
+    asyncio.run(surface.run_stdio() if sys.argv[1] == "stdio" else serve_http())

@@ -42,4 +42,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         asyncio.run(_stdio())
     else:
-        run(server.streamable_http_app())
+        run(server.streamable_http_app(), http="auto")

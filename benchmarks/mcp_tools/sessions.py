@@ -15,8 +15,15 @@ from benchmarks.transports.messages import NOTE
 SESSIONS, CALLS, ROUNDS = 100, 20, 5
 LEAST = 1_500  # calls per second on two cores, of which the server has one
 
-_REVISION = "2025-11-25"
-_INITIALIZE = {"protocolVersion": _REVISION, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
+HANDSHAKE, STATELESS = "2025-11-25", "2026-07-28"
+
+_CLIENT = {"name": "bench", "version": "1"}
+_INITIALIZE = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": _CLIENT}
+_META = {
+    "io.modelcontextprotocol/protocolVersion": STATELESS,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": _CLIENT,
+}
 
 
 class ServedTool(NamedTuple):
@@ -29,12 +36,16 @@ class ServedTool(NamedTuple):
 
 
 class Session:
-    """One session, with a new connection for each round: servers close those that are idle."""
+    """One session, with a new connection for each round: servers close those that are idle.
 
-    def __init__(self, server: Server) -> None:
+    In the stateless era a session is only a connection: each request has everything.
+    """
+
+    def __init__(self, server: Server, revision: str) -> None:
+        self._is_stateless = revision == STATELESS
         self._address = urlsplit(server.address)
         self._head = f"POST /mcp HTTP/1.1\r\nhost: {self._address.netloc}\r\ncontent-type: application/json\r\n"
-        self._head += f"accept: application/json, text/event-stream\r\nmcp-protocol-version: {_REVISION}\r\n"
+        self._head += f"accept: application/json, text/event-stream\r\nmcp-protocol-version: {revision}\r\n"
 
     async def connect(self) -> None:
         """Open a connection."""
@@ -43,6 +54,8 @@ class Session:
 
     async def open(self) -> None:
         """Shake hands."""
+        if self._is_stateless:
+            return
         await self.connect()
         headers, _ = await self.post({"id": 0, "method": "initialize", "params": _INITIALIZE})
         self._head += f"mcp-session-id: {headers['mcp-session-id']}\r\n"
@@ -56,16 +69,19 @@ class Session:
             NotMeasuredError: a result is wrong.
         """
         for number in range(CALLS):
-            params = {"name": tool, "arguments": {"a": number, "b": 1, "note": NOTE}}
-            _, body = await self.post({"id": number + 1, "method": "tools/call", "params": params})
+            params: dict[str, Any] = {"name": tool, "arguments": {"a": number, "b": 1, "note": NOTE}}
+            head = ""
+            if self._is_stateless:
+                params["_meta"], head = _META, f"mcp-method: tools/call\r\nmcp-name: {tool}\r\n"
+            _, body = await self.post({"id": number + 1, "method": "tools/call", "params": params}, head)
             message = body[body.index(b"{") : body.rindex(b"}") + 1]  # of an event, or the whole body
             if json.loads(message)["result"]["structuredContent"] != {"sum": number + 1}:
                 raise NotMeasuredError(f"{tool} returned {message[:200]!r}")
 
-    async def post(self, message: dict[str, Any]) -> tuple[dict[str, str], bytes]:
+    async def post(self, message: dict[str, Any], head: str = "") -> tuple[dict[str, str], bytes]:
         """Return the headers and the body of the response."""
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
-        self._writer.write(f"{self._head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self._writer.write(f"{self._head}{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         status, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         if " 20" not in status[:12]:
             raise NotMeasuredError(f"{message['method']}: {status}")
@@ -83,18 +99,18 @@ class Session:
         self._writer.close()
 
 
-async def _open(server: Server) -> list[Session]:
-    sessions = [Session(server) for _ in range(SESSIONS)]
+async def _open(server: Server, revision: str) -> list[Session]:
+    sessions = [Session(server, revision) for _ in range(SESSIONS)]
     for session in sessions:
         await session.open()
     return sessions
 
 
-async def many_sessions(tools: list[ServedTool], opwire: str) -> list[Row]:
-    """Calls per second of each server, in turn; the first is the control."""
+async def many_sessions(tools: list[ServedTool], opwire: str, revision: str) -> list[Row]:
+    """Calls per second of each server in a protocol revision, in turn; the first is the control."""
     async with AsyncExitStack() as stack:
         running = [await stack.enter_async_context(served(each.module, "http", peer=each.peer)) for each in tools]
-        opened = [await _open(server) for server in running]
+        opened = [await _open(server, revision) for server in running]
         rates: list[list[float]] = [[] for _ in tools]
         costs: list[list[float]] = [[] for _ in tools]
         for _ in range(ROUNDS):

@@ -25,4 +25,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         server.run(show_banner=False, log_level="WARNING")
     else:
-        run(server.http_app())
+        run(server.http_app(), http="auto")

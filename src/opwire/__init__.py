@@ -68,6 +68,7 @@ from opwire.questions import Elicitation, Question, Root, SampledMessage
 from opwire.registry import OperationRegistry, RegistryView, build_env
 from opwire.reshape import Reshape
 from opwire.schema import UNKNOWN, Problem, Schema
+from opwire.version import VERSION
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp import from_mcp
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from opwire.serve.mcp import serve_mcp
     from opwire.sync import SyncClient
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "ERROR_TABLE",

@@ -177,7 +177,7 @@ async def test_a_request_without_a_host_or_with_two_is_refused(house: House) -> 
     client = house.behind(RequestGuard(echo))
     assert b" 421 " in await client.raw(b"GET %s HTTP/1.0\r\n\r\n" % client.path)
     assert b" 400 " in await client.raw(
-        b"GET %s HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n" % client.path
+        b"GET %s HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n" % client.path
     )
 
 

@@ -12,7 +12,6 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from importlib import metadata
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -35,10 +34,11 @@ from opwire.mcp.protocol import (
     request_headers,
 )
 from opwire.typed.plain import as_dict, as_list
+from opwire.version import VERSION
 
 logger = logging.getLogger("opwire.mcp")
 
-_CLIENT = {"name": "opwire", "version": metadata.version("opwire")}
+_CLIENT = {"name": "opwire", "version": VERSION}
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until an ended stream is reopened
 _LISTS = ("tools", "prompts", "resources")
 _ANSWERS: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-import opwire
 from opwire.errors import CallError, ErrorCode, UsageError, needs_extra
 from opwire.transports.link import Link
 from opwire.transports.nats.protocol import (
@@ -39,6 +38,7 @@ from opwire.transports.nats.protocol import (
     ServerError,
     connect,
 )
+from opwire.version import VERSION
 
 # --- credentials ------------------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ _FLUSH_TIMEOUT = 1.0  # seconds that the server has to confirm the last writes
 _CLIENT: dict[str, object] = {
     "name": "opwire",
     "lang": "python",
-    "version": opwire.__version__,
+    "version": VERSION,
     "protocol": 1,  # accepts a later INFO
     "headers": True,
     "no_responders": True,  # return status 503 if a subject has no subscriber, instead of nothing
