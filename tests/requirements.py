@@ -1084,6 +1084,10 @@ SERVE_MCP: dict[str, str] = {
     "what was asked, in the stateless era that of the protocol.",
     "serve-mcp.questions.cancel": "A cancelled call cancels its question.",
     "serve-mcp.questions.state": "An answer is valid for the same caller, call and question only, for a limited time.",
+    "serve-mcp.tasks": "A long call of a client that supports tasks becomes one: polled, answered, cancelled, and "
+    "independent of its connection.",
+    "serve-mcp.tasks.owner": "A task belongs to its caller, and is known to clients that declare the extension; their "
+    "number is bounded.",
     "serve-mcp.timeout": "A call ends after a time without progress; questions stop that clock.",
     "serve-mcp.progress": "What a handler reports reaches a client that asked for it, before the result.",
     "serve-mcp.subscriptions": "A subscription is collected up to a limit and a time, each item also told as it comes.",

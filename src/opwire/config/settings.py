@@ -418,6 +418,7 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     max_name: Annotated[int, Meta(ge=32, le=128)] = 50
     max_output_schema: Annotated[int, Meta(ge=0)] = 4096
     tool_envelopes: bool = False
+    task_after: Seconds = 10.0  # seconds after which a call becomes a task, for clients that support tasks
     state_key: Secret | None = None  # signs questions to clients; the same for all servers behind one address
     all_tools: bool = False  # resources and prompts are tools as well
 

@@ -222,6 +222,7 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
         max_name=settings.max_name,
         max_output_schema=settings.max_output_schema,
         tool_envelopes=settings.tool_envelopes,
+        task_after=settings.task_after,
         state_key=None if settings.state_key is None else settings.state_key.resolve("serve.mcp.state_key"),
         all_tools=settings.all_tools,
     )

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from opwire.call import LOCAL_IDENTITY
 from opwire.deadlines import CALL_TIMEOUT
 from opwire.dispatch import Dispatcher
-from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
+from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts
 from opwire.mcp.protocol import HANDSHAKE_VERSIONS, VERSION_HEADER
 from opwire.operation import Identity, Interceptor
 from opwire.registry import OperationRegistry
@@ -35,8 +35,9 @@ from opwire.serve.mcp.questions import RequestStates
 from opwire.serve.mcp.server import ImplementationInfo, RegistryServer
 from opwire.serve.mcp.sessions import Sessions
 from opwire.serve.mcp.stdio import serve_files, standard_files
+from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
-from opwire.tools.names import LONGEST_MAX_NAME, MAX_NAME, SHORTEST_MAX_NAME
+from opwire.tools.names import MAX_NAME
 
 
 class MCPHTTPOptions(GuardOptions, total=False):
@@ -79,6 +80,7 @@ def serve_mcp(
     max_output_schema: int = MAX_OUTPUT_SCHEMA,
     tool_envelopes: bool = False,
     state_key: str | bytes | None = None,
+    task_after: float | None = TASK_AFTER,
     all_tools: bool = False,
 ) -> "MCPSurface":
     """Return a registry as an MCP server: every operation is a tool, a resource or a prompt.
@@ -87,23 +89,21 @@ def serve_mcp(
         asyncio.run(server.run_stdio())
 
     `stdio_identity` is the identity of the client on stdio. `include` and `exclude` are patterns of ids or tags that
-    select the served operations. `interceptors` run around every call of this surface, the first outermost. `timeout`
-    ends calls of operations without their own after so many seconds without progress; None never does. Of a
-    subscription at most `max_items` are collected in at most `max_seconds`, and none after `max_bytes` of JSON. A page
-    of a list has at most `max_page` bytes, a tool name at most `max_name` characters, and an output schema with more
-    than `max_output_schema` bytes is not listed. `tool_envelopes` encodes results and errors as ToolEnvelope V1.
-    `state_key` is a secret of at least 16 bytes that signs the state of calls whose questions the client has to answer
-    (2026-07-28); servers behind one address need the same. With `all_tools`, resources and prompts are tools as well,
-    for clients that know nothing else. Without `instructions`, they are those of the MCP servers that are followed.
+    select the served operations. `interceptors` run around every call, the first outermost. `timeout` ends calls of
+    operations without their own after so many seconds without progress; None never does. Of a subscription at most
+    `max_items` are collected in at most `max_seconds`, and none after `max_bytes` of JSON. A page of a list has at
+    most `max_page` bytes, a tool name at most `max_name` characters, and an output schema with more than
+    `max_output_schema` bytes is not listed. `tool_envelopes` encodes results and errors as ToolEnvelope V1.
+    `state_key` is a secret of at least 16 bytes that signs the state of calls with questions (2026-07-28); servers
+    behind one address need the same. A call of a client that supports tasks becomes one after `task_after` seconds;
+    None: never. With `all_tools`, resources and prompts are tools as well. Without `instructions`, they are those of
+    the MCP servers that are followed.
 
     Raises:
         UsageError: an option is invalid.
     """
-    check_above_zero(timeout=timeout, max_seconds=max_seconds)
+    check_above_zero(timeout=timeout, max_seconds=max_seconds, task_after=task_after)
     check_counts(max_items=max_items, max_bytes=max_bytes, max_page=max_page)
-    check_not_below_zero(max_output_schema=max_output_schema)
-    if not SHORTEST_MAX_NAME <= max_name <= LONGEST_MAX_NAME:
-        raise UsageError(f"max_name is {max_name}; it is between {SHORTEST_MAX_NAME} and {LONGEST_MAX_NAME}")
     dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
@@ -116,6 +116,7 @@ def serve_mcp(
         max_name=max_name,
         tool_envelopes=tool_envelopes,
         states=RequestStates(_key_bytes(state_key)),
+        tasks=CallTasks(task_after),
     )
     info = ImplementationInfo(name=name, version=version, title=title, instructions=instructions)
     return MCPSurface(info, served, stdio_identity)
@@ -236,7 +237,7 @@ class MCPApp(ListeningApp):
     async def close(self) -> None:
         """End every session and its calls."""
         self.drain()
-        await asyncio.gather(self._identified.close(), self._anonymous.close())
+        await asyncio.gather(self._identified.close(), self._anonymous.close(), self._server.close())
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:

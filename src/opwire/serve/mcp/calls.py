@@ -31,6 +31,7 @@ from opwire.operation import Context, Identity, Inbound, OperationSpec, Operatio
 from opwire.origin import ITEM_META
 from opwire.questions import Question, QuestionCallback
 from opwire.serve.mcp.questions import RequestStates, StatelessQuestions
+from opwire.serve.mcp.tasks import CallTasks
 from opwire.serve.mcp.tools import Result, ResultFormat, Tool, ToolCatalogue, collected_result, error_result, result_of
 from opwire.tools.rendering import EncodedData, encode_data
 from opwire.typed.plain import write_json
@@ -70,6 +71,7 @@ class ServedTools(Struct, frozen=True, kw_only=True):
     max_name: int
     tool_envelopes: bool
     states: RequestStates
+    tasks: CallTasks
     deadlines: Deadlines = field(default_factory=Deadlines)
 
 

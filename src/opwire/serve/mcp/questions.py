@@ -219,6 +219,8 @@ class StatelessQuestions:
         self._open: dict[str, tuple[str, Question]] = {}
         self._times: dict[str, int] = {}
         self._missing: tuple[CallError, Question] | None = None
+        self.instead: QuestionCallback | None = None
+        """Answers further questions, once the request has ended and the call goes on."""
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._before = self._task.cancelling()
         self._ending: asyncio.TimerHandle | None = None
@@ -230,6 +232,8 @@ class StatelessQuestions:
         Raises:
             CallError: ABORTED, the client has not declared the capability, or there are too many questions.
         """
+        if self.instead is not None:
+            return await self.instead(question)
         if not can_answer(self._capabilities, question):
             error = unanswerable(question)
             self._missing = (error, question)

@@ -46,6 +46,7 @@ from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState, ListB
 from opwire.serve.mcp.prompts import PromptCatalogue, prompt_result
 from opwire.serve.mcp.questions import INPUT_METHODS, StatelessQuestions
 from opwire.serve.mcp.resources import MakeCall, ResourceCatalogue, not_found, typed_arguments
+from opwire.serve.mcp.tasks import TASKS, CallTask, check_declared, declares_tasks
 from opwire.serve.mcp.tools import Result, ResultFormat
 from opwire.typed.plain import as_dict, write_json
 
@@ -91,6 +92,14 @@ class _ListParams(_Params):
 class _CallParams(_Params, kw_only=True):
     name: str
     arguments: dict[str, Any] | None = None
+
+
+class _TaskParams(_Params, kw_only=True, rename="camel"):
+    task_id: str
+
+
+class _UpdateTaskParams(_TaskParams, kw_only=True, rename="camel"):
+    input_responses: dict[str, Any]
 
 
 class _Filter(Struct, rename="camel"):
@@ -230,15 +239,34 @@ class RegistryServer:
         """
         if not request.is_stateless:
             return await self._result(method, params, request)
-        if method in INPUT_METHODS:
+        if method == "tools/call" and self._served.tasks.after is not None and declares_tasks(_capabilities(params)):
+            result = await self._result_or_task(params or {}, request)
+        elif method in INPUT_METHODS:
             result = await self._result_or_questions(method, params or {}, request)
         else:
             result = await self._result(method, params, request)
         return {"resultType": "complete", **result, "_meta": {**result.get("_meta", {}), SERVER_INFO_META: self._info}}
 
+    async def _result_or_task(self, params: Params, request: ServedRequest) -> Result:
+        """Return the result of a tool, its questions, or the task that it becomes."""
+
+        async def ignore(method: str, params: Params) -> None:
+            """Send nothing: the protocol has no notifications of tasks but their status."""
+
+        def asked() -> StatelessQuestions | None:
+            return request.on_question if isinstance(request.on_question, StatelessQuestions) else None
+
+        def detach(task: CallTask) -> None:
+            request.notify, request.progress_token, request.log_level = ignore, None, None
+            if (questions := asked()) is not None:
+                questions.instead = task.ask
+
+        work = self._result_or_questions("tools/call", params, request)
+        return await self._served.tasks.run(work, request.identity, _capabilities(params), asked, detach)
+
     async def _result_or_questions(self, method: str, params: Params, request: ServedRequest) -> Result:
         """Return the result of a request, or the questions of its handler."""
-        capabilities = as_dict(as_dict(params.get("_meta")).get(CLIENT_CAPABILITIES_META))
+        capabilities = _capabilities(params)
         asked = StatelessQuestions(self._served.states, request.identity, method, params, capabilities)
         request.on_question = asked
         try:
@@ -267,7 +295,10 @@ class RegistryServer:
         return {}
 
     async def _discover(self, params: _Params, meta: Params, request: ServedRequest) -> Result:
-        return {"supportedVersions": list(STATELESS_VERSIONS), **_STALE, **self._description()}
+        described = self._description()
+        if self._served.tasks.after is not None:
+            described["capabilities"]["extensions"] = {TASKS: {}}
+        return {"supportedVersions": list(STATELESS_VERSIONS), **_STALE, **described}
 
     async def _set_level(self, params: _LevelParams, meta: Params, request: ServedRequest) -> Result:
         request.client.log_level = params.level
@@ -301,6 +332,23 @@ class RegistryServer:
             served=self._served,
         )
         return await call.run()
+
+    def _task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> CallTask:
+        if self._served.tasks.after is None:
+            raise RPCError(METHOD_NOT_FOUND, "Method not found")
+        check_declared(as_dict(meta.get(CLIENT_CAPABILITIES_META)))
+        return self._served.tasks.find(params.task_id, request.identity)
+
+    async def _get_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
+        return self._task(params, meta, request).details()
+
+    async def _update_task(self, params: _UpdateTaskParams, meta: Params, request: ServedRequest) -> Result:
+        self._task(params, meta, request).answer(params.input_responses)
+        return {}
+
+    async def _cancel_task(self, params: _TaskParams, meta: Params, request: ServedRequest) -> Result:
+        self._task(params, meta, request).cancel()
+        return {}
 
     def _reject(self, name: str, request: ServedRequest) -> None:
         """Write the entry of the access log for an unknown tool, resource or prompt."""
@@ -420,6 +468,10 @@ class RegistryServer:
             for task in watches.values():
                 task.cancel()
 
+    async def close(self) -> None:
+        """Cancel the tasks."""
+        await self._served.tasks.close()
+
     def end_streams(self) -> None:
         """End the streams on which clients of revision 2026-07-28 listen for changes."""
         for stream in tuple(self._listeners):
@@ -440,12 +492,20 @@ class RegistryServer:
         "ping": _ServedMethod(_Params, _ping, (False,)),
         "server/discover": _ServedMethod(_Params, _discover, (True,)),
         "subscriptions/listen": _ServedMethod(_ListenParams, _listen, (True,)),
+        "tasks/get": _ServedMethod(_TaskParams, _get_task, (True,)),
+        "tasks/update": _ServedMethod(_UpdateTaskParams, _update_task, (True,)),
+        "tasks/cancel": _ServedMethod(_TaskParams, _cancel_task, (True,)),
     }
 
 
 def _key_of(entry: Result) -> str:
     name: Any = entry.get("uri") or entry.get("uriTemplate") or entry.get("name")
     return sha256(str(name).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _capabilities(params: Params | None) -> dict[str, Any]:
+    """Return what a client of the stateless era declares with a request."""
+    return as_dict(as_dict((params or {}).get("_meta")).get(CLIENT_CAPABILITIES_META))
 
 
 def _read(params: Params | None, kind: type[P]) -> P:

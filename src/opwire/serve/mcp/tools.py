@@ -14,13 +14,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 from opwire.dispatch import Dispatcher
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
-from opwire.errors import CallError, ErrorCode, SchemaError
+from opwire.errors import CallError, ErrorCode, SchemaError, UsageError, check_not_below_zero
 from opwire.mcp.protocol import ArgumentHeader, argument_headers
 from opwire.operation import Identity, OperationSpec, OperationType
 from opwire.origin import ERROR_META, FIELDS_META, ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_result_origin
 from opwire.schema import UNKNOWN
 from opwire.tool_envelope import encode_blocks, error_blocks, error_payload, to_blocks
-from opwire.tools.names import MAX_NAME, ToolNames
+from opwire.tools.names import LONGEST_MAX_NAME, MAX_NAME, SHORTEST_MAX_NAME, ToolNames
 from opwire.tools.rendering import SHOWN_PROBLEMS, EncodedData, data_block, encode_data, error_text
 from opwire.tools.schemas import ToolSchema, input_schema, is_binary, items_schema, output_schema
 from opwire.typed.plain import MAX_DEPTH, as_dict, read_json, replace_surrogates, survey, write_json
@@ -168,6 +168,9 @@ class ToolCatalogue:
         max_output_schema: int = MAX_OUTPUT_SCHEMA,
         all_tools: bool = False,
     ) -> None:
+        check_not_below_zero(max_output_schema=max_output_schema)
+        if not SHORTEST_MAX_NAME <= max_name <= LONGEST_MAX_NAME:
+            raise UsageError(f"max_name is {max_name}; it is between {SHORTEST_MAX_NAME} and {LONGEST_MAX_NAME}")
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
         self._all_tools = all_tools  # resources and prompts are tools as well

@@ -1,0 +1,229 @@
+"""Calls that outlive their request: the extension `io.modelcontextprotocol/tasks` of revision 2026-07-28. No I/O.
+
+A call of a client that declares the extension becomes a task if it takes longer than a while. Its result is then a
+handle, and the client polls for its status, answers its questions, or cancels it, over any connection. A task belongs
+to the identity that made the call; its id is random, so that anonymous clients cannot guess those of others.
+
+Tasks are kept by the process that runs the call, and end with it: behind a load balancer, requests have to be routed by
+the header `Mcp-Name`, which has the id of the task.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, cast
+
+from opwire.invoke import CLOSE_GRACE
+from opwire.mcp.messages import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, RPCError
+from opwire.operation import Identity
+from opwire.questions import Question, unanswerable
+from opwire.serve.mcp.questions import MAX_QUESTIONS, StatelessQuestions, can_answer
+from opwire.typed.plain import as_dict
+
+TASKS = "io.modelcontextprotocol/tasks"
+"""The name of the extension."""
+
+TASK_AFTER = 10.0
+"""Seconds after which a call becomes a task, by default."""
+
+TASK_LIFETIME = 3_600.0
+"""Seconds after its creation in which a task can be read; then it is cancelled and forgotten."""
+
+MAX_TASKS = 1_000
+"""Tasks of a surface; further calls do not become tasks, and their clients wait."""
+
+MAX_TASKS_EACH = 100
+"""Tasks of one identity, and of all anonymous clients together."""
+
+_POLL = 1_000  # milliseconds between two requests for the status
+_STEP = 0.01  # seconds to wait for the end of a round of questions
+
+Result = dict[str, Any]
+
+
+def declares_tasks(capabilities: Mapping[str, Any]) -> bool:
+    """Return whether a client has declared the extension."""
+    return isinstance(as_dict(capabilities.get("extensions")).get(TASKS), dict)
+
+
+def check_declared(capabilities: Mapping[str, Any]) -> None:
+    """Reject a request of a client that has not declared the extension.
+
+    Raises:
+        RPCError: MISSING_CAPABILITY.
+    """
+    if not declares_tasks(capabilities):
+        data: Result = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+        raise RPCError(MISSING_CAPABILITY, "Missing required client capability", data)
+
+
+class CallTask:
+    """A call that goes on without its request."""
+
+    def __init__(self, owner: str | None, running: asyncio.Task[Result], capabilities: Mapping[str, Any]) -> None:
+        self.id = secrets.token_urlsafe(24)
+        self.owner = owner
+        self.running = running
+        self._capabilities = capabilities
+        self._created = self._updated = time.time()
+        self._is_cancelled = False
+        self._open: dict[str, tuple[Question, asyncio.Future[dict[str, Any]]]] = {}
+        self._asked = 0
+
+    @property
+    def status(self) -> Literal["working", "input_required", "completed", "failed", "cancelled"]:
+        """The status, as the protocol names it."""
+        if not self.running.done():
+            return "input_required" if self._open else "working"
+        if self.running.cancelled() or self._is_cancelled:
+            return "cancelled"
+        return "completed" if self.running.exception() is None else "failed"
+
+    def touch(self) -> None:
+        """Set the time of the last change to now."""
+        self._updated = time.time()
+
+    async def ask(self, question: Question) -> dict[str, Any]:
+        """Ask the client, which finds the question when it polls.
+
+        Raises:
+            CallError: ABORTED, the client has not declared the capability, or too many questions are open.
+        """
+        if not can_answer(self._capabilities, question) or len(self._open) >= MAX_QUESTIONS:
+            raise unanswerable(question)
+        self._asked += 1
+        key = f"{question.key or question.kind}-{self._asked}"  # unique for the lifetime of the task
+        answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._open[key] = (question, answered)
+        self.touch()
+        try:
+            return await answered
+        finally:
+            del self._open[key]
+            self.touch()
+
+    def answer(self, responses: Mapping[str, Any]) -> None:
+        """Answer open questions; responses to others are ignored."""
+        for key, response in responses.items():
+            found = self._open.get(key)
+            if found is not None and isinstance(response, dict) and not found[1].done():
+                found[1].set_result(cast("dict[str, Any]", response))
+
+    def cancel(self) -> None:
+        """Cancel the call, unless it has ended."""
+        if not self.running.done():
+            self._is_cancelled = True
+            self.running.cancel()
+
+    def seed(self) -> Result:
+        """Return the fields of the task that every status has."""
+        return {
+            "taskId": self.id,
+            "status": self.status,
+            "createdAt": _timestamp(self._created),
+            "lastUpdatedAt": _timestamp(self._updated),
+            "ttlMs": int(TASK_LIFETIME * 1000),
+            "pollIntervalMs": _POLL,
+        }
+
+    def details(self) -> Result:
+        """Return the task with its questions, its result or its error."""
+        found = self.seed()
+        match found["status"]:
+            case "input_required":
+                asked = {key: {"method": each.method, "params": each.params} for key, (each, _) in self._open.items()}
+                return {**found, "inputRequests": asked}
+            case "completed":
+                return {**found, "result": {"resultType": "complete", **self.running.result()}}
+            case "failed":
+                error = self.running.exception()
+                if not isinstance(error, RPCError):
+                    error = RPCError(INTERNAL_ERROR, "Internal server error")
+                data = {} if error.data is None else {"data": error.data}
+                return {**found, "error": {"code": error.code, "message": error.message, **data}}
+            case _:
+                return found
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class CallTasks:
+    """The tasks of a surface. `after` are the seconds after which a call becomes one; None: never."""
+
+    def __init__(self, after: float | None) -> None:
+        self.after = after
+        self._tasks: dict[str, CallTask] = {}
+        self._count: Counter[str | None] = Counter()
+
+    async def run(
+        self,
+        work: Coroutine[Any, Any, Result],
+        identity: Identity | None,
+        capabilities: Mapping[str, Any],
+        asked: Callable[[], StatelessQuestions | None],
+        detach: Callable[[CallTask], None],
+    ) -> Result:
+        """Return the result of a call, or the handle of a task if it takes too long.
+
+        `asked` returns the questions of the request itself, which end it; `detach` is called before it becomes a task.
+        """
+        running = asyncio.ensure_future(work)
+        owner = None if identity is None else identity.id
+        try:
+            await asyncio.wait((running,), timeout=self.after)
+            while not running.done() and (round := asked()) is not None and round.is_asking:
+                await asyncio.wait((running,), timeout=_STEP)
+            if not running.done() and (len(self._tasks) >= MAX_TASKS or self._count[owner] >= MAX_TASKS_EACH):
+                await asyncio.wait((running,))
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait((running,), timeout=CLOSE_GRACE)
+            raise
+        if running.done():
+            return running.result()
+        task = CallTask(owner, running, capabilities)
+        detach(task)
+        self._add(task)
+        return {"resultType": "task", **task.seed()}
+
+    def _add(self, task: CallTask) -> None:
+        def ended(running: asyncio.Task[Result]) -> None:
+            task.touch()
+            if not running.cancelled():
+                running.exception()  # retrieved here: the client may never ask
+
+        self._tasks[task.id] = task
+        self._count[task.owner] += 1
+        task.running.add_done_callback(ended)
+        asyncio.get_running_loop().call_later(TASK_LIFETIME, self._forget, task)
+
+    def _forget(self, task: CallTask) -> None:
+        task.cancel()
+        if self._tasks.pop(task.id, None) is not None:
+            self._count[task.owner] -= 1
+
+    def find(self, id: str, identity: Identity | None) -> CallTask:
+        """Return a task of a caller.
+
+        Raises:
+            RPCError: INVALID_PARAMS, it is unknown, has expired, or belongs to another caller.
+        """
+        task = self._tasks.get(id)
+        if task is None or task.owner != (None if identity is None else identity.id):
+            raise RPCError(INVALID_PARAMS, "Unknown task: it may have expired")
+        return task
+
+    async def close(self) -> None:
+        """Cancel all tasks."""
+        tasks, self._tasks = [*self._tasks.values()], {}
+        self._count.clear()
+        for task in tasks:
+            task.cancel()
+        running = [task.running for task in tasks if not task.running.done()]
+        if running:
+            await asyncio.wait(running, timeout=CLOSE_GRACE)
