@@ -16,7 +16,7 @@ import { useStore } from "./store";
 import { line } from "./text";
 import { nextTheme, theme } from "./theme";
 import { Icon, type IconName } from "./ui/icons";
-import { Button, Dialog } from "./ui/parts";
+import { Button, Dialog, Popover } from "./ui/parts";
 
 const PAGES: { id: string; name: string; icon: IconName; key: string; view: () => ReactNode }[] = [
   { id: "operations", name: "Operations", icon: "operations", key: "o", view: OperationsPage },
@@ -113,14 +113,11 @@ function Account(): ReactNode {
   if (!me) return null;
   if (!me.identity) return me.login ? <Button icon="user" onClick={() => loginReason.set("")}>Log in</Button> : <span className="muted account">anonymous</span>;
   return (
-    <details className="actas account">
-      <summary><Icon name="user" size={14} /> <bdi>{line(me.identity.id, 24)}</bdi></summary>
-      <div className="popover right">
+    <Popover isBelow summary={<><Icon name="user" size={14} /> <bdi>{line(me.identity.id, 24)}</bdi></>}>
         <p className="muted">Scopes</p>
         <p>{me.identity.scopes.length === 0 ? "none" : me.identity.scopes.slice(0, 40).map((each) => <code key={each}>{line(each, 60)} </code>)}</p>
         <Button onClick={() => void logout()}>Log out</Button>
-      </div>
-    </details>
+    </Popover>
   );
 }
 

@@ -18,7 +18,7 @@ const validator: ValidatorType = {
   rawValidation: () => ({ errors: [] }),
 };
 
-const BEHAVIOUR = { emptyObjectFields: "skipEmptyDefaults", arrayMinItems: { populate: "requiredOnly" } } as const;
+const BEHAVIOUR = { emptyObjectFields: "populateRequiredDefaults", arrayMinItems: { populate: "requiredOnly" } } as const;
 
 function errorTree(problems: FieldProblem[]): ErrorSchema {
   const root: any = {};

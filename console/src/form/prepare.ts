@@ -7,7 +7,15 @@ const SINGLE = ["items", "additionalProperties", "not", "if", "then", "else"];
 const LISTS = ["anyOf", "oneOf", "allOf", "prefixItems"];
 const MAX_DEPTH = 40;
 
-/** Make `X or null` simply X, since a field can be left out, and write out what the generator does not know. */
+/** A default that is shown in an empty field. */
+export const SHOWN_DEFAULT = "x-opwire-default";
+
+/**
+ * Make `X or null` simply X, since a field can be left out, and write out what the generator does not know.
+ *
+ * Defaults are not filled in by the generator. Inside of an optional object they would create it, which may mean
+ * something else than leaving it out: `web_search_options: {}` switches a search on.
+ */
 export function prepared(schema: any, depth = 0): any {
   if (schema === true) return {};
   if (!isObject(schema) || depth > MAX_DEPTH) return schema;
@@ -20,6 +28,14 @@ export function prepared(schema: any, depth = 0): any {
     const { [keyword]: _, ...rest } = result;
     result = { ...(isObject(some[0]) ? some[0] : {}), ...rest };
     if (result.default === null) delete result.default;
+  }
+  if (Array.isArray(result.enum) && result.enum.length === 1) {
+    result.const = result.enum[0];
+    delete result.enum;
+  }
+  if ("default" in result) {
+    result[SHOWN_DEFAULT] = result.default;
+    delete result.default;
   }
   if (Array.isArray(result.prefixItems) && result.items === undefined) {
     result.items = result.prefixItems;
@@ -36,6 +52,13 @@ export function prepared(schema: any, depth = 0): any {
     if (Array.isArray(result[keyword])) result[keyword] = result[keyword].map((each: any) => prepared(each, depth + 1));
   }
   return result;
+}
+
+/** The input to begin with: the plain defaults of its fields. */
+export function initialInput(schema: any): { [name: string]: unknown } {
+  const properties = isObject(schema) && isObject(schema.properties) ? schema.properties : {};
+  const filled = Object.entries(properties).filter(([, each]) => isObject(each) && each.default !== undefined && each.default !== null);
+  return Object.fromEntries(filled.map(([name, each]) => [name, each.default]));
 }
 
 const TYPED = ["type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "properties", "items"];

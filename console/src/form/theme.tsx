@@ -8,7 +8,7 @@ import { compact, parseJson, pretty } from "../json";
 import { Markdown } from "../markdown";
 import { bytes, line } from "../text";
 import { Icon, type IconName } from "../ui/icons";
-import { isFile, isUntyped } from "./prepare";
+import { isFile, isUntyped, SHOWN_DEFAULT } from "./prepare";
 
 type Props = any; // the generator's own types are generic in the data, which is unknown here
 
@@ -25,7 +25,7 @@ function FieldTemplate(props: Props): ReactNode {
   const { id, label, children, rawErrors, required, displayLabel, hidden, schema, rawDescription, onKeyRenameBlur, onRemoveProperty, uiSchema } = props;
   if (hidden) return <div hidden>{children}</div>;
   const isExtra = ADDITIONAL_PROPERTY_FLAG in schema;
-  const isCheckbox = schema.type === "boolean" && !uiSchema?.["ui:widget"];
+  const isCheckbox = schema.type === "boolean" && !schema.enum && !uiSchema?.["ui:widget"];
   const messages: string[] = rawErrors ?? [];
   return (
     <div className={`field${messages.length > 0 ? " wrong" : ""}`}>
@@ -137,10 +137,10 @@ function Description({ description, id }: Props): ReactNode {
   return description ? <div className="field-help" id={id}><Markdown text={String(description)} inline /></div> : null;
 }
 
-function CheckboxWidget({ id, value, label, onChange, disabled, required }: Props): ReactNode {
+function CheckboxWidget({ id, value, label, onChange, disabled, required, schema }: Props): ReactNode {
   return (
     <label className="checkbox" htmlFor={id}>
-      <input id={id} type="checkbox" checked={value === true} disabled={disabled} onChange={(event) => onChange(event.target.checked)} />
+      <input id={id} type="checkbox" checked={(value ?? schema[SHOWN_DEFAULT]) === true} disabled={disabled} onChange={(event) => onChange(event.target.checked)} />
       <span>{line(label, 100)}{required && <span className="required" aria-hidden="true"> *</span>}</span>
     </label>
   );
@@ -228,6 +228,10 @@ function SchemaField(props: Props): ReactNode {
   if (isUntyped(found)) return <DefaultSchemaField {...props} uiSchema={{ ...uiSchema, "ui:field": "JsonField", "ui:label": false }} />;
   if (found && "const" in found && formData === found.const) return <DefaultSchemaField {...props} uiSchema={{ ...uiSchema, "ui:widget": "hidden" }} />;
   if (isFile(found)) return <DefaultSchemaField {...props} uiSchema={{ ...uiSchema, "ui:widget": "FileWidget" }} />;
+  const shown = found[SHOWN_DEFAULT];
+  if (shown !== undefined && shown !== null && typeof shown !== "object" && typeof shown !== "boolean") {
+    return <DefaultSchemaField {...props} uiSchema={{ ...uiSchema, "ui:placeholder": line(String(shown), 100) }} />;
+  }
   return <DefaultSchemaField {...props} />;
 }
 

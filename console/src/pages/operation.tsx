@@ -33,7 +33,7 @@ export function OperationPane({ id, tab }: { id: string; tab: string }): ReactNo
         {detail && <TypeMark type={detail.type} />}
         <div className="detail-title">
           <h1><OperationId id={id} /></h1>
-          {detail?.title && detail.title !== id && <span className="muted">{line(detail.title, 160)}</span>}
+          {detail?.title && detail.title !== id && <span className="muted"><Markdown text={detail.title.slice(0, 300)} inline /></span>}
         </div>
         <CopyButton text={() => id} label="Copy the id" />
         {detail && <Marks detail={detail} />}

@@ -48,11 +48,24 @@ function grouped<T>(list: T[], names: (each: T) => string[]): Map<string, T[]> {
   return new Map([...found].sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0)));
 }
 
+function namesOf(operation: OperationSummary, by: Grouping): string[] {
+  if (by === "namespace") return [namespaceOf(operation)];
+  if (by === "source") return [operation.source ?? "this program"];
+  return operation.tags.length > 0 ? operation.tags : ["untagged"];
+}
+
+/** Open the groups of an operation, so that it is in sight. */
+function reveal(operation: OperationSummary, by: Grouping): void {
+  const key = `${by}:${namesOf(operation, by)[0]}`;
+  const inner = `${key}/${by === "namespace" ? (operation.tags[0] ?? "") : ""}`;
+  opened.update((value) => (value.has(key) ? value : new Set([...value, key])));
+  closed.update((value) => (value.has(key) || value.has(inner) ? new Set([...value].filter((each) => each !== key && each !== inner)) : value));
+}
+
 /** The rows of the tree. Namespaces with many operations are grouped by their first tag as well. */
 function treeRows(operations: OperationSummary[], by: Grouping, shut: Set<string>, wide: Set<string>): Row[] {
   const rows: Row[] = [];
-  const names = by === "namespace" ? (each: OperationSummary) => [namespaceOf(each)] : by === "source" ? (each: OperationSummary) => [each.source ?? "this program"] : (each: OperationSummary) => (each.tags.length > 0 ? each.tags : ["untagged"]);
-  const groups = grouped(operations, names);
+  const groups = grouped(operations, (each) => namesOf(each, by));
   for (const [name, members] of groups) {
     const key = `${by}:${name}`;
     const isSmall = members.length <= FEW || groups.size === 1;
@@ -125,7 +138,11 @@ function OperationList({ selected }: { selected: string | null }): ReactNode {
   );
   const at = rows.findIndex((row) => (cursor === null ? row.kind === "operation" && row.operation.id === selected : row.key === cursor));
 
-  useEffect(() => setCursor(null), [selected]);
+  useEffect(() => {
+    setCursor(null);
+    const operation = operations.find((each) => each.id === selected);
+    if (operation) reveal(operation, by);
+  }, [selected, by, operations]);
 
   const move = (step: number): void => {
     const next = rows[Math.max(0, Math.min(rows.length - 1, at + step))];

@@ -4,7 +4,7 @@ import { type ReactNode, useEffect, useMemo, useRef } from "react";
 
 import { send, session } from "../api";
 import { type Run, runs, startRun } from "../calls";
-import { isEmptyInput } from "../form/prepare";
+import { initialInput, isEmptyInput } from "../form/prepare";
 import { type FieldProblem, problemsOf } from "../form/validator";
 import { compact, isObject, pretty } from "../json";
 import { Store, stored, useStore } from "../store";
@@ -12,7 +12,7 @@ import { bytes, line, plural } from "../text";
 import type { Identity, OperationDetail, Snippets } from "../types";
 import { Icon } from "../ui/icons";
 import { Editor, SchemaForm } from "../ui/lazy";
-import { Button, CopyButton, Empty, Segments } from "../ui/parts";
+import { Button, CopyButton, Empty, Popover, Segments } from "../ui/parts";
 import { draftOf, drafts, put, setDraft, typed } from "./draft";
 import { RunView } from "./run";
 
@@ -34,6 +34,9 @@ export function TryIt({ detail }: { detail: OperationDetail }): ReactNode {
   const known = useMemo(() => withServerProblems(visible, run, draft.value), [visible, run, run?.failure, draft.value]);
   const schema = isObject(inputSchema) ? inputSchema : {};
   const isEmpty = isEmptyInput(schema);
+  useEffect(() => {
+    if (!drafts.value.has(id)) setDraft(id, initialInput(schema));
+  }, [id]);
   const isChecked = draft.syntax === null && problems.length === 0;
 
   const start = (force = false): void => {
@@ -84,7 +87,7 @@ export function TryIt({ detail }: { detail: OperationDetail }): ReactNode {
         <Segments label="How the input is shown" active={shown} onChange={(value) => mode.set(value as Mode)} options={[{ id: "form", name: "Form" }, { id: "json", name: "JSON" }, { id: "both", name: "Both" }]} />
         <span className="grow" />
         <Examples detail={detail} />
-        <Button kind="quiet" onClick={() => setDraft(id, {})}>Reset</Button>
+        <Button kind="quiet" onClick={() => setDraft(id, initialInput(schema))}>Reset</Button>
       </div>
       <div className={`input ${shown}`}>
         {shown !== "json" && form}
@@ -170,14 +173,11 @@ function RunBar({ detail, run, value, count, isSent, onRun }: { detail: Operatio
         <span className="muted">s</span>
       </label>
       {me?.mayActAs && (
-        <details className="actas">
-          <summary>{identityOf(other) ? `As ${line(other.id, 30)}` : "Act as…"}</summary>
-          <div className="popover">
-            <label>Identity<input type="text" value={other.id} placeholder="yourself" onInput={(event) => actAs.set({ ...other, id: (event.target as HTMLInputElement).value })} /></label>
-            <label>Scopes<input type="text" value={other.scopes} placeholder="shop:read shop:write" onInput={(event) => actAs.set({ ...other, scopes: (event.target as HTMLInputElement).value })} /></label>
-            <Button kind="quiet" onClick={() => actAs.set({ id: "", scopes: "" })}>Be yourself again</Button>
-          </div>
-        </details>
+        <Popover summary={identityOf(other) ? `As ${line(other.id, 30)}` : "Act as…"}>
+          <label>Identity<input type="text" value={other.id} placeholder="yourself" onInput={(event) => actAs.set({ ...other, id: (event.target as HTMLInputElement).value })} /></label>
+          <label>Scopes<input type="text" value={other.scopes} placeholder="shop:read shop:write" onInput={(event) => actAs.set({ ...other, scopes: (event.target as HTMLInputElement).value })} /></label>
+          <Button kind="quiet" onClick={() => actAs.set({ id: "", scopes: "" })}>Be yourself again</Button>
+        </Popover>
       )}
       <span className="grow" />
       <Copies id={detail.id} value={value} />

@@ -188,6 +188,29 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
   );
 }
 
+/** A small box beside its button. A click elsewhere and Escape close it. */
+export function Popover({ summary, isBelow = false, children }: { summary: ReactNode; isBelow?: boolean; children: ReactNode }): ReactNode {
+  const ref = useRef<HTMLDetailsElement>(null);
+  useEffect(() => {
+    const close = (event: Event): void => {
+      const isElsewhere = event instanceof KeyboardEvent ? event.key === "Escape" : !ref.current?.contains(event.target as Node);
+      if (isElsewhere && ref.current) ref.current.open = false;
+    };
+    document.addEventListener("pointerdown", close);
+    document.addEventListener("keydown", close);
+    return () => {
+      document.removeEventListener("pointerdown", close);
+      document.removeEventListener("keydown", close);
+    };
+  }, []);
+  return (
+    <details className="disclosure" ref={ref}>
+      <summary>{summary}</summary>
+      <div className={isBelow ? "popover right" : "popover"}>{children}</div>
+    </details>
+  );
+}
+
 export function SearchBox({ value, onChange, label, shortcut, onKeyDown }: { value: string; onChange: (value: string) => void; label: string; shortcut?: boolean; onKeyDown?: (event: React.KeyboardEvent) => void }): ReactNode {
   return (
     <div className="searchbox">
