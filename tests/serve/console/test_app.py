@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import aiohttp
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from opwire import AccessControl, OperationRegistry, OperationSpec
-from opwire.serve.console import app
+from opwire.errors import UsageError
+from opwire.serve.console import app, serve_console
 from opwire.serve.http import serve_http
+from opwire.serve.listener import listening
 from tests.requirements import requirement
-from tests.serve.console.served import CLERK, make_registry, page_of
+from tests.serve.console.served import CLERK, TOKENS, Page, make_registry, page_of
 from tests.serve.http.served import client_of
 
 
@@ -193,3 +198,28 @@ async def test_an_error_is_a_problem_that_no_browser_runs() -> None:
         assert (reply.status, reply.problem["code"]) == (404, "OPERATION_NOT_FOUND")
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert "default-src 'none'" in reply.headers["content-security-policy"]
+
+
+@requirement("console.page")
+async def test_the_console_works_below_the_path_of_another_app() -> None:
+    registry = make_registry()
+    console = serve_console(registry, authenticate=TOKENS)
+    api = serve_http(registry, authenticate=TOKENS, mounts={"/console": console})
+    outer = Starlette(routes=[Mount("/shop", api)])
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with listening(outer) as address, aiohttp.ClientSession(cookie_jar=jar) as session:
+        page = Page(session, f"{address}/shop")
+        assert (await page.get("/console")).headers["location"] == "/shop/console/"
+        assert (await page.get("/console/")).status == 200
+        assert "Path=/shop/console;" in (await page.log_in()).headers["set-cookie"]
+        assert await page.result("shop.order", {"lines": ["a"]}) == ["a"]
+        snippet = (await page.api("POST", "snippets", {"operationId": "shop.order"})).json["curl"]
+        assert f"{address}/shop/shop/order" in snippet
+
+
+@requirement("console.page")
+@pytest.mark.parametrize("path", ["console", "/console/", ""])
+def test_a_console_is_mounted_at_a_path(path: str) -> None:
+    registry = OperationRegistry()
+    with pytest.raises(UsageError, match="such as /console"):
+        serve_http(registry, mounts={path: serve_console(registry)})

@@ -254,3 +254,16 @@ async def test_calls_have_the_token_of_the_session_unless_they_are_made_as_anoth
         assert await page.result("shop.token", actAs={"id": "alice"}) is None
         await page.api("POST", "session", {"link": page.console.create_link()})
         assert await page.result("shop.token") is None
+
+
+@requirement("console.login")
+async def test_a_page_whose_session_is_lost_is_told_instead_of_shown_less() -> None:
+    async with page_of() as page:
+        await page.log_in()
+        page.console._sessions._sessions.clear()  # as after a restart
+        for path in ("operations", "events", "search?q=x"):
+            reply = await page.api("GET", path)
+            assert (reply.status, reply.problem["code"]) == (401, "UNAUTHENTICATED")
+        told = await page.api("GET", "session")
+        assert (told.json["login"], "Max-Age=0" in told.headers["set-cookie"]) == (True, True)
+        assert (await page.api("GET", "operations")).status == 200  # what is public

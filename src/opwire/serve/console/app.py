@@ -34,6 +34,7 @@ from opwire.serve.console.web import (
     send_file,
     send_json,
     send_nothing,
+    signed_out,
 )
 from opwire.serve.guard import (
     GuardOptions,
@@ -234,6 +235,9 @@ class ConsoleApp(ListeningApp):
     async def _respond(self, request: Request, receive: Receive, send: Send) -> None:
         if request.path.startswith("/api/"):
             check_sender(request)
+            is_lost = request.identity is None and self._sessions.has_ended(request.headers)
+            if is_lost and request.path != "/api/session":  # otherwise the page would silently show less
+                raise signed_out()
             await self._route(request)(request, receive, send)
             return
         if request.method not in ("GET", "HEAD"):
@@ -264,7 +268,9 @@ class ConsoleApp(ListeningApp):
     # --- session ------------------------------------------------------------------------------------------------------
 
     async def _show_session(self, request: Request, receive: Receive, send: Send) -> None:
-        await self._send_session(send, request, request.identity, request.expires)
+        is_lost = self._sessions.has_ended(request.headers)
+        cookies = [self._cookie(request, "", 0)] if is_lost else []  # from now on it shows what is public
+        await self._send_session(send, request, request.identity, request.expires, *cookies)
 
     async def _log_in(self, request: Request, receive: Receive, send: Send) -> None:
         body = await read_body(request, receive, Login)

@@ -92,6 +92,10 @@ class SessionStore:
         key = _digest(_secret_of(headers))
         return key if key in self._sessions else None
 
+    def has_ended(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request belongs to a session that has ended, or that a server before this one had."""
+        return bool(_secret_of(headers)) and self.key(headers) is None
+
     def close(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """End the session of a request; return its key, or None if it has none."""
         key = self.key(headers)

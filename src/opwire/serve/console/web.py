@@ -255,7 +255,7 @@ class Streams:
         """End the session of a request, and its streams."""
         if (key := self._sessions.close(request.headers)) is not None:
             for running in [each for each, stream in self._open.items() if stream.session == key]:
-                running.interrupt(_signed_out())
+                running.interrupt(signed_out())
 
     @asynccontextmanager
     async def writing(
@@ -297,10 +297,11 @@ class Streams:
             await writer.beat()
             with contextlib.suppress(CallError):  # the authenticator cannot say: the session goes on
                 if stream.session is not None and await self._sessions.find(request.headers) is None:
-                    running.interrupt(_signed_out())
+                    running.interrupt(signed_out())
 
 
-def _signed_out() -> CallError:
+def signed_out() -> CallError:
+    """Return the error for a session that has ended."""
     return CallError(ErrorCode.UNAUTHENTICATED, "the session has ended: sign in again")
 
 
