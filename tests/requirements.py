@@ -648,6 +648,8 @@ REDIS: dict[str, str] = {
     "transport.redis.replica": "A server that has become a read-only replica is left until it is primary again.",
     "transport.redis.sentinel": "Over Sentinels, ends find the primary of the latest election, follow it when it is "
     "replaced or killed, and each call has one outcome.",
+    "transport.redis.cluster": "In a cluster, ends find the server of their prefix, follow it when it is replaced or "
+    "killed, and each call has one outcome.",
     "transport.redis.backlog": "What Redis does not take is refused above a bound; what ends or steers calls has room "
     "of its own.",
     "transport.redis.slow-reader": "An end that Redis closes for reading too slowly comes back; each call has one "

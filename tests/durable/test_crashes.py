@@ -17,7 +17,7 @@ from tests.servers.brokers import NatsServer, RedisServer
 from tests.servers.processes import Worker
 from tests.transports.nats.cluster import nats_cluster
 from tests.transports.nats.ends import plain_client
-from tests.transports.redis.service import RedisService
+from tests.transports.redis.service import RedisCluster, RedisService, replicate
 
 TIMES = ("before", "amid", "after")
 WORKER_STEPS = [f"{when} {step}" for step in STEPS[:4] for when in TIMES] + ["in handler"]
@@ -246,14 +246,19 @@ async def test_what_redis_has_acknowledged_survives_its_crash(
 
 
 @requirement("durable.crash.redis-service")
-async def test_what_the_replica_had_survives_the_loss_of_its_primary(brokers_run_here: None, tmp_path: Path) -> None:
-    with RedisService() as service:
+@pytest.mark.parametrize("kind", [RedisService, RedisCluster])
+async def test_what_the_replica_had_survives_the_loss_of_its_primary(
+    kind: type[RedisService | RedisCluster], brokers_run_here: None, tmp_path: Path
+) -> None:
+    with kind() as service:
 
         def crash() -> None:
-            service.replicate()
+            replicate(service)
             service.primary.kill()
 
-        await survive(RedisPlace(service.url, tmp_path / "runs"), [crash])
+        place = RedisPlace(service.url, tmp_path / "runs")
+        place.prefix = "opwire"
+        await survive(place, [crash])
 
 
 @requirement("durable.crash.nats")

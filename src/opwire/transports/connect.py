@@ -9,7 +9,10 @@ from opwire.errors import UsageError, needs_extra
 
 _TRANSPORTS = {
     "websocket": ("WebSocketTransport", ("ws", "wss")),
-    "redis": ("RedisTransport", ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")),
+    "redis": (
+        "RedisTransport",
+        ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
+    ),
     "nats": ("NatsTransport", ("nats", "tls")),
 }
 _SCHEMES = {scheme: engine for engine, (_, schemes) in _TRANSPORTS.items() for scheme in schemes}
@@ -21,6 +24,7 @@ def connect(url: str | Sequence[str], **options: Any) -> Transport:
         connect("ws://127.0.0.1:8700", token="…")
         connect("redis://127.0.0.1:6379", heartbeat=0.5)
         connect("redis+sentinel://a:26379,b:26379,c:26379/main")
+        connect("redis+cluster://a:6379,b:6379")
         connect("nats://127.0.0.1:4222")
         connect(["ws://a:8700", "ws://b:8700"])  # several hubs: tries one after the other
 

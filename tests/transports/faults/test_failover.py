@@ -1,7 +1,6 @@
 """The primary of a Redis service is replaced in the middle of the calls, or a server of a NATS cluster dies."""
 
 import asyncio
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,25 +12,9 @@ from tests.transports.faults.harness import processes
 from tests.transports.faults.load import Load
 from tests.transports.nats.cluster import nats_cluster
 from tests.transports.redis.ends import ask
-from tests.transports.redis.service import NAME, PATIENCE, RedisService
+from tests.transports.redis.service import PATIENCE, RedisCluster, RedisService
 
 CALLERS = 32
-
-
-@pytest.fixture
-def service(brokers_run_here: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisService]:
-    monkeypatch.setattr(loads, "PATIENCE", PATIENCE)  # an election takes seconds
-    with RedisService() as service:
-        yield service
-
-
-def crash(service: RedisService) -> None:
-    service.primary.kill()
-
-
-def switch(service: RedisService) -> None:
-    """A planned failover: the old primary goes on, and is not demoted until eight seconds later."""
-    assert ask(service.sentinels[1], "SENTINEL", "FAILOVER", NAME) == b"OK"
 
 
 def ends(server: RedisServer) -> int:
@@ -41,15 +24,25 @@ def ends(server: RedisServer) -> int:
         return 0
 
 
-@requirement("transport.redis.sentinel", "transport.faults.engine-killed")
-@pytest.mark.parametrize("disaster", [crash, switch])
+@requirement("transport.redis.sentinel", "transport.redis.cluster", "transport.faults.engine-killed")
+@pytest.mark.parametrize("kind", [RedisService, RedisCluster])
+@pytest.mark.parametrize("way", ["crash", "switch"])
 async def test_all_ends_follow_the_primary_and_each_call_ends_once(
-    service: RedisService, disaster: Callable[[RedisService], None]
+    kind: type[RedisService | RedisCluster], way: str, brokers_run_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, successor = ENGINES["redis"], service.servers[1]
+    monkeypatch.setattr(loads, "PATIENCE", PATIENCE)  # an election takes seconds
+    with kind() as service:
+        await fail_over(service, way)
+
+
+async def fail_over(service: RedisService | RedisCluster, way: str) -> None:
+    engine, successor = ENGINES["redis"], service.successor
     async with processes(engine, service) as (calls, one, other), Load(calls, callers=CALLERS) as load:
         await load.until(answers=400)
-        disaster(service)
+        if way == "crash":
+            service.primary.kill()
+        else:
+            service.switch()
         async with asyncio.timeout(PATIENCE):
             while ends(successor) < 3:
                 await asyncio.sleep(0.05)

@@ -57,7 +57,7 @@ async def end(
     url: str, address: Address, *operations: str, prefix: str = "opwire", beat: float = BEAT
 ) -> AsyncIterator[End]:
     """An end that serves these operations. Nobody beats for it."""
-    connection, log = RedisBrokerConnection(parse_servers(url), prefix=prefix, heartbeat=beat), Log()
+    connection, log = RedisBrokerConnection(parse_servers(url, prefix=prefix), prefix=prefix, heartbeat=beat), Log()
     async with connected(connection, address, log, *operations):
         yield End(connection, address, log)
     assert log.refusals == []  # Redis always says which request it refused

@@ -1,4 +1,4 @@
-"""A Redis service as people run it: a primary, a replica, and the Sentinels that replace the primary by the replica."""
+"""Redis as people run it: a primary, a replica and Sentinels, or a cluster."""
 
 import time
 from contextlib import ExitStack
@@ -104,12 +104,20 @@ class RedisService:
         port = int(self._state(self.sentinels[0])[b"port"])
         return next(each for each in self.servers if each.port == port)
 
-    def replicate(self) -> None:
-        """Return when the other server has everything that was written until now."""
-        primary = self.primary
-        replica = next(each for each in self.servers if each is not primary)
-        written = _offset(primary, b"master_repl_offset")
-        until("it is replicated", lambda: _offset(replica, b"slave_repl_offset") >= written)
+    @property
+    def successor(self) -> RedisServer:
+        """The replica of the primary."""
+        return next(each for each in self.servers if each is not self.primary)
+
+    def switch(self) -> None:
+        """Begin a planned failover: the old primary goes on, and is not demoted until eight seconds later."""
+        assert ask(self.sentinels[1], "SENTINEL", "FAILOVER", NAME) == b"OK"
+
+
+def replicate(service: "RedisService | RedisCluster") -> None:
+    """Return when the replica has everything that was written until now."""
+    written = _offset(service.primary, b"master_repl_offset")
+    until("it is replicated", lambda: _offset(service.successor, b"slave_repl_offset") >= written)
 
 
 def _offset(server: RedisServer, name: bytes) -> int:
@@ -123,3 +131,65 @@ def until(what: str, condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain: {what}"
         time.sleep(0.02)
+
+
+class RedisCluster:
+    """Three primaries that share the slots, and a replica of the one that has the keys of a prefix."""
+
+    def __init__(self, prefix: str = "opwire") -> None:
+        self._prefix = prefix
+        self._stack = ExitStack()
+        self.servers: list[RedisServer] = []
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            settings: dict[str, Any] = {
+                "cluster_enabled": "yes",
+                "cluster_node_timeout": "1000",
+                "repl_diskless_sync_delay": "0",
+            }
+            self.servers = [self._stack.enter_context(RedisServer(**settings)) for _ in range(4)]
+            first, *others = self.servers
+            for number, each in enumerate(self.servers[:3]):
+                ask(each, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                ask(each, "CLUSTER", "ADDSLOTS", *range(number * 16384 // 3, (number + 1) * 16384 // 3))
+            for each in others:
+                ask(first, "CLUSTER", "MEET", HOST, each.port)
+            until("the cluster is complete", lambda: all(self._knows_all(each) for each in self.servers))
+            assert ask(self.successor, "CLUSTER", "REPLICATE", ask(self.primary, "CLUSTER", "MYID")) == b"OK"
+            until(
+                "the replica is in step", lambda: b"master_link_status:up" in ask(self.successor, "INFO", "replication")
+            )
+            until("all know the replica", lambda: all(self._has_replica(each) for each in self.servers))
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _knows_all(self, server: RedisServer) -> bool:
+        about = ask(server, "CLUSTER", "INFO")
+        return b"cluster_state:ok" in about and b"cluster_known_nodes:4" in about
+
+    def _has_replica(self, server: RedisServer) -> bool:
+        return ask(server, "CLUSTER", "NODES").count(b"slave") == 1
+
+    @property
+    def url(self) -> str:
+        """What a client connects to: two servers, of which one has not got the keys."""
+        return f"redis+cluster://{HOST}:{self.servers[0].port},{HOST}:{self.servers[1].port}"
+
+    @property
+    def primary(self) -> RedisServer:
+        """The server that has the keys of the prefix at first."""
+        slot = ask(self.servers[0], "CLUSTER", "KEYSLOT", self._prefix)
+        return self.servers[slot * 3 // 16384]
+
+    @property
+    def successor(self) -> RedisServer:
+        """The replica of that server."""
+        return self.servers[3]
+
+    def switch(self) -> None:
+        """Begin a planned failover: the old primary goes on, as a replica."""
+        assert ask(self.successor, "CLUSTER", "FAILOVER") == b"OK"

@@ -21,7 +21,7 @@ from tests.requirements import requirement
         ("ERR Error running script (call to f_1a): @user_script:1: @user_script: 1: -OOM no", "raise its maxmemory"),
         ("ERR Error running script (call to f_1a): @user_script:9: something new", "refused: something new"),
         ("SENTINEL", "is a Sentinel, which holds no data: connect with redis+sentinel://"),
-        ("MOVED 1234 10.0.0.1:6379", "a single server"),
+        ("MOVED 1234 10.0.0.1:6379", "connect with redis+cluster://"),
         ("DENIED Redis is running in protected mode", "give it a password"),
         ("ERR something new", "ERR something new"),
     ],

@@ -1,4 +1,4 @@
-"""The primary that Sentinels know: URLs, lookups, and what is said when there is none."""
+"""The primary that Sentinels or a cluster know: URLs, lookups, and what is said when there is none."""
 
 import asyncio
 import ssl
@@ -12,11 +12,11 @@ from opwire.testing.harness import soon
 from opwire.transports.redis import servers
 from opwire.transports.redis.connection import Target, command, parse_url
 from opwire.transports.redis.journal import RedisSession
-from opwire.transports.redis.servers import Election, Sentinels, parse_servers
+from opwire.transports.redis.servers import ClusterNodes, Election, Sentinels, parse_servers
 from tests.requirements import requirement
 from tests.servers.brokers import HOST, RedisServer
 from tests.transports.redis.ends import ask, end
-from tests.transports.redis.service import NAME, SentinelServer
+from tests.transports.redis.service import NAME, RedisCluster, SentinelServer
 from tests.transports.redis.test_transport import behind_tls, unauthenticated
 
 SECRET = "s3cret"
@@ -45,6 +45,18 @@ def test_a_url_names_sentinels_the_service_and_both_credentials() -> None:
     assert SECRET not in repr([*made._servers, made._primary])
 
 
+@requirement("transport.redis.cluster", "transport.redis.secrets")
+def test_a_url_names_servers_of_a_cluster() -> None:
+    made = parse_servers(f"rediss+cluster://ann:{SECRET}@a,b:7000", prefix="shop")
+    assert isinstance(made, ClusterNodes)
+    login = {"tls": True, "user": "ann", "password": SECRET}
+    assert made._servers == [Target("a", 6379, **login), Target("b", 7000, **login)]
+    assert (made.name, made.db, made.key_prefix("shop")) == ("the Redis Cluster at a:6379, b:7000", 0, "{shop}")
+    for prefix in ("", "{shop}", "sh}op"):
+        with pytest.raises(UsageError, match="has no braces"):
+            parse_servers("redis+cluster://a", prefix=prefix)
+
+
 def test_the_url_of_one_server_is_that_server() -> None:
     assert parse_servers("redis://cache/2") == parse_url("redis://cache/2")
 
@@ -63,6 +75,9 @@ def test_the_url_of_one_server_is_that_server() -> None:
         f"redis+sentinel://ann:{SECRET}@a/main?sentinel={SECRET}",
         f"redis+sentinel://ann:{SECRET}@a/main?{SECRET}",
         f"redis+sentinel://ann:{SECRET}@a/main#{SECRET}",
+        f"redis+cluster://ann:{SECRET}@a/1",  # a cluster has one database
+        f"redis+cluster://ann:{SECRET}@a/?sentinel_user={SECRET}",
+        f"redis+cluster://ann:{SECRET}@",
         f"unix+sentinel://ann:{SECRET}@a/main",
         f"redis+tower://ann:{SECRET}@a/main",
     ],
@@ -164,6 +179,36 @@ async def test_a_server_that_answers_anything_else_is_named() -> None:
     async with await asyncio.start_server(talk, HOST, 0) as server:
         port = server.sockets[0].getsockname()[1]
         assert "returned an invalid address" in await unavailable(f"redis+sentinel://{HOST}:{port}/main")
+
+
+@requirement("transport.redis.cluster")
+async def test_the_server_of_each_prefix_is_found_in_a_cluster_and_its_other_servers_are_remembered(
+    brokers_run_here: None,
+) -> None:
+    with RedisCluster() as cluster:
+        used: set[int] = set()
+        for prefix in ("opwire", "a", "b", "c", "d"):
+            async with end(cluster.url, "one", "a.b", prefix=prefix) as one:
+                one.connection.request("a.b", "t0ken", b"{}")
+                await one.log.until(lambda one=one: one.log.messages)
+                target = await parse_servers(cluster.url, prefix=prefix).primary()
+                used.add(target.port)
+        assert used == {each.port for each in cluster.servers[:3]}
+        with pytest.raises(CallError, match=r"does not have these keys: connect with redis\+cluster://"):
+            async with end(f"redis://{HOST}:{cluster.servers[0].port}", "one", "a.b", prefix="{a}"):
+                pass
+        known = parse_servers(cluster.url, prefix="a")
+        before = await known.primary()
+        assert before.port == cluster.servers[2].port  # which is not in the URL
+        for each in cluster.servers[:2]:
+            each.kill()
+        assert await known.primary() == before
+
+
+@requirement("transport.redis.cluster", "transport.redis.refusals")
+async def test_a_server_without_a_cluster_is_named(redis_server: RedisServer) -> None:
+    message = await unavailable(f"redis+cluster://{HOST}:{redis_server.port}")
+    assert message == f"Redis at {HOST}:{redis_server.port} is not part of a cluster: connect to it with redis://"
 
 
 # --- connections ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ _MORE = object()  # returned for incomplete data: any plain value could be a rep
 
 INVALID_URL = (
     "not the URL of a Redis server; expected redis://[user:password@]host[:port][/db], rediss://… for TLS, "
-    "unix://[user:password@]/path[?db=0], or redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]"
+    "unix://[user:password@]/path[?db=0], redis+sentinel://[user:password@]host[:port],host[:port]/service[/db], "
+    "or redis+cluster://[user:password@]host[:port],host[:port]"
 )
 
 
@@ -65,6 +66,14 @@ class Target:
     async def primary(self) -> "Target":
         """Return this server: it is the only one."""
         return self
+
+    def key_prefix(self, prefix: str) -> str:
+        """Return the start of all keys and channels with a prefix."""
+        return prefix
+
+    async def channel_prefix(self, connection: "RedisConnection", prefix: str) -> str:
+        """Return the start of channels that are counted on to have all their subscribers at this server."""
+        return prefix
 
     def follow(self, connection: "RedisConnection") -> None:
         """No-op: a single server stays the same."""
@@ -109,7 +118,9 @@ def parse_url(url: str, ssl: SSLContext | None = None, *, port: int = 6379) -> T
 
 # --- error replies ----------------------------------------------------------------------------------------------------
 
-_CLUSTER = "is part of a cluster; opwire needs a single server"
+_CLUSTER = (
+    "is part of a cluster and does not have these keys: connect with redis+cluster://, or try again after a failover"
+)
 _MEANINGS = {
     "NOAUTH": "requires a password: put it into the URL, as in redis://user:password@host, or for Sentinels in "
     "?sentinel_password=",
@@ -125,7 +136,7 @@ _MEANINGS = {
     "SENTINEL": "is a Sentinel, which holds no data: connect with redis+sentinel://host:port/service",
     "MASTERDOWN": "is a replica that has lost its primary: connect to the primary",
     "MOVED": _CLUSTER,
-    "CLUSTERDOWN": _CLUSTER,
+    "CLUSTERDOWN": "is part of a cluster that is down: see CLUSTER INFO",
     "CROSSSLOT": _CLUSTER,
     "NOPROTO": "does not support RESP3: opwire needs Redis 6.2 or newer",
 }

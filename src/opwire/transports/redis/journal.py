@@ -340,7 +340,7 @@ class StreamClaims:
 
 
 class RedisJournal(BrokerJournal):
-    """A `Journal` in a Redis server, or in the primary that Sentinels elect.
+    """A `Journal` in a Redis server, the primary that Sentinels elect, or a server of a cluster.
 
         async with RedisJournal("redis://127.0.0.1:6379") as journal, DurableWorker(registry, journal):
             await DurableCalls(journal).call("orders.create", {"article": "tea"}, key="order-17")
@@ -361,7 +361,8 @@ class RedisJournal(BrokerJournal):
         trusted: bool = False,
         ssl: SSLContext | None = None,
     ) -> None:
-        servers = parse_servers(url, ssl)
+        servers = parse_servers(url, ssl, prefix=prefix)
+        prefix = servers.key_prefix(prefix)
         super().__init__(servers.name, trusted=trusted)
         self._keep = max(1, ceil(check_seconds("keep", keep) * 1000))
         self._names = JournalKeys(prefix)

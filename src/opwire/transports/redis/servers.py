@@ -1,4 +1,6 @@
-"""The servers behind a URL: one server, or a service whose primary Sentinels elect.
+"""The servers behind a URL: one server, a service whose primary Sentinels elect, or a cluster.
+
+In a cluster, the keys with one prefix have one hash tag: they are in one slot, whose server is the primary.
 
 A primary may change at any time, so its address is looked up before each connection: all servers that know it are asked
 at the same time, and the address of the latest election is used. A server that was cut off knows an earlier one. The
@@ -8,6 +10,7 @@ connection then checks that the server is a primary.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from binascii import crc_hqx
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +29,9 @@ LOOKUP_TIMEOUT = 2.0  # seconds for each server that is asked, so that there is 
 _GRACE = 0.3  # seconds, after an answer, for the next one
 _RECHECK = 30.0  # seconds between two lookups while no election is announced: an announcement may get lost
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0  # seconds before another Sentinel is asked for announcements
+_MOVE_CHECK = 1.0  # seconds between two checks whether a slot has moved
+_SLOTS = 16384
+_MAX_NODES = 16  # servers of a cluster that a lookup asks
 _SENTINEL_PORT = 26379
 _MAX_HOST = 253  # characters of a DNS name
 
@@ -41,6 +47,18 @@ class RedisServers(Protocol):
     @property
     def db(self) -> int:
         """Return the number of the database."""
+        ...
+
+    def key_prefix(self, prefix: str) -> str:
+        """Return the start of all keys and channels with a prefix."""
+        ...
+
+    async def channel_prefix(self, connection: RedisConnection, prefix: str) -> str:
+        """Return the start of channels that are counted on to have all their subscribers at this server.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
         ...
 
     async def primary(self) -> Target:
@@ -80,10 +98,18 @@ class ElectedPrimary(ABC):
     """A primary whose address `servers` know; `primary` has the credentials for it."""
 
     def __init__(self, name: str, servers: Iterable[Target], primary: Target) -> None:
-        self._servers = list(servers)
+        self._servers: list[Target] = list(servers)
         self._primary = primary
         self.name = f"{name} at {', '.join(each.address for each in self._servers)}"
         self.db = primary.db
+
+    def key_prefix(self, prefix: str) -> str:
+        """Return the start of all keys and channels with a prefix."""
+        return prefix
+
+    async def channel_prefix(self, connection: RedisConnection, prefix: str) -> str:
+        """Return the start of channels that are counted on to have all their subscribers at this server."""
+        return prefix
 
     @abstractmethod
     async def look_up(self, connection: RedisConnection) -> Election:
@@ -223,11 +249,89 @@ class Sentinels(ElectedPrimary):
             await sentinel.close()
 
 
+class ClusterNodes(ElectedPrimary):
+    """The servers of a cluster: the configured ones, and those that the last lookup has found."""
+
+    def __init__(self, nodes: Iterable[Target], primary: Target, prefix: str) -> None:
+        if not prefix or set(prefix) & set("{}"):
+            raise UsageError("a prefix in a Redis Cluster is not empty and has no braces")
+        super().__init__("the Redis Cluster", nodes, primary)
+        self._given = list(self._servers)
+        self._tag = prefix
+        self._slot = crc_hqx(prefix.encode(), 0) % _SLOTS
+
+    def key_prefix(self, prefix: str) -> str:
+        """Return the prefix as a hash tag, which keeps all keys in one slot."""
+        return f"{{{prefix}}}"
+
+    async def channel_prefix(self, connection: RedisConnection, prefix: str) -> str:
+        """Return a prefix with the id of the server.
+
+        A cluster passes published messages on to subscribers at its other servers, and does not count these: a request
+        that was given to a server of an operation there would be given to another one as well.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        (id,) = await connection.ask(command(b"CLUSTER", b"MYID"))
+        return f"{self.key_prefix(prefix)}:{id.decode()}"
+
+    async def look_up(self, connection: RedisConnection) -> Election:
+        """Ask one server of the cluster.
+
+        Raises:
+            CallError: UNAVAILABLE.
+            AttributeError, TypeError, ValueError: an invalid reply.
+        """
+        asked = connection.target
+        if (await connection.hello()).get(b"mode") != b"cluster":
+            wrong = f"{asked.name} is not part of a cluster: connect to it with redis://"
+            raise CallError(ErrorCode.UNAVAILABLE, wrong)
+        (reply,) = await connection.ask(command(b"CLUSTER", b"NODES"))
+        owner: Election | None = None
+        found = list[Target]()
+        for line in reply.splitlines():
+            _, address, flags, _, _, _, epoch, _, *slots = line.split(b" ")
+            # <ip>:<port>@<port of the bus>[,<hostname>]; a server may not know its own IP.
+            place, _, name = address.partition(b",")
+            ip, _, port = place.partition(b"@")[0].rpartition(b":")
+            if b"fail" in flags.split(b",") or b"noaddr" in flags:
+                continue
+            election = Election.of(epoch, name.split(b",")[0] or ip or asked.host.encode(), port)
+            found.append(replace(asked, host=election.host, port=election.port))
+            if b"master" in flags and any(self._has(each) for each in slots):
+                owner = election
+        self._servers = list({each.address: each for each in (*self._given, *found)}.values())[:_MAX_NODES]
+        if owner is None:
+            raise CallError(ErrorCode.UNAVAILABLE, f"{asked.name} knows no server for the slot {self._slot}")
+        return owner
+
+    def _has(self, slots: bytes) -> bool:
+        """Return whether a range contains our slot; `[93-<-…]` is one that is moving."""
+        if slots.startswith(b"["):
+            return False
+        first, _, last = slots.partition(b"-")
+        return int(first) <= self._slot <= int(last or first)
+
+    async def watch(self, connection: RedisConnection) -> None:
+        """Return when the slot has moved: a server that was demoted keeps its connections."""
+        key = command(b"EXISTS", f"{self.key_prefix(self._tag)}:slot")
+        while True:
+            await asyncio.sleep(_MOVE_CHECK)
+            try:
+                await connection.ask(key)
+            except CallError as error:
+                if "(MOVED)" in error.message:
+                    return
+
+
 # --- the URL ----------------------------------------------------------------------------------------------------------
 
 
-def parse_servers(url: str, ssl: SSLContext | None = None) -> RedisServers:
-    """Parse the URL of a Redis server, or of Sentinels and their service; `ssl` overrides the default TLS context.
+def parse_servers(url: str, ssl: SSLContext | None = None, *, prefix: str = "opwire") -> RedisServers:
+    """Parse the URL of a Redis server, of Sentinels and their service, or of a cluster.
+
+    `ssl` overrides the default TLS context. The keys with `prefix` decide on the server of a cluster.
 
     Raises:
         UsageError: the URL is invalid. The message does not repeat it: it may contain a password.
@@ -242,13 +346,18 @@ def parse_servers(url: str, ssl: SSLContext | None = None) -> RedisServers:
     service, _, db = path.partition("/")
     try:
         options = dict(parse_qsl(query, strict_parsing=bool(query)))
-        if plain not in ("redis", "rediss") or kind != "sentinel" or not service or "#" in rest:
+        if plain not in ("redis", "rediss") or kind not in ("sentinel", "cluster") or "#" in rest:
+            raise ValueError
+        if bool(service) != (kind == "sentinel") or (query and not service):
             raise ValueError
         if not all(hosts.split(",")) or options.keys() - {"sentinel_user", "sentinel_password"}:
             raise ValueError
     except ValueError:
         raise UsageError(INVALID_URL) from None
     primary = parse_url(f"{plain}://{login}{at}/{db}", ssl)
+    if kind == "cluster":
+        nodes = [parse_url(f"{plain}://{login}{at}{each}", primary.ssl) for each in hosts.split(",")]
+        return ClusterNodes(nodes, primary, prefix)
     known = {"kind": "Sentinel", "user": options.get("sentinel_user"), "password": options.get("sentinel_password")}
     sentinels = [parse_url(f"{plain}://{each}", primary.ssl, port=_SENTINEL_PORT) for each in hosts.split(",")]
     return Sentinels(unquote(service), [replace(each, **known) for each in sentinels], primary)

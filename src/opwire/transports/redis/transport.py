@@ -272,7 +272,9 @@ class RedisBrokerConnection:
         self.max_message = largest_message([])  # the default, until the server shows its settings
         self.ignored = 0  # invalid messages on our channels
         self._servers = servers
-        self._names = RedisNames(prefix, servers.db)
+        self._prefix = prefix
+        self._heartbeat = heartbeat
+        self._names = RedisNames(prefix, servers.db)  # a cluster has others
         self._presence = Presence(self._names, heartbeat)
         self._listener: BrokerListener | None = None
         self._connection: RedisConnection | None = None
@@ -289,14 +291,14 @@ class RedisBrokerConnection:
         self._listener = listener
         connection = RedisConnection(await self._servers.primary(), self._arrived, self._lost)
         settings: list[Any] = []
-        channels = (self._names.end(address), self._names.all)
         try:
             await connection.open()
             # The lease of the lost connection may not have expired yet.
             await connection.greet(*([command(b"DEL", self._presence.end)] if self._presence.served else []))
+            names = RedisNames(await self._servers.channel_prefix(connection, self._prefix), self._servers.db)
             for each in SETTINGS:  # apart from the other commands, since many servers deny CONFIG
                 connection.send(command(b"CONFIG", b"GET", each), settings.append)
-            loading = command(b"SCRIPT", b"LOAD", ROUTE)
+            loading, channels = command(b"SCRIPT", b"LOAD", ROUTE), (names.end(address), names.all)
             await connection.ask(*(command(b"SUBSCRIBE", each) for each in channels), loading)
         except BaseException:
             await connection.close()
@@ -304,6 +306,7 @@ class RedisBrokerConnection:
         self.max_message = largest_message(settings)
         self._connection, self._address = connection, address.encode()
         self._servers.follow(connection)
+        self._names, self._presence = names, Presence(names, self._heartbeat)
         self._presence.begin(address)
         self._routes.clear()
 
@@ -471,14 +474,15 @@ def _ignore(_: Any) -> None:
 
 
 class RedisTransport(BrokerTransport):
-    """A `Transport` over a Redis server, or over the primary that Sentinels elect.
+    """A `Transport` over a Redis server, the primary that Sentinels elect, or a server of a cluster.
 
         async with PendingRequestMap(RedisTransport("redis://127.0.0.1:6379")) as calls:
             await calls.call("math.add", {"a": 1, "b": 2})
 
     The URL starts with `redis://`, `rediss://` (TLS; `ssl` overrides the default context) or `unix://`, or is
     `redis+sentinel://host1,host2,host3/service` (`rediss+sentinel://`: TLS to Sentinels and servers). User and password
-    of the Sentinels are `?sentinel_user=…&sentinel_password=…`. Ends with the same `prefix` on the same database reach
+    of the Sentinels are `?sentinel_user=…&sentinel_password=…`. Of a cluster, `redis+cluster://host1,host2` (or
+    `rediss+cluster://`), one server is used: that of the prefix. Ends with the same `prefix` on the same database reach
     each other. A server that misses three beats of `heartbeat` seconds gets no
     more requests, and its calls in flight fail.
 
@@ -496,5 +500,5 @@ class RedisTransport(BrokerTransport):
         ssl: SSLContext | None = None,
         signed: "SignedRequests | None" = None,
     ) -> None:
-        connection = RedisBrokerConnection(parse_servers(url, ssl), prefix=prefix, heartbeat=heartbeat)
+        connection = RedisBrokerConnection(parse_servers(url, ssl, prefix=prefix), prefix=prefix, heartbeat=heartbeat)
         super().__init__(connection, heartbeat=heartbeat, max_message=max_message, signed=signed)
