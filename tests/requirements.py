@@ -1107,6 +1107,7 @@ SERVE_MCP: dict[str, str] = {
     "read-only.",
     "serve-mcp.logging": "Handlers log to clients at the level that these have set, bounded.",
     "serve-mcp.list-pages": "Lists of resources and prompts have pages of bytes, and survive changes between pages.",
+    "serve-mcp.large-results": "A result of any size is plain JSON over HTTP where nothing was notified before.",
     "serve-mcp.all-tools": "Resources and prompts are tools as well if that is wanted.",
     "serve-mcp.http-errors": "Requests that contradict themselves or come out of turn get the status of the protocol.",
     "serve-mcp.stream": "Any pair of streams is a connection: `serve_stream` takes messages and a function for others.",

@@ -186,7 +186,7 @@ def test_operations_have_annotations_icons_and_meta_and_a_query_is_read_only() -
     assert OperationSpec(namespace="a", name="b", type="mutation").annotations == Annotations()
     wrong: list[Any] = ["x.png", {"src": "x"}, [{"href": "x"}], [{"src": 1}]]
     for icons in wrong:
-        with pytest.raises(UsageError, match="icon"):
+        with pytest.raises(RegistrationError, match="icon"):
             OperationSpec(namespace="a", name="b", icons=icons)
 
 

@@ -4,9 +4,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
-from opwire import OperationSpec, OperationType
-from opwire.origin import ORIGIN_META, RESULT_META, Origin, ResultOrigin, read_origin, read_result_origin
+from opwire import Annotations, OperationRegistry, OperationSpec, OperationType
+from opwire.origin import (
+    ORIGIN_EXTENSION,
+    ORIGIN_META,
+    RESULT_META,
+    Origin,
+    ResultOrigin,
+    read_origin,
+    read_result_origin,
+)
 from tests.requirements import requirement
 
 SPEC = OperationSpec(
@@ -56,3 +65,21 @@ def test_fields_that_a_newer_peer_adds_are_tolerated() -> None:
     assert read_origin({ORIGIN_META: {"id": "a.b", "type": "mutation", "new": 1}}, ORIGIN_META) == Origin(
         id="a.b", type=OperationType.MUTATION
     )
+
+
+@requirement("operations.annotations")
+def test_what_an_operation_is_to_clients_is_part_of_its_origin_unless_mcp_has_it() -> None:
+    registry = OperationRegistry()
+    hints = Annotations(read_only=True, open_world=False, extra={"priority": 1})
+
+    @registry.resource("a://{b}", id="a.b", mime_type="x/y", annotations=hints, icons=["https://x/i"], meta={"m": 1})
+    def read(b: str) -> str:
+        return b
+
+    (spec,) = registry.list()
+    carried = read_origin({ORIGIN_EXTENSION: Origin.of(spec).to_json()}, ORIGIN_EXTENSION)
+    assert carried is not None
+    assert structs.replace(spec, **carried.presentation) == spec
+    shown = Origin.of(spec, in_mcp=True)
+    assert (shown.role, shown.uri, shown.mime_type) == ("resource", "a://{b}", "x/y")
+    assert (shown.annotations, shown.icons, shown.meta) == ({}, (), {})

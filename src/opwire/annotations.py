@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from opwire.errors import UsageError
+from opwire.errors import RegistrationError, UsageError
 
 Role = Literal[
     "tool",
@@ -85,13 +85,13 @@ def read_icons(icons: Iterable[Icon]) -> tuple[dict[str, Any], ...]:
     """Return icons in the form of MCP.
 
     Raises:
-        UsageError: one of them has no `src`, or they are a single one.
+        RegistrationError: one of them has no `src`, or they are a single one.
     """
     if isinstance(icons, str | Mapping):
-        raise UsageError("icons is a list: write [icon]")
+        raise RegistrationError("icons is a list: write [icon]")
     found = [{"src": each} if isinstance(each, str) else dict(each) for each in icons]
     if not all(isinstance(each.get("src"), str) for each in found):
-        raise UsageError('an icon is a URL, or {"src": URL, …}')
+        raise RegistrationError('an icon is a URL, or {"src": URL, …}')
     return tuple(found)
 
 

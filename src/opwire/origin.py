@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
+from opwire.annotations import Annotations, Role
 from opwire.operation import OperationSpec, OperationType
 
 ORIGIN_META = "opwire/operation"
@@ -59,6 +60,12 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     binary_output: bool = False
     untitled: bool = False
     loose_formats: bool = False
+    role: Role = "tool"
+    uri: str = ""
+    mime_type: str = ""
+    annotations: dict[str, Any] = {}  # as in MCP
+    icons: tuple[dict[str, Any], ...] = ()
+    meta: dict[str, Any] = {}
 
     @classmethod
     def of(
@@ -69,8 +76,11 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
         wraps_output: bool = False,
         binary_output: bool = False,
         untitled: bool = False,
+        in_mcp: bool = False,
     ) -> "Origin":
-        """Return the origin of an operation."""
+        """Return the origin of an operation; without annotations, icons and meta `in_mcp`, which has them."""
+        hints = spec.annotations.to_mcp()
+        is_default = spec.type is OperationType.QUERY and hints == {"readOnlyHint": True}
         return cls(
             id=spec.id,
             type=spec.type,
@@ -84,7 +94,25 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
             binary_output=binary_output,
             untitled=untitled,
             loose_formats=not spec.input_schema.checks_formats,
+            role=spec.role,
+            uri=spec.uri,
+            mime_type=spec.mime_type,
+            annotations={} if in_mcp or is_default else hints,
+            icons=() if in_mcp else spec.icons,
+            meta={} if in_mcp else dict(spec.meta),
         )
+
+    @property
+    def presentation(self) -> dict[str, Any]:
+        """The fields of a spec that say what an operation is to clients."""
+        return {
+            "role": self.role,
+            "uri": self.uri,
+            "mime_type": self.mime_type,
+            "annotations": Annotations.from_mcp(self.annotations),
+            "icons": self.icons,
+            "meta": self.meta,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for the document."""

@@ -66,6 +66,9 @@ def registry() -> OperationRegistry:
     async def secret() -> str:
         return "secret"
 
+    made.resource("who://secret", id="who.file", access=AccessControl(required_scopes=("admin",)))(secret)
+    made.prompt("who.ask", access=AccessControl(required_scopes=("admin",)))(secret)
+
     return made
 
 
@@ -354,9 +357,12 @@ async def test_missing_scopes_are_named_in_a_403(server: AuthorizationServer) ->
 
 
 @requirement("oauth.insufficient-scope")
+@pytest.mark.parametrize(
+    "call", [("call_tool", "who_secret"), ("read_resource", "who://secret"), ("get_prompt", "who_ask")]
+)
 @pytest.mark.parametrize("era", ["legacy", "auto"])
-async def test_a_tool_that_needs_more_scopes_is_a_403_so_that_the_client_can_get_them(
-    server: AuthorizationServer, era: str
+async def test_a_call_that_needs_more_scopes_is_a_403_so_that_the_client_can_get_them(
+    server: AuthorizationServer, era: str, call: tuple[str, str]
 ) -> None:
     statuses: list[tuple[int, str]] = []
 
@@ -368,7 +374,7 @@ async def test_a_tool_that_needs_more_scopes_is_a_403_so_that_the_client_can_get
         async with httpx2.AsyncClient(headers=bearer(signed(server, aud=url)), event_hooks=hooks) as http:
             with suppress(MCPError, ExceptionGroup):
                 async with Client(streamable_http_client(url, http_client=http), mode=era) as client:
-                    await client.call_tool("who_secret")
+                    await getattr(client, call[0])(call[1])
         challenges = [challenge for status, challenge in statuses if status == 403]
         assert len(challenges) == 1
         assert challenges[0].endswith('error="insufficient_scope", scope="admin"')

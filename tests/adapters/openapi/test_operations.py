@@ -22,6 +22,17 @@ def test_what_reads_is_a_query_and_what_else_a_mutation() -> None:
     assert {one.spec.type for one in found.operations.values()} == {OperationType.QUERY, OperationType.MUTATION}
 
 
+@requirement("operations.annotations")
+def test_annotations_are_what_http_says_of_the_method() -> None:
+    found = read(document({"/a": {method: {} for method in ("get", "post", "put", "delete")}}))
+    assert {name: one.spec.annotations.to_mcp() for name, one in found.operations.items()} == {
+        "get_a": {"readOnlyHint": True},
+        "post_a": {},
+        "put_a": {"idempotentHint": True},
+        "delete_a": {"destructiveHint": True, "idempotentHint": True},
+    }
+
+
 @requirement("openapi.names")
 def test_operations_are_named_by_their_ids() -> None:
     root = document(

@@ -10,7 +10,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opwire import CallError, ErrorCode, OperationRegistry, OperationSpec, OperationType, Schema
+from opwire import Annotations, CallError, ErrorCode, OperationRegistry, OperationSpec, OperationType, Schema
 from opwire.adapters.mcp import from_mcp
 from opwire.adapters.openapi import from_openapi
 from opwire.serve.http import serve_http
@@ -58,7 +58,12 @@ def add_functions(registry: OperationRegistry) -> None:
         """Gives it back."""
         return tree
 
-    @registry.mutation("types.pet")
+    @registry.mutation(
+        "types.pet",
+        annotations=Annotations(destructive=False, extra={"x": 1}),
+        icons=["https://x/i.png"],
+        meta={"a/b": 1},
+    )
     async def pet(pet: Cat | Dog, times: list[int] | None = None) -> dict[str, Cat | Dog]:
         return {str(number): pet for number in times or ()}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from mcp import Client, MCPError
+from mcp_types import TextContent
 
 from opwire import Identity, OperationRegistry, OperationSpec
 from opwire.serve.mcp import serve_mcp
@@ -225,3 +226,21 @@ async def test_an_operation_with_an_invalid_uri_costs_no_other(caplog: pytest.Lo
         assert len((await client.list_resources()).resources) == 2
         assert (await client.read_resource("book://dune")).contents
     assert "odd.one is not shown as a resource" in caplog.text
+
+
+@requirement("serve-mcp.large-results")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_result_of_more_than_a_mebibyte_reaches_the_client_over_http(era: str) -> None:
+    registry = OperationRegistry()
+    text = "x" * (3 * 1024 * 1024)  # the SDK's client limits events to 1 MiB, and JSON not at all
+
+    @registry.query("data.large")
+    async def large() -> str:
+        return text
+
+    registry.resource("data://large", id="data.file")(large)
+    async with served(serve_mcp(registry), anonymous=READER) as url, http_client(url, era) as client:
+        (block,) = (await client.call_tool("data_large")).content
+        assert isinstance(block, TextContent)
+        assert block.text == text
+        assert (await content(client, "data://large")).text == text

@@ -166,6 +166,7 @@ class ToolReader:
             "examples": origin.examples,
             "timeout": origin.timeout if keeps_timeout else timeout,
             "idle_timeout": origin.idle_timeout,
+            **{field: getattr(origin, field) for field in ("role", "uri", "mime_type")},
         }
 
     def schema(self, tool: Mapping[str, Any], field: str, path: tuple[str, ...] = ()) -> Schema:

@@ -42,6 +42,7 @@ from opwire.adapters.openapi.plan import (
 from opwire.adapters.openapi.schemas import RewrittenSchema, SchemaRewriter
 from opwire.adapters.openapi.security import security_requirements
 from opwire.adapters.report import Report
+from opwire.annotations import Annotations
 from opwire.errors import RegistrationError
 from opwire.names import UniqueNames
 from opwire.operation import NormalizeMode, OperationSpec, OperationType, split_id
@@ -50,6 +51,12 @@ from opwire.schema import UNKNOWN, JSONSchema, Schema
 from opwire.typed.plain import as_dict, as_list, harmless
 
 logger = logging.getLogger("opwire.adapters")
+
+# What HTTP says about its methods (RFC 9110, 9.2).
+_ANNOTATIONS = {
+    "DELETE": Annotations(destructive=True, idempotent=True),
+    "PUT": Annotations(idempotent=True),
+}
 
 _EVENT_FIELDS = frozenset({"event", "data", "id", "retry"})
 _DEPTH = 3  # of unions that are searched for an event
@@ -249,6 +256,9 @@ class LazyOperation:
         own = endpoint.operation.value
         title = "" if origin is not None and origin.untitled else as_text(own.get("summary")).strip()
         description = as_text(own.get("description")).strip() or title
+        presentation: dict[str, Any] = {"annotations": _ANNOTATIONS.get(endpoint.method, Annotations())}
+        if origin is not None:
+            presentation = origin.presentation
         self.spec = OperationSpec(
             namespace=namespace,
             name=name,
@@ -265,6 +275,7 @@ class LazyOperation:
             timeout=origin.timeout if origin else None,
             idle_timeout=origin.idle_timeout if origin else None,
             examples=origin.examples if origin else (),
+            **presentation,
         )
 
     @cached_property

@@ -198,15 +198,12 @@ async def follow(
 async def challenge(server: RegistryServer, scope: Scope, request: RPCRequest, send: Send) -> bool:
     """Reject a call that lacks a token or a scope with a 401 or 403 if the client can get one; return whether it was.
 
-    Without OAuth it is a result with an error, which the model reads.
+    Without OAuth it is an error of the call, which the model reads.
     """
-    if OAUTH not in scope or request.method != "tools/call":
-        return False
-    name = (request.params or {}).get("name")
-    tool = server.catalogue.find(name) if isinstance(name, str) else None
+    spec = server.operation_of(request, scope[IDENTITY]) if OAUTH in scope else None
     try:
-        if tool is not None:
-            check_access(tool.spec, scope[IDENTITY])
+        if spec is not None:
+            check_access(spec, scope[IDENTITY])
         return False
     except CallError as error:
         lines = challenge_of(error)

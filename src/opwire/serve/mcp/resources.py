@@ -60,7 +60,7 @@ def typed_arguments(spec: OperationSpec, given: dict[str, Any]) -> dict[str, Any
 
 def definition_of(spec: OperationSpec, **fields: Any) -> Result:
     """Return the entry of a resource or prompt in a list."""
-    meta = {**spec.meta, ORIGIN_META: Origin.of(spec).to_json()}
+    meta = {**spec.meta, ORIGIN_META: Origin.of(spec, in_mcp=True).to_json()}
     texts = {"title": spec.title, "description": spec.description, "icons": list(spec.icons)}
     return {**fields, **{key: value for key, value in texts.items() if value}, "_meta": meta}
 
@@ -152,6 +152,11 @@ class ResourceCatalogue:
                 if number == len(servers) or error.code not in _OTHERS:
                     raise
         return None
+
+    def operation_of(self, uri: str, identity: Identity | None) -> OperationSpec | None:
+        """Return the operation that reads a resource first; None if it is unknown."""
+        found = self._function(uri)
+        return found[0] if found else next(iter(self._servers("resources/read", uri, identity)), None)
 
     def _function(self, uri: str) -> tuple[OperationSpec, dict[str, Any]] | None:
         """Return the function of a resource and the values in its URI: that of exactly this URI comes first."""

@@ -40,7 +40,7 @@ from opwire.mcp.protocol import (
     STATELESS_VERSIONS,
     SUBSCRIPTION_META,
 )
-from opwire.operation import Identity
+from opwire.operation import Identity, OperationSpec
 from opwire.serve.mcp.calls import Params, ServedCall, ServedRequest, ServedTools, ToolCall
 from opwire.serve.mcp.notifications import MAX_SUBSCRIPTIONS, ClientState, ListBus, PendingNotifications, list_of
 from opwire.serve.mcp.prompts import PromptCatalogue, prompt_result
@@ -435,6 +435,21 @@ class RegistryServer:
         end = start + len(page)
         more: Result = {"nextCursor": f"{end}:{keys[end - 1]}"} if 0 < end < len(entries) else {}
         return {key: page, **(_STALE if request.is_stateless else {}), **more}
+
+    def operation_of(self, request: RPCRequest, identity: Identity | None) -> OperationSpec | None:
+        """Return the operation that a request calls, whether the caller may call it or not; None if there is none."""
+        params = request.params or {}
+        name, uri = params.get("name"), params.get("uri")
+        match request.method:
+            case "tools/call" if isinstance(name, str):
+                tool = self.catalogue.find(name)
+                return None if tool is None else tool.spec
+            case "prompts/get" if isinstance(name, str):
+                return self.prompts.find(name)
+            case "resources/read" | "resources/subscribe" if isinstance(uri, str):
+                return self.resources.operation_of(uri, identity)
+            case _:
+                return None
 
     # --- changes ------------------------------------------------------------------------------------------------------
 

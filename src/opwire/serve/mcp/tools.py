@@ -138,7 +138,7 @@ def _definition(
     """
     binary = gives is None and is_binary(spec.output_schema)
     wraps_output = gives is not None and gives.wraps
-    origin = Origin.of(spec, wraps_input=takes.wraps, wraps_output=wraps_output, binary_output=binary)
+    origin = Origin.of(spec, wraps_input=takes.wraps, wraps_output=wraps_output, binary_output=binary, in_mcp=True)
     meta = {**spec.meta, ORIGIN_META: origin.to_json()}
     definition: ToolDefinition = {"name": name, "inputSchema": takes.schema, "_meta": meta}
     if spec.title:
