@@ -181,6 +181,13 @@ async def test_a_request_without_a_host_or_with_two_is_refused(house: House) -> 
     )
 
 
+@on_one_loop
+async def test_white_space_around_the_value_of_a_header_is_not_part_of_it(house: House) -> None:
+    client = house.behind(RequestGuard(echo))
+    head = b"GET %s HTTP/1.1\r\nHost:\t localhost \t\r\nConnection: close\r\n\r\n"
+    assert b" 200 " in await client.raw(head % client.path)
+
+
 @requirement("serve.hosts")
 @pytest.mark.parametrize(
     ("names", "host", "included"),

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from itertools import chain
 from math import ceil
@@ -312,6 +312,8 @@ class RequestGuard:
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
         if self._open > self._max_requests:
             raise _overloaded(self._max_requests)
+        # httptools leaves white space at the end of a value, which is not part of it (RFC 9110).
+        scope["headers"] = [(name, value.rstrip(b" \t")) for name, value in scope["headers"]]
         headers = self._check_headers(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not self._hosts.include(host):
@@ -350,9 +352,8 @@ class RequestGuard:
 
         return replay
 
-    def _check_headers(self, lines: Iterable[Header]) -> Mapping[bytes, bytes]:
+    def _check_headers(self, lines: Sequence[Header]) -> Mapping[bytes, bytes]:
         """Return the headers by name. Those that decide anything must be unique, or two parsers could disagree."""
-        lines = list(lines)
         if sum(map(len, chain.from_iterable(lines))) > self._max_headers:
             error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the headers have more than {self._max_headers:,} bytes")
             raise HTTPStatusError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error)

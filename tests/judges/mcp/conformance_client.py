@@ -63,10 +63,7 @@ async def use_everything(registry: OperationRegistry) -> None:
 
 async def send_headers(registry: OperationRegistry) -> None:
     for each in json.loads(os.environ["MCP_CONFORMANCE_CONTEXT"])["toolCalls"]:
-        # A null is no boolean, so the operation would refuse it: who has no value leaves it out.
-        await call(
-            registry, each["name"], {key: value for key, value in each["arguments"].items() if value is not None}
-        )
+        await call(registry, each["name"], each["arguments"])
 
 
 async def call_whatever_is_there(registry: OperationRegistry) -> None:
