@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -318,7 +318,8 @@ async def checked(script: Path, *words: str, wait: float = 20.0) -> AsyncIterato
     try:
         yield run
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has ended by itself
+            process.kill()
         await process.wait()
 
 
