@@ -196,6 +196,21 @@ async def test_a_nested_call_asks_the_caller_of_the_outer_one() -> None:
     assert Context(on_question=lambda _: asyncio.sleep(0, {})).detached().on_question is None
 
 
+@requirement("questions.elicit")
+@pytest.mark.parametrize("action", ["accept", "decline", "cancel"])
+async def test_a_person_is_asked_to_open_an_address(action: str) -> None:
+    asked: list[Question] = []
+
+    async def answer(question: Question) -> dict[str, Any]:
+        asked.append(question)
+        return {"action": action}
+
+    outcome = await Context(on_question=answer).elicit_url("https://pay.example/1", "Pay 3 EUR")
+    assert (outcome.action, bool(outcome)) == (action, action == "accept")
+    assert asked[0].params.pop("elicitationId")
+    assert asked[0].params == {"mode": "url", "message": "Pay 3 EUR", "url": "https://pay.example/1"}
+
+
 async def test_a_completion_is_asked_of_the_callers_model() -> None:
     def answer(question: Question) -> dict[str, Any]:
         assert question.params == {

@@ -34,7 +34,9 @@ from opwire.questions import (
     QuestionCallback,
     Root,
     SampledMessage,
+    address_question,
     ask,
+    read_action,
     read_roots,
     sampling,
 )
@@ -371,6 +373,19 @@ class Context(Struct, frozen=True, kw_only=True):
         form: Form[Any] = Form(wanted)
         question = form.question(message, key)
         return form.read(await self.ask(question, timeout=timeout), question)
+
+    async def elicit_url(
+        self, url: str, message: str, *, key: str = "", timeout: float = QUESTION_TIMEOUT
+    ) -> Elicitation[None]:
+        """Ask the person to open an address, for what must not pass through the client: a sign-in, a payment.
+
+        Accepted means that the person agreed to open it, not that they have finished there.
+
+        Raises:
+            CallError: as `elicit`.
+        """
+        question = address_question(url, message, key)
+        return read_action(await self.ask(question, timeout=timeout), question)
 
     async def sample(
         self,

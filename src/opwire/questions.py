@@ -11,9 +11,11 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, cast
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode, UsageError
 from opwire.schema import Schema
@@ -166,6 +168,23 @@ class Elicitation(Struct, Generic[T], frozen=True):
         return cast("T", self.data)
 
 
+def read_action(answer: Mapping[str, Any], question: Question) -> Elicitation[None]:
+    """Return the outcome of a question to a person, without its data.
+
+    Raises:
+        CallError: PROTOCOL_ERROR, the answer is invalid.
+    """
+    action = answer.get("action")
+    if action not in ("accept", "decline", "cancel"):
+        raise invalid_answer(question, "the action is not accept, decline or cancel")
+    return Elicitation(action, None, question.params["message"])
+
+
+def address_question(url: str, message: str, key: str) -> Question:
+    """Return the question that shows an address; revisions before 2026-07-28 need an id of it."""
+    return Question("elicit", {"mode": "url", "message": message, "url": url, "elicitationId": uuid4().hex}, key)
+
+
 class Form(Generic[T]):
     """The form of a type or a JSON Schema. A type that is not an object is the field `value` of one.
 
@@ -192,11 +211,9 @@ class Form(Generic[T]):
         Raises:
             CallError: PROTOCOL_ERROR, the answer is invalid.
         """
-        action, message = answer.get("action"), question.params["message"]
-        if action in ("decline", "cancel"):
-            return Elicitation(action, None, message)
-        if action != "accept":
-            raise invalid_answer(question, "the action is not accept, decline or cancel")
+        outcome: Elicitation[Any] = read_action(answer, question)
+        if not outcome.accepted:
+            return outcome
         content: Any = answer.get("content") or {}
         try:
             if self._checked is not None and (problems := self._checked.problems(content, limit=1)):
@@ -205,7 +222,7 @@ class Form(Generic[T]):
                 if "value" not in as_dict(content):
                     raise ConversionError("$.value: it is missing")
                 content = content["value"]
-            return Elicitation("accept", content if self._convert is None else self._convert(content), message)
+            return replace(outcome, data=content if self._convert is None else self._convert(content))
         except ConversionError as error:
             raise invalid_answer(question, str(error)) from error
 

@@ -256,6 +256,27 @@ async def test_a_question_that_changed_since_it_was_answered_is_asked_again() ->
         assert third["result"]["content"][0]["text"] == "bought"
 
 
+async def test_an_address_is_the_same_question_in_each_round() -> None:
+    registry = OperationRegistry()
+
+    @registry.mutation("a.pay")
+    async def pay(context: Context) -> str:
+        return (await context.elicit_url("https://pay.example/1", "Pay?")).action
+
+    def request(id: int, **params: Any) -> Any:
+        message = {**ask(id=id), "params": {**ask()["params"], "name": "a_pay", "arguments": {}, **params}}
+        message["params"]["_meta"][CAPABILITIES] = {"elicitation": {"url": {}}}
+        return message
+
+    async with raw(serve_mcp(registry), handshake=False) as client:
+        first = (await client.ask(request(1)))["result"]
+        ((key, question),) = first["inputRequests"].items()
+        assert question["params"] == {"mode": "url", "message": "Pay?", "url": "https://pay.example/1"}
+        answers = {key: {"action": "accept"}}
+        second = await client.ask(request(2, requestState=first["requestState"], inputResponses=answers))
+    assert second["result"]["content"][0]["text"] == "accept"
+
+
 def test_states_are_signed_expire_and_are_bound() -> None:
     now = [1000.0]
     states = RequestStates(clock=lambda: now[0])

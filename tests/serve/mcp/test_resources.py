@@ -142,9 +142,9 @@ async def test_what_is_served_is_announced_and_nothing_else(era: str) -> None:
         "completions": {},
     }
     first = HANDSHAKE[0] if era == OLDER else request("server/discover", era=NEWEST)
-    async with raw(serve_mcp(library()), handshake=False) as client:
+    async with raw(serve_mcp(library(), task_after=None), handshake=False) as client:
         assert (await client.ask(first))["result"]["capabilities"] == announced
-    async with raw(serve_mcp(library(), exclude=["books.*"]), handshake=False) as client:
+    async with raw(serve_mcp(library(), exclude=["books.*"], task_after=None), handshake=False) as client:
         assert (await client.ask(first))["result"]["capabilities"].keys() == {"logging", "tools"}
 
 

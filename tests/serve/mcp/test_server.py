@@ -37,7 +37,11 @@ async def test_every_revision_of_the_handshake_era_is_served(version: str) -> No
 async def test_the_newest_revision_is_served_without_a_handshake() -> None:
     async with raw(serve_mcp(shop(), name="shop", version="1.0"), handshake=False) as client:
         found = (await client.ask(request("server/discover", era=NEWEST)))["result"]
-        assert found["capabilities"] == {"logging": {}, "tools": {"listChanged": True}}
+        assert found["capabilities"] == {
+            "logging": {},
+            "tools": {"listChanged": True},
+            "extensions": {"io.modelcontextprotocol/tasks": {}},
+        }
         listed = (await client.ask(request("tools/list", era=NEWEST)))["result"]
         assert (listed["resultType"], listed["ttlMs"], listed["cacheScope"]) == ("complete", 0, "private")
         shown = {tool["name"]: tool.get("outputSchema") for tool in listed["tools"]}

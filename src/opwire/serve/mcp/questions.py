@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from opwire.errors import CallError
 from opwire.mcp.messages import (
@@ -238,7 +239,11 @@ class StatelessQuestions:
             error = unanswerable(question)
             self._missing = (error, question)
             raise error
-        digest = _digest([question.method, question.params])
+        params = {
+            name: value for name, value in question.params.items() if name != "elicitationId"
+        }  # of older revisions
+        question = replace(question, params=params)
+        digest = _digest([question.method, params])
         key = question.key or f"{question.kind}-{digest[:12]}"
         times = self._times[key] = self._times.get(key, 0) + 1
         key = key if times == 1 else f"{key}-{times}"
