@@ -11,6 +11,7 @@ from opwire.envelope import mcp_envelope
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.llm import anthropic_tools
 from opwire.operation import AccessControl, Context, Identity
+from opwire.policies import CallBudget
 from opwire.registry import OperationRegistry
 from tests.requirements import requirement
 
@@ -224,3 +225,28 @@ def test_a_limit_that_is_wrong_is_refused() -> None:
     for name in ("seconds", "total_seconds", "memory", "calls", "output", "programs"):
         with pytest.raises(UsageError, match=name):
             CodeLimits(**{name: 0})
+
+
+@requirement("code-mode.limits")
+async def test_a_result_that_is_nested_too_deeply_is_not_shown() -> None:
+    mode = code_mode(OperationRegistry())
+    code = "value = []\nfor _ in range(100_000):\n    value = [value]\nvalue"
+    assert "nested too deeply" in (await mode.execute("tools.run", {"code": code})).data
+
+
+@requirement("code-mode.limits")
+async def test_the_calls_of_a_program_share_the_budget_of_one_request() -> None:
+    registry, calls = OperationRegistry(), list[int]()
+    registry.use(CallBudget(5))
+
+    @registry.query("shop.price")
+    async def price() -> int:
+        calls.append(1)
+        return 1
+
+    mode = code_mode(registry)
+    for _ in range(2):  # each program is a request of its own
+        calls.clear()
+        with pytest.raises(CallError, match="the request has made 5 calls"):
+            await mode.execute("tools.run", {"code": "for _ in range(20): await shop_price()"})
+        assert len(calls) == 5

@@ -19,11 +19,12 @@ from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from opwire.envelope import MCPResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, needs_extra
 from opwire.names import similar_names
-from opwire.operation import Context, OperationSpec
+from opwire.operation import REQUEST_STATE, Context, OperationSpec
 from opwire.registry import OperationRegistry
 from opwire.search_mode import NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
 from opwire.tools.rendering import error_text
@@ -120,6 +121,8 @@ class _CodeTools:
         from pydantic_monty import AsyncMonty, MontyCrashedError, MontyError
 
         limits = self._limits
+        if REQUEST_STATE not in context.metadata:  # the calls of a program are calls of one request
+            context = replace(context, metadata={**context.metadata, REQUEST_STATE: {}})
         printed = _Printed(limits.output)
         left = iter(range(limits.calls))
         ids = self._tools.names()[1]
@@ -218,6 +221,8 @@ def _shown(value: Any, limit: int) -> str:
         return ""
     try:
         text = value if isinstance(value, str) else _encoder.encode(value).decode()
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError):
         text = repr(value)
+    except RecursionError:
+        text = "(not shown: the value is nested too deeply)"
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"

@@ -268,6 +268,10 @@ def _amount(value: Any) -> float | None:
     return float(value) if is_number and abs(value) <= _MAX_AMOUNT else None
 
 
+REQUEST_STATE = "opwire.request_state"
+"""The key of a dict in the metadata of a context, which all calls on behalf of one request share, for policies."""
+
+
 class Inbound(Struct, frozen=True):
     """The external request that a call belongs to: its id, and the connection that received it.
 

@@ -32,7 +32,7 @@ from opwire.auth.tokens import TokenBucket
 from opwire.envelope import ResponseEnvelope
 from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero, check_counts, check_not_below_zero
 from opwire.logs import masked
-from opwire.operation import Context, Handler, Identity, OperationSpec, OperationType
+from opwire.operation import REQUEST_STATE, Context, Handler, Identity, OperationSpec, OperationType
 from opwire.typed.plain import to_plain
 from opwire.view import Pattern, Selection
 
@@ -47,7 +47,6 @@ _MAX_KEYS = 10_000  # identities or operations whose counts are kept; the least 
 _MAX_VALUES = 16 * 1024  # bytes of an input in an audit log
 _MAX_SHOWN = 2_000  # characters of an input that a person is asked about
 _CLOCK_ERROR = 0.05  # seconds between the clock of timeouts and that of the day
-_BUDGET = "opwire.budget"
 _FAULTS = frozenset({ErrorCode.PROTOCOL_ERROR, ErrorCode.INTERNAL})  # of a service, though they are not retryable
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
@@ -569,10 +568,11 @@ class CallBudget(Policy):
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
-        left = context.metadata.get(_BUDGET)
-        if not isinstance(left, _Budget):  # the first call of a request
-            left = _Budget(self._calls)
-            context = replace(context, metadata={**context.metadata, _BUDGET: left})
+        state: dict[Policy, _Budget] | None = context.metadata.get(REQUEST_STATE)
+        if state is None:  # the first call of a request
+            state = {}
+            context = replace(context, metadata={**context.metadata, REQUEST_STATE: state})
+        left = state.setdefault(self, _Budget(self._calls))
         if left.calls < 1:
             message = f"{spec.id}: the request has made {self._calls} calls, and may not make more"
             raise CallError(ErrorCode.RATE_LIMITED, message, retryable=False)
