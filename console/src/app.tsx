@@ -169,7 +169,7 @@ function LoginBox({ reason }: { reason: string }): ReactNode {
         <p id="login-problem" className="field-errors" role="alert">{problem && line(problem)}</p>
         <div className="buttons">
           <Button kind="primary" type="submit" disabled={isBusy || token.trim() === ""}>Log in</Button>
-          {canClose && <Button kind="quiet" onClick={() => { loginReason.set(null); void loadSession().catch(() => undefined); loginReason.set(null); }}>Go on without</Button>}
+          {canClose && <Button kind="quiet" onClick={() => { loginReason.set(null); void loadSession().catch(() => undefined); }}>Go on without</Button>}
         </div>
       </form>
     </Dialog>

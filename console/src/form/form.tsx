@@ -2,7 +2,7 @@
 
 import { withTheme } from "@rjsf/core";
 import type { ErrorSchema, RJSFSchema, ValidatorType } from "@rjsf/utils";
-import { Component, type ReactNode, useMemo } from "react";
+import { Component, type ReactNode, useId, useMemo } from "react";
 
 import type { Schema } from "../types";
 import { prepared } from "./prepare";
@@ -40,17 +40,17 @@ export interface SchemaFormProps {
   onChange: (value: unknown) => void;
   onRun?: () => void;
   problems: FieldProblem[];
-  disabled?: boolean;
-  idPrefix?: string;
 }
 
-export default function SchemaForm({ schema, value, onChange, onRun, problems, disabled }: SchemaFormProps): ReactNode {
+export default function SchemaForm({ schema, value, onChange, onRun, problems }: SchemaFormProps): ReactNode {
   const shape = useMemo(() => prepared(schema) as RJSFSchema, [schema]);
+  const prefix = `form${useId().replace(/\W/g, "")}`; // a page may have several forms
   const errors = useMemo(() => errorTree(problems), [problems]);
   return (
     <Fence key={JSON.stringify(schema).length}>
       <Themed
         className="schema-form"
+        idPrefix={prefix}
         schema={shape}
         formData={value}
         validator={validator}
@@ -58,7 +58,6 @@ export default function SchemaForm({ schema, value, onChange, onRun, problems, d
         noHtml5Validate
         showErrorList={false}
         extraErrors={errors}
-        disabled={disabled ?? false}
         uiSchema={{ "ui:submitButtonOptions": { norender: true }, "ui:label": false }}
         experimental_defaultFormStateBehavior={BEHAVIOUR}
         onChange={(event: { formData?: unknown }) => onChange(event.formData)}

@@ -64,7 +64,7 @@ function typeName(schema: any): string {
 function ObjectFieldTemplate(props: Props): ReactNode {
   const { title, description, properties, schema, fieldPathId, onAddProperty, registry, required } = props;
   if ((schema.oneOf || schema.anyOf) && properties.length === 0) return null;
-  const isRoot = fieldPathId.$id === "root";
+  const isRoot = fieldPathId.path.length === 0;
   const canAdd = schema.additionalProperties !== undefined && schema.additionalProperties !== false;
   const { AddButton } = registry.templates.ButtonTemplates;
   return (
@@ -182,7 +182,7 @@ function FileWidget({ id, value, onChange, schema }: Props): ReactNode {
 }
 
 /** A value without a type, as JSON. */
-function JsonField({ fieldPathId, formData, onChange, name, registry, schema, required, hideLabel, errorSchema }: Props): ReactNode {
+function JsonField({ fieldPathId, formData, onChange, name, schema, required, hideLabel, errorSchema }: Props): ReactNode {
   const [text, setText] = useState(formData === undefined ? "" : pretty(formData));
   const [isWrong, setWrong] = useState(false);
   const hint = useId();
@@ -205,9 +205,8 @@ function JsonField({ fieldPathId, formData, onChange, name, registry, schema, re
     }
   };
   const id = fieldPathId.$id;
-  const isRoot = id === "root";
+  const isRoot = fieldPathId.path.length === 0;
   const messages: string[] = errorSchema?.__errors ?? [];
-  void registry;
   return (
     <div className={`field${isWrong || messages.length > 0 ? " wrong" : ""}`}>
       {!hideLabel && <div className="field-head"><Label id={id} text={schema?.title ?? (isRoot ? "Input" : (name ?? "value"))} required={required} /><span className="field-type">JSON</span></div>}
