@@ -30,6 +30,7 @@ export interface OperationSummary {
   summary: string | null;
   tags: string[];
   source: string | null;
+  destructive?: boolean | null;
 }
 
 export interface OperationDetail {

@@ -220,6 +220,7 @@ function ListRow({ row, index, isActive, isSelected }: { row: Row; index: number
     >
       <TypeMark type={operation.type} />
       <bdi className="row-name">{line(row.label, 100)}</bdi>
+      {operation.destructive === true && <span className="row-count danger-mark" role="img" aria-label="destructive" title="May delete or overwrite"><Icon name="warn" size={12} /></span>}
     </div>
   );
 }

@@ -126,6 +126,10 @@ const scenarios = {
     await s.page.locator(".reference pre.code").first().waitFor();
     await s.button("Use this input").click();
     await s.until(() => document.querySelector(".input-form input")?.value === "TEA-3");
+    await s.operation("shop.close", "reference");
+    await s.page.locator(".marks .badge.bad", { hasText: "destructive" }).waitFor();
+    await s.page.locator(".facts", { hasText: "idempotentHint" }).waitFor();
+    await s.page.locator(".operations .row.chosen").getByLabel("destructive").waitFor();
   },
 
   async form(s) {

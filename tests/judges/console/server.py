@@ -10,7 +10,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from opwire import AccessControl, CallError, Context, Identity, OperationRegistry, OperationSpec, OperationType
+from opwire import (
+    AccessControl,
+    Annotations,
+    CallError,
+    Context,
+    Identity,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+)
 from opwire.auth import Grant, StaticTokens
 from opwire.call.events import CallFailed, encode_event
 from opwire.durable import MemoryJournal
@@ -172,7 +181,12 @@ async def refund(context: Context, order: int = 4711) -> dict[str, Any]:
     return {"order": order, "answer": answer}
 
 
-@registry.mutation("shop.close", tags=["orders"], access=AccessControl(required_scopes=("shop:admin",)))
+@registry.mutation(
+    "shop.close",
+    tags=["orders"],
+    access=AccessControl(required_scopes=("shop:admin",)),
+    annotations=Annotations(destructive=True, idempotent=True),
+)
 async def close(day: str = "today") -> str:
     """Close the books of a day. Needs the approval of a person."""
     return f"closed {day}"
