@@ -1258,6 +1258,7 @@ SERVE: dict[str, str] = {
 }
 
 SERVE_HTTP: dict[str, str] = {
+    "http.questions": "An operation that asks its caller fails over HTTP, with the question and how to answer it.",
     "http.post": "Every operation is called by POST.",
     "http.get": "A query or subscription with flat input is called by GET too, its values typed by the schema.",
     "http.paths": "Every id has a path that survives servers and proxies.",
