@@ -127,7 +127,9 @@ def test_an_error_keeps_code_message_and_retryable_there_and_back(
 ) -> None:
     error = CallError(code, message, details, retryable=retryable)
     back = call_error(error_payload(error))
-    assert (back.code, back.message, back.retryable) == (error.code, error.message, error.retryable)
+    assert (back.code, back.message) == (error.code, error.message)
+    # A payload calls a validation error recoverable: by another input, and not by the same request again.
+    assert back.retryable == (error.retryable and code is not ErrorCode.VALIDATION_ERROR)
 
 
 @requirement("tool-envelope.errors-map")
