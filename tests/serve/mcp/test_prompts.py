@@ -94,6 +94,8 @@ async def test_arguments_are_completed_by_functions_or_by_what_their_schema_list
         template = ResourceTemplateReference(uri="book://{title}")
         assert (await client.complete(template, {"name": "title", "value": "e"})).completion.values == ["emma"]
         assert (await client.complete(template, {"name": "other", "value": ""})).completion.values == []
+        with pytest.raises(MCPError, match="more than 1,000 characters"):
+            await client.complete(prompt, {"name": "title", "value": "x" * 1001})
         with pytest.raises(MCPError, match="Unknown ref/prompt"):
             await client.complete(PromptReference(name="x"), {"name": "a", "value": ""})
         with pytest.raises(MCPError, match="missing scope"):

@@ -62,6 +62,7 @@ _STALE: Result = {"ttlMs": 0, "cacheScope": "private"}
 _RESOURCES, _PROMPTS = frozenset({"resources"}), frozenset({"prompts"})
 _CURSOR = re.compile(r"([0-9]{1,9}):([0-9a-f]{16})")
 _MAX_INSTRUCTIONS, _MAX_ALL_INSTRUCTIONS = 16_000, 64_000  # characters, of one server behind and of all
+_MAX_BEGINNING = 1000  # characters of a value to complete
 _MAX_SHOWN = 200  # characters of an unknown name in the log
 _encoder = msgspec.json.Encoder()
 
@@ -407,6 +408,8 @@ class RegistryServer:
         spec = self.prompts.find(ref.name) if ref.type == "ref/prompt" else None
         if ref.type == "ref/resource":
             spec = self.resources.completed_by(ref.uri, request.identity)
+        if len(argument.value) > _MAX_BEGINNING:
+            raise RPCError(INVALID_PARAMS, f"the value has more than {_MAX_BEGINNING:,} characters")
         if spec is None:
             raise RPCError(INVALID_PARAMS, f"Unknown {ref.type}: {(ref.name or ref.uri)[:100]}")
         known = {} if params.context is None else params.context.arguments or {}
