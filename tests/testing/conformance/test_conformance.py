@@ -363,6 +363,14 @@ async def test_a_hub_that_floods_does_not_stop_the_run(monkeypatch: pytest.Monke
 
 
 @requirement("conformance.bounded")
+async def test_a_token_that_is_refused_is_an_error_of_the_user_and_not_of_the_hub() -> None:
+    async with hub() as url:
+        with pytest.raises(CallError, match="the hub refuses the token: a token is needed") as failure:
+            await check_hub(url)
+    assert failure.value.code is ErrorCode.UNAUTHENTICATED
+
+
+@requirement("conformance.bounded")
 async def test_a_peer_that_cannot_be_reached_is_an_error(redis_server: Any) -> None:
     writers: list[asyncio.StreamWriter] = []
     silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)

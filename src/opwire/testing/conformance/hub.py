@@ -6,10 +6,11 @@ Most need a token that may announce in the namespace `conformance`: the kit is t
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from secrets import token_hex
 from typing import Any
 
+from opwire.errors import CallError, ErrorCode
 from opwire.testing.conformance.server import NAMESPACE, Server, describe, envelope_data
 from opwire.testing.conformance.wires import (
     SETTLE,
@@ -41,6 +42,20 @@ class HubUnderTest:
     async def close(self) -> None:
         """Close the connections of a check."""
         await self._stack.aclose()
+
+    async def check_token(self) -> None:
+        """Check that there is a hub, and that it accepts the token: otherwise nothing can be checked.
+
+        Raises:
+            CallError: UNAVAILABLE, UNAUTHENTICATED.
+        """
+        wire = await self.connect()
+        with suppress(AssertionError):  # what else is wrong, the checks find
+            await self.hello(wire)
+            answer = await wire.take("session.welcome", type=("session.welcome", "session.refused"))
+            if answer.get("code") == "UNAUTHENTICATED":
+                raise CallError(ErrorCode.UNAUTHENTICATED, f"the hub refuses the token: {answer.get('message')}")
+        await self.close()
 
     async def connect(self, *, subprotocol: bool = True) -> WebSocketWire:
         """Open a connection that has not sent anything."""

@@ -108,13 +108,12 @@ async def check_hub(url: str, *, token: str | None = None, limit: float = LIMIT,
     `only` selects the promises that contain a text; `limit` is the time of the whole run in seconds.
 
     Raises:
-        CallError: UNAVAILABLE, it cannot be reached.
+        CallError: UNAVAILABLE, it cannot be reached; UNAUTHENTICATED, it refuses the token.
     """
     run = _Run(limit, only)
     peer = hub.HubUnderTest(url, token, run.problems)
     try:
-        await peer.connect()  # raises if there is nothing to check
-        await peer.close()
+        await peer.check_token()
         if await run.check("hub", hub.HUB_CHECKS, peer):
             try:
                 server = await hub.hub_as_server(peer)
