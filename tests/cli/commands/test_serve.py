@@ -5,10 +5,17 @@ from urllib.request import urlopen
 
 import pytest
 
-from opwire.cli.commands.serve import ServeOptions, chosen_surfaces
+from opwire.cli.commands.serve import ServeOptions, chosen_surfaces, with_callers
 from opwire.cli.program import run
+from opwire.cli.screen import Screen
 from opwire.config import Config
-from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
+from opwire.config.settings import (
+    AuthSettings,
+    HTTPSurfaceSettings,
+    MCPSurfaceSettings,
+    OAuthSettings,
+    ServeSettings,
+)
 from tests.cli.process import COMMAND, SHOP, Running, opwire
 from tests.requirements import requirement
 
@@ -63,6 +70,15 @@ def test_both_surfaces_are_called_back_with_the_token_that_was_shown() -> None:
         assert (denied.returncode, denied.stdout) == (5, ""), denied.stderr
         assert mcp.endswith("/mcp")
         assert server.stop() == 0
+
+
+@requirement("cli.callers")
+def test_where_tokens_of_an_issuer_are_accepted_none_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWIRE_TOKEN", "")  # removed again afterwards
+    issued = OAuthSettings(resource="https://tools.example/mcp", issuer="https://id.example")
+    config = Config(auth=AuthSettings(oauth=issued))
+    assert with_callers(config, Screen(), is_open=False).identities == {}
+    assert "owner" in with_callers(Config(), Screen(), is_open=False).identities
 
 
 @requirement("cli.serve")

@@ -24,6 +24,7 @@ from opwire.cli.sources import Sources, check_variables, opened
 from opwire.config.reading import load_config
 from opwire.config.runtime import OpenedConfig, watch
 from opwire.config.settings import (
+    AuthSettings,
     Config,
     DurableSettings,
     EnvText,
@@ -65,7 +66,7 @@ def with_callers(config: Config, screen: Screen, *, is_open: bool) -> Config:
     identities = dict(config.identities)
     if is_open:
         identities[ANONYMOUS] = IdentitySettings(scopes=("*",), announces=("*",))
-    elif not identities and config.auth.jwt is None:
+    elif not identities and config.auth == AuthSettings():
         if not os.environ.get(TOKEN):
             if screen.log_format == "json":
                 raise click.UsageError(f"set {TOKEN}, or use --open: a generated token would be in the JSON log")
