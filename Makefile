@@ -34,7 +34,7 @@ bench: $(patsubst %,.venv-%/.done,$(filter bench%,$(GROUPS)))  ## measure agains
 
 judges: .venv/.test .venv-judges/.done .venv-judges-sdk1/.done tests/judges/node_modules/.done console/node_modules/.done  ## test opwire with independent programs; needs npm
 	@command -v spin >/dev/null || apt-get install -qq spin >/dev/null 2>&1 || echo "no spin here: the model is not checked"
-	.venv/bin/pytest tests/judges
+	.venv/bin/pytest tests/judges -n 2 --dist loadfile
 console: console/node_modules/.done  ## build the page of the console, whose files are committed; needs npm
 	npm run --prefix console check && npm run --prefix console build
 %/node_modules/.done: %/package-lock.json
