@@ -28,7 +28,7 @@ from opwire.operation import REQUEST_STATE, Context, OperationSpec
 from opwire.registry import OperationRegistry
 from opwire.search_mode import NOTHING_FOUND, PUBLIC, Limit, Query, ToolSearch, nothing, signature
 from opwire.tools.rendering import error_text
-from opwire.typed.plain import as_dict
+from opwire.typed.plain import as_dict, survey
 from opwire.view import Pattern
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -220,9 +220,12 @@ def _shown(value: Any, limit: int) -> str:
     if value is None:
         return ""
     try:
-        text = value if isinstance(value, str) else _encoder.encode(value).decode()
-    except (TypeError, ValueError):
-        text = repr(value)
+        if survey(value).deep:  # how deep the encoder can go depends on the version of Python
+            raise RecursionError
+        try:
+            text = value if isinstance(value, str) else _encoder.encode(value).decode()
+        except (TypeError, ValueError):
+            text = repr(value)
     except RecursionError:
         text = "(not shown: the value is nested too deeply)"
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
