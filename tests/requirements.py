@@ -1089,7 +1089,7 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.tasks": "A long call of a client that supports tasks becomes one: polled, answered, cancelled, and "
     "independent of its connection.",
     "serve-mcp.tasks.owner": "A task belongs to its caller, and is known to clients that declare the extension; their "
-    "number is bounded.",
+    "number and the bytes of their results are bounded.",
     "serve-mcp.timeout": "A call ends after a time without progress; questions stop that clock.",
     "serve-mcp.progress": "What a handler reports reaches a client that asked for it, before the result.",
     "serve-mcp.subscriptions": "A subscription is collected up to a limit and a time, each item also told as it comes.",

@@ -213,3 +213,43 @@ async def test_a_task_outlives_its_http_connection() -> None:
             while (found := (await post(about("get", id, 3), id))["result"])["status"] == "working":
                 await asyncio.sleep(0.01)
         assert found["result"]["structuredContent"] == {"n": 7}
+
+
+@requirement("serve-mcp.tasks.owner")
+async def test_results_that_are_kept_are_bounded_in_bytes_for_each_identity_and_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT_EACH", 2_500)
+    monkeypatch.setattr(module, "MAX_KEPT", 4_000)
+    tasks = CallTasks(after=0.0)
+
+    async def keep(identity: Identity | None, size: int = 1_000) -> str:
+        go = asyncio.Event()
+
+        async def work() -> dict[str, Any]:
+            await go.wait()
+            return {"text": "x" * (size - len('{"text":""}'))}
+
+        handle = await tasks.run(work(), identity, DECLARED, lambda: None, lambda task: None)
+        go.set()
+        await asyncio.wait((tasks.find(handle["taskId"], identity).running,))
+        await asyncio.sleep(0)
+        return handle["taskId"]
+
+    def known(owner: Identity | None, ids: list[str]) -> list[bool]:
+        def is_known(id: str) -> bool:
+            try:
+                return tasks.find(id, owner).status == "completed"
+            except RPCError:
+                return False
+
+        return [is_known(id) for id in ids]
+
+    ann, bob, eve = (Identity(id=name, scopes=()) for name in ("ann", "bob", "eve"))
+    of_ann = [await keep(ann) for _ in range(3)]
+    assert known(ann, of_ann) == [False, True, True]
+    of_bob = [await keep(bob) for _ in range(2)]
+    of_eve = [await keep(eve), await keep(eve, size=9_000)]  # the newest result is kept, however large
+    assert known(eve, of_eve) == [False, True]
+    assert known(ann, of_ann) + known(bob, of_bob) == [False] * 5
+    await tasks.close()

@@ -16,12 +16,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
+import msgspec
+
 from opwire.invoke import CLOSE_GRACE
 from opwire.mcp.messages import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, RPCError
 from opwire.operation import Identity
 from opwire.questions import Question, unanswerable
 from opwire.serve.mcp.questions import MAX_QUESTIONS, StatelessQuestions, can_answer
-from opwire.typed.plain import as_dict
+from opwire.typed.plain import as_dict, write_json
 
 TASKS = "io.modelcontextprotocol/tasks"
 """The name of the extension."""
@@ -38,6 +40,13 @@ MAX_TASKS = 1_000
 MAX_TASKS_EACH = 100
 """Tasks of one identity, and of all anonymous clients together."""
 
+MAX_KEPT = 64 * 1024 * 1024
+"""Bytes of the results that a surface keeps; above it, the oldest tasks that have ended are forgotten."""
+
+MAX_KEPT_EACH = 16 * 1024 * 1024
+"""Bytes of the results of one identity, and of all anonymous clients together."""
+
+_encoder = msgspec.json.Encoder()
 _POLL = 1_000  # milliseconds between two requests for the status
 _STEP = 0.01  # seconds to wait for the end of a round of questions
 
@@ -69,6 +78,7 @@ class CallTask:
         self.running = running
         self._capabilities = capabilities
         self._created = self._updated = time.time()
+        self.size = 0  # bytes of the result
         self._is_cancelled = False
         self._open: dict[str, tuple[Question, asyncio.Future[dict[str, Any]]]] = {}
         self._asked = 0
@@ -194,13 +204,27 @@ class CallTasks:
     def _add(self, task: CallTask) -> None:
         def ended(running: asyncio.Task[Result]) -> None:
             task.touch()
-            if not running.cancelled():
-                running.exception()  # retrieved here: the client may never ask
+            if not running.cancelled() and running.exception() is None:  # retrieved here: the client may never ask
+                task.size = len(write_json(_encoder, running.result()))
+                self._make_room(task)
 
         self._tasks[task.id] = task
         self._count[task.owner] += 1
         task.running.add_done_callback(ended)
         asyncio.get_running_loop().call_later(TASK_LIFETIME, self._forget, task)
+
+    def _make_room(self, newest: CallTask) -> None:
+        """Forget the oldest results of the owner, then of all, that exceed what is kept; never the newest."""
+        kept = [each for each in self._tasks.values() if each.size and each is not newest]
+        own = [each for each in kept if each.owner == newest.owner]
+        for limit, oldest_first in ((MAX_KEPT_EACH, own), (MAX_KEPT, kept)):
+            total = newest.size + sum(each.size for each in oldest_first)
+            for each in oldest_first:
+                if total <= limit:
+                    break
+                total -= each.size
+                each.size = 0
+                self._forget(each)
 
     def _forget(self, task: CallTask) -> None:
         task.cancel()
