@@ -45,6 +45,7 @@ from opwire.operation import Context, Handler, Interceptor, OperationSpec, Opera
 from opwire.registry import OperationRegistry, build_env
 
 _w3c = TraceContextTextMapPropagator()
+_SCRAPE_TIMEOUT = 10  # seconds; each connection holds a thread
 _SERVED = create_key("opwire-served")  # the traceparent of the call that is served in this OpenTelemetry context
 
 
@@ -419,6 +420,8 @@ def serve_metrics(*targets: Instrumentable, host: str = "127.0.0.1", port: int =
         from opentelemetry.sdk.metrics import MeterProvider as ExportedMeters
         from prometheus_client import start_http_server
     server, thread = start_http_server(port, host)
+    handler: Any = type("_Scrape", (cast(Any, server.RequestHandlerClass),), {"timeout": _SCRAPE_TIMEOUT})
+    server.RequestHandlerClass = handler
     meters = ExportedMeters([PrometheusMetricReader()])
     end = instrument(*targets, meter_provider=meters)
     try:

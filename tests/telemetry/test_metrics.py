@@ -1,10 +1,12 @@
 """Metrics for Prometheus."""
 
+import socket
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
 
-from opwire import CallError, OperationRegistry
+from opwire import CallError, OperationRegistry, telemetry
 from opwire.hub import Hub, Spoke
 from opwire.telemetry import serve_metrics
 from tests.hub.meeting import OPEN
@@ -52,6 +54,16 @@ async def test_calls_and_their_outcomes_are_counted_for_prometheus() -> None:
     assert found["rpc_server_call_duration_seconds_count shop.price EXECUTION_ERROR"] == 1
     with pytest.raises(OSError, match="refused"):
         scraped(url)
+
+
+@requirement("telemetry.prometheus")
+def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_SCRAPE_TIMEOUT", 0.05)
+    with (
+        serve_metrics(shop(), port=0) as url,
+        socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), timeout=20) as silent,
+    ):
+        assert silent.recv(1) == b""
 
 
 @requirement("telemetry.prometheus")
