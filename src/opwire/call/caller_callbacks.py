@@ -107,7 +107,7 @@ class CallerCallbacks:
 
 
 class RemoteCaller:
-    """The caller of a served request, who accepts questions. `send` returns False if one cannot be sent."""
+    """The caller of a served request that accepts questions. `send` returns False if one cannot be sent."""
 
     def __init__(self, request_id: str, send: Callable[[CallQuestion], bool]) -> None:
         self._request_id = request_id

@@ -228,7 +228,7 @@ class CallProgress(CallMessage, frozen=True, kw_only=True, tag="call.progress"):
 
 
 class CallQuestion(CallMessage, frozen=True, kw_only=True, tag="call.question"):
-    """Ask the caller, who accepts questions. `id` numbers the questions of a call from 1.
+    """Ask a caller that accepts questions. `id` numbers the questions of a call from 1.
 
     `kind`, `params` and the answer have the shape of MCP; see `Question`.
     """

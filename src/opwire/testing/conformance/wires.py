@@ -6,6 +6,7 @@ checked against its published schema.
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -109,7 +110,7 @@ class Problems:
             self.found.append(problem[:_MAX_SHOWN])
 
 
-class Wire:
+class Wire(ABC):
     """One connection: what arrives is kept until it is taken."""
 
     def __init__(self, problems: Problems) -> None:
@@ -120,9 +121,9 @@ class Wire:
         self.closing: tuple[int, str] | None = None
         self.address: Address = ""  # of this end, for its peers
 
+    @abstractmethod
     async def send_text(self, text: str | list[str]) -> None:
         """Send a message; a list is sent in fragments."""
-        raise NotImplementedError
 
     async def send(self, type: str, **fields: Any) -> None:
         """Send an event."""
