@@ -199,7 +199,7 @@ def _lower(schema: JSONSchema, dialect: Dialect) -> JSONSchema:
         keyword = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
         lowered[keyword] = {**lowered.get(keyword, {}), name: needed}
     if dialect in _BOOLEAN_BOUNDS:
-        _lower_bounds(lowered)
+        lower_bounds(lowered)
     if dialect == "openapi-3.0":
         return _lower_nullable(lowered)
     if dialect == "draft-04" and "id" in lowered:
@@ -209,7 +209,8 @@ def _lower(schema: JSONSchema, dialect: Dialect) -> JSONSchema:
     return lowered
 
 
-def _lower_bounds(schema: dict[str, Any]) -> None:
+def lower_bounds(schema: dict[str, Any]) -> None:
+    """Convert exclusive bounds that are booleans, in place."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and bound in schema:
             schema[exclusive] = schema.pop(bound)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from opwire.adapters.openapi.schemas import is_pattern, lower_bounds, usable_keywords
+from opwire.adapters.openapi.schemas import is_pattern, usable_keywords
+from opwire.schema.dialect import lower_bounds
 from tests.requirements import requirement
 
 

@@ -27,7 +27,7 @@ class Reading:
 
     def read(self, schema: Any) -> Any:
         written = self.schemas.read(schema, self.documents.main, self.direction, "here")
-        json = self.schemas.complete(written.schema, written.uses, self.direction)
+        json = self.schemas.complete(written, self.direction)
         Schema(json).compile()
         return json
 

@@ -294,7 +294,14 @@ class DocumentSet:
 
     def _find(self, document: SourceDocument, ref: str, through: Set[_Step]) -> Located:
         base, _, fragment = ref.partition("#")
-        target = self._document(join_uri(document.uri, base), ref) if base else document
+        address = join_uri(document.uri, base)
+        target = self.loaded.get(address) if base else document
+        if target is None:
+            schema = self._named(self.main).get(address)  # the `$id` of a schema in the document is an address too
+            if schema is None:
+                why = self.missing.get(address, "a document that is not loaded")
+                raise SchemaError(f"the reference {ref!r:.200} leads to {why}")
+            target = self.loaded[address] = SourceDocument(schema, address)
         if not fragment:
             return Located(target.root, target)
         if "/" in fragment:  # a JSON Pointer, since anchors have no slash; `#definitions/Pet` lacks its first one
@@ -303,15 +310,6 @@ class DocumentSet:
         if anchored is None:
             raise SchemaError(f"the reference {ref!r:.200} has no target: there is no such anchor")
         return Located(anchored, target)
-
-    def _document(self, address: str, ref: str) -> SourceDocument:
-        if (known := self.loaded.get(address)) is not None:
-            return known
-        schema = self._named(self.main).get(address)  # the `$id` of a schema inside the document is an address too
-        if schema is not None:
-            return self.loaded.setdefault(address, SourceDocument(schema, address))
-        why = self.missing.get(address, "a document that is not loaded")
-        raise SchemaError(f"the reference {ref!r:.200} leads to {why}")
 
     def _walk(self, pointer: str, ref: str, document: SourceDocument, through: Set[_Step]) -> Located:
         located = Located(document.root, document)

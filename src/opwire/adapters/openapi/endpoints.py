@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, cast
 
-from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts
+from opwire.adapters.openapi.document import DocumentSet, Located, as_text, as_texts
 from opwire.adapters.openapi.plan import Location, Style, is_token, media_type, without_fragment
 from opwire.adapters.report import Report
 from opwire.errors import SchemaError
@@ -53,7 +53,10 @@ def endpoints(documents: DocumentSet, report: Report) -> Iterator[HTTPEndpoint]:
         if path.startswith("x-"):
             continue
         try:
-            item = _path_item(given, paths.document, documents)
+            item = documents.follow_object(given, paths.document, "the path item")
+            if "$ref" in given and len(given) > 1:  # the keywords beside a reference override its target
+                siblings = {key: each for key, each in given.items() if key != "$ref"}
+                item = Located({**item.value, **siblings}, item.document)
         except SchemaError as error:
             report.skip("*", path, str(error))
             continue
@@ -70,12 +73,6 @@ def endpoints(documents: DocumentSet, report: Report) -> Iterator[HTTPEndpoint]:
                 report.skip(method, path, str(error))
             else:
                 yield endpoint
-
-
-def _path_item(given: Any, home: SourceDocument, documents: DocumentSet) -> Located:
-    item = documents.follow_object(given, home, "the path item")
-    siblings = {key: each for key, each in given.items() if key != "$ref"}
-    return Located({**item.value, **siblings}, item.document) if "$ref" in given and siblings else item
 
 
 def _operations(item: dict[str, Any], version: str) -> Iterator[tuple[str, Any]]:
@@ -248,7 +245,7 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
                 variables.pop(name)
                 required = location == "path" or located.value.get("required")
                 fields = {**located.value, "in": moved[name], "required": required}
-                found.append(_read_parameter(Located(fields, located.document), documents))
+                found.append(_parameter(Located(fields, located.document), documents))
             continue
         if location in ("body", "formData") or (location == "header" and name.lower() in ignored):
             continue
@@ -259,7 +256,7 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
         else:
             if location == "path":
                 variables.pop(name, None)
-            found.append(_read_parameter(located, documents))
+            found.append(_parameter(located, documents))
     for name in variables:
         report.warn(f"{endpoint}: no parameter describes {{{name}}}: it is a string")
         schema = Located({"type": "string"}, endpoint.operation.document)
@@ -285,12 +282,22 @@ def _query_variables(path: str) -> dict[str, Literal["path", "query"]]:
     }
 
 
-def _read_parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:
-    return _swagger_parameter(located) if documents.version == "2.0" else _parameter(located, documents)
-
-
 def _parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:
     fields = located.value
+    if documents.version == "2.0":
+        swagger, multiple = swagger_style(fields)
+        return DeclaredParameter(
+            name=fields["name"],
+            location=fields["in"],
+            schema=swagger_schema(located),
+            style=swagger or _DEFAULT_STYLES.get(fields["in"], "form"),
+            explode=multiple,
+            required=fields.get("required") is True or fields["in"] == "path",
+            allow_reserved=False,
+            content_type=None,
+            annotations={"description": fields["description"]} if as_text(fields.get("description")) else {},
+            encoding=Located({}, located.document),
+        )
     content = contents(located, documents)
     style = as_text(fields.get("style"))
     if style not in _STYLES:
@@ -315,23 +322,6 @@ def _parameter(located: Located, documents: DocumentSet) -> DeclaredParameter:
         content_type=content[0].content_type if content else None,
         annotations=annotations,
         encoding=Located(as_dict(holder.value.get("encoding")), holder.document),
-    )
-
-
-def _swagger_parameter(located: Located) -> DeclaredParameter:
-    fields = located.value
-    style, explode = swagger_style(fields)
-    return DeclaredParameter(
-        name=fields["name"],
-        location=fields["in"],
-        schema=swagger_schema(located),
-        style=style or _DEFAULT_STYLES.get(fields["in"], "form"),
-        explode=explode,
-        required=fields.get("required") is True or fields["in"] == "path",
-        allow_reserved=False,
-        content_type=None,
-        annotations={"description": fields["description"]} if as_text(fields.get("description")) else {},
-        encoding=Located({}, located.document),
     )
 
 

@@ -37,7 +37,7 @@ from opwire.adapters.openapi.request_bodies import (
     read_body,
     read_part,
 )
-from opwire.adapters.openapi.schemas import SchemaRewriter
+from opwire.adapters.openapi.schemas import RewrittenSchema, SchemaRewriter
 from opwire.adapters.openapi.serialize import FILE_SCHEMA
 from opwire.adapters.openapi.xml_text import XMLRoot
 from opwire.adapters.report import Report
@@ -116,7 +116,8 @@ class InputReader:
         declaration = read_body(self._endpoint, self._documents)
         if declaration is None or not declaration.is_json:
             return None
-        schema = self._schemas.complete(self._read(declaration.schema, "the body"), self._uses, "input")
+        given = self._schemas.read(*declaration.schema, "input", f"{self._endpoint}, the body")
+        schema = self._schemas.complete(given, "input")
         body = RequestBody(content_type=declaration.content_type, required=True, input_path=(), open=True, whole=True)
         return OperationInput(schema, (), body, ())
 
@@ -193,7 +194,7 @@ class InputReader:
         body: _BodyInput | None,
         body_path: InputPath,
     ) -> OperationInput:
-        complete = self._schemas.complete(schema, self._uses, "input")
+        complete = self._schemas.complete(RewrittenSchema(schema, self._uses), "input")
         sent = tuple(self._parameter(each, path) for each, path in zip(parameters, paths, strict=True))
         if body is None:
             return OperationInput(complete, sent, None, ())

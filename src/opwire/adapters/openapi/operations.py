@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from opwire.adapters.openapi.document import DocumentSet, Located, SourceDocument, as_text, as_texts, join_uri
+from opwire.adapters.openapi.document import DocumentSet, Located, as_text, as_texts, join_uri
 from opwire.adapters.openapi.endpoints import (
     VARIABLE,
     HTTPEndpoint,
@@ -105,9 +105,17 @@ class OutputReader:
             for status, types in contents.items()
         }
         first = next((each for each in chosen.values() if each is not None), None)
+
+        def overall() -> JSONSchema:
+            usable = [each for each in chosen.values() if each is not None or not self._streams]
+            rewritten = [RewrittenSchema(_NULL, set()) if each is None else self._schema(each) for each in usable]
+            if not rewritten or any(each.schema is True or each.schema == {} for each in rewritten):
+                return True
+            return self._schemas.complete(_union(rewritten), "output")
+
         return OperationOutput(
             responses=responses,
-            schema=lambda: self._overall(list(chosen.values())),
+            schema=overall,
             accept=accept_header(
                 [each.content_type for each in chosen.values() if each is not None],
                 [each.content_type for types in contents.values() for each in types],
@@ -118,25 +126,25 @@ class OutputReader:
     def _media(self, content: MediaContent, schema: Schema | None) -> ResponseMedia:
         if schema is None:
             is_declared = not {"schema", "itemSchema"}.isdisjoint(content.fields.value)
-            schema = Schema.deferred(lambda: self._complete(self._schema(content))) if is_declared else UNKNOWN
+            schema = UNKNOWN
+            if is_declared:
+                schema = Schema.deferred(lambda: self._schemas.complete(self._schema(content), "output"))
         kind, (fields, home) = media_type(content.content_type), content.fields
         root = self._schemas.xml_root(fields.get("schema"), home) if kind.is_xml else None
         xml = None if root is None else root.node
         return ResponseMedia(content_type=content.content_type, schema=schema, stream=kind.stream, xml=xml)
 
-    def _overall(self, chosen: list[MediaContent | None]) -> JSONSchema:
-        if self._streams:
-            chosen = [each for each in chosen if each is not None]
-        rewritten = [RewrittenSchema(_NULL, set()) if each is None else self._schema(each) for each in chosen]
-        if not rewritten or any(each.schema is True or each.schema == {} for each in rewritten):
-            return True
-        return self._complete(_union(rewritten))
-
     def _schema(self, content: MediaContent) -> RewrittenSchema:
+        """Return the schema of a response; of a stream, that of one item."""
         fields, home = content.fields
-        kind = media_type(content.content_type)
+        kind, where = media_type(content.content_type), f"{self._endpoint}, the response"
         if kind.stream:
-            return self._item_schema(fields, home, is_event=kind.stream == "sse")
+            item = Located(fields.get("itemSchema", fields.get("schema", {})), home)
+            target = self._schemas.resolve(*item)
+            if "itemSchema" not in fields and target.value.get("type") == "array":  # of all items
+                item = Located(target.value.get("items", {}), target.document)
+            data = self._event_data(item) if kind.stream == "sse" else []
+            return _union([self._schemas.read(*each, "output", where) for each in data or [item]])
         schema = fields.get("schema")
         node = self._schemas.resolve(schema, home).value
         is_string = node.get("type") == "string" and node.get("format") != "binary"
@@ -144,16 +152,7 @@ class OutputReader:
         is_data = is_data or (kind.is_xml and self._schemas.xml_root(schema, home) is not None)
         if schema is None or not is_data or node.get("type") == "file":
             return RewrittenSchema(True, set())
-        return self._read(Located(schema, home))
-
-    def _item_schema(self, fields: dict[str, Any], home: SourceDocument, *, is_event: bool) -> RewrittenSchema:
-        """Return the schema of one item, from that of an array of all items, or of an event with its fields."""
-        schema = Located(fields.get("itemSchema", fields.get("schema", {})), home)
-        node = self._schemas.resolve(*schema)
-        if "itemSchema" not in fields and node.value.get("type") == "array":
-            schema = Located(node.value.get("items", {}), node.document)
-        data = self._event_data(schema) if is_event else []
-        return _union([self._read(each) for each in data or [schema]])
+        return self._schemas.read(schema, home, "output", where)
 
     def _event_data(self, schema: Located, depth: int = 0) -> list[Located]:
         """Return the schemas of an event's data, if the schema describes whole events."""
@@ -170,12 +169,6 @@ class OutputReader:
         if "contentSchema" in data.value:
             return [Located(data.value["contentSchema"], data.document)]
         return [Located(properties["data"], home)]
-
-    def _read(self, located: Located) -> RewrittenSchema:
-        return self._schemas.read(*located, "output", f"{self._endpoint}, the response")
-
-    def _complete(self, rewritten: RewrittenSchema) -> JSONSchema:
-        return self._schemas.complete(rewritten.schema, rewritten.uses, "output")
 
 
 def _union(rewritten: list[RewrittenSchema]) -> RewrittenSchema:
@@ -324,15 +317,18 @@ def read_operations(documents: DocumentSet, report: Report, options: ReadOptions
     api = APIDescription(
         documents, SchemaRewriter(documents, report, relax_inputs=options.relaxes_inputs), report, options
     )
-    found = _without_duplicates(api)
-    wanted = [each for each in found if _is_included(each, options)]
-    _warn_of_typos(found, options, report)
-    names = unique_names(_candidate(each, api.origin_of(each)) for each in wanted)
+    wanted = [(each, api.origin_of(each)) for each in _selected(_without_duplicates(api), options, report)]
+    candidates: list[NameCandidate] = []
+    for endpoint, origin in wanted:
+        own_id = as_text(endpoint.operation.value.get("operationId"))
+        given = origin.id.partition(".")[2] if origin else printable_name(own_id)
+        name = given or name_from_path(endpoint.method, endpoint.path)
+        candidates.append(NameCandidate(endpoint.method, endpoint.path, name, is_given=bool(given)))
+    names = unique_names(candidates)
     taken = UniqueNames(names.values())
     default = namespace_of(documents, options)
     operations: list[LazyOperation] = []
-    for endpoint in wanted:
-        origin = api.origin_of(endpoint)
+    for endpoint, origin in wanted:
         try:
             namespace = default if origin is None or options.namespace else split_id(origin.id)[0]
             operations += _operations(api, endpoint, namespace, names[endpoint.method, endpoint.path], taken)
@@ -376,40 +372,32 @@ def _without_duplicates(api: APIDescription) -> list[HTTPEndpoint]:
     return list(kept.values())
 
 
-def _names_of(endpoint: HTTPEndpoint) -> list[str]:
-    """Return what `include` and `exclude` match: path, "GET /path", operationId and tags."""
-    own = endpoint.operation.value
-    return [endpoint.path, str(endpoint), as_text(own.get("operationId")), *as_texts(own.get("tags"))]
-
-
-def _is_included(endpoint: HTTPEndpoint, options: ReadOptions) -> bool:
+def _selected(found: list[HTTPEndpoint], options: ReadOptions, report: Report) -> list[HTTPEndpoint]:
+    """Return the endpoints that pass `include` and `exclude`; warn of patterns that match nothing."""
     if not options.include and not options.exclude:
-        return True
-    names = _names_of(endpoint)
+        return found
 
-    def matches(patterns: Iterable[str]) -> bool:
+    def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
-    return (not options.include or matches(options.include)) and not matches(options.exclude)
-
-
-def _warn_of_typos(found: list[HTTPEndpoint], options: ReadOptions, report: Report) -> None:
-    """Warn of patterns of `include` and `exclude` that match nothing."""
-    patterns = dict.fromkeys(
-        [("include", each) for each in options.include] + [("exclude", each) for each in options.exclude]
-    )
-    if not patterns:
-        return
-    names = {name for endpoint in found for name in _names_of(endpoint) if name}
-    for option, pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+    known, selected = set[str](), list[HTTPEndpoint]()
+    for endpoint in found:
+        own = endpoint.operation.value
+        names = [endpoint.path, str(endpoint), as_text(own.get("operationId")), *as_texts(own.get("tags"))]
+        known.update(names)
+        if (not options.include or matches(names, options.include)) and not matches(names, options.exclude):
+            selected.append(endpoint)
+    patterns = [("include", each) for each in options.include] + [("exclude", each) for each in options.exclude]
+    for option, pattern in dict.fromkeys(patterns):
+        if not matches(known, [pattern]):
             import difflib
 
-            close = difflib.get_close_matches(pattern, [each for each in sorted(names) if len(each) < 200][:5_000], n=1)
+            close = difflib.get_close_matches(pattern, [each for each in sorted(known) if len(each) < 200][:5_000], n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             message = f"{option} {pattern!r} matches no operationId, tag, path or 'GET /path'{hint}"
             report.warn(message)
             logger.warning("%s", harmless(message))
+    return selected
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -433,13 +421,6 @@ class NameCandidate(NamedTuple):
     path: str
     name: str
     is_given: bool
-
-
-def _candidate(endpoint: HTTPEndpoint, origin: Origin | None) -> NameCandidate:
-    own_id = as_text(endpoint.operation.value.get("operationId"))
-    given = origin.id.partition(".")[2] if origin else printable_name(own_id)
-    name = given or name_from_path(endpoint.method, endpoint.path)
-    return NameCandidate(endpoint.method, endpoint.path, name, is_given=bool(given))
 
 
 def unique_names(candidates: Iterable[NameCandidate]) -> dict[tuple[str, str], str]:
@@ -513,7 +494,12 @@ def server_of(endpoint: HTTPEndpoint, documents: DocumentSet, variables: Mapping
     root, base = documents.main.root, documents.main.uri
     is_remote = base.startswith(("http://", "https://"))
     if documents.version == "2.0":
-        return _swagger_server(endpoint, root, base if is_remote else "")
+        home = urlsplit(base if is_remote else "")
+        host = as_text(root.get("host")).strip() or home.netloc
+        path = "/" + as_text(root.get("basePath")).strip().strip("/")
+        schemes = as_texts(endpoint.operation.value.get("schemes")) or as_texts(root.get("schemes"))
+        scheme = next((each for each in ("https", "http") if each in schemes), home.scheme or "https")
+        return f"{scheme}://{host}{path}" if host else path
     url = "/"
     for owner in (endpoint.operation.value, endpoint.item.value, root):
         servers = [as_dict(each) for each in as_list(owner.get("servers"))]
@@ -551,14 +537,3 @@ def _expanded(server: dict[str, Any], given: Mapping[str, str], report: Report) 
         report.warn(f"the server's URL has more than {_MAX_URL:,} characters: it is ignored")
         return "/"
     return url
-
-
-def _swagger_server(endpoint: HTTPEndpoint, root: dict[str, Any], base: str) -> str:
-    home = urlsplit(base)
-    host = as_text(root.get("host")).strip() or home.netloc
-    path = "/" + as_text(root.get("basePath")).strip().strip("/")
-    if not host:
-        return path
-    schemes = as_texts(endpoint.operation.value.get("schemes")) or as_texts(root.get("schemes"))
-    scheme = next((each for each in ("https", "http") if each in schemes), home.scheme or "https")
-    return f"{scheme}://{host}{path}"

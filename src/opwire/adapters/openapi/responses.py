@@ -203,7 +203,7 @@ def error_of(
     message = f"HTTP {head.status}: {reason}"
     explanation = _explanation(details["body"]) if explained else ""
     if explanation and explanation.lower() != reason.lower():
-        message += f": {_shortened(explanation)}"
+        message += f": {explanation[:_MAX_EXPLANATION]}{'…' if len(explanation) > _MAX_EXPLANATION else ''}"
     delay = _retry_after(head)
     return CallError(
         ErrorCode.EXECUTION_ERROR,
@@ -230,10 +230,6 @@ def _explanation(body: Any, depth: int = 4) -> str:
         if text:
             return text
     return ""
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_EXPLANATION else f"{text[:_MAX_EXPLANATION]}…"
 
 
 def _error_body(kind: MediaType, body: bytes, is_whole: bool) -> Any:

@@ -14,7 +14,7 @@ members of `allOf`, is dropped: it would apply to the properties of the others.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ from opwire.adapters.report import Report
 from opwire.errors import SchemaError
 from opwire.names import UniqueNames
 from opwire.schema import JSONSchema, Schema
-from opwire.schema.dialect import lower, map_subschemas
+from opwire.schema.dialect import lower, lower_bounds, map_subschemas
 from opwire.typed.plain import as_dict, as_list, survey
 
 MAX_BRANCHES = 50
@@ -77,11 +77,12 @@ class SchemaRewriter:
         self._report.warn(f"{where}: the schema is nested too deeply, it is ignored")
         return RewrittenSchema(True, set())
 
-    def complete(self, schema: JSONSchema, uses: Iterable[str], direction: Direction) -> JSONSchema:
+    def complete(self, rewritten: RewrittenSchema, direction: Direction) -> JSONSchema:
         """Return the schema with the definitions that it refers to, directly or indirectly.
 
         A schema that is only a reference is replaced by its target: many readers look for `type` at the root.
         """
+        schema, uses = rewritten
         while isinstance(schema, dict) and schema.keys() == {"$ref"}:
             schema, uses = self.definition(schema["$ref"].removeprefix(_DEFINITION), direction)
         if not isinstance(schema, dict):
@@ -215,7 +216,8 @@ class SchemaRewriter:
                 for part, home in reversed(parts)
                 for name, each in as_dict(part.get("properties")).items()
             }
-            extras = [Located(part["additionalProperties"], home) for part, home in parts if _has_extras(part)]
+            declared = [Located(part.get("additionalProperties"), home) for part, home in parts]
+            extras = [each for each in declared if isinstance(each.value, dict)]
             return XMLMembers(
                 properties,
                 self._xml_node(extras[0]) if extras else None,
@@ -302,7 +304,9 @@ class _Rewriting:
             else:
                 schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": union}]
         members, variants = (list(map(as_dict, as_list(schema.get(keyword)))) for keyword in ("allOf", "anyOf"))
-        if "additionalProperties" in schema and any(map(_may_declare, [*members, *variants])):
+        # A member with other keywords than these may declare properties of its own.
+        bare = {"required", "not", "type", "title", "description"}
+        if "additionalProperties" in schema and any(not each.keys() <= bare for each in [*members, *variants]):
             del schema["additionalProperties"]
         if len(members) > 1 or "properties" in schema or variants:
             for each in members:
@@ -337,18 +341,19 @@ class _Rewriting:
 
     def _variants(self, discriminator: dict[str, Any], document: SourceDocument) -> dict[str, str]:
         """Return the mapping of a discriminator, from tag to definition."""
-        return {tag: self._variant(str(each), document) for tag, each in as_dict(discriminator.get("mapping")).items()}
-
-    def _variant(self, given: str, document: SourceDocument) -> str:
-        named = [prefix + given for prefix in _USUAL_PREFIXES]
-        for ref in (given, *named) if "/" in given else (*named, given):
-            try:
-                name = self._schemas.name_of(ref, document)
-            except SchemaError:
-                continue
-            self.uses.add(name)  # a parent names variants that it does not refer to
-            return _DEFINITION + name
-        return given
+        variants: dict[str, str] = {}
+        for tag, each in as_dict(discriminator.get("mapping")).items():
+            given = variants[tag] = str(each)
+            named = [prefix + given for prefix in _USUAL_PREFIXES]
+            for ref in (given, *named) if "/" in given else (*named, given):
+                try:
+                    name = self._schemas.name_of(ref, document)
+                except SchemaError:
+                    continue
+                self.uses.add(name)  # a parent names variants that it does not refer to
+                variants[tag] = _DEFINITION + name
+                break
+        return variants
 
     def _discriminate(self, schema: dict[str, Any], given: dict[str, Any], document: SourceDocument) -> None:
         """Make each branch of a union reject the tags of the others."""
@@ -479,15 +484,6 @@ def _has_values_of_type(values: list[Any], declared: Any) -> bool:
     return not found.isdisjoint({"number" if kind == "integer" else kind for kind in kinds})
 
 
-def lower_bounds(schema: dict[str, Any]) -> None:
-    """Convert exclusive bounds that are still booleans in documents of 3.1 and later."""
-    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(flag := schema.get(exclusive), bool):
-            del schema[exclusive]
-            if flag and bound in schema:
-                schema[exclusive] = schema.pop(bound)
-
-
 def _types(given: Any) -> str | list[str] | None:
     """Return a valid `type`, or None."""
     if given is None:  # `type: null` in YAML
@@ -507,15 +503,6 @@ def is_pattern(text: str) -> bool:
     except SchemaError:
         return False
     return True
-
-
-def _may_declare(schema: dict[str, Any]) -> bool:
-    """Return whether a member of a composed object may declare properties of its own."""
-    return not schema.keys() <= {"required", "not", "type", "title", "description"}
-
-
-def _has_extras(schema: dict[str, Any]) -> bool:
-    return isinstance(schema.get("additionalProperties"), dict)
 
 
 def _is_schema(value: Any) -> bool:

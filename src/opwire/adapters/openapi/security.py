@@ -213,8 +213,7 @@ class APICredentials:
         return await self._login_tokens(_login_key(plan, name, read_client(self._given[name]))).sign_out()
 
     def _is_login(self, name: str) -> bool:
-        given: Any = None if callable(self._given) else self._given.get(name)
-        return _is_login(given)
+        return not callable(self._given) and _has_option(self._given.get(name), "login")
 
     def _login_tokens(self, key: LoginKey) -> LoginTokens:
         if key not in self._logins:
@@ -244,8 +243,18 @@ class APICredentials:
 
     async def _find(self, plan: CallPlan, name: str, context: Context, offline: bool) -> Any:
         """Return the credential of a scheme; of a login its token, or None without a login."""
-        credential = await self._given_for(plan, name, context)
-        if self._fetch is None or not (_is_login(credential) or _is_exchange(credential)):
+        try:
+            if callable(self._given):
+                credential = self._given(name, context)
+            else:
+                credential = self._given.get(name)
+                credential = credential(context) if callable(credential) else credential
+            credential = await credential if inspect.isawaitable(credential) else credential
+        except CallError:
+            raise
+        except Exception as error:
+            raise _unusable(plan, name, "its callback failed") from error
+        if self._fetch is None or not (_has_option(credential, "login") or _has_option(credential, "exchange")):
             return credential
         if offline:
             return _LoginToken("***")
@@ -258,19 +267,6 @@ class APICredentials:
         key = _login_key(plan, name, client)
         token = await self._login_tokens(key).get()
         return None if token is None else _LoginToken(token)
-
-    async def _given_for(self, plan: CallPlan, name: str, context: Context) -> Any:
-        try:
-            if callable(self._given):
-                credential = self._given(name, context)
-            else:
-                credential = self._given.get(name)
-                credential = credential(context) if callable(credential) else credential
-            return await credential if inspect.isawaitable(credential) else credential
-        except CallError:
-            raise
-        except Exception as error:
-            raise _unusable(plan, name, "its callback failed") from error
 
     async def _proven(
         self, plan: CallPlan, request: HTTPRequest, chosen: list[tuple[SecurityRequirement, Any]], offline: bool
@@ -347,12 +343,10 @@ class APICredentials:
         return await self._tokens.get(client, token_url, scopes, subject=subject)
 
 
-def _is_login(credential: Any) -> bool:
-    return credential.login if isinstance(credential, OAuthClient) else as_dict(credential).get("login") is True
-
-
-def _is_exchange(credential: Any) -> bool:
-    return credential.exchange if isinstance(credential, OAuthClient) else as_dict(credential).get("exchange") is True
+def _has_option(credential: Any, option: Literal["login", "exchange"]) -> bool:
+    """Return whether a credential is an OAuth client, or its fields, with this option."""
+    client = isinstance(credential, OAuthClient)
+    return getattr(credential, option) if client else as_dict(credential).get(option) is True
 
 
 def _login_key(plan: CallPlan, name: str, client: OAuthClient) -> LoginKey:

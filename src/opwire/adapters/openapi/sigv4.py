@@ -61,11 +61,13 @@ def signed(request: HTTPRequest, credentials: AWSCredentials, now: float) -> HTT
             covered[name.lower()] = " ".join(value.split())
     names = ";".join(sorted(covered))
     path = url.raw_path or "/"
+    query = [each.partition("=")[::2] for each in url.raw_query_string.split("&") if each]
+    fields = sorted(tuple(quote(unquote(part), safe="-_.~") for part in pair) for pair in query)
     canonical = "\n".join(
         [
             request.method,
             path if credentials.service == "s3" else quote(path, safe="/-_.~"),
-            _canonical_query(url.raw_query_string),
+            "&".join(f"{name}={value}" for name, value in fields),
             *(f"{name}:{covered[name]}" for name in sorted(covered)),
             "",
             names,
@@ -84,9 +86,3 @@ def signed(request: HTTPRequest, credentials: AWSCredentials, now: float) -> HTT
         headers=[*others, *own.items(), ("Authorization", proof)],
         secret_headers=request.secret_headers | {"authorization", "x-amz-security-token"},
     )
-
-
-def _canonical_query(query: str) -> str:
-    fields = [each.partition("=")[::2] for each in query.split("&") if each]
-    encoded = [tuple(quote(unquote(part), safe="-_.~") for part in pair) for pair in fields]
-    return "&".join(f"{name}={value}" for name, value in sorted(encoded))

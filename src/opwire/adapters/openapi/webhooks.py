@@ -87,8 +87,6 @@ def _schema(operation: Located, documents: DocumentSet, schemas: SchemaRewriter,
     if "schema" not in fields:
         return UNKNOWN
 
-    def build() -> Any:
-        rewritten = schemas.read(fields["schema"], home, "output", where)
-        return schemas.complete(rewritten.schema, rewritten.uses, "output")
-
-    return Schema.deferred(build, checks_formats=False)
+    return Schema.deferred(
+        lambda: schemas.complete(schemas.read(fields["schema"], home, "output", where), "output"), checks_formats=False
+    )
