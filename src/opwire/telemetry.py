@@ -420,7 +420,7 @@ def serve_metrics(*targets: Instrumentable, host: str = "127.0.0.1", port: int =
         from opentelemetry.sdk.metrics import MeterProvider as ExportedMeters
         from prometheus_client import start_http_server
     server, thread = start_http_server(port, host)
-    handler: Any = type("_Scrape", (cast(Any, server.RequestHandlerClass),), {"timeout": _SCRAPE_TIMEOUT})
+    handler: Any = type("_Scrape", (cast("Any", server.RequestHandlerClass),), {"timeout": _SCRAPE_TIMEOUT})
     server.RequestHandlerClass = handler
     meters = ExportedMeters([PrometheusMetricReader()])
     end = instrument(*targets, meter_provider=meters)
