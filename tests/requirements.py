@@ -1118,6 +1118,9 @@ SERVE_MCP: dict[str, str] = {
     "serve-mcp.rebinding": "Requests for other hosts, and from pages of other origins, are refused by default.",
     "serve-mcp.http-limits": "Bodies and sessions are limited, those of clients without identity apart; idle ones end.",
     "serve-mcp.sessions": "A session is open only to the identity that opened it; a stream ends with its token.",
+    "serve-mcp.resumption": "A client whose stream breaks or is ended by the server gets what it has missed, once, of "
+    "its own session.",
+    "serve-mcp.resumption.bounds": "Events for resumption are bounded in count, bytes and time.",
     "serve-mcp.drains": "At the end, running calls are answered and open streams do not hold it up.",
     "serve-mcp.mounted": "The MCP server can be mounted into another ASGI app, with or without its lifespan.",
     "serve-mcp.round-trip": "A registry served over MCP and read back gives the same operations and data.",

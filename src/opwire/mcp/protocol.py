@@ -34,6 +34,7 @@ RESERVED_META = "io.modelcontextprotocol/"
 """The prefix of keys of `_meta` that describe one connection, and are not passed on."""
 
 SESSION_HEADER = "mcp-session-id"
+LAST_EVENT_HEADER = "last-event-id"
 VERSION_HEADER = "mcp-protocol-version"
 METHOD_HEADER = "mcp-method"
 NAME_HEADER = "mcp-name"

@@ -19,7 +19,7 @@ from opwire import (
     mcp_envelope,
 )
 from tests.judges.mcp.conformance_features import IMAGE, PIXEL, add_features
-from tests.judges.mcp.served import serve
+from tests.judges.mcp.served import POLL_AFTER, serve
 
 SILENCE = b"RIFF\x26\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x80\x3e\0\0\2\0\x10\0data\2\0\0\0\0\0"
 
@@ -88,6 +88,13 @@ async def tool_with_progress(context: Context) -> str:
     for percent in (0, 50, 100):
         context.report(percent, 100)
         await asyncio.sleep(0.05)  # the suite asks for it: notifications of one moment may be told as one
+    return "done"
+
+
+@registry.query("test.reconnection")
+async def reconnection() -> str:
+    """Takes longer than the stream of its call lasts, so that the client has to resume it."""
+    await asyncio.sleep(2 * POLL_AFTER)
     return "done"
 
 

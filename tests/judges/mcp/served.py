@@ -10,6 +10,9 @@ from opwire import Identity, OperationRegistry
 from opwire.serve.mcp import serve_mcp
 from tests.judges.serving import HOST, free_port, listening
 
+POLL_AFTER = 1.0
+"""Seconds after which the server ends a stream, and its client has to resume it."""
+
 
 def serve(registry: OperationRegistry, transport: str, port: str = "0") -> None:
     """Serve a registry in this process, over "stdio" or "http"."""
@@ -17,7 +20,8 @@ def serve(registry: OperationRegistry, transport: str, port: str = "0") -> None:
     if transport == "stdio":
         asyncio.run(surface.run_stdio())
     else:
-        asyncio.run(surface.run_http(port=int(port), anonymous=Identity(id="judge", scopes=("*",))))
+        judge = Identity(id="judge", scopes=("*",))
+        asyncio.run(surface.run_http(port=int(port), anonymous=judge, poll_after=POLL_AFTER))
 
 
 def over_stdio(registry: str) -> list[str]:

@@ -124,7 +124,7 @@ async def test_a_response_is_json_until_there_is_a_notification(era: str) -> Non
             assert response.content_type == "application/json"
         async with browser.post(call("a_b", era=era, progressToken=3), era=era, **session) as response:
             assert response.content_type == "text/event-stream"
-            events = [line for line in (await response.text()).splitlines() if line.startswith("data: ")]
+            events = [line for line in (await response.text()).splitlines() if line.startswith("data: {")]
         assert json.loads(events[0][6:])["params"] == {"progressToken": 3, "progress": 1.0}
         assert "result" in json.loads(events[-1][6:])
 

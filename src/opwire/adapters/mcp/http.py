@@ -37,7 +37,7 @@ from opwire.mcp.messages import (
     max_values,
     read_message,
 )
-from opwire.mcp.protocol import METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
+from opwire.mcp.protocol import LAST_EVENT_HEADER, METHOD_HEADER, SESSION_HEADER, VERSION_HEADER
 from opwire.sse import SSEParser
 
 with needs_extra("mcp"):
@@ -366,7 +366,7 @@ class StreamableHTTP(HTTPTransport):
 
     @asynccontextmanager
     async def _open_stream(self, last_event_id: str) -> AsyncGenerator[httpx2.Response]:
-        resumed = {"last-event-id": last_event_id} if last_event_id else {}
+        resumed = {LAST_EVENT_HEADER: last_event_id} if last_event_id else {}
         headers = self._headers({"accept": _EVENTS, **resumed})
         async with self._client.respond("GET", self._server.url, headers, timeout=_silent(self._client)) as response:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()

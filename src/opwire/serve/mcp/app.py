@@ -33,7 +33,7 @@ from opwire.serve.mcp.connection import DuplexConnection
 from opwire.serve.mcp.exchange import Headers, serve_stateless
 from opwire.serve.mcp.questions import RequestStates
 from opwire.serve.mcp.server import ImplementationInfo, RegistryServer
-from opwire.serve.mcp.sessions import Sessions
+from opwire.serve.mcp.sessions import Sessions, SessionTiming
 from opwire.serve.mcp.stdio import serve_files, standard_files
 from opwire.serve.mcp.tasks import TASK_AFTER, CallTasks
 from opwire.serve.mcp.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
@@ -47,13 +47,15 @@ class MCPHTTPOptions(GuardOptions, total=False):
     sessions, and separately those of anonymous clients, so that these cannot displace the others. One identity has at
     most `max_sessions_per_identity`, by default half of them. When there are too many, the idle session with the oldest
     last request ends, of the same identity or of the one that has most. `session_idle` is the timeout of sessions
-    without a request, in seconds.
+    without a request, in seconds. After `poll_after` seconds the server ends a stream of a session, and the client asks
+    for the rest (2025-11-25): for proxies that end long connections; None: never.
     """
 
     path: str
     max_sessions: int
     max_sessions_per_identity: int | None
     session_idle: float
+    poll_after: float | None
 
 
 class MCPServeOptions(MCPHTTPOptions, ListenOptions, total=False):
@@ -204,18 +206,20 @@ class MCPApp(ListeningApp):
         max_sessions: int = 1_000,
         max_sessions_per_identity: int | None = None,
         session_idle: float = 1_800.0,
+        poll_after: float | None = None,
         **guard: Unpack[GuardOptions],
     ) -> None:
         check_counts(max_sessions=max_sessions, max_sessions_per_identity=max_sessions_per_identity)
-        check_above_zero(session_idle=session_idle)
+        check_above_zero(session_idle=session_idle, poll_after=poll_after)
         self._server = server
         self._catalogue = catalogue
         self._path = path.rstrip("/") or "/"
         self._guarded = RequestGuard(self._handle, surface="mcp", **guard)
         each = max_sessions_per_identity or ceil(max_sessions / 2)
-        self._identified = Sessions(server, max_sessions=max_sessions, max_each=each, idle=session_idle)
+        timing = SessionTiming(session_idle, poll_after)
+        self._identified = Sessions(server, timing, max_sessions=max_sessions, max_each=each)
         # Separate, so that these cannot displace the others.
-        self._anonymous = Sessions(server, max_sessions=max_sessions, max_each=max_sessions, idle=session_idle)
+        self._anonymous = Sessions(server, timing, max_sessions=max_sessions, max_each=max_sessions)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or follow the server's lifespan."""

@@ -7,7 +7,7 @@ connection.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from opwire.errors import CallError, ErrorCode
@@ -86,6 +86,12 @@ class Headers:
         given = {each.partition(";")[0].strip().lower() for each in self.by_name.get("accept", "").split(",")}
         return "*/*" in given or all(kind in given or f"{kind.partition('/')[0]}/*" in given for kind in kinds)
 
+    @property
+    def prefers_events(self) -> bool:
+        """Whether the client names events before JSON."""
+        accepted = self.by_name.get("accept", "").lower()
+        return 0 <= accepted.find("text/event-stream") < accepted.find("application/json")
+
     def check_unique(self) -> None:
         """Reject headers that proxies route by, and that are there twice: two readers could disagree.
 
@@ -121,11 +127,15 @@ async def send_error(send: Send, status: int, code: int, message: str, headers: 
 
 
 class EventWriter:
-    """The response to one request: JSON, or events from the first notification on."""
+    """The response to one request: JSON, or events from the first notification on.
 
-    def __init__(self, send: Send, headers: Iterable[Header] = ()) -> None:
+    `preface` returns what the stream begins with.
+    """
+
+    def __init__(self, send: Send, headers: Iterable[Header] = (), preface: Callable[[], bytes] | None = None) -> None:
         self._send = send
         self._headers = headers
+        self._preface = preface
         self._lock = asyncio.Lock()
         self.is_started = False
         self.is_closed = False
@@ -134,13 +144,14 @@ class EventWriter:
         """Send a notification."""
         await self.event(encode_message(RPCNotification(method, params)))
 
-    async def event(self, data: bytes) -> None:
+    async def event(self, data: bytes, id: str = "") -> None:
         """Send an event, and start the stream."""
-        await self._write(b"event: message\r\ndata: " + data + b"\r\n\r\n")
+        name = f"id: {id}\r\n".encode() if id else b""
+        await self.write(b"event: message\r\n" + name + b"data: " + data + b"\r\n\r\n")
 
     async def ping(self) -> None:
         """Send a comment, and start the stream."""
-        await self._write(b": ping\r\n\r\n")
+        await self.write(b": ping\r\n\r\n")
 
     async def finish(self, data: bytes, status: int = 200) -> None:
         """Send the response to the request."""
@@ -157,21 +168,32 @@ class EventWriter:
             self.is_closed = True
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, chunk: bytes) -> None:
+    async def write(self, chunk: bytes) -> None:
+        """Send a part of the stream, and start it; without effect after its end."""
         if self.is_closed:
             return
         async with self._lock:
             if not self.is_started:
                 self.is_started = True
                 headers = [*EVENTS, *self._headers]
+                chunk = chunk if self._preface is None else self._preface() + chunk
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 async def follow(
-    task: "asyncio.Future[Any]", writer: EventWriter, receive: Receive, *, expires: float | None = None
+    task: "asyncio.Future[Any]",
+    writer: EventWriter,
+    receive: Receive,
+    *,
+    left: "asyncio.Future[None] | None" = None,
+    within: float | None = None,
+    starts: float = PING,
 ) -> bool:
-    """Wait for a task, with pings; return False if the client disconnects, or its token expires, before."""
+    """Wait for a task, with pings, the first after `starts` seconds.
+
+    Return False if the client disconnects, `left` is done, or `within` seconds have passed before.
+    """
     for _ in range(_STEPS):  # most calls end within these: watching the client takes 60 µs
         await asyncio.sleep(0)
         if task.done():
@@ -182,17 +204,26 @@ async def follow(
             pass
 
     leaving = asyncio.ensure_future(disconnected())
+    ends = None if within is None else time.monotonic() + within
+    pause = starts
+    awaited = (task, leaving) if left is None else (task, leaving, left)
     try:
         while True:
-            left = PING if expires is None else min(PING, expires - time.time())
-            await asyncio.wait((task, leaving), timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
+            wait = pause if ends is None else max(min(pause, ends - time.monotonic()), 0)
+            await asyncio.wait(awaited, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return True
-            if leaving.done() or (expires is not None and time.time() >= expires):
+            if leaving.done() or (left is not None and left.done()) or (ends is not None and time.monotonic() >= ends):
                 return False
+            pause = PING
             await writer.ping()
     finally:
         leaving.cancel()
+
+
+def remaining(expires: float | None) -> float | None:
+    """Return the seconds until a token expires, or None."""
+    return None if expires is None else expires - time.time()
 
 
 async def challenge(server: RegistryServer, scope: Scope, request: RPCRequest, send: Send) -> bool:
@@ -242,9 +273,9 @@ async def serve_stateless(server: RegistryServer, scope: Scope, headers: Headers
     writer = EventWriter(send)
     request = ServedRequest(message.id, version, scope[IDENTITY], writer.notify, token=scope[TOKEN])
     task = asyncio.create_task(server.respond(message, request))
-    expires = scope[EXPIRES] if message.method == "subscriptions/listen" else None
+    within = remaining(scope[EXPIRES]) if message.method == "subscriptions/listen" else None
     try:
-        is_done = await follow(task, writer, receive, expires=expires)
+        is_done = await follow(task, writer, receive, within=within)
     except asyncio.CancelledError:
         task.cancel()
         raise

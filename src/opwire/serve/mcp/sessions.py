@@ -1,13 +1,14 @@
 """Sessions over streamable HTTP, of the handshake era: whose they are, how many there may be, and when they end.
 
-A dropped connection does not stop a call in this era; the end of its session does. Notifications that belong to no
-request are sent on the stream of a GET, one per session, and wait for it.
+A dropped connection does not stop a call in this era; the end of its session does. Its client can resume the stream,
+with a GET that names the last event. Notifications that belong to no request are sent on the stream of a GET, one per
+session, and wait for it.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from opwire.errors import CallError, ErrorCode
@@ -29,13 +30,30 @@ from opwire.mcp.messages import (
     encode_message,
 )
 from opwire.mcp.peer import Answer, CancelledRequest, JsonRpcPeer, Rejection
-from opwire.mcp.protocol import SESSION_HEADER
+from opwire.mcp.protocol import LAST_EVENT_HEADER, SESSION_HEADER
 from opwire.serve.guard import EXPIRES, IDENTITY, TOKEN, Header, Receive, Scope, Send
 from opwire.serve.mcp.calls import ServedRequest
 from opwire.serve.mcp.connection import MAX_OPEN, Handshake
-from opwire.serve.mcp.exchange import EventWriter, Headers, challenge, follow, read_body, send_error, send_json
+from opwire.serve.mcp.exchange import (
+    PING,
+    EventWriter,
+    Headers,
+    challenge,
+    follow,
+    read_body,
+    remaining,
+    send_error,
+    send_json,
+)
 from opwire.serve.mcp.questions import MAX_QUESTIONS, ClientRequests, Waiter
 from opwire.serve.mcp.server import RegistryServer, encode_reply, stop_request
+from opwire.serve.mcp.streams import EventLog, EventStore, EventStream
+
+PRIMED = "2025-11-25"
+"""The first revision with events without data, from which clients resume a stream."""
+
+PRIME_AFTER = 5.0
+"""Seconds after which a call has a stream that its client can resume; before, its response is JSON."""
 
 _JSON, _EVENTS = "application/json", "text/event-stream"
 
@@ -56,26 +74,40 @@ async def read_post(headers: Headers, receive: Receive, send: Send) -> RPCMessag
     return None
 
 
+class SessionTiming(NamedTuple):
+    """Seconds without a request after which a session ends, and those after which a stream of it does, if any."""
+
+    idle: float
+    poll_after: float | None
+
+
 class HTTPSession:
     """One session. `owner` is the id of the identity that opened it; None: it is anonymous."""
 
-    def __init__(self, server: RegistryServer, owner: str | None, idle: float, ended: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        server: RegistryServer,
+        owner: str | None,
+        timing: SessionTiming,
+        events: EventLog,
+        ended: Callable[[str], object],
+    ) -> None:
         self.id = uuid4().hex
         self.owner = owner
         self.exchanges = 0  # HTTP requests that are being served
         self._server = server
-        self._idle = idle
+        self._timing = timing
         self._ended = ended
         self._headers: tuple[Header, ...] = ((SESSION_HEADER.encode(), self.id.encode()),)
         self._peer: JsonRpcPeer[Waiter] = JsonRpcPeer(max_open=MAX_OPEN, max_pending=MAX_QUESTIONS)
         self._questions = ClientRequests(self._peer)
         self._handshake = Handshake(server, self._spawn)
         self._running: dict[RequestId, tuple[asyncio.Task[RPCMessage], ServedRequest]] = {}
-        self._stream: asyncio.Future[None] | None = None  # of the GET; done: it has to end
-        self._notices: EventWriter | None = None  # of the GET
+        self._events = events
+        self._notices = EventStream(events)  # of the GET
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_used = time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(idle, self._expire)
+        self._timer = asyncio.get_running_loop().call_later(timing.idle, self._expire)
 
     @property
     def is_idle(self) -> bool:
@@ -87,32 +119,38 @@ class HTTPSession:
         self._timer.cancel()
         self._handshake.close()
         self.end_stream()
+        self._events.clear()
         running, self._running = self._running, {}
         for found in running.values():
             self._spawn(stop_request(*found))
 
     def end_stream(self) -> None:
         """End the stream of the GET."""
-        if self._stream is not None and not self._stream.done():
-            self._stream.set_result(None)
+        self._notices.detach()
 
     async def close(self) -> None:
         """End the session, and wait for its calls."""
         self.end()
-        if self._tasks:
+        while self._tasks:
             await asyncio.wait(self._tasks)
 
     def _expire(self) -> None:
-        left = self._last_used + self._idle - time.monotonic()
+        idle = self._timing.idle
+        left = self._last_used + idle - time.monotonic()
         if self.exchanges or left > 0:
-            self._timer = asyncio.get_running_loop().call_later(max(left, self._idle / 4), self._expire)
+            self._timer = asyncio.get_running_loop().call_later(max(left, idle / 4), self._expire)
         else:
             self._ended(self.id)
             self.end()
 
     async def open(self, request: RPCRequest, send: Send) -> None:
         """Answer the handshake."""
-        await send_json(send, 200, encode_reply(self._handshake.initialize(request)), self._headers)
+        await send_json(send, 200, self._initialize(request), self._headers)
+
+    def _initialize(self, request: RPCRequest) -> bytes:
+        reply = encode_reply(self._handshake.initialize(request))
+        self._events.primes = self._handshake.version >= PRIMED
+        return reply
 
     async def serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Serve one HTTP request of the session."""
@@ -137,7 +175,7 @@ class HTTPSession:
             return
         match self._peer.receive(message):
             case RPCRequest() as request:
-                await self._answer(request, scope, receive, send)
+                await self._answer(request, scope, headers, receive, send)
                 return
             case Rejection(reply=reply):
                 await send_json(send, 200, encode_message(reply), self._headers)
@@ -152,84 +190,103 @@ class HTTPSession:
                 pass
         await send_json(send, 202, headers=self._headers)
 
-    async def _answer(self, request: RPCRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = EventWriter(send, self._headers)
-        if request.method == "initialize":
-            self._peer.finish(request.id)
-            await writer.finish(encode_reply(self._handshake.initialize(request)))
-            return
+    async def _answer(self, request: RPCRequest, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
+            if request.method == "initialize":
+                self._peer.finish(request.id)
+                await send_json(send, 200, self._initialize(request), self._headers)
+                return
             self._handshake.check(request.method)
         except RPCError as error:
             self._peer.finish(request.id)
-            await writer.finish(encode_message(RPCFailure.of(request.id, error)))
+            await send_json(send, 200, encode_message(RPCFailure.of(request.id, error)), self._headers)
             return
         if await challenge(self._server, scope, request, send):
             self._peer.finish(request.id)
             return
+        stream = EventStream(self._events)
+        writer = EventWriter(send, self._headers, stream.preface)
+        left = stream.attach(writer)
 
         async def send_question(message: RPCMessage) -> None:
-            stream = self._notices if writer.is_closed else writer
-            if stream is None:
+            target = next((each for each in (stream, self._notices) if each.writer is not None), stream)
+            if target.writer is None and target.number is None:
                 raise CallError(ErrorCode.ABORTED, "the client has disconnected, and cannot be asked")
-            await stream.event(encode_message(message))
+            await target.event(encode_message(message))
 
         served = ServedRequest(
             request.id,
             self._handshake.version,
             scope[IDENTITY],
-            writer.notify,
+            stream.notify,
             token=scope[TOKEN],
             on_question=self._questions.callback(self._handshake.capabilities, send_question),
             client=self._handshake.client,
         )
         task = asyncio.create_task(self._server.respond(request, served))
         self._running[request.id] = (task, served)
+        within, starts = self._poll_after(), PING
+        if self._events.primes:
+            starts = min(PRIME_AFTER, (within or PING) / 2)
+            if headers.prefers_events:
+                await writer.write(b"")
+        is_done = False
         try:
-            await follow(task, writer, receive)
+            is_done = await follow(task, writer, receive, left=left, within=within, starts=starts)
         finally:
-            if not task.done():  # the client has left; the call goes on, but nothing can be sent any more
-                writer.is_closed = True
-                task.add_done_callback(lambda _: self._finish(request.id))
-        if task.done():
-            is_wanted = self._finish(request.id) and not task.cancelled()
-            cancelled = RPCFailure(request.id, ErrorObject(REQUEST_CANCELLED, "Request cancelled"))
-            await writer.finish(encode_reply(task.result() if is_wanted else cancelled))
+            if not is_done:  # the client has left, or has to poll; the call goes on
+                stream.detach(writer)
+                task.add_done_callback(lambda _: self._spawn(self._finish(request.id, task, stream)))
+        if is_done:
+            await self._finish(request.id, task, stream)
+        await writer.end()
 
-    def _finish(self, id: RequestId) -> bool:
-        """Forget a request that has ended; return False if it was cancelled."""
+    async def _finish(self, id: RequestId, task: asyncio.Task[RPCMessage], stream: EventStream) -> None:
+        """Send the response of a request that has ended; one that was cancelled gets an error."""
         self._peer.finish(id)
-        return self._running.pop(id, None) is not None
+        is_wanted = self._running.pop(id, None) is not None and not task.cancelled()
+        cancelled = RPCFailure(id, ErrorObject(REQUEST_CANCELLED, "Request cancelled"))
+        await stream.finish(encode_reply(task.result() if is_wanted else cancelled))
 
     def _cancel(self, id: RequestId) -> None:
         found = self._running.pop(id, None)
         if found is not None:
             self._spawn(stop_request(*found))
 
-    # --- the stream of the GET ----------------------------------------------------------------------------------------
+    def _poll_after(self) -> float | None:
+        return self._timing.poll_after if self._events.primes else None
 
     async def _get(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        """Send the notifications of the session, or the rest of the stream whose last event the client names."""
+        seen = headers.get(LAST_EVENT_HEADER)
+        found = (self._notices, None) if seen is None else self._events.find(seen)
+        status, problem = 0, ""
         if not headers.accepts(_EVENTS):
-            await send_error(send, 406, INVALID_REQUEST, f"the client must accept {_EVENTS}")
+            status, problem = 406, f"the client must accept {_EVENTS}"
+        elif found is None:
+            status, problem = 400, f"unknown {LAST_EVENT_HEADER}: the events of this stream are not kept any more"
+        elif seen is None and self._notices.writer is not None:
+            status, problem = 409, "Conflict: Only one SSE stream is allowed per session"
+        if found is None or status:
+            await send_error(send, status, INVALID_REQUEST, problem)
             return
-        if self._stream is not None:
-            await send_error(send, 409, INVALID_REQUEST, "Conflict: Only one SSE stream is allowed per session")
-            return
-        self._stream = asyncio.get_running_loop().create_future()
-        writer = self._notices = EventWriter(send, self._headers)
-        sending = self._spawn(self._send_changes(writer))
+        stream, after = found
+        writer = EventWriter(send, self._headers)
+        left = stream.attach(writer)
+        sending = self._spawn(self._send_changes()) if stream is self._notices else None
+        limits = [each for each in (remaining(scope[EXPIRES]), self._poll_after()) if each is not None]
         try:
-            await writer.ping()
-            await follow(self._stream, writer, receive, expires=scope[EXPIRES])
+            await stream.resume(writer, after)
+            await follow(left, writer, receive, within=min(limits, default=None))
             await writer.end()
         finally:
-            sending.cancel()
-            self._stream = self._notices = None
+            stream.detach(writer)
+            if sending is not None:
+                sending.cancel()
 
-    async def _send_changes(self, writer: EventWriter) -> None:
+    async def _send_changes(self) -> None:
         while (found := await self._handshake.client.pending.next()) is not None:
-            method, params = found
-            await writer.event(encode_message(RPCNotification(method, params or None)))
+            await self._notices.notify(*found)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -245,11 +302,12 @@ class Sessions:
     rejecting it would let one client lock all others out, for as long as its idle sessions last.
     """
 
-    def __init__(self, server: RegistryServer, *, max_sessions: int, max_each: int, idle: float) -> None:
+    def __init__(self, server: RegistryServer, timing: SessionTiming, *, max_sessions: int, max_each: int) -> None:
         self._server = server
+        self._timing = timing
+        self._events = EventStore()
         self._max_sessions = max_sessions
         self._max_each = max_each
-        self._idle = idle
         self._by_id: dict[str, HTTPSession] = {}
 
     async def serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
@@ -313,6 +371,7 @@ class Sessions:
                 return None
             del self._by_id[idle.id]
             idle.end()
-        session = HTTPSession(self._server, owner, self._idle, lambda id: self._by_id.pop(id, None))
+        events = EventLog(self._events)
+        session = HTTPSession(self._server, owner, self._timing, events, lambda id: self._by_id.pop(id, None))
         self._by_id[session.id] = session
         return session

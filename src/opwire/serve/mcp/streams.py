@@ -1,0 +1,217 @@
+"""Event streams of sessions over streamable HTTP that a client can resume: the events, and where they are sent.
+
+The events of a request are one stream, and so are those of the session itself. A stream outlives the HTTP responses
+that carry it: its events are kept for a while, with ids, and a client whose connection broke or was ended sends the
+last id that it has seen (`Last-Event-ID`) with a GET, and gets the later ones. Ids are valid in their session only.
+
+What is kept is bounded in count, bytes and time for each session, and in bytes for all of them. A stream whose
+response is not kept any more cannot be resumed.
+"""
+
+import asyncio
+import itertools
+import re
+import time
+from collections import deque
+from typing import NamedTuple, cast
+
+from opwire.mcp.messages import RPCNotification, encode_message
+from opwire.serve.mcp.calls import Params
+from opwire.serve.mcp.exchange import EventWriter
+
+MAX_EVENTS = 1_000
+"""Events that are kept for one session; above it, the oldest are forgotten."""
+
+MAX_EVENT_BYTES = 4 * 1024 * 1024
+"""Bytes of the events of one session; an event that is longer is not kept."""
+
+MAX_ALL_EVENT_BYTES = 64 * 1024 * 1024
+"""Bytes of the events of all sessions; above it, the session with most forgets its oldest."""
+
+KEEP_EVENTS = 300.0
+"""Seconds for which an event is kept."""
+
+RETRY = 1_000
+"""Milliseconds after which a client resumes a stream."""
+
+_ID = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})")
+
+
+class _KeptEvent(NamedTuple):
+    stream: "EventStream"
+    number: int
+    data: bytes
+    at: float
+    is_last: bool
+
+
+class EventStore:
+    """What is kept of all sessions of a surface."""
+
+    def __init__(self) -> None:
+        self._logs: set[EventLog] = set()
+        self._size = 0
+
+    def changed(self, log: "EventLog", difference: int) -> None:
+        """Account for a change in the size of a log, and make room."""
+        self._size += difference
+        (self._logs.add if log.size else self._logs.discard)(log)
+        while self._size > MAX_ALL_EVENT_BYTES:
+            max(self._logs, key=lambda each: each.size).forget_oldest()
+
+
+class EventLog:
+    """The events of one session, and the streams that can be resumed. With `primes`, clients can resume from the start.
+
+    That is so from revision 2025-11-25 on: a stream begins with an event that has an id and no data.
+    """
+
+    def __init__(self, store: EventStore) -> None:
+        self.primes = False
+        self.size = 0
+        self._store = store
+        self._numbers = itertools.count()
+        self._streams: dict[int, EventStream] = {}
+        self._events: deque[_KeptEvent] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open(self, stream: "EventStream") -> int:
+        """Return the number of a new stream."""
+        number = next(self._numbers)
+        self._streams[number] = stream
+        return number
+
+    def find(self, id: str) -> tuple["EventStream", int] | None:
+        """Return the stream of an event and the number of the event; None if they are unknown or forgotten."""
+        found = _ID.fullmatch(id)
+        stream = None if found is None else self._streams.get(int(found[1]))
+        return None if found is None or stream is None else (stream, int(found[2]))
+
+    def add(self, stream: "EventStream", number: int, data: bytes, *, is_last: bool) -> None:
+        """Keep an event, and forget the oldest that exceed a limit."""
+        if len(data) > MAX_EVENT_BYTES:
+            if is_last:
+                self._streams.pop(cast("int", stream.number), None)
+            return
+        self._events.append(_KeptEvent(stream, number, data, time.monotonic(), is_last))
+        self.size += len(data)
+        self._store.changed(self, len(data))
+        while self.size > MAX_EVENT_BYTES or len(self._events) > MAX_EVENTS:
+            self.forget_oldest()
+        if self._timer is None and self._events:
+            self._timer = asyncio.get_running_loop().call_later(KEEP_EVENTS, self._expire)
+
+    def after(self, stream: "EventStream", number: int) -> list[_KeptEvent]:
+        """Return the later events of a stream."""
+        return [each for each in self._events if each.stream is stream and each.number > number]
+
+    def forget_oldest(self) -> None:
+        """Forget an event, and with its last one a stream."""
+        event = self._events.popleft()
+        if event.is_last:
+            self._streams.pop(cast("int", event.stream.number), None)
+        self.size -= len(event.data)
+        self._store.changed(self, -len(event.data))
+
+    def _expire(self) -> None:
+        self._timer = None
+        oldest = time.monotonic() - KEEP_EVENTS
+        while self._events and self._events[0].at <= oldest:
+            self.forget_oldest()
+        if self._events:
+            wait = self._events[0].at - oldest
+            self._timer = asyncio.get_running_loop().call_later(wait, self._expire)
+
+    def clear(self) -> None:
+        """Forget everything: the session has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._events:
+            self.forget_oldest()
+        self._streams.clear()
+
+
+class EventStream:
+    """The events of one request, or of the session itself, and the response that carries them now, if any.
+
+    It has a number, and can be resumed, from the start of its first response on.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self.number: int | None = None
+        self.writer: EventWriter | None = None
+        self._left: asyncio.Future[None] | None = None  # of the writer
+        self._log = log
+        self._last = 0  # number of the last event
+        self._is_replaying = False
+        self._is_ended = False
+
+    def attach(self, writer: EventWriter) -> "asyncio.Future[None]":
+        """Send events to a response from now on; return a future that is done when it has to end."""
+        self.detach()
+        self.writer, self._left = writer, asyncio.get_running_loop().create_future()
+        return self._left
+
+    def detach(self, writer: EventWriter | None = None) -> None:
+        """Send no more events to a response, by default to the present one."""
+        if self._left is not None and writer in (None, self.writer):
+            self._left.set_result(None)
+            self.writer = self._left = None
+
+    def preface(self) -> bytes:
+        """Return what a response begins with: an event without data, with an id to resume from."""
+        if self.number is None:
+            self.number = self._log.open(self)
+        if not self._log.primes:
+            return b""
+        self._last += 1
+        return f"id: {self.number}.{self._last}\r\nretry: {RETRY}\r\ndata: \r\n\r\n".encode()
+
+    async def notify(self, method: str, params: Params) -> None:
+        """Send a notification."""
+        await self.event(encode_message(RPCNotification(method, params or None)))
+
+    async def event(self, data: bytes) -> None:
+        """Keep an event, and send it if there is a response, until that has to end."""
+        if self.writer is not None and not self.writer.is_started:
+            await self.writer.write(b"")  # the preface, whose number comes first
+        if self.number is None:  # the client disconnected before it got an id
+            return
+        self._last += 1
+        self._log.add(self, self._last, data, is_last=self._is_ended)
+        writer, left = self.writer, self._left
+        if writer is None or left is None or self._is_replaying:
+            return
+        sending = asyncio.ensure_future(writer.event(data, f"{self.number}.{self._last}"))
+        await asyncio.wait((sending, left), return_when=asyncio.FIRST_COMPLETED)
+        if not sending.done():  # a connection that has failed may block for many minutes
+            sending.cancel()
+        elif sending.exception() is not None:
+            self.detach(writer)
+
+    async def finish(self, data: bytes) -> None:
+        """Send the response to the request: as JSON, if that is possible."""
+        self._is_ended = True
+        if self.writer is not None and not self.writer.is_started:
+            await self.writer.finish(data)
+        else:
+            await self.event(data)
+        self.detach()
+
+    async def resume(self, writer: EventWriter, after: int | None) -> None:
+        """Send the events after a number, by default none, to an attached response; end it after the last one."""
+        self._is_replaying = True
+        await writer.write(b"")
+        after = self._last if after is None else after
+        while events := self._log.after(self, after):
+            for each in events:
+                if self.writer is not writer:  # it was resumed again
+                    return
+                await writer.event(each.data, f"{self.number}.{each.number}")
+                after = each.number
+        if self.writer is writer:
+            self._is_replaying = False
+            if self._is_ended:
+                self.detach()
+            else:
+                await writer.write(self.preface() or b": ping\r\n\r\n")
