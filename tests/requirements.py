@@ -728,6 +728,12 @@ HUB: dict[str, str] = {
     "hub.uncallable": "A spoke on a broker whose operations no caller has access to says so at its start.",
     "hub.failover": "A spoke with several URLs goes to the next hub.",
     "hub.tls": "A hub may be encrypted.",
+    "hub.cluster": "Hubs with one broker are one: calls cross with items, credits, progress, questions, cancellation "
+    "and discovery, an operation is unknown only when every hub has said so, and a hub that is gone fails its own "
+    "calls only.",
+    "hub.cluster.authority": "The identity of a caller crosses; delegation needs a grant at the hub of the server.",
+    "hub.cluster.secret": "With a secret, hubs believe only those that know it, and each request once.",
+    "hub.cluster.options": "`opwire hub --cluster` and `[hub] cluster` make hubs one.",
     "hub.broker": "Over a broker a node shows what others serve there, and polls for changes.",
     "hub.same-api": "A spoke is used in the same way over a hub and over a broker.",
     "hub.connect": "The scheme of a URL tells the engine; a missing package is named.",

@@ -42,6 +42,7 @@ def test_passwords_of_hubs_and_brokers_do_not_stand_in_the_file_either() -> None
         "spoke.url: contains a password: secrets do not belong in a file"
     ]
     assert problems('[hub]\nurl = "nats://u:x@x.example"')[0].startswith("hub.url: contains a password")
+    assert problems('[hub]\ncluster = "nats://u:x@x.example"')[0].startswith("hub.cluster: contains a password")
 
 
 def test_a_source_needs_a_name_that_can_be_a_namespace_unless_it_gives_one() -> None:

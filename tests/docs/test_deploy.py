@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from opwire.client import Client
+from opwire.errors import CallError
 from tests.docs.pages import ROOT
 from tests.requirements import requirement
 from tests.servers.brokers import NatsServer, RedisServer
@@ -26,6 +27,7 @@ DEPLOY = ROOT / "examples" / "deploy"
 BIN = Path(sys.executable).parent
 TOKEN = "a-long-random-secret"
 SERVICES: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+SPOKE: list[str] = yaml.safe_load((DEPLOY / "hubs.yaml").read_text(encoding="utf-8"))["services"]["spoke"]["command"]
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -46,14 +48,18 @@ def app(tmp_path: Path, port: int) -> Path:
 
 
 def environment(broker: str) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "WEB_TOKEN": TOKEN, "BROKER_URL": broker}
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    secrets = dict.fromkeys(("WEB_TOKEN", "SHOP_TOKEN", "OPWIRE_CLUSTER_SECRET"), TOKEN)
+    return {**os.environ, **secrets, "PATH": path, "BROKER_URL": broker}
 
 
 @asynccontextmanager
-async def running(service: str, app: Path, broker: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def running(
+    service: str, app: Path, broker: str, command: list[str] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the command of a service until the block ends; SIGTERM has to stop it cleanly."""
     process = await asyncio.create_subprocess_exec(
-        *SERVICES[service]["command"],
+        *(command or SERVICES[service]["command"]),
         cwd=app,
         env=environment(broker),
         stdout=asyncio.subprocess.DEVNULL,
@@ -110,6 +116,33 @@ async def test_a_worker_passes_its_health_check_over_the_broker_and_serves(
         await healthy(["sh", "-c", command.replace("$$", "$")], app, url)
         async with Client(url) as client:
             assert (await client.call("shop.order", {"article": "tea"}))["total"] == 4.5
+
+
+@requirement("examples.deploy")
+@requirement("hub.cluster.options")
+async def test_the_hubs_are_one(app: Path, nats_server: NatsServer) -> None:
+    services: dict[str, Any] = yaml.safe_load((DEPLOY / "hubs.yaml").read_text(encoding="utf-8"))["services"]
+    ports = {}
+    for name in ("hub1", "hub2"):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports[name] = free.getsockname()[1]
+    async with AsyncExitStack() as stack:
+        for name, port in ports.items():
+            command = [each.replace("0.0.0.0:8700", f"127.0.0.1:{port}") for each in services[name]["command"]]
+            await stack.enter_async_context(running(name, app, nats_server.url, command))
+            kind, *check = services[name]["healthcheck"]["test"]
+            assert kind == "CMD"
+            check[-1] = check[-1].replace(":8700", f":{port}")
+            await healthy([sys.executable, *check[1:]], app, "")
+        command = [each.replace("hub1:8700,hub2:8700,hub3:8700", f"127.0.0.1:{ports['hub1']}") for each in SPOKE]
+        await stack.enter_async_context(running("spoke", app, "", command))
+        caller = await stack.enter_async_context(Client(f"ws://127.0.0.1:{ports['hub2']}", token=TOKEN))
+        async with asyncio.timeout(20):
+            while True:
+                with suppress(CallError):  # the spoke is starting
+                    assert (await caller.call("shop.order", {"article": "tea"}))["total"] == 4.5
+                    break
+                await asyncio.sleep(0.05)
 
 
 @requirement("examples.deploy")

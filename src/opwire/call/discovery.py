@@ -64,6 +64,10 @@ class SelfDescription:
         """The two operations for the hub to which the registry is announced; created lazily."""
         return self._dispatcher(self._all_operations)
 
+    def of(self, serves: Callable[[OperationSpec], bool]) -> "SelfDescription":
+        """Return the description of the same server with other operations."""
+        return SelfDescription(self._registry, self._about, serves, self._statistics)
+
     def _dispatcher(self, operations: Callable[..., AsyncIterator[OperationInfo | Unchanged]]) -> Dispatcher:
         registry, public = OperationRegistry(normalize="off"), AccessControl(public=True)
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -158,6 +158,8 @@ class CallHandler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when no request is in flight; created by `drain`
         self._about = SelfDescription(registry, self.about, self._dispatcher.is_announced, self.monitor.statistics)
+        self.look_up: Callable[[str], Awaitable[None]] | None = None  # awaited before an operation counts as unknown
+        self.describe_to: Callable[[SelfDescription, Address], SelfDescription | None] | None = None
 
     async def start(self) -> "CallHandler":
         """Accept requests, and announce the operations of the registry.
@@ -365,7 +367,8 @@ class CallHandler:
                 dispatcher = self._describing(event.operation_id, served.caller)
             else:
                 served.access = begin_access("call", operation=event.operation_id, identity=served.identity)
-            spec = dispatcher.find(event.operation_id, served.identity)
+            id, who = event.operation_id, served.identity
+            spec = dispatcher.find(id, who) if self.look_up is None else await self._find(dispatcher, id, who)
             streams = spec.type is OperationType.SUBSCRIPTION
             if event.progress:
                 served.report = ProgressSender(partial(self._calls.report, event.request_id))
@@ -405,6 +408,12 @@ class CallHandler:
             self._ended_call(served, outcome, time.perf_counter() - began)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
             self._done(event.request_id, served)
+
+    async def _find(self, dispatcher: Dispatcher, operation_id: str, identity: Identity | None) -> OperationSpec:
+        """Find an operation that may have to be looked up elsewhere."""
+        if self.look_up is not None and dispatcher.get_spec(operation_id) is None:
+            await self.look_up(operation_id)
+        return dispatcher.find(operation_id, identity)
 
     def _accepted_questions(self, event: CallRequested, served: _Served) -> RemoteCaller | None:
         if event.questions:
@@ -495,6 +504,9 @@ class CallHandler:
         """Return the dispatcher of an operation that describes this server; the registry may override it."""
         if self._registry.get_spec(operation_id) is not None:
             return self._dispatcher
+        other = None if self.describe_to is None else self.describe_to(self._about, caller)
+        if other is not None:
+            return other.operations
         transport = self._calls.transport
         is_hub = isinstance(transport, Announcing) and transport.hub == caller
         return self._about.announced if is_hub else self._about.operations

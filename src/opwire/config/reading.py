@@ -259,6 +259,7 @@ def _check_network(config: Config) -> Iterator[ConfigProblem]:
         yield from _check_password(("durable", "url"), config.durable.url)
     if (hub := config.hub) is not None:
         yield from _check_password(("hub", "url"), hub.url)
+        yield from _check_password(("hub", "cluster"), hub.cluster)
         if (hub.certificate is None) != (hub.private_key is None):
             missing = "private_key" if hub.private_key is None else "certificate"
             yield ConfigProblem(("hub",), f"missing key `{missing}`", "certificate and private_key belong together")
@@ -343,9 +344,9 @@ def _check_webhooks(path: Key, name: str, webhooks: WebhookSettings | None) -> I
         yield ConfigProblem(path, "the name of the source is part of the path of its webhooks", hint)
 
 
-def _check_password(path: Key, url: EnvText) -> Iterator[ConfigProblem]:
+def _check_password(path: Key, url: EnvText | None) -> Iterator[ConfigProblem]:
     try:
-        password = urlsplit(url.template).password
+        password = url and urlsplit(url.template).password
     except ValueError:
         return  # an invalid URL is reported by its user
     if password and "${" not in password:

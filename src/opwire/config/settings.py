@@ -469,7 +469,8 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 class HubSettings(BrokerSettings, frozen=True, kw_only=True):
     """`[hub]`: see `Hub`. `anonymous` is the identity of spokes without a token; by default they have none.
 
-    With the URL of a broker it is a node on that broker; see `BrokerNode`.
+    With the URL of a broker it is a node on that broker; see `BrokerNode`. Hubs with the same `cluster`, the URL of a
+    broker, are one; `prefix`, `credentials_file` and `ca_file` are for that connection.
     """
 
     url: EnvText = EnvText("ws://127.0.0.1:8700")
@@ -481,6 +482,8 @@ class HubSettings(BrokerSettings, frozen=True, kw_only=True):
     balance: Literal["round_robin", "least_busy"] = "least_busy"
     certificate: str | None = None  # a PEM file, for wss://
     private_key: str | None = None
+    cluster: EnvText | None = None
+    cluster_secret: Secret | None = None
     signed: SignedSettings | None = None
 
 

@@ -321,9 +321,20 @@ def hub_of(config: Config, registry: OperationRegistry) -> Hub | BrokerNode:
     }
     with _config_errors("hub"):
         if not url.startswith(("ws://", "wss://")):
+            if settings.cluster is not None:
+                raise ConfigError("hub.cluster is for hubs, at ws:// or wss://; a node on a broker needs none")
             options |= _connection_options("hub", settings, config.folder)
             return BrokerNode(registry, url, refresh=settings.refresh, **options)
-        if any((settings.prefix, settings.credentials_file, settings.ca_file, settings.signed)):
+        if settings.cluster is not None and settings.signed is None:
+            with needs_extra("websocket"):
+                from opwire.hub.cluster import cluster_transport
+            secret = settings.cluster_secret
+            options["cluster"] = cluster_transport(
+                settings.cluster.resolve("hub.cluster"),
+                secret=None if secret is None else secret.resolve("hub.cluster_secret"),
+                **_connection_options("hub", settings, config.folder),
+            )
+        elif any((settings.prefix, settings.credentials_file, settings.ca_file, settings.signed)):
             keys = "prefix, credentials_file, ca_file and signed"
             raise ConfigError(f"hub: {keys} are for the URL of a broker; a hub authenticates by [identities]")
         limits, authenticator = config.limits, build_authenticator(config)

@@ -161,6 +161,8 @@ TEMPLATE = """\
 #[hub]
 #url = "ws://127.0.0.1:8700"
 #linger = 30  # seconds that the operations of a lost spoke are kept
+#cluster = "nats://127.0.0.1:4222"  # hubs with the same broker are one; or redis://…
+#cluster_secret = "${OPWIRE_CLUSTER_SECRET}"  # proves the hubs to each other
 
 #[spoke]
 #url = "ws://127.0.0.1:8700"  # a hub, or redis://… or nats://…

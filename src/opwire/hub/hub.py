@@ -36,6 +36,7 @@ from opwire.registry import OperationRegistry
 from opwire.typed.plain import MAX_DEPTH, read_json, survey
 
 if TYPE_CHECKING:
+    from opwire.transports.broker import BrokerTransport
     from opwire.transports.websocket.routes import RoutedCall
 
 PORT = 8700
@@ -74,6 +75,10 @@ class Hub:
     their last server was lost; and for so long after its start a hub raises UNAVAILABLE instead of OPERATION_NOT_FOUND
     for operations that were never announced.
 
+    Hubs with the same `cluster`, the URL (or a transport) of a Redis or NATS server, are one: a caller at one of them
+    reaches the spokes of all. `cluster_secret` proves them to each other; without it, every client of that broker that
+    may use the prefix "opwire-hubs" is believed.
+
     `anonymous` is the identity of callers without one; `max_described` bounds the bytes that one spoke may describe;
     `options` are those of `WebSocketServer` (`ssl`, `balance`, `rate`, `max_calls`, …). `BrokerNode` is the counterpart
     for Redis and NATS, which need no hub.
@@ -94,11 +99,14 @@ class Hub:
         anonymous: Identity | None = None,
         linger: float = 30.0,
         max_described: int = MAX_DESCRIBED,
+        cluster: "str | Sequence[str] | BrokerTransport | None" = None,
+        cluster_secret: str | None = None,
         **options: Any,
     ) -> None:
         check_counts(max_described=max_described)
         check_not_below_zero(linger=linger)  # 0: operations of a lost spoke are removed at once
         with needs_extra("websocket"):
+            from opwire.hub.cluster import Cluster, cluster_transport
             from opwire.transports.websocket.routes import SERVER
             from opwire.transports.websocket.server import WebSocketServer
         try:
@@ -127,8 +135,16 @@ class Hub:
         self.handler.monitor.on_watched = lambda watched: self.transport.observe(self._relayed if watched else None)
         self._own_statistics = self.handler.monitor.amend
         self.handler.monitor.amend = self._statistics
-        self.transport.admission = HubAdmission(authenticate, self.calls, self._remote, max_described=max_described)
         self.transport.own = HUB
+        self.transport.admission = HubAdmission(authenticate, self.calls, self._remote, max_described=max_described)
+        self._cluster = None
+        if cluster is not None:
+            if isinstance(cluster, str | Sequence):
+                cluster = cluster_transport(cluster, secret=cluster_secret)
+            elif cluster_secret is not None:
+                raise UsageError("cluster_secret goes with a URL; a transport has signed=ClusterSecret(…)")
+            self._cluster = Cluster(cluster, self.transport, self._remote, self.registry)
+            self.handler.look_up, self.handler.describe_to = self._cluster.look_up, self._cluster.description
 
     @property
     def url(self) -> str:
@@ -180,9 +196,13 @@ class Hub:
             CallError: UNAVAILABLE.
         """
         self._remote.begin()
-        await self.calls.start()
         try:
+            if self._cluster is not None:  # first, so that callers find the operations of others from the start
+                await self._cluster.start()
+            await self.calls.start()
             await self.handler.start()
+            if self._cluster is not None:
+                self._cluster.offer_own()
         except BaseException:
             await self.close()
             raise
@@ -198,6 +218,8 @@ class Hub:
         """Disconnect idle spokes, finish the calls in flight, and close. Return False if some did not end in time."""
         until = time.monotonic() + timeout
         self.transport.go_away("the hub is shutting down")
+        if self._cluster is not None:
+            self._cluster.withdraw_own()
         served = await self.handler.drain(timeout)
         relayed = await self.transport.idle(until - time.monotonic())
         await self.close()
@@ -206,6 +228,8 @@ class Hub:
     async def close(self) -> None:
         """Stop listening. Calls in flight are cancelled: `drain` finishes them first."""
         await self.handler.close()
+        if self._cluster is not None:
+            await self._cluster.close()
         await self.calls.close()
         self._remote.clear()
 

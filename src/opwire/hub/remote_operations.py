@@ -5,7 +5,7 @@ So remote operations are listed, described, validated and served like local ones
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -34,6 +34,7 @@ class _RemoteOperation(Struct, eq=False):
     spec: OperationSpec
     digest: str
     peers: dict[Address, None] = field(default_factory=dict[Address, None])  # its servers
+    local: int = 0  # of these, the number of those that are not other hubs
     expected: float = 0.0  # the monotonic time until which a lost server may return
 
 
@@ -52,6 +53,10 @@ class RemoteOperations:
         self._operations: dict[str, _RemoteOperation] = {}
         self._served: dict[Address, dict[str, None]] = {}  # by peer: losing one costs only what it announced
         self._timers: set[asyncio.TimerHandle] = set()
+        self.hubs: set[Address] = set()  # peers that are other hubs
+        self.on_local: Callable[[str], object] = lambda _: (
+            None
+        )  # called when an operation is served here, or not any more
         self._complete = 0.0  # the monotonic time from which unannounced operations count as unknown
 
     def __contains__(self, operation_id: str) -> bool:
@@ -120,13 +125,37 @@ class RemoteOperations:
             if known is None:
                 known = self._operations[id] = _RemoteOperation(operation.spec, operation.digest)
                 self._registry.register(operation.spec, self._handler(operation.spec))
-            known.peers[peer] = served[id] = None
+            served[id] = None
+            self._attach(peer, known)
 
     def join(self, peer: Address, operation_ids: Iterable[str]) -> None:
         """Add a peer to the servers of registered operations that it describes in the same way."""
         served = self._served.setdefault(peer, {})
         for operation_id in operation_ids:
-            self._operations[operation_id].peers[peer] = served[operation_id] = None
+            served[operation_id] = None
+            self._attach(peer, self._operations[operation_id])
+
+    def _attach(self, peer: Address, known: _RemoteOperation) -> None:
+        if peer not in known.peers:
+            known.peers[peer] = None
+            if peer not in self.hubs:
+                known.local += 1
+                if known.local == 1:
+                    self.on_local(known.spec.id)
+
+    def _detach(self, peer: Address, known: _RemoteOperation) -> None:
+        del known.peers[peer]
+        if peer not in self.hubs:
+            known.local -= 1
+            if not known.local:
+                self.on_local(known.spec.id)
+
+    def served_here(self, operation_id: str) -> tuple[OperationSpec | None, bool]:
+        """Return an operation if spokes of this hub serve it, and otherwise whether a lost one is expected back."""
+        known = self._operations.get(operation_id)
+        if known is None:
+            return None, False
+        return (known.spec if known.local else None), known.expected > time.monotonic()
 
     def remove(self, peer: Address, operation_ids: Iterable[str]) -> None:
         """Remove a peer from the servers of operations; unregister those without a present or expected server."""
@@ -135,22 +164,26 @@ class RemoteOperations:
             if operation_id in served:
                 del served[operation_id]
                 known = self._operations[operation_id]
-                del known.peers[peer]
+                self._detach(peer, known)
                 if not known.peers and known.expected <= time.monotonic():
                     self._unregister(operation_id)
         if not served:
             self._served.pop(peer, None)
 
-    def lost(self, peer: Address) -> None:
-        """Remove a peer that disconnected without withdrawing; its operations linger."""
-        served = self._served.pop(peer, None)
-        if served is None:
+    def lost(self, peer: Address, operation_ids: Iterable[str] | None = None) -> None:
+        """Remove a peer that disconnected without withdrawing, or its spoke with these operations; they linger."""
+        served = self._served.get(peer, {})
+        if operation_ids is not None:
+            served = {each: None for each in operation_ids if served.pop(each, 0) is None}
+        if operation_ids is None or not self._served.get(peer):
+            self._served.pop(peer, None)
+        if not served:
             return
         expected = time.monotonic() + self._linger
         for operation_id in served:
             known = self._operations[operation_id]
             known.expected = expected
-            del known.peers[peer]
+            self._detach(peer, known)
 
         def expire() -> None:
             self._timers.discard(timer)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from secrets import randbits, token_hex
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from opwire.call.events import (
     BULK,
@@ -39,9 +39,6 @@ from opwire.transports.broker_connection import BrokerConnection
 from opwire.transports.leases import Asked, Leases, Probes
 from opwire.transports.link import keep_running
 
-if TYPE_CHECKING:  # it needs PyJWT, which is optional
-    from opwire.auth.signed import SignedRequests
-
 logger = logging.getLogger("opwire.transports")
 
 PATIENCE = 5.0
@@ -51,6 +48,16 @@ _MAX_SERVERS = 10_000  # found by one query: any client can reply to it
 _MAX_REASON = 200  # characters of a peer's reason for leaving
 _TOKEN_BYTES = 19  # of a token in JSON: 16 digits, two quotes, a comma
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a reconnection; the first attempt follows at once
+
+
+class RequestSigner(Protocol):
+    """Proves requests; implemented by `SignedRequests`."""
+
+    @property
+    def verifies(self) -> bool: ...
+    def leaving(self, event: CallRequested) -> CallRequested: ...
+    def arriving(self, event: CallRequested) -> CallRequested: ...
+    def ended(self, request_id: str) -> None: ...
 
 
 class BrokerTransport:
@@ -73,7 +80,7 @@ class BrokerTransport:
         *,
         heartbeat: float = 1.0,
         max_message: int = MAX_MESSAGE,
-        signed: "SignedRequests | None" = None,
+        signed: RequestSigner | None = None,
     ) -> None:
         self._connection = connection
         self._heartbeat = heartbeat
@@ -100,9 +107,24 @@ class BrokerTransport:
         return self._signed is not None and self._signed.verifies
 
     @property
+    def signed(self) -> RequestSigner | None:
+        """What proves and verifies requests, if anything."""
+        return self._signed
+
+    @property
     def connection(self) -> BrokerConnection:
         """The connection to the broker, for tools that send messages of their own. `start` connects it."""
         return self._connection
+
+    @property
+    def address(self) -> Address | None:
+        """The address of this end, which changes with each connection; None while it is disconnected."""
+        return self._address
+
+    @property
+    def max_message(self) -> int:
+        """The limit of a message in bytes, as far as it is known."""
+        return self._message_limit()
 
     @property
     def connected(self) -> bool:

@@ -26,7 +26,7 @@ def connect(url: str | Sequence[str], **options: Any) -> Transport:
         connect("redis+sentinel://a:26379,b:26379,c:26379/main")
         connect("redis+cluster://a:6379,b:6379")
         connect("nats://127.0.0.1:4222")
-        connect(["ws://a:8700", "ws://b:8700"])  # several hubs: tries one after the other
+        connect("ws://a:8700,b:8700")  # several hubs: tries one after the other; or a list of URLs
 
     Raises:
         UsageError: the URL or an option is invalid.

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 
 TOKEN = "OPWIRE_TOKEN"  # noqa: S105 - its name
+CLUSTER_SECRET = "OPWIRE_CLUSTER_SECRET"  # noqa: S105 - its name
 ANONYMOUS = "anonymous"
 _SHOWN_NAMESPACES = 5
 
@@ -407,6 +408,7 @@ def broker_options(function: Any) -> Any:
 @click.command(name="hub")
 @click.argument("url", required=False)
 @click.option("--console", is_flag=True, help="Serve the console and the HTTP API too, by default at 127.0.0.1:8080.")
+@click.option("--cluster", metavar="URL", help="Be one hub with those that name the same broker: redis:// or nats://.")
 @broker_options
 @open_option
 @metrics_option
@@ -419,6 +421,7 @@ def hub_command(
     *,
     url: str | None,
     console: bool,
+    cluster: str | None,
     is_open: bool,
     metrics: str | None,
     sources: Sources,
@@ -429,11 +432,14 @@ def hub_command(
     Spokes connect to it, serve operations and call each other's. The hub also serves the operations of its own
     sources, if there are any. Without callers in the configuration, a token is required: the one in OPWIRE_TOKEN, or a
     generated one that is printed.
+
+    With --cluster, several hubs are one: a caller at one of them reaches the spokes of all. OPWIRE_CLUSTER_SECRET
+    proves the hubs to each other where other programs use the same broker.
     """
     from opwire.config.surfaces import hub_of
 
     config = with_callers(sources.read(may_be_empty=True), screen, is_open=is_open)
-    config = chosen_hub(config, url, is_open=is_open, broker=broker)
+    config = chosen_hub(config, url, is_open=is_open, broker=broker, cluster=cluster)
     if console:
         config = chosen_surfaces(config, ServeOptions(http=True, is_open=is_open, console=True))
     check_variables(config)
@@ -456,11 +462,22 @@ def hub_command(
     asyncio.run(run())
 
 
-def chosen_hub(config: Config, url: str | None, *, is_open: bool, broker: BrokerOptions | None = None) -> Config:
-    """Return the configuration with the URL and the anonymous identity that the options override."""
+def chosen_hub(
+    config: Config,
+    url: str | None,
+    *,
+    is_open: bool,
+    broker: BrokerOptions | None = None,
+    cluster: str | None = None,
+) -> Config:
+    """Return the configuration with the URLs and the anonymous identity that the options override."""
     hub = config.hub or HubSettings()
     if url is not None:
         hub = replace(hub, url=EnvText(url))
+    if cluster is not None:
+        hub = replace(hub, cluster=EnvText(cluster))
+    if hub.cluster is not None and hub.cluster_secret is None and os.environ.get(CLUSTER_SECRET):
+        hub = replace(hub, cluster_secret=Secret(f"${{{CLUSTER_SECRET}}}"))
     if broker is not None:
         hub = broker.override(hub)
     return replace(config, hub=replace(hub, anonymous=ANONYMOUS) if is_open else hub)

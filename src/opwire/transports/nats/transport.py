@@ -34,7 +34,7 @@ from itertools import count
 from os import PathLike
 from secrets import token_bytes
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -43,13 +43,10 @@ from opwire.call.description import Describing, Description
 from opwire.call.events import MAX_MESSAGE
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.transports.broker import BrokerTransport
+from opwire.transports.broker import BrokerTransport, RequestSigner
 from opwire.transports.broker_connection import BrokerListener
 from opwire.transports.nats.connection import NatsConnection, NatsCredentials, NatsServers, Security, open_any
 from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, publish, subscribe, unsubscribe
-
-if TYPE_CHECKING:
-    from opwire.auth.signed import SignedRequests
 
 logger = logging.getLogger("opwire.transports.nats")
 
@@ -471,7 +468,7 @@ class NatsTransport(BrokerTransport):
         credentials: str | PathLike[str] | None = None,
         ssl: SSLContext | None = None,
         tls_first: bool = False,
-        signed: "SignedRequests | None" = None,
+        signed: RequestSigner | None = None,
     ) -> None:
         security = Security(NatsCredentials(user, password, token, credentials), ssl, tls_first)
 

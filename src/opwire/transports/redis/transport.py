@@ -15,14 +15,14 @@ from hashlib import sha1
 from math import ceil
 from random import randrange
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
 from opwire.call.events import MAX_MESSAGE
 from opwire.call.transport import Address
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.broker import BrokerTransport
+from opwire.transports.broker import BrokerTransport, RequestSigner
 from opwire.transports.broker_connection import BrokerListener
 from opwire.transports.redis.connection import (
     SETTINGS,
@@ -35,9 +35,6 @@ from opwire.transports.redis.connection import (
     refusal,
 )
 from opwire.transports.redis.servers import RedisServers, parse_servers
-
-if TYPE_CHECKING:  # needs PyJWT, which unsigned calls do without
-    from opwire.auth.signed import SignedRequests
 
 logger = logging.getLogger("opwire.transports")
 
@@ -498,7 +495,7 @@ class RedisTransport(BrokerTransport):
         heartbeat: float = 1.0,
         max_message: int = MAX_MESSAGE,
         ssl: SSLContext | None = None,
-        signed: "SignedRequests | None" = None,
+        signed: RequestSigner | None = None,
     ) -> None:
         connection = RedisBrokerConnection(parse_servers(url, ssl, prefix=prefix), prefix=prefix, heartbeat=heartbeat)
         super().__init__(connection, heartbeat=heartbeat, max_message=max_message, signed=signed)

@@ -301,8 +301,9 @@ class WebSocketTransport:
         async with PendingRequestMap(transport) as calls:
             ...
 
-    Several URLs are tried in turn. `token` is sent to the server; a callback is called for a new one at every
-    connection, and returns it without blocking. An exception of the callback is logged, and the connection is retried.
+    Several URLs, in a list or as `ws://host1:port,host2:port`, are tried in turn. `token` is sent to the server; a
+    callback is called for a new one at every connection, and returns it without blocking. An exception of the callback
+    is logged, and the connection is retried.
 
     After a loss it reconnects by itself, and announces its operations again; those that the server refuses then are
     logged. While it is not `connected`, everything that sends raises UNAVAILABLE. `heartbeat` is the number of seconds
@@ -334,7 +335,7 @@ class WebSocketTransport:
             heartbeat=heartbeat, max_message=max_message, connect_timeout=connect_timeout, max_backlog=max_backlog
         )
         try:
-            self._uris = [parse_uri(each) for each in ([url] if isinstance(url, str) else url)]
+            self._uris = [parse_uri(each) for text in ([url] if isinstance(url, str) else url) for each in _each(text)]
         except (InvalidURI, ValueError, TypeError, AttributeError):  # do not repeat it: it may contain a password
             raise UsageError(f"invalid URL of a WebSocket server; expected {_FORMS}") from None
         if not self._uris:
@@ -550,6 +551,13 @@ class WebSocketTransport:
                 # At the level of the loss: a log that shows one of them shows both.
                 logger.warning("reconnected to %s", self._name)
             tried_at = time.monotonic()
+
+
+def _each(url: str) -> list[str]:
+    """Return the URLs of `ws://host1:port,host2:port`."""
+    scheme, separator, rest = url.partition("://")
+    hosts, slash, path = rest.partition("/")
+    return [f"{scheme}{separator}{host}{slash}{path}" for host in hosts.split(",")]
 
 
 def _shown(uri: WebSocketURI) -> str:

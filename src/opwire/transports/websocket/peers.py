@@ -68,6 +68,7 @@ class Peer:
     """A client, as the server sees it."""
 
     connection: WebSocketConnection
+    hub = False  # it is another hub
 
     def __init__(self, address: Address, rate: TokenBucket | None = None) -> None:
         self.address = address
@@ -93,8 +94,8 @@ class Peer:
         """Return the host that it connects from."""
         return self.connection.link.remote
 
-    def send(self, message: bytes, *, control: bool) -> None:
-        """Send a message. `control`: it ends or steers a call.
+    def send(self, message: bytes, *, control: bool, serves: bool = False) -> None:
+        """Send a message. `control`: it ends or steers a call. `serves`: it is for the server of its call.
 
         Raises:
             CallError: PAYLOAD_TOO_LARGE, RATE_LIMITED if it does not read, UNAVAILABLE if it is gone.
@@ -450,7 +451,7 @@ class Relay:
         """Add a peer."""
         self.peers[peer.address] = peer
         delegates = peer.grant is not None and peer.grant.delegates
-        self._routes.join(peer.address, peer.identity, delegates=delegates)
+        self._routes.join(peer.address, peer.identity, delegates=delegates, hub=peer.hub)
 
     def leave(self, peer: Peer, reason: str) -> None:
         """Remove a peer, and fail its calls at their other sides."""
@@ -464,11 +465,14 @@ class Relay:
                 self.peers[call.caller].notify(CallFailed.of(call.request_id, error), gone)
         for server in {call.server for call in calls} - {gone, SERVER}:
             self.peers[server].notify(events.Left(peer=gone, reason=reason))
+        for call in calls:  # another hub cannot know which calls were made by the peer that left
+            if call.server not in (gone, SERVER) and self.peers[call.server].hub:
+                self.peers[call.server].notify(CallAborted(request_id=call.request_id, reason=reason), gone)
 
-    def pass_on(self, sender: Peer, message: bytes, head: EventHead) -> None:
-        """Pass on an event from a peer."""
+    def pass_on(self, sender: Peer, message: bytes, head: EventHead, identity: bytes = ANONYMOUS) -> None:
+        """Pass on an event from a peer. `identity` is that of a request from another hub."""
         if isinstance(head, RequestedHead):
-            self._pass_request(sender, message, head)
+            self._pass_request(sender, message, head, identity)
             return
         route = self._routes.follow(sender.address, head)
         if route is None:
@@ -492,14 +496,14 @@ class Relay:
                 gave_up = CallAborted(request_id=head.request_id, reason="the caller gave up")
                 self.peers[route.to].notify(gave_up, sender.address)
 
-    def _pass_request(self, sender: Peer, message: bytes, head: RequestedHead) -> None:
+    def _pass_request(self, sender: Peer, message: bytes, head: RequestedHead, identity: bytes) -> None:
         route = None
         if sender.rate is not None and (wait := sender.rate.take(time.monotonic())):
             error = CallError(ErrorCode.RATE_LIMITED, "this connection calls too often", retry_after=wait)
             sender.notify(CallFailed.of(head.request_id, error), head.peer or SERVER)
             return
         try:
-            route = self._routes.request(sender.address, head)
+            route = self._routes.request(sender.address, head, identity)
             if route is not None and route.call is not None:
                 route.call.began, route.call.request_bytes = time.monotonic(), len(message)
                 self._carry(sender, message, head, route)
@@ -520,7 +524,8 @@ class Relay:
     def _pass_unmatched(self, sender: Peer, message: bytes, head: EventHead, route: EventRoute) -> None:
         """Pass on an unmatched event if that costs its receiver nothing, or else drop it."""
         now = time.monotonic()
-        busy = route.to != SERVER and self.peers[route.to].connection.link.paused
+        to = self.peers.get(route.to)
+        busy = to is not None and (to.hub or to.connection.link.paused)
         limited = sender.rate is not None and sender.rate.take(now)
         if busy or limited or any(sender.unmatched.take(now) for _ in range(1 + len(message) // _MAX_SMALL)):
             self._routes.dropped["flood"] += 1
@@ -539,7 +544,8 @@ class Relay:
             self._deliver(sender, message, head)
         else:
             control = not isinstance(head, (RequestedHead, RespondedHead, ProgressHead)) and len(message) <= _MAX_SMALL
-            self.peers[route.to].send(message, control=control)
+            serves = route.call is not None and route.to == route.call.server
+            self.peers[route.to].send(message, control=control, serves=serves)
 
     def _observe(self, call: RoutedCall, outcome: str) -> None:
         """Count a call between peers that has ended. The server counts those that it serves itself."""

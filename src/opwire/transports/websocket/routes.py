@@ -7,6 +7,8 @@ Rule 2: only the peer that has the request can respond to it, and only its calle
 Rule 3: a call leaves the table in the step that ends it: its last event, or the loss of either side.
 Rule 4: an event without an open call goes to the peer that it names, marked as unmatched; never to one that waits for
 another.
+Rule 5: a peer may be another hub. It states the identities of its callers, and its requests go to peers here, never to
+a third hub.
 
 The relay header is the field `peer`: the sender, in what the server sends, and the receiver, in what a client sends. An
 event without it is from or for the server itself; a request without it is for any server of its operation.
@@ -20,6 +22,7 @@ caller's `identity` is written before it in the same way, and its `credential` i
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -227,6 +230,7 @@ Dropped = Literal["duplicate", "flood", "foreign", "malformed", "unknown"]
 
 _MAX_COMPARED = 16  # servers to compare the loads of, for a call
 _OWN_STREAMS = frozenset({OPERATIONS, CALLS})
+_CALLS_OF_HUB = 10  # times as many open calls as of another peer
 _MAX_GRANTS = 64  # credit events that a caller may send in advance of items
 
 
@@ -301,6 +305,7 @@ class _OperationServers:
 class _PeerRoutes(Struct, eq=False):
     identity: bytes = ANONYMOUS
     delegates: bool = False
+    hub: bool = False  # it is another hub
     load: int = 0  # calls in flight that it serves
     operations: dict[str, None] = field(default_factory=dict[str, None])
     asked: dict[str, RoutedCall] = field(default_factory=dict[str, RoutedCall])  # by request id
@@ -330,6 +335,9 @@ class Routes:
         self.unserved = unserved
         self._peers: dict[Address, _PeerRoutes] = {SERVER: _PeerRoutes()}
         self._serving: dict[str, _OperationServers] = {}  # by operation
+        self._elsewhere: dict[str, _OperationServers] = {}  # other hubs, by operation
+        self.address = ""  # of this hub, among the others
+        self.own = ANONYMOUS  # the identity of the server's own program, as JSON
         self._streams = set(_OWN_STREAMS)  # operations that are known to be subscriptions
         self.dropped: Counter[Dropped] = Counter()
 
@@ -343,9 +351,11 @@ class Routes:
         calls = (call for peer in self._peers.values() for call in peer.asked.values())
         return sum(call.server != SERVER and not is_own(call.operation_id) for call in calls)
 
-    def join(self, address: Address, identity: bytes = ANONYMOUS, *, delegates: bool = False) -> None:
-        """Add a peer. `delegates`: it may pass on the identity of a caller that it serves."""
-        self._peers[address] = _PeerRoutes(identity=identity, delegates=delegates)
+    def join(
+        self, address: Address, identity: bytes = ANONYMOUS, *, delegates: bool = False, hub: bool = False
+    ) -> None:
+        """Add a peer. `delegates`: it may pass on the identity of a caller that it serves. `hub`: it is another hub."""
+        self._peers[address] = _PeerRoutes(identity=identity, delegates=delegates, hub=hub)
 
     def leave(self, address: Address) -> list[RoutedCall]:
         """Remove a peer; return the calls that end with it, as caller or as server."""
@@ -376,24 +386,27 @@ class Routes:
 
     def announce(self, address: Address, operation_ids: Iterable[str], streams: Iterable[str] = ()) -> None:
         """Add operations of a peer; `streams` are those that are known to be subscriptions."""
-        operations = self._peers[address].operations
+        peer = self._peers[address]
+        table = self._elsewhere if peer.hub else self._serving
         for operation_id in operation_ids:
-            if operation_id not in operations:
-                operations[operation_id] = None
-                self._serving.setdefault(operation_id, _OperationServers()).add(address)
+            if operation_id not in peer.operations:
+                peer.operations[operation_id] = None
+                table.setdefault(operation_id, _OperationServers()).add(address)
         self._streams.update(streams)
 
     def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
         """Remove operations of a peer."""
-        operations = self._peers[address].operations
+        peer = self._peers[address]
+        table = self._elsewhere if peer.hub else self._serving
         for operation_id in operation_ids:
-            if operation_id in operations:
-                del operations[operation_id]
-                serving = self._serving[operation_id]
+            if operation_id in peer.operations:
+                del peer.operations[operation_id]
+                serving = table[operation_id]
                 serving.remove(address)
                 if not serving.addresses:
-                    del self._serving[operation_id]
-                    self._streams -= {operation_id} - _OWN_STREAMS
+                    del table[operation_id]
+                    if operation_id not in self._serving and operation_id not in self._elsewhere:
+                        self._streams -= {operation_id} - _OWN_STREAMS
 
     def idle(self, address: Address) -> bool:
         """Return whether a peer serves nothing, and has no open call."""
@@ -404,16 +417,21 @@ class Routes:
         """Return the peers that serve operations."""
         return [address for address, peer in self._peers.items() if peer.operations]
 
-    def choose(self, operation_id: str, sticky_key: str | None = None) -> Address:
-        """Choose a server for an operation. Without one, the server itself explains it best.
+    def choose(self, operation_id: str, sticky_key: str | None = None, *, here: bool = False) -> Address:
+        """Choose a server for an operation: one of this hub or else, unless `here`, another hub.
 
-        The choice for a `sticky_key` is the same until that server leaves.
+        Without any, the server itself explains it best. The choice for a `sticky_key` is the same until that server
+        leaves, at every hub.
 
         Raises:
             CallError: the error of `unserved`; UNAVAILABLE, if the server does not respond.
         """
         serving = self._serving.get(operation_id)
+        if not here and self._elsewhere:
+            serving = self._among_hubs(operation_id, serving, sticky_key)
         if serving is None:
+            if here and not is_own(operation_id):  # it was moved or withdrawn: its caller's hub has the news by now
+                raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} has no server at this hub any more")
             if self.unserved is not None:
                 self.unserved(operation_id)
             elif not self._peers[SERVER].operations:
@@ -425,8 +443,28 @@ class Routes:
             return serving.sticky(sticky_key)
         return serving.next() if self._balance == "round_robin" else serving.least_busy(self._peers)
 
-    def request(self, caller: Address, head: RequestedHead) -> EventRoute | None:
-        """Return the route of a request; None for a duplicate, which is ignored.
+    def _among_hubs(
+        self, operation_id: str, serving: _OperationServers | None, sticky_key: str | None
+    ) -> _OperationServers | None:
+        """Return the servers at this hub (`serving`), or the hubs to choose from."""
+        hubs = self._elsewhere.get(operation_id)
+        if hubs is None or (serving is not None and sticky_key is None):
+            return serving
+        if sticky_key is None:
+            return hubs
+
+        def rank(hub: Address) -> bytes:  # unlike `hash`, the same in every process
+            return blake2b(f"{sticky_key}/{hub}".encode(errors="surrogatepass"), digest_size=8).digest()
+
+        first = max(hubs.addresses, key=rank)
+        if serving is not None and rank(self.address) > rank(first):
+            return serving
+        chosen = _OperationServers()
+        chosen.add(first)
+        return chosen
+
+    def request(self, caller: Address, head: RequestedHead, identity: bytes = ANONYMOUS) -> EventRoute | None:
+        """Return the route of a request; None for a duplicate, which is ignored. `identity` is stated by a hub.
 
         Raises:
             CallError: UNAVAILABLE if it has no server, RATE_LIMITED if the caller has too many open calls,
@@ -435,18 +473,21 @@ class Routes:
         peer = self._peers[caller]
         if head.request_id in peer.asked:
             return self._drop("duplicate")
-        server = head.peer or self.choose(head.operation_id, head.sticky_key)
-        is_nested = self._identifies and head.parent_request_id is not None
-        identity = self._delegated(peer, head) if is_nested else peer.identity
+        server = head.peer or self.choose(head.operation_id, head.sticky_key, here=peer.hub)
+        if not peer.hub:  # otherwise that hub has decided it
+            is_nested = self._identifies and head.parent_request_id is not None
+            identity = self._delegated(peer, head) if is_nested else peer.identity
         if server not in self._peers:
             raise CallError(ErrorCode.UNAVAILABLE, f"unknown peer {server[:80]!r}: it may have left")
-        if len(peer.asked) >= self._max_calls:
-            raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {self._max_calls:,} calls open already")
+        most = self._max_calls * (_CALLS_OF_HUB if peer.hub else 1)
+        if len(peer.asked) >= most:
+            raise CallError(ErrorCode.RATE_LIMITED, f"this connection has {most:,} calls open already")
         # A caller or a server may support neither credits nor item numbers: the operation's type decides.
         streams = head.credits is not None or head.operation_id in self._streams
         call = RoutedCall(head.request_id, caller, server, streams, identity, operation_id=head.operation_id)
         call.progress, call.parent_request_id = head.progress is True, head.parent_request_id
         call.questions = head.questions is True
+        call.delegable = not peer.hub or identity != self.own
         self.open(call)
         return EventRoute(server, call, identity)
 

@@ -159,7 +159,7 @@ class WebSocketServer:
         self._rate = None if rate is None else partial(TokenBucket, rate, burst)
         if self._rate is not None:
             self._rate()  # raises here what it would raise for each connection
-        self.admission: AdmissionPolicy | None = None  # used from the next start on
+        self._policy: AdmissionPolicy | None = None
         self.own: Identity | None = None
         self._receiver: Receiver | None = None
         self._listener: asyncio.Server | None = None
@@ -170,9 +170,20 @@ class WebSocketServer:
         self._anonymous_backlogs = Backlogs(_ANONYMOUS_BACKLOGS * self._anonymous_backlog)
         self._reset()
 
+    @property
+    def admission(self) -> AdmissionPolicy | None:
+        """The policy that admits clients and their operations; set before the start."""
+        return self._policy
+
+    @admission.setter
+    def admission(self, policy: AdmissionPolicy | None) -> None:
+        self._policy = policy
+        self._reset()
+
     def _reset(self) -> None:
-        policy = self.admission
+        policy = self._policy
         self._routes = self._new_routes(identifies=policy is not None)
+        self._routes.own = identity_json(self.own)
         self._relay = Relay(self._routes, self._deliver)
         self._admission = Admission(policy, self._routes, self._welcome, self._make_room)
         self._routes.unserved = None if policy is None else self._admission.unserved
@@ -189,7 +200,23 @@ class WebSocketServer:
     @property
     def peers(self) -> list[Address]:
         """Return the addresses of the connected clients."""
-        return list(self._relay.peers)
+        return [address for address, peer in self._relay.peers.items() if not peer.hub]
+
+    @property
+    def routes(self) -> Routes:
+        """Return the routes between the clients and other hubs."""
+        return self._routes
+
+    @property
+    def relay(self) -> Relay:
+        """Return the relay between the clients and other hubs."""
+        return self._relay
+
+    def leave(self, hub: Peer, reason: str) -> None:
+        """Remove another hub, which was added by `relay.join`, and fail its calls."""
+        self._relay.leave(hub, reason)
+        if self._receiver is not None:
+            self._receiver.lost(hub.address, reason)
 
     @property
     def relayed(self) -> tuple[int, int, int]:
@@ -212,7 +239,6 @@ class WebSocketServer:
             CallError: UNAVAILABLE.
         """
         self._receiver = receiver
-        self._reset()
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 self._accept,
@@ -281,7 +307,7 @@ class WebSocketServer:
             return
         if isinstance(event, CallAborted):
             self._routes.give_up(SERVER, event.request_id, peer.address)
-        peer.send(message, control=not isinstance(event, BULK))
+        peer.send(message, control=not isinstance(event, BULK), serves=waits_for is None)
         if waits_for == SERVER and is_final(event):
             self._routes.give_up(peer.address, event.request_id)
 
@@ -308,7 +334,7 @@ class WebSocketServer:
         )
         self._routes.open(call)
         try:
-            peer.send(message, control=False)
+            peer.send(message, control=False, serves=True)
         except CallError:
             self._routes.end(call)
             raise
@@ -318,7 +344,8 @@ class WebSocketServer:
         if self._listener is not None:
             self._listener.close()
         for peer in self._relay.peers.values():
-            peer.notify(GoAway(reason=reason))
+            if not peer.hub:
+                peer.notify(GoAway(reason=reason))
 
     async def idle(self, timeout: float) -> bool:
         """Wait until no calls are in flight; return False if some are after the timeout."""
@@ -380,7 +407,7 @@ class WebSocketServer:
         Raises:
             CallError: RATE_LIMITED, if all the others have as much right to theirs.
         """
-        peers = self._relay.peers.values()
+        peers = [peer for peer in self._relay.peers.values() if not peer.hub]
         if len(peers) < self._max_connections:
             return
         groups = Counter(peer.group for peer in peers)
@@ -400,7 +427,7 @@ class WebSocketServer:
         self._pending.pop(peer, None)
         peer.max_message = hello.max_message
         link = peer.connection.link
-        if self.admission is None or peer.grant is not None:
+        if self._policy is None or peer.grant is not None:
             link.max_backlog, link.backlogs = self._max_backlog, self._backlogs
         else:
             link.backlogs = self._anonymous_backlogs

@@ -1,0 +1,593 @@
+"""Several hubs as one: they share their routes and pass calls to each other, over a broker.
+
+Each hub is one end of the broker. It streams what its own clients serve to the other hubs (`RouteFeed`), and adds each
+of them to its relay as a peer (`HubPeer`). Leases, tokens and probes of the broker are those of any other call, so a
+call that crosses ends exactly once, and a hub that is gone is noticed like any other server.
+
+Rule 1: a hub announces what its own clients and its own registry serve, never what it learned from another hub, and a
+request from a hub goes to a client, never to a third hub: a call crosses at most once.
+Rule 2: the hub of a caller decides who the caller is and whether it may delegate; the others believe it. Therefore the
+prefix is for hubs alone: credentials of the broker, or a shared secret (`ClusterSecret`), keep others out.
+Rule 3: an operation counts as unknown after every other hub has said which change of its routes is the latest, and all
+changes up to these have arrived.
+
+On the way a request id is `<address of the caller>/<its request id>`; ids without a slash are requests of the hubs
+themselves: `opwire.hub.routes` and `opwire.hub.sync`.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from hashlib import blake2b
+from hmac import compare_digest
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from opwire.auth.tokens import MIN_TOKEN, rejected
+from opwire.call.description import OperationInfo
+from opwire.call.discovery import SelfDescription
+from opwire.call.events import (
+    CallAborted,
+    CallAnswer,
+    CallCredit,
+    CallEvent,
+    CallFailed,
+    CallMessage,
+    CallRequested,
+    CallResponded,
+    SessionEvent,
+    SessionMessage,
+    decode_event,
+    encode_event,
+)
+from opwire.call.handler import CallHandler
+from opwire.call.pending import PendingRequestMap
+from opwire.call.transport import Address
+from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.hub.remote_operations import RemoteOperations
+from opwire.monitor import Statistics
+from opwire.operation import AccessControl, Change, Context, OperationSpec, is_own
+from opwire.registry import OperationRegistry
+from opwire.transports.broker import BrokerTransport
+from opwire.transports.connect import connect
+from opwire.transports.websocket.peers import Peer
+from opwire.transports.websocket.routes import (
+    MARGIN,
+    MAX_ID,
+    MAX_IDENTITY,
+    SERVER,
+    AbortedHead,
+    AnswerHead,
+    CompletedHead,
+    CreditHead,
+    EventHead,
+    FailedHead,
+    ProgressHead,
+    QuestionHead,
+    RequestedHead,
+    RespondedHead,
+    identity_json,
+    read_origin,
+)
+
+if TYPE_CHECKING:
+    from opwire.transports.websocket.server import WebSocketServer
+
+logger = logging.getLogger("opwire.hub")
+
+PREFIX = "opwire-hubs"
+"""The default prefix of the hubs on their broker."""
+
+ROUTES, SYNC = "opwire.hub.routes", "opwire.hub.sync"
+
+_MAX_HUBS = 1_000
+_MAX_OPERATIONS = 200_000  # of one hub
+_WAIT = 0.25  # seconds for the hubs that are there already to reply
+_SEARCH = 5.0  # seconds between two searches for hubs that were missed
+_PATIENCE = 5.0  # seconds for the routes of another hub
+_BREATH = 8  # routes after which other tasks run: registering one takes up to a third of a millisecond
+_LIFETIME, _SKEW = 60.0, 10.0  # seconds for which a proof is valid, and by which clocks may differ
+_REMEMBERED = 100_000  # proofs that were used
+_ANY_SIZE = 2**62
+_NO_CALLS = Statistics()
+_HEADS: dict[type[CallMessage], type[EventHead]] = {
+    head.kind: head
+    for head in (
+        RespondedHead,
+        CompletedHead,
+        FailedHead,
+        AbortedHead,
+        CreditHead,
+        ProgressHead,
+        QuestionHead,
+        AnswerHead,
+    )
+}
+
+
+# --- proof ------------------------------------------------------------------------------------------------------------
+
+
+class ClusterSecret:
+    """Proves that requests come from a hub that knows the secret, and not from another client of the broker.
+
+        NatsTransport("nats://…", prefix="opwire-hubs", signed=ClusterSecret(os.environ["SECRET"]))
+
+    A request is valid for a minute, once at each hub. Everything else is proven by the token of its request.
+
+    Raises:
+        UsageError: the secret is too short.
+    """
+
+    verifies = True
+
+    def __init__(self, secret: str) -> None:
+        if len(secret) < MIN_TOKEN:
+            raise UsageError(f"the secret of a cluster needs at least {MIN_TOKEN} characters: secrets.token_urlsafe()")
+        self._key = secret.encode(errors="surrogatepass")
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    def leaving(self, event: CallRequested) -> CallRequested:
+        """Return a request with its proof."""
+        until = int(time.time() + _LIFETIME)
+        return replace(event, credential=f"{until}.{self._signature(event, until)}")
+
+    def arriving(self, event: CallRequested) -> CallRequested:
+        """Check the proof of a request.
+
+        Raises:
+            CallError: UNAUTHENTICATED.
+        """
+        until, _, signature = (event.credential or "").partition(".")
+        now = time.time()
+        valid = until.isdecimal() and len(until) < 16 and now - _SKEW < int(until) < now + _LIFETIME + _SKEW
+        if not valid or not compare_digest(self._signature(event, int(until)).encode(), signature.encode()):
+            raise rejected("a request needs the secret of the cluster", "missing, wrong or expired proof")
+        if signature in self._seen:
+            raise rejected("the request was used before", "replayed request")
+        self._seen[signature] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return replace(event, credential=None)
+
+    def ended(self, request_id: str) -> None:
+        """Forget a request; there is nothing to forget."""
+
+    def _signature(self, event: CallRequested, until: int) -> str:
+        # The input encodes to the same JSON before and after its transport.
+        proven = replace(event, credential=None, deadline=until, timeout_ms=None, traceparent=None, tracestate=None)
+        return self.proof(encode_event(proven, limit=_ANY_SIZE))
+
+    def proof(self, text: bytes) -> str:
+        """Return what only a holder of the secret can compute from a text."""
+        return blake2b(text, key=blake2b(self._key, person=b"opwire-hubs-1").digest(), digest_size=16).hexdigest()
+
+
+def cluster_transport(url: str | Sequence[str], *, secret: str | None = None, **options: Any) -> BrokerTransport:
+    """Return the transport of a cluster; the options are those of the transport.
+
+    Raises:
+        UsageError: the URL or the secret is invalid.
+    """
+    urls = [url] if isinstance(url, str) else list(url)
+    if any(each.startswith(("ws://", "wss://")) for each in urls):
+        raise UsageError("the hubs of a cluster meet on a broker: cluster is the URL of Redis or NATS")
+    if secret is not None:
+        options["signed"] = ClusterSecret(secret)
+    return cast("BrokerTransport", connect(url, **{"prefix": PREFIX, **options}))
+
+
+# --- what this hub announces ------------------------------------------------------------------------------------------
+
+
+class RouteChange(Struct, omit_defaults=True):
+    """A change of the routes of a hub, or (without an operation) the end of those that it had when asked.
+
+    `number` counts the changes, from 1. Without a description the operation is not served there any more; `expected`:
+    it is expected back.
+    """
+
+    number: int
+    id: str = ""
+    description: dict[str, Any] | None = None
+    expected: bool = False
+    proof: str = ""  # in the first one, if there is a secret
+
+
+class RouteFeed:
+    """What this hub offers to others: a stream for each of them, in which only the last change of a route counts."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._offered: dict[str, RouteChange] = {}
+        self._followers: dict[asyncio.Event, dict[str, RouteChange]] = {}
+
+    def put(self, id: str, spec: OperationSpec | None, *, expected: bool = False) -> None:
+        """Offer an operation, or (None) do not offer it any more."""
+        if spec is None and id not in self._offered:
+            return
+        self.number += 1
+        change = RouteChange(self.number, id, expected=expected)
+        if spec is None:
+            del self._offered[id]
+        else:
+            change.description = OperationInfo.of(spec, _NO_CALLS).plain()
+            self._offered[id] = change
+        for news, changes in self._followers.items():
+            changes.pop(id, None)  # so that numbers ascend
+            changes[id] = change
+            news.set()
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._offered
+
+    async def follow(self) -> AsyncIterator[RouteChange]:
+        """Yield what is offered, and then every change."""
+        news, changes = asyncio.Event(), dict(sorted(self._offered.items(), key=lambda each: each[1].number))
+        self._followers[news] = changes
+        number, greeted = self.number, False
+        try:
+            while True:
+                while changes:
+                    yield changes.pop(next(iter(changes)))
+                if not greeted:
+                    greeted = True
+                    yield RouteChange(number)
+                news.clear()
+                await news.wait()
+        finally:
+            del self._followers[news]
+
+
+# --- other hubs -------------------------------------------------------------------------------------------------------
+
+
+class HubPeer(Peer):
+    """Another hub, as a peer of the relay."""
+
+    hub = True
+
+    def __init__(self, address: Address, transport: BrokerTransport, max_message: int) -> None:
+        super().__init__(address)
+        self.welcomed = True
+        self.max_message = max_message
+        self._transport = transport
+
+    def send(self, message: bytes, *, control: bool, serves: bool = False) -> None:
+        """Send a message of a client to the hub that serves the call, or that has its caller.
+
+        Raises:
+            CallError: PAYLOAD_TOO_LARGE, RATE_LIMITED, UNAVAILABLE; PROTOCOL_ERROR, if the message is invalid.
+        """
+        event = decode_event(message, limit=self.max_message + MARGIN)
+        self._pass(event, read_origin(message)[0] if serves else None)
+
+    def notify(self, event: CallEvent | SessionEvent, sender: Address = SERVER) -> None:
+        """End a call there: one that it serves by `call.aborted`, or one of its callers by `call.error`."""
+        if isinstance(event, SessionMessage):
+            return
+        try:
+            self._pass(event, sender if isinstance(event, CallAborted) else None)
+        except CallError as error:
+            logger.debug("could not notify the hub at %s: %s", self.address, error)
+
+    def _pass(self, event: CallEvent, caller: Address | None) -> None:
+        if caller is not None:
+            event = replace(event, request_id=f"{caller}/{event.request_id}")
+            if len(event.request_id) > MAX_ID:
+                raise CallError(ErrorCode.VALIDATION_ERROR, "the request id is too long to be passed to another hub")
+        self._transport.send(event, self.address)
+
+
+class _KnownHub(Struct, eq=False):
+    """The state of another hub: which changes of its routes have arrived."""
+
+    peer: HubPeer
+    number: int = -1
+    complete: bool = False  # everything that it offered at first has arrived
+    gone: bool = False
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    task: asyncio.Task[None] | None = None
+
+
+class _ClusterCalls(PendingRequestMap):
+    """The calls of the hubs themselves. Events of other calls, with a slash in their ids, go to the relay."""
+
+    def __init__(self, cluster: "Cluster", transport: BrokerTransport) -> None:
+        super().__init__(transport)
+        self._cluster = cluster
+
+    def received(self, event: CallEvent, sender: Address) -> None:
+        if isinstance(event, CallRequested):
+            self._cluster.meet(sender)  # by its first request, a new hub makes itself known
+        if "/" in event.request_id:
+            self._cluster.relay(event, sender)
+        else:
+            super().received(event, sender)
+
+    def lost(self, peer: Address | None, reason: str) -> None:
+        super().lost(peer, reason)
+        self._cluster.lost(peer, reason)
+
+
+class Cluster:
+    """Connects a hub to the others on a broker. `server` relays, `remote` lists their operations in the registry."""
+
+    def __init__(
+        self,
+        transport: BrokerTransport,
+        server: "WebSocketServer",
+        remote: RemoteOperations,
+        registry: OperationRegistry,
+    ) -> None:
+        self._transport = transport
+        self._secret = transport.signed if isinstance(transport.signed, ClusterSecret) else None
+        self._server = server
+        self._remote = remote
+        self._registry = registry
+        self._calls = _ClusterCalls(self, transport)
+        self._feed = RouteFeed()
+        self._handler = CallHandler(self._own_operations(), self._calls, name="hub", kind="hub")
+        self._hubs: dict[Address, _KnownHub] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._barrier: asyncio.Task[None] | None = None
+        self._stop_watching: Callable[[], object] = lambda: None
+        self._rejected: set[str] = set()  # logged already
+
+    def _own_operations(self) -> OperationRegistry:
+        registry, public = OperationRegistry(normalize="off"), AccessControl(public=True)
+
+        async def routes(context: Context) -> AsyncIterator[Any]:
+            """Stream the routes of this hub."""
+            if self._secret is not None:
+                yield RouteChange(0, proof=self._secret.proof((context.request_id or "").encode()))
+            async for change in self._feed.follow():
+                yield change
+
+        async def sync() -> int:
+            """Return the number of the latest change."""
+            return self._feed.number
+
+        registry.subscription(ROUTES, access=public)(routes)
+        registry.query(SYNC, access=public)(sync)
+        return registry
+
+    async def start(self) -> None:
+        """Connect to the broker, and learn the routes of the hubs that are there.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        self._remote.on_local = self._offer
+        await self._calls.start()
+        await self._handler.start()
+        await self._search(_WAIT)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await asyncio.gather(*(self._until(hub, 0) for hub in list(self._hubs.values())))
+        except TimeoutError:
+            logger.warning("some hubs did not send their routes within %g s; they are awaited", _PATIENCE)
+        self._run(self._keep_searching())
+
+    def offer_own(self) -> None:
+        """Offer the operations of the hub's own registry, now and when it changes."""
+        for spec in self._registry.list():
+            self._changed(Change("added", spec))
+        self._stop_watching = self._registry.on_change(self._changed)
+
+    def withdraw_own(self) -> None:
+        """Offer the operations of the hub's own registry no longer."""
+        self._stop_watching()
+        for spec in self._registry.list():
+            if spec.id not in self._remote:
+                self._feed.put(spec.id, None)
+
+    def _changed(self, change: Change) -> None:
+        id = change.spec.id
+        if id not in self._remote and not is_own(id):
+            self._feed.put(id, None if change.kind == "removed" else change.spec)
+
+    def _offer(self, operation_id: str) -> None:
+        spec, expected = self._remote.served_here(operation_id)
+        self._feed.put(operation_id, spec, expected=expected)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self._stop_watching()
+        self._remote.on_local = lambda _: None
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._handler.close()
+        await self._calls.close()
+
+    # --- routes of others ---------------------------------------------------------------------------------------------
+
+    def meet(self, address: Address) -> None:
+        """Add another hub, and follow its routes."""
+        if address in self._hubs or address == self._transport.address or len(self._hubs) >= _MAX_HUBS:
+            return
+        hub = self._hubs[address] = _KnownHub(HubPeer(address, self._transport, self._transport.max_message))
+        self._remote.hubs.add(address)
+        self._server.relay.join(hub.peer)
+        self._server.routes.address = self._transport.address or ""
+        hub.task = self._run(self._follow(hub))
+
+    def lost(self, address: Address | None, reason: str) -> None:
+        """Remove a hub that is gone, or (None) all of them; its operations linger."""
+        for each in [address] if address is not None else list(self._hubs):
+            hub = self._hubs.pop(each, None)
+            if hub is not None:
+                hub.gone = True
+                self._server.leave(hub.peer, f"the hub at {each} is gone: {reason}")
+                self._remote.lost(each)
+                self._remote.hubs.discard(each)
+                if hub.task is not None and hub.task is not asyncio.current_task():
+                    hub.task.cancel()
+                self._run(self._notify(hub))
+
+    async def _search(self, wait: float) -> None:
+        for address in await self._transport.servers(wait):
+            self.meet(address)
+
+    async def _keep_searching(self) -> None:
+        while True:
+            await asyncio.sleep(_SEARCH if self._transport.connected else _WAIT)
+            try:
+                await self._search(_WAIT)
+            except CallError as error:
+                logger.info("the other hubs cannot be found at the moment: %s", error)
+
+    async def _follow(self, hub: _KnownHub) -> None:
+        address, reason = hub.peer.address, "it has left"
+        number, context = 0, Context(request_id=token_hex(12))
+        expected = "" if self._secret is None else self._secret.proof((context.request_id or "").encode())
+        try:
+            changes = self._calls.subscribe(ROUTES, to=address, context=context, output_type=RouteChange)
+            async for item in changes:
+                if number == 0 and not compare_digest(item.data.proof.encode(), expected.encode()):
+                    raise CallError(ErrorCode.UNAUTHENTICATED, "it does not know the secret of this cluster")
+                self._apply(hub, item.data)
+                await self._notify(hub)
+                number += 1
+                if number % _BREATH == 0:
+                    await asyncio.sleep(0)
+        except CallError as error:
+            reason = error.message
+        self.lost(address, reason)
+
+    async def _notify(self, hub: _KnownHub) -> None:
+        async with hub.news:
+            hub.news.notify_all()
+
+    def _apply(self, hub: _KnownHub, change: RouteChange) -> None:
+        address, id = hub.peer.address, change.id
+        hub.number = max(hub.number, change.number)
+        if not id:
+            hub.complete = not change.proof
+        elif change.description is None:
+            self._server.routes.withdraw(address, [id])
+            if change.expected:
+                self._remote.lost(address, [id])
+            else:
+                self._remote.remove(address, [id])
+        elif id not in self._registry or id in self._remote:  # otherwise it is served here as well
+            try:
+                self._add(address, change.description)
+            except CallError as error:
+                self._server.routes.withdraw(address, [id])
+                self._remote.remove(address, [id])
+                if id not in self._rejected:
+                    self._rejected.add(id)
+                    logger.warning("ignoring an operation of the hub at %s: %s", address, error.message)
+
+    def _add(self, address: Address, description: dict[str, Any]) -> None:
+        operation = self._remote.check(OperationInfo.read(description))
+        conflict = self._remote.conflict(address, operation)
+        if conflict is None and len(self._server.routes.operations(address)) >= _MAX_OPERATIONS:
+            conflict = CallError(ErrorCode.RATE_LIMITED, f"at most {_MAX_OPERATIONS:,} are accepted from one hub")
+        if conflict is not None:
+            raise conflict
+        id = operation.spec.id
+        self._remote.add(address, [operation])
+        self._server.routes.announce(address, [id], [id] if self._remote.is_subscription(id) else [])
+
+    # --- certainty ----------------------------------------------------------------------------------------------------
+
+    async def look_up(self, operation_id: str) -> None:
+        """Wait until an operation is known, or all changes of the routes so far have arrived.
+
+        Raises:
+            CallError: UNAVAILABLE, the other hubs cannot be asked at the moment.
+        """
+        if is_own(operation_id):
+            return
+        before = self._barrier
+        if before is not None and not before.done():  # it began before this call: the change may be a later one
+            await asyncio.wait([before])
+        if self._barrier is before or self._barrier is None:
+            self._barrier = self._run(self._synchronise())
+        try:
+            await asyncio.shield(self._barrier)
+        except (CallError, TimeoutError) as error:
+            unsure = f"{operation_id} is not served here, and other hubs cannot be asked at the moment: {error}"
+            raise CallError(ErrorCode.UNAVAILABLE, unsure) from error
+
+    async def _synchronise(self) -> None:
+        if not self._transport.connected:
+            raise CallError(ErrorCode.UNAVAILABLE, "the broker of the hubs is not connected")
+        async with asyncio.timeout(_PATIENCE):
+            await asyncio.gather(*map(self._catch_up, list(self._hubs.values())))
+
+    async def _catch_up(self, hub: _KnownHub) -> None:
+        try:
+            latest = await self._calls.call(SYNC, to=hub.peer.address, output_type=int, timeout=_PATIENCE)
+        except CallError:
+            if hub.gone or hub.number < 0:  # it may not be a hub at all
+                return
+            raise
+        await self._until(hub, latest.data)
+
+    async def _until(self, hub: _KnownHub, number: int) -> None:
+        async with hub.news:
+            await hub.news.wait_for(lambda: hub.gone or (hub.complete and hub.number >= number))
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def relay(self, event: CallEvent, sender: Address) -> None:
+        """Pass on an event of a call that crosses."""
+        hub = self._hubs.get(sender)
+        if hub is None:
+            return  # it is lost, and so are its calls
+        peer, id = hub.peer, event.request_id
+        try:
+            if isinstance(event, CallRequested):
+                self._relay_request(peer, event)
+                return
+            head = _HEADS[type(event)](id)
+            head.seq = event.seq if isinstance(event, CallResponded) else None
+            if isinstance(head, FailedHead) and isinstance(event, CallFailed):
+                head.code = event.code if event.code in ErrorCode.__members__ else ErrorCode.EXECUTION_ERROR
+            steers = isinstance(event, CallCredit | CallAnswer)
+            if isinstance(event, CallAborted):
+                steers = self._server.routes.waits_for(sender, id) is not None
+            if not steers:  # from the server of a call that was made here
+                head.peer, _, head.request_id = id.partition("/")
+                event = replace(event, request_id=head.request_id)
+            self._server.relay.pass_on(peer, encode_event(event, limit=peer.max_message + MARGIN), head)
+        except CallError as error:
+            logger.debug("an event of the hub at %s was dropped: %s", sender, error)
+
+    def _relay_request(self, peer: HubPeer, event: CallRequested) -> None:
+        identity = identity_json(event.identity)
+        if len(identity) > MAX_IDENTITY or len(event.request_id) > MAX_ID:
+            large = CallError(ErrorCode.PAYLOAD_TOO_LARGE, "the identity or the request id is too long")
+            peer.notify(CallFailed.of(event.request_id, large))
+            return
+        head = RequestedHead(
+            event.request_id,
+            operation_id=event.operation_id,
+            parent_request_id=event.parent_request_id,
+            credits=event.credits,
+            sticky_key=event.sticky_key,
+            progress=event.progress,
+            questions=event.questions,
+        )
+        message = encode_event(replace(event, identity=None), limit=peer.max_message + MARGIN)
+        self._server.relay.pass_on(peer, message, head, identity)
+
+    def description(self, about: SelfDescription, caller: Address) -> SelfDescription | None:
+        """Return the description of what this hub offers, for callers at other hubs."""
+        return about.of(lambda spec: spec.id in self._feed) if caller in self._hubs else None
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,268 @@
+"""Several hubs as one, over real brokers: calls cross between hubs with all that belongs to them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from secrets import token_hex
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from opwire.call import PendingRequestMap
+from opwire.call.events import CallRequested
+from opwire.errors import CallError, ErrorCode, UsageError
+from opwire.hub import Hub
+from opwire.hub.cluster import ClusterSecret, cluster_transport
+from opwire.operation import Context, Identity, Progress
+from opwire.questions import Question
+from opwire.registry import OperationRegistry
+from opwire.testing.harness import soon
+from opwire.transports.broker import BrokerTransport
+from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding, ids, whoami
+from tests.requirements import requirement
+from tests.transports.websocket.ends import until
+
+
+class Hubs:
+    """Makes hubs of one cluster."""
+
+    def __init__(self, meeting: Meeting, broker: str) -> None:
+        self._meeting = meeting
+        self._broker = broker
+        self._prefix = f"hubs-{token_hex(4)}"
+
+    def link(self, secret: str | None = None) -> BrokerTransport:
+        """One end of their broker."""
+        return cluster_transport(self._broker, secret=secret, prefix=self._prefix, heartbeat=BEAT)
+
+    async def hub(self, registry: OperationRegistry | None = None, secret: str | None = None, **options: Any) -> Hub:
+        """A hub; `secret` is that of its cluster."""
+        return await self._meeting.hub(registry, cluster=self.link(secret), **{"linger": 0, **options})
+
+
+@pytest.fixture
+def hubs(broker: str, meeting: Meeting) -> Hubs:
+    return Hubs(meeting, broker)
+
+
+@requirement("hub.cluster")
+async def test_a_caller_reaches_a_spoke_of_another_hub(hubs: Hubs, meeting: Meeting) -> None:
+    a, b = await hubs.hub(), await hubs.hub()
+    await meeting.spoke(a.url, adding())
+    caller = await meeting.spoke(b.url)
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3  # at once: b asks before it counts as unknown
+    assert (await b.registry.execute("math.add", {"a": 2, "b": 2})).data == 4
+    assert ids(b.registry) == ["math.add"]
+
+
+@requirement("hub.cluster")
+async def test_a_new_hub_knows_the_operations_of_the_others_when_it_starts(hubs: Hubs, meeting: Meeting) -> None:
+    a = await hubs.hub(adding("own"))
+    await meeting.spoke(a.url, adding())
+    b = await hubs.hub()
+    assert ids(b.registry) == ["math.add", "own.add"]
+    caller = await meeting.spoke(b.url)
+    assert await caller.call("own.add", {"a": 1, "b": 2}) == 3
+
+
+@requirement("hub.cluster")
+async def test_an_operation_that_is_withdrawn_is_unknown_at_every_hub(hubs: Hubs, meeting: Meeting) -> None:
+    a, b = await hubs.hub(), await hubs.hub()
+    registry = adding()
+    spoke = await meeting.spoke(a.url, registry)
+    caller = await meeting.spoke(b.url)
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+    await spoke.close()
+    await until("it is unknown", lambda: ids(b.registry) == [])
+    with pytest.raises(CallError, match=r"Operation not found: math\.add") as raised:
+        await caller.call("math.add", {"a": 1, "b": 2})
+    assert raised.value.code is ErrorCode.OPERATION_NOT_FOUND
+
+
+@requirement("hub.cluster.authority")
+async def test_the_identity_of_a_caller_crosses_and_access_is_checked_where_it_is_served(
+    hubs: Hubs, meeting: Meeting
+) -> None:
+    a, b = await hubs.hub(authenticate=AUTH), await hubs.hub(authenticate=AUTH)
+    await meeting.spoke(a.url, whoami(), token="billing")
+    alice = await meeting.spoke(b.url, token="alice")
+    assert await alice.call("billing.whoami") == "alice"
+    assert (await b.registry.execute("billing.whoami")).data == "hub"
+
+
+@requirement("hub.cluster.authority")
+async def test_delegation_needs_a_grant_at_the_hub_of_the_server(hubs: Hubs, meeting: Meeting) -> None:
+    a, b = await hubs.hub(authenticate=AUTH), await hubs.hub(authenticate=AUTH)
+    await meeting.spoke(b.url, whoami(), token="billing")
+
+    def nesting(namespace: str) -> OperationRegistry:
+        registry = OperationRegistry()
+
+        @registry.query(f"{namespace}.ask")
+        async def ask(context: Context) -> str | None:
+            spoke = servers[namespace]
+            return (await spoke.calls.call("billing.whoami", context=context)).data
+
+        return registry
+
+    servers = {each: await meeting.spoke(a.url, nesting(each), token=each) for each in ("gateway", "mallory")}
+    alice = await meeting.spoke(b.url, token="alice")
+    assert await alice.call("gateway.ask") == "alice"
+    with pytest.raises(CallError, match="does not delegate"):
+        await alice.call("mallory.ask")
+    with pytest.raises(CallError, match="cannot be passed on"):
+        await b.registry.execute("gateway.ask")  # the authority of a hub's own program
+
+
+SECRET = "the secret of these hubs"
+
+
+@requirement("hub.cluster.secret")
+async def test_with_a_secret_only_hubs_that_know_it_are_believed(
+    hubs: Hubs, meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = await hubs.hub(secret=SECRET), await hubs.hub(secret=SECRET)
+    stranger = await hubs.hub(adding("evil"), secret="another secret of others")
+    await meeting.spoke(a.url, adding())
+    caller = await meeting.spoke(b.url)
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+    assert ids(b.registry) == ["math.add"]
+    assert ids(stranger.registry) == ["evil.add"]
+    async with PendingRequestMap(hubs.link()) as calls:  # another client of the broker
+        for address in await calls.transport.servers():
+            with pytest.raises(CallError, match="needs the secret"):
+                await calls.call("math.add", {"a": 1, "b": 2}, to=address)
+    assert SECRET not in caplog.text
+
+
+@requirement("hub.cluster.secret")
+def test_a_proof_is_for_one_request_once() -> None:
+    here, there = ClusterSecret(SECRET), ClusterSecret(SECRET)
+    request = CallRequested(request_id="server/1", operation_id="math.add", input={"a": 1.0})
+    proven = here.leaving(request)
+    for changed in (
+        replace(proven, operation_id="math.sub"),
+        replace(proven, input={"a": 2}),
+        replace(proven, identity=Identity(id="root")),
+        replace(proven, credential=None),
+        replace(proven, credential="1." + (proven.credential or "").partition(".")[2]),
+        replace(proven, credential="\u00b2.x"),
+    ):
+        with pytest.raises(CallError) as raised:
+            there.arriving(changed)
+        assert raised.value.code is ErrorCode.UNAUTHENTICATED
+    assert there.arriving(proven) == request
+    with pytest.raises(CallError, match="used before"):
+        there.arriving(proven)
+    with pytest.raises(UsageError, match="at least 16"):
+        ClusterSecret("short")
+
+
+@requirement("hub.cluster")
+async def test_a_caller_that_gives_up_or_leaves_stops_the_handler_at_another_hub(hubs: Hubs, meeting: Meeting) -> None:
+    a, b = await hubs.hub(), await hubs.hub()
+    for leave in (False, True):
+        waiting = Waiting()
+        spoke = await meeting.spoke(a.url, waiting.registry)
+        caller = await meeting.spoke(b.url)
+        call = asyncio.create_task(caller.call("slow.wait"))
+        await soon("it has begun", waiting.began.wait())
+        if leave:
+            await caller.close()
+        else:
+            call.cancel()
+        await soon("it is stopped", waiting.stopped.wait())
+        with pytest.raises((CallError, asyncio.CancelledError)):
+            await call
+        await spoke.close()
+
+
+@requirement("hub.cluster")
+async def test_items_progress_and_questions_cross(hubs: Hubs, meeting: Meeting) -> None:
+    registry = OperationRegistry()
+    produced = 0
+
+    @registry.subscription("clock.count")
+    async def count(to: int) -> AsyncIterator[int]:
+        nonlocal produced
+        for number in range(to):
+            produced += 1
+            yield number
+
+    @registry.query("work.ask")
+    async def ask(context: Context) -> bool:
+        context.report(1, 2, "half")
+        return bool(await context.elicit(bool, "Really?"))
+
+    a, b = await hubs.hub(), await hubs.hub()
+    await meeting.spoke(a.url, registry)
+    caller = await meeting.spoke(b.url)
+    assert [item async for item in caller.subscribe("clock.count", {"to": 500})] == list(range(500))
+    produced = 0
+    slow = caller.subscribe("clock.count", {"to": 500})
+    assert await anext(slow) == 0
+    assert produced < 200  # by credits, not by the broker's buffers
+    await slow.aclose()
+    reports: list[Progress] = []
+
+    async def answer(question: Question) -> dict[str, Any]:
+        return {"action": "accept", "content": {"value": True}}
+
+    context = Context(on_progress=reports.append, on_question=answer)
+    assert (await caller.calls.call("work.ask", context=context)).data is True
+    assert [report.message for report in reports] == ["half"]
+
+
+@requirement("hub.cluster")
+async def test_a_hub_that_is_gone_fails_the_calls_that_cross_and_no_others(hubs: Hubs, meeting: Meeting) -> None:
+    a, b = await hubs.hub(), await hubs.hub()
+    waiting = Waiting()
+    await meeting.spoke(a.url, waiting.registry)
+    await meeting.spoke(b.url, adding())
+    caller = await meeting.spoke(b.url)
+    call = asyncio.create_task(caller.call("slow.wait"))
+    await soon("it has begun", waiting.began.wait())
+    await a.close()
+    with pytest.raises(CallError) as raised:
+        await soon("it fails", call)
+    assert raised.value.code is ErrorCode.UNAVAILABLE
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+
+
+@requirement("hub.cluster")
+async def test_servers_of_the_own_hub_come_first_and_sticky_calls_meet_at_one_server(
+    hubs: Hubs, meeting: Meeting
+) -> None:
+    def named(name: str) -> OperationRegistry:
+        registry = OperationRegistry()
+
+        @registry.query("who.serves")
+        async def serves() -> str:
+            return name
+
+        return registry
+
+    a, b = await hubs.hub(), await hubs.hub()
+    await meeting.spoke(a.url, named("a"))
+    await meeting.spoke(b.url, named("b"))
+    callers = [await meeting.spoke(a.url), await meeting.spoke(b.url)]
+    await until("both know both", lambda: all(len(hub.transport.routes.servers()) == 2 for hub in (a, b)))
+    assert [await each.call("who.serves") for each in callers] == ["a", "b"]
+    for key in map(str, range(20)):
+        first, second = [(await each.calls.call("who.serves", sticky_key=key)).data for each in callers]
+        assert first == second
+
+
+@requirement("hub.cluster")
+async def test_discovery_and_figures_include_the_other_hubs(hubs: Hubs, meeting: Meeting) -> None:
+    a, b = await hubs.hub(name="first"), await hubs.hub(name="second")
+    await meeting.spoke(a.url, adding())
+    caller = await meeting.spoke(b.url)
+    assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
+    found = {each.server.name: [info.id for info in each.operations] for each in await caller.discover()}
+    assert found == {"first": ["math.add"]}
+
+
+async def test_the_cluster_of_a_hub_is_a_broker() -> None:
+    with pytest.raises(UsageError, match="the URL of Redis or NATS"):
+        Hub(cluster="ws://127.0.0.1:8700")
