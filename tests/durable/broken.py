@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from opwire.durable import Claim, JournalInfo, MemoryJournal, MemoryJournalState, Outcome, Task
+from opwire.durable import Claim, JournalInfo, MemoryJournal, MemoryJournalState, Outcome, PendingTask, Task
 
 
 class ForgetsFields(MemoryJournal):
@@ -230,6 +230,11 @@ class CountsWhatHasEnded(MemoryJournal):
     async def info(self) -> list[JournalInfo]:
         ended = sum(entry.outcome is not None for entry in self._opened()._entries.values())
         return [replace(info, waiting=info.waiting + ended) for info in await super().info()]
+
+
+class ListsWhatRunsAsWaiting(MemoryJournal):
+    async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
+        return [replace(each, claimed=False) for each in await super().pending(operation_id, limit=limit)]
 
 
 class CountsLossesAsFailures(MemoryJournal):

@@ -70,6 +70,7 @@ REPLAYED = "a buried task can be replayed"
 FORMER = "who worked before a replay ends nothing"
 PURGED = "a key that was purged can be used anew"
 COUNTED = "everything is counted"
+LISTED = "what waits or runs is listed"
 NOT_LOOKED_AT = "a closed end cannot be looked at"
 
 CAUGHT: dict[type[MemoryJournal], set[str]] = {
@@ -103,6 +104,7 @@ CAUGHT: dict[type[MemoryJournal], set[str]] = {
     broken.PurgesAnything: {PURGED},
     broken.PurgesNothing: {PURGED},
     broken.CountsWhatHasEnded: {COUNTED},
+    broken.ListsWhatRunsAsWaiting: {LISTED},
     broken.CountsLossesAsFailures: {APART, CLEARED},
     broken.BlamesEverybody: {ALONE, INNOCENT},
     broken.BlamesNobody: {ALONE, INNOCENT},

@@ -1,7 +1,7 @@
 """Durable calls: mutations that are stored in a journal, survive crashes, and have exactly one recorded outcome."""
 
 from opwire.durable.calls import DurableCalls
-from opwire.durable.journal import Claim, Journal, JournalInfo, Outcome, Task
+from opwire.durable.journal import Claim, Journal, JournalInfo, Outcome, PendingTask, Task
 from opwire.durable.memory import MemoryJournal, MemoryJournalState
 from opwire.durable.worker import DurableWorker
 
@@ -14,5 +14,6 @@ __all__ = [
     "MemoryJournal",
     "MemoryJournalState",
     "Outcome",
+    "PendingTask",
     "Task",
 ]

@@ -109,6 +109,17 @@ class JournalInfo(Struct, frozen=True, kw_only=True):
     buried: int
 
 
+class PendingTask(Struct, frozen=True, kw_only=True):
+    """A task without an outcome. `claimed`: a worker has it, or has lost it and no other one has claimed it yet."""
+
+    key: str
+    operation_id: str
+    submitted: int
+    """Epoch milliseconds."""
+    claimed: bool
+    attempts: int
+
+
 class Journal(Protocol):
     """Storage of durable calls.
 
@@ -185,6 +196,10 @@ class Journal(Protocol):
 
     def buried(self, operation_id: str | None = None) -> AsyncIterator[Outcome]:
         """Iterate over the outcomes of buried tasks, the oldest first."""
+        ...
+
+    async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
+        """Return the tasks of an operation that wait or run, the oldest first, at most `limit`."""
         ...
 
     async def replay(self, key: str) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Protocol, Self
 
 from msgspec import Struct
@@ -26,6 +27,7 @@ from opwire.durable.journal import (
     Claim,
     JournalInfo,
     Outcome,
+    PendingTask,
     Task,
     check_seconds,
     key_in_use,
@@ -240,6 +242,20 @@ class MemoryJournalState:
         wanted = [each for each in found if each.buried and operation_id in (None, each.operation_id)]
         return iter(sorted(wanted, key=lambda outcome: outcome.recorded))
 
+    def pending(self, operation_id: str) -> Iterator[PendingTask]:
+        """Iterate over the tasks of an operation that wait or run, the oldest first."""
+        found = [each for each in self._entries.values() if each.outcome is None]
+        for each in sorted(found, key=lambda entry: entry.number):
+            task = each.task
+            if task.operation_id == operation_id:
+                yield PendingTask(
+                    key=task.key,
+                    operation_id=operation_id,
+                    submitted=task.submitted,
+                    claimed=each.claimed,
+                    attempts=each.attempts,
+                )
+
     def replay(self, key: str) -> bool:
         """Submit a buried task again, as a new one; return False if it does not exist."""
         entry = self._entries.get(key)
@@ -389,6 +405,10 @@ class MemoryJournal:
         """Iterate over the outcomes of buried tasks, the oldest first."""
         for outcome in self._opened().buried(operation_id):
             yield outcome
+
+    async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
+        """Return the tasks of an operation that wait or run, the oldest first, at most `limit`."""
+        return list(islice(self._opened().pending(operation_id), limit))
 
     async def replay(self, key: str) -> bool:
         """Submit a buried task again."""

@@ -192,6 +192,25 @@ async def everything_is_counted(harness: JournalHarness) -> None:
     )
 
 
+async def what_waits_or_runs_is_listed(harness: JournalHarness) -> None:
+    """List the tasks of an operation that wait or run, the oldest first; ended ones are left out."""
+    journal, other = await harness.end(), await harness.end()
+    await _buried(harness, journal, "buried")
+    ended, released, claimed = [await _submitted(harness, journal, key) for key in ("ended", "released", "claimed")]
+    await journal.record(ended, harness.outcome(ended))
+    await journal.release(released, LONG, failed=True)
+    waiting = harness.task("waiting")
+    await journal.submit(waiting)
+    await journal.submit(harness.task("elsewhere", operation="other"))
+    found = [(each.key, each.claimed, each.attempts) for each in await other.pending(harness.id())]
+    wanted = [(released.task.key, False, 1), (claimed.task.key, True, 1), (waiting.key, False, 0)]
+    expect(found == wanted, f"{wanted} wait or run, and {found} are listed")
+    (oldest,) = await other.pending(harness.id(), limit=1)
+    expect(oldest.key == released.task.key, f"the oldest task is {oldest.key}")
+    expect(oldest.submitted == released.task.submitted, "the time of submission of a task has changed")
+    expect(await other.pending(harness.id("unknown")) == [], "tasks of an unknown operation are listed")
+
+
 async def a_closed_end_cannot_be_looked_at(harness: JournalHarness) -> None:
     """Query a closed end; every method raises UNAVAILABLE."""
     journal = await harness.end()
@@ -206,6 +225,7 @@ async def a_closed_end_cannot_be_looked_at(harness: JournalHarness) -> None:
     await refused("buried on a closed end", first_buried(), unavailable)
     await refused("replay on a closed end", journal.replay(key), unavailable)
     await refused("purge on a closed end", journal.purge(key), unavailable)
+    await refused("pending on a closed end", journal.pending("do"), unavailable)
     await refused("info on a closed end", journal.info(), unavailable)
 
 
@@ -247,6 +267,7 @@ JOURNAL_CONTRACT: Mapping[str, Check] = named_checks(
         "who worked before a replay ends nothing": who_worked_before_a_replay_ends_nothing,
         "a key that was purged can be used anew": a_purged_key_can_be_used_anew,
         "everything is counted": everything_is_counted,
+        "what waits or runs is listed": what_waits_or_runs_is_listed,
         "a closed end cannot be looked at": a_closed_end_cannot_be_looked_at,
     },
 )

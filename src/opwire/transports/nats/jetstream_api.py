@@ -638,6 +638,15 @@ class TaskLog(SessionListener):
         last = await self._find({"last_by_subj": f"{subject.rsplit('.', 5)[0]}.>"})
         return last.body.outcome if last is not None and last.kind == "buried" else None
 
+    async def next_task(self, operation_id: str, seq: int) -> Entry | None:
+        """Return the first task of an operation from this number on.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        subject = self.names.every(f"task.{token(operation_id)}")
+        return await self._find({"seq": seq, "next_by_subj": subject})
+
     async def _find(self, which: dict[str, object]) -> Entry | None:
         what = f"STREAM.MSG.GET.{self.names.stream}"
         message = (await self._session.api(_MessageFound, what, which, unless=_NOT_FOUND)).message

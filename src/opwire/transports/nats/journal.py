@@ -32,12 +32,13 @@ from ssl import SSLContext
 
 from msgspec.structs import replace
 
-from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, Task, check_seconds, key_in_use
+from opwire.durable.journal import KEEP, Claim, JournalInfo, Outcome, PendingTask, Task, check_seconds, key_in_use
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.broker_journal import BrokerJournal, OutcomeWaiters
 from opwire.transports.nats.connection import NatsCredentials, NatsServers, Security
 from opwire.transports.nats.jetstream_api import (
     TRIES,
+    Entry,
     EntryBody,
     JetStreamSession,
     JournalSubjects,
@@ -224,6 +225,37 @@ class NatsJournal(BrokerJournal):
             for outcome in await asyncio.gather(*map(self._log.buried, page)):
                 if outcome is not None:  # else purged or replayed meanwhile
                     yield outcome
+
+    async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
+        """Return the tasks of an operation that wait or run, the oldest first, at most `limit`.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        consumers = [each for each in await self._tasks.consumers.every() if each.operation_id == operation_id]
+        delivered = max((each.delivered.stream_seq for each in consumers), default=0)
+        entries, seq = list[Entry](), 1
+        while len(entries) < limit and (entry := await self._log.next_task(operation_id, seq)) is not None:
+            entries.append(entry)
+            seq = entry.seq + 1
+
+        async def read(entry: Entry) -> PendingTask | None:
+            task = entry.body.task
+            since = None if task is None else await self._log.since(task.key)
+            if since is not None and since.birth != entry.seq:
+                since = None  # of an earlier life
+            if task is None or (since is not None and since.body.outcome is not None):
+                return None  # it has ended, and is not acknowledged yet
+            is_first = since is None and entry.seq <= delivered  # the first claim of a task needs no entry
+            return PendingTask(
+                key=task.key,
+                operation_id=operation_id,
+                submitted=task.submitted,
+                claimed=is_first or (since is not None and since.kind == "lease"),
+                attempts=int(is_first) if since is None else since.body.attempt,
+            )
+
+        return [each for each in await asyncio.gather(*map(read, entries)) if each is not None]
 
     async def replay(self, key: str) -> bool:
         """Submit a buried task again; return False if it is unknown.

@@ -74,10 +74,15 @@ class _ConsumerConfig(Struct, frozen=True):
     metadata: dict[str, str] = {}
 
 
+class _Delivered(Struct, frozen=True):
+    stream_seq: int = 0
+
+
 class Consumer(Struct, frozen=True):
-    """The numbers of undelivered and of delivered or delayed tasks of a consumer."""
+    """The numbers of undelivered and of delivered or delayed tasks of a consumer, and the last delivered entry."""
 
     config: _ConsumerConfig = _ConsumerConfig()
+    delivered: _Delivered = _Delivered()
     num_pending: int = 0
     num_ack_pending: int = 0
 

@@ -42,6 +42,7 @@ from opwire.durable.journal import (
     Claim,
     JournalInfo,
     Outcome,
+    PendingTask,
     Task,
     check_seconds,
     key_in_use,
@@ -476,6 +477,24 @@ class RedisJournal(BrokerJournal):
                     yield _decode(outcome)
                 except CallError as error:  # must not hide the others
                     logger.warning("ignored a buried task of %s: %s", self.name, error.message)
+
+    async def pending(self, operation_id: str, *, limit: int = 100) -> list[PendingTask]:
+        """Return the tasks of an operation that wait or run, the oldest first, at most `limit`.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+        found = await self._session.run(scripts.PENDING, [self._names.stream(operation_id)], limit)
+        return [
+            PendingTask(
+                key=key.decode("utf-8", "surrogatepass"),
+                operation_id=operation_id,
+                submitted=int(submitted),
+                claimed=bool(claimed),
+                attempts=attempts,
+            )
+            for key, submitted, claimed, attempts in found
+        ]
 
     async def replay(self, key: str) -> bool:
         """Submit a buried task again; return False if it is unknown.

@@ -256,6 +256,18 @@ local pending = length > 0 and redis.call('XPENDING', KEYS[1], 'workers')[1] or 
 return {length - pending + later, pending - later, redis.call('ZCARD', KEYS[4])}
 """)
 
+# Return key, time of submission, 1 if claimed, and attempts of the oldest tasks in a stream, without their requests.
+# KEYS: stream; ARGV: how many.
+PENDING = Script("""\
+local found = {}
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])) do
+  local pending = redis.call('XPENDING', KEYS[1], 'workers', entry[1], entry[1], 1)[1]
+  local claimed = pending and pending[2] ~= 'released' and 1 or 0
+  found[#found + 1] = {entry[2][2], entry[2][6], claimed, pending and pending[4] or 0}
+end
+return found
+""")
+
 # Delete our consumers that have no tasks left. KEYS: streams; ARGV: our consumer in each.
 LEAVE = Script("""\
 for i, stream in ipairs(KEYS) do
@@ -266,4 +278,4 @@ end
 return 1
 """)
 
-SCRIPTS = (SUBMIT, WAIT, TAKE, RENEW, RELEASE, RECORD, REPLAY, PURGE, COUNT, LEAVE)
+SCRIPTS = (SUBMIT, WAIT, TAKE, RENEW, RELEASE, RECORD, REPLAY, PURGE, COUNT, PENDING, LEAVE)
