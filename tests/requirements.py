@@ -35,11 +35,13 @@ CONSOLE: dict[str, str] = {
     "console.call": "A call on the page is one stream of events, checked and intercepted, and ends with the stream.",
     "console.questions": "A question of an operation is answered on the page, by the person who called it.",
     "console.snippets": "A call can be copied as curl, Python and MCP, and what is copied runs.",
-    "console.tape": "Calls of all surfaces and nested ones reach the page in batches; a slow page delays no call.",
+    "console.tape": "Calls of all surfaces and nested ones reach the page in batches; a slow page delays no call. Of "
+    "very many calls the errors and a part of the others are shown, and all are counted; the server filters.",
     "console.values": "Inputs and outputs are kept while a person with the scope watches, bounded and without secrets.",
     "console.approvals": "Calls that wait for approval are decided on the page, by persons with the scope.",
     "console.system": "The console shows servers, sources with their reports, durations and errors of operations.",
-    "console.journal": "Buried tasks are retried and discarded on the page, by persons with the scope.",
+    "console.journal": "Tasks that wait, run or are buried are listed; buried ones are retried and discarded on the "
+    "page, by persons with the scope.",
     "console.large-results": "A large result is downloaded by its owner, within limits of bytes and time.",
     "console.reproducible": "The files of the console's page are what its sources build.",
     "console.size": "The page is at most 350 kB compressed, without inline scripts, styles and foreign addresses.",

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,10 +314,38 @@ async def test_a_record_that_is_created_lazily_is_filtered_as_any_other() -> Non
     monitor = CallMonitor(shop())
     everything, some = CallWatcher(), CallWatcher(id="x")
     with monitor.watching(everything), monitor.watching(some):
-        monitor.record_lazily("a.b", create, "y1")
-        monitor.record_lazily("opwire.calls", create, "x0")
-        monitor.record_lazily("a.b", create, "x1")
+        monitor.record_lazily("OK", create, "y1")
+        monitor.record_lazily("OK", create, "x1")
         assert created == ["y1", "x1"]
         assert [each.request_id for each in some.take()[0]] == ["x1"]
         assert [each.request_id for each in everything.take()[0]] == ["y1", "x1"]
         assert everything.take() == ([], 0)
+
+
+@requirement("monitor.bounded")
+async def test_a_watcher_with_a_rate_counts_the_calls_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr("opwire.monitor.time", SimpleNamespace(monotonic=lambda: now, time=lambda: now))
+    monitor, watcher = CallMonitor(shop()), CallWatcher(rate=100)
+
+    def record(number: int, outcome: str = "OK") -> None:
+        for each in range(number):
+            monitor.record(f"r{each}", "shop.price", outcome, 0.001, "call")
+
+    with monitor.watching(watcher):
+        record(300)
+        record(5, "TIMEOUT")  # errors are shown beyond it
+        records, dropped = watcher.take()
+        assert (len(records), dropped) == (105, 200)
+        assert [each.outcome for each in records[-5:]] == ["TIMEOUT"] * 5
+        record(10)
+        assert [len(records) for records, _ in (watcher.take(), watcher.take())] == [1, 0]  # one, however late it is
+        now += 0.5
+        watcher.take()
+        record(200)
+        records, dropped = watcher.take()
+        assert (len(records), dropped) == (52, 148)
+        now += 3600
+        watcher.take()
+        record(2_000)
+        assert len(watcher.take()[0]) == 1_000

@@ -14,14 +14,19 @@ export const lostSince = new Store<number | null>(null);
 export const approvals = new Store<Approval[]>([]);
 /** Whether the server keeps inputs and outputs for this page. Off until asked for, and again after a reload. */
 export const showValues = new Store(false);
+/** The filter that the server applies: "" for all calls, of which it sends a part if there are many. */
+export const sentFilter = new Store("");
 
 /** The last calls, oldest first. The page draws them when it has time for it. */
 export const tape = {
   records: [] as CallRecord[],
   pulse: new Pulse(150),
   received: 0,
-  /** Records that the server has dropped, because this page was too slow. */
+  /** Calls without a record: there were more than a page gets, or than it has read. */
   dropped: 0,
+  thinned: 0,
+  /** Whether calls came without a record in the last seconds. */
+  isThinned: () => Date.now() - tape.thinned < 5_000,
   clear(): void {
     tape.records = [];
     tape.pulse.touch();
@@ -39,6 +44,7 @@ export const figures = {
 function record(batch: CallRecord[], dropped: number): void {
   tape.received += batch.length;
   tape.dropped += dropped;
+  if (dropped > 0) tape.thinned = Date.now();
   tape.records.push(...batch);
   // Shortened by a tenth at a time: moving 10,000 records for each batch would cost more than the batch.
   if (tape.records.length > MAX_RECORDS * 1.1) tape.records = tape.records.slice(-MAX_RECORDS);
@@ -92,7 +98,10 @@ function open(): void {
   source?.close();
   if (session.value === null) return;
   if (connection.value === "open") connection.set("connecting");
-  const stream = new EventSource(address(showValues.value ? "events?values=1" : "events"));
+  const query = new URLSearchParams();
+  if (showValues.value) query.set("values", "1");
+  if (sentFilter.value !== "") query.set("filter", sentFilter.value);
+  const stream = new EventSource(address(`events?${query.toString()}`));
   source = stream;
   stream.onopen = () => {
     const wasLost = connection.value === "lost";
@@ -140,5 +149,6 @@ export function startLive(): void {
   open();
   logins.subscribe(open);
   showValues.subscribe(reconnect);
+  sentFilter.subscribe(reconnect);
   window.addEventListener("online", reconnect);
 }

@@ -199,7 +199,7 @@ function JournalTable({ journal, onChange }: { journal: Journal; onChange: () =>
       )}
       {problem && <Notice tone="bad">{line(problem)}</Notice>}
       {journal.tasks.length === 0 ? (
-        <p className="muted">No task is buried.</p>
+        <p className="muted">No task waits, runs or is buried.</p>
       ) : (
         <div className="table-scroll" tabIndex={0} role="region" aria-label="Durable tasks">
           <table className="data">
@@ -209,11 +209,11 @@ function JournalTable({ journal, onChange }: { journal: Journal; onChange: () =>
                 <tr key={task.id}>
                   <td><code>{line(task.id, 40)}</code></td>
                   <td><OperationId id={task.operationId} /></td>
-                  <td>{line(task.state, 30)}</td>
+                  <td className={task.state === "buried" ? "bad-text" : ""}>{line(task.state, 30)}</td>
                   <td className="number">{count(task.attempts)}</td>
                   <td className="wrap">{task.lastError && <><Outcome code={task.lastError.code} /> {line(task.lastError.message, 200)}</>}</td>
                   <td className="muted">{task.since ? `${ago(task.since)} ago` : ""}</td>
-                  <td className="actions">{mayRun && <>
+                  <td className="actions">{mayRun && task.state === "buried" && <>
                     <Button icon="retry" onClick={() => void act(task.id, "retry")}>Retry</Button>
                     <Button icon="trash" kind="quiet" onClick={() => void act(task.id, "discard")}>Discard</Button>
                   </>}</td>
@@ -223,7 +223,7 @@ function JournalTable({ journal, onChange }: { journal: Journal; onChange: () =>
           </table>
         </div>
       )}
-      {journal.more && <p className="muted">There are more than these.</p>}
+      {journal.more && <p className="muted">There are more: these are the oldest.</p>}
     </section>
   );
 }

@@ -4,7 +4,7 @@ import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
 
 import { get, Problem, session } from "../api";
 import { useKeys } from "../keys";
-import { MAX_RECORDS, showValues, tape } from "../live";
+import { MAX_RECORDS, sentFilter, showValues, tape } from "../live";
 import { go } from "../router";
 import { usePulse, useStore } from "../store";
 import { bytes, clock, count, duration, line, plural } from "../text";
@@ -32,7 +32,7 @@ function matcher(filter: string, shown: Shown): (record: CallRecord) => boolean 
     const column = colon > 0 ? columns[word.slice(0, colon)] : undefined;
     const wanted = column ? word.slice(colon + 1) : word;
     if (column) return (record: CallRecord) => column(record).toLowerCase().includes(wanted);
-    return (record: CallRecord) => `${record.operationId} ${record.caller ?? ""} ${record.outcome} ${record.via} ${record.requestId}`.toLowerCase().includes(wanted);
+    return (record: CallRecord) => `${record.operationId} ${record.caller ?? ""} ${record.outcome} ${record.via} ${record.server} ${record.requestId}`.toLowerCase().includes(wanted);
   });
   return (record) => (shown === "all" || record.outcome !== "OK") && tests.every((test) => test(record));
 }
@@ -52,6 +52,7 @@ export function TapePage(): ReactNode {
     return filter.trim() === "" && shown === "all" ? source : source.filter(test);
   }, [source, newest, source.length, filter, shown]);
   const rate = useRate();
+  const isSent = useSentFilter(filter);
   const flip = (): void => setFrozen(frozen === null ? [...tape.records] : null);
   const move = (step: number): void => {
     const at = chosen ? records.indexOf(chosen) : records.length;
@@ -68,7 +69,7 @@ export function TapePage(): ReactNode {
       <header className="page-head">
         <h1>Tape</h1>
         <Button icon={frozen ? "play" : "pause"} pressed={frozen !== null} onClick={flip}>{frozen ? "Resume" : "Pause"}</Button>
-        <span className="figure"><strong>{count(rate)}</strong> calls/s</span>
+        <span className="figure"><strong>{count(rate)}</strong> {isSent ? "matching calls/s" : "calls/s"}</span>
         <Segments label="Which calls" active={shown} onChange={(value) => setShown(value as Shown)} options={[{ id: "all", name: "All" }, { id: "errors", name: "Errors" }]} />
         {me?.mayShowValues && <Button icon={keeps ? "eye" : "lock"} pressed={keeps} title="Keep inputs and outputs while this page is open; secrets stay hidden" onClick={() => showValues.set(!keeps)}>Values</Button>}
         <span className="grow" />
@@ -78,8 +79,9 @@ export function TapePage(): ReactNode {
       </header>
       <p className="muted small" role="status">
         {frozen ? `Paused: ${count(Math.max(0, tape.records.length - frozen.length))} newer calls wait. ` : ""}
-        {plural(records.length, "call")} shown of {count(tape.received)} seen{tape.received > MAX_RECORDS ? `; the newest ${count(MAX_RECORDS)} are kept` : ""}.
-        {tape.dropped > 0 ? ` ${plural(tape.dropped, "record was", "records were")} dropped, since they came faster than they could be sent.` : ""}
+        {plural(records.length, "call")} shown of {count(tape.received + tape.dropped)} seen{tape.received > MAX_RECORDS ? `; the newest ${count(MAX_RECORDS)} are kept` : ""}.
+        {tape.dropped > 0 ? ` ${plural(tape.dropped, "call was", "calls were")} only counted: there were more than a page can show. Errors come first.` : ""}
+        {isSent ? " The server sends only calls that match the filter." : ""}
       </p>
       <div className={`tape-split${chosen ? " with-detail" : ""}`}>
         {records.length === 0 ? (
@@ -103,15 +105,29 @@ export function TapePage(): ReactNode {
   );
 }
 
+/** Let the server apply a filter while it sends only a part of the calls; return whether it does. */
+function useSentFilter(filter: string): boolean {
+  const sent = useStore(sentFilter);
+  const wanted = filter.trim().slice(0, 200);
+  const isThinned = tape.isThinned();
+  useEffect(() => {
+    if (sent === wanted || (sent === "" && !isThinned)) return undefined;
+    const timer = window.setTimeout(() => sentFilter.set(wanted), 500);
+    return () => window.clearTimeout(timer);
+  }, [sent, wanted, isThinned]);
+  useEffect(() => () => sentFilter.set(""), []);
+  return sent !== "";
+}
+
 function useRate(): number {
   const samples = useRef<{ at: number; seen: number }[]>([]);
   const now = Date.now();
   const list = samples.current;
-  if (list.length === 0 || now - list[list.length - 1]!.at > 100) list.push({ at: now, seen: tape.received });
+  if (list.length === 0 || now - list[list.length - 1]!.at > 100) list.push({ at: now, seen: tape.received + tape.dropped });
   while (list.length > 2 && now - list[0]!.at > 2000) list.shift();
   const first = list[0]!;
   const seconds = (now - first.at) / 1000;
-  return seconds < 0.3 ? 0 : Math.round((tape.received - first.seen) / seconds);
+  return seconds < 0.3 ? 0 : Math.round((tape.received + tape.dropped - first.seen) / seconds);
 }
 
 const COLUMNS = ["Time", "Operation", "Caller", "Outcome", "Duration", "In", "Out", "Via"];

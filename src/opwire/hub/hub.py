@@ -167,11 +167,11 @@ class Hub:
 
     def _relayed(self, call: "RoutedCall", code: str) -> None:
         """Show a call between two spokes to the watchers."""
-        monitor, outcome, seconds = self.handler.monitor, code or OK, time.monotonic() - call.began
+        monitor, outcome, ended = self.handler.monitor, code or OK, time.monotonic()
         if call.caller != self._address:  # otherwise it was timed where it was made
-            monitor.time(call.operation_id, seconds, outcome)
+            monitor.time(call.operation_id, ended - call.began, outcome)
         if monitor.watched:
-            monitor.record_lazily(call.operation_id, _record, call, outcome, seconds, time.time(), monitor.name)
+            monitor.record_lazily(outcome, _record, call, outcome, ended, monitor.name)
 
     async def servers(self) -> list[ServerStatistics]:
         """Return the figures of the spokes; peers that do not respond, such as plain clients, are left out."""
@@ -234,13 +234,14 @@ class Hub:
         self._remote.clear()
 
 
-def _record(call: "RoutedCall", outcome: str, seconds: float, ended: float, server: str) -> CallRecord:
+def _record(call: "RoutedCall", outcome: str, ended: float, server: str) -> CallRecord:
+    """Return the record of a call that ended at this monotonic time."""
     return CallRecord(
-        time=round(ended * 1000),
+        time=round((time.time() - time.monotonic() + ended) * 1000),
         request_id=call.request_id,
         operation_id=call.operation_id,
         outcome=outcome,
-        ms=round(seconds * 1000, 3),
+        ms=round((ended - call.began) * 1000, 3),
         server=server,
         via="relay",
         caller=_identity_id(call.identity),

@@ -133,9 +133,35 @@ async def test_buried_tasks_are_shown_retried_and_discarded() -> None:
         assert (await page.api("POST", "journal/2", {"action": "burn"})).status == 422
         found = (await page.api("GET", "system")).json["journal"]
         assert found["operations"][0]["waiting"] == 1
-        assert found["tasks"] == []
+        assert [(each["id"], each["state"]) for each in found["tasks"]] == [("order/1", "waiting")]
         await page.log_in(CLERK)
         assert (await page.api("POST", "journal/2", {"action": "discard"})).status == 403
+
+
+@requirement("console.journal")
+async def test_tasks_that_wait_and_run_are_shown_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = MemoryJournal()
+    await journal.start()
+    await bury(journal, "buried")
+    for key in ("later", "running", "waiting"):
+        task = Task(key=key, operation_id="shop.order", request=b"{}", fingerprint="f", submitted=7)
+        await journal.submit(task)
+        if key != "waiting":
+            (claim,) = await journal.claim(["shop.order"], lease=10, wait=1)
+        if key == "later":
+            await journal.release(claim, 60, failed=True)
+    found = await shown_journal(journal, messages=False)
+    states = [(each["id"], each["state"], each["attempts"], each["since"]) for each in found["tasks"]]
+    assert states == [
+        ("buried", "buried", 5, 1),
+        ("later", "retried later", 1, 7),
+        ("running", "running", 1, 7),
+        ("waiting", "waiting", 0, 7),
+    ]
+    assert found["more"] is False
+    monkeypatch.setattr(system, "MAX_PENDING", 2)
+    found = await shown_journal(journal, messages=False)
+    assert (len(found["tasks"]), found["more"]) == (3, True)
 
 
 @requirement("console.journal")

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from opwire import AccessControl, CallError, Context, Identity, OperationRegistry
-from opwire.monitor import CallMonitor
+from opwire.monitor import CallMonitor, CallRecord
 from opwire.policies import Approval, ApprovalQueue
 from opwire.serve.console import ConsoleSystem, tape, web
 from opwire.serve.console.tape import ValueTape
@@ -114,17 +114,90 @@ async def test_a_thousand_calls_arrive_in_few_batches() -> None:
 
 
 @requirement("console.tape")
-async def test_a_page_that_does_not_read_loses_records_and_delays_nothing() -> None:
+async def test_of_very_many_calls_all_are_counted_and_the_errors_shown() -> None:
     registry = make_registry()
     monitor = CallMonitor(registry)
     async with page_of(registry, monitor=monitor) as page:
         await page.log_in()
         async with page.stream("GET", "events") as events:
             await until(events, "statistics")
-            for _ in range(2_500):  # without giving the page a turn
-                monitor.record("x", "math.add", "OK", 0.001, "local")
+            for number in range(2_500):  # without giving the page a turn
+                monitor.record(f"x{number}", "math.add", "TIMEOUT" if number % 100 == 99 else "OK", 0.001, "local")
             batch = await until(events, "calls")
-        assert (len(batch["records"]), batch["dropped"]) == (1_000, 1_500)
+            assert len(batch["records"]) + batch["dropped"] == 2_500
+            assert len(batch["records"]) == tape.MAX_CALLS
+            assert sum(each["outcome"] == "TIMEOUT" for each in batch["records"]) == 25
+            monitor.record("later", "math.add", "OK", 0.001, "local")
+            assert (await until(events, "calls"))["records"][0]["requestId"] == "later"
+
+
+@requirement("console.tape")
+async def test_the_server_filters_for_a_page_that_asks_for_it() -> None:
+    registry = make_registry()
+    monitor = CallMonitor(registry)
+    async with page_of(registry, monitor=monitor) as page:
+        await page.log_in()
+        async with page.stream("GET", "events?filter=caller%3AAN+add") as events:
+            await until(events, "statistics")
+            for caller in ("bob", "ann"):
+                monitor.record(f"of {caller}", "math.add", "OK", 0.001, "local", caller=caller)
+            assert [each["requestId"] for each in (await until(events, "calls"))["records"]] == ["of ann"]
+
+
+@requirement("console.tape")
+@pytest.mark.parametrize(
+    ("words", "is_found"),
+    [
+        ("outcome:timeout via:loc", True),
+        ("ADD R2", True),
+        ("operation:r2", False),
+        ("id:r2 caller:ann", False),
+        ("caller:", True),
+        ("math:x", False),
+    ],
+)
+def test_a_filter_has_words_for_any_column_or_one(words: str, is_found: bool) -> None:
+    record = CallRecord(
+        time=0, request_id="r2", operation_id="math.add", outcome="TIMEOUT", ms=1, server="s", via="local"
+    )
+    assert tape.matcher(words)(record) is is_found
+
+
+@requirement("console.tape")
+async def test_a_batch_is_taken_and_encoded_once_for_all_pages() -> None:
+    monitor = CallMonitor(make_registry())
+    feed = tape.CallFeed(monitor)
+    first, second = tape.WatchingPage(), tape.WatchingPage()
+    async with feed.reading(first, ""):
+        async with feed.reading(second, ""):
+            assert monitor.snapshot().watchers == 1
+            for each in (first, second):
+                each.take()  # the figures
+            monitor.record("r1", "math.add", "OK", 0.001, "local")
+            first.news.clear()
+            async with asyncio.timeout(10):
+                await first.news.wait()
+            ((name, data),) = first.take()
+            assert name == "calls"
+            assert b'"r1"' in data
+            assert second.take()[0][1] is data
+        monitor.record("r2", "math.add", "OK", 0.001, "local")  # the first page is still there
+        first.news.clear()
+        async with asyncio.timeout(10):
+            await first.news.wait()
+        assert b'"r2"' in first.take()[0][1]
+    assert monitor.snapshot().watchers == 0
+
+
+@requirement("console.tape")
+def test_a_page_that_does_not_read_loses_the_oldest_batches_and_learns_how_many_calls_they_had() -> None:
+    page = tape.WatchingPage()
+    for number in range(12):
+        page.put("calls", b"%d" % number, calls=100)
+    lost, *kept = page.take()
+    assert lost == ("calls", {"records": (), "dropped": 200})
+    assert [data for _, data in kept] == [b"%d" % number for number in range(2, 12)]
+    assert page.take() == []
 
 
 @requirement("console.tape")

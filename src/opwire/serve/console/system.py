@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from opwire.call.events import CallFailed
-from opwire.durable.journal import Journal, Outcome
+from opwire.durable.journal import Journal, Outcome, PendingTask
 from opwire.errors import CallError, ErrorCode
-from opwire.logs import OK
 from opwire.monitor import CallMonitor, OperationTimings, ServerStatistics
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ MAX_SHOWN_TIMINGS = 1_000
 
 MAX_TASKS = 200
 """Buried tasks in one response."""
+
+MAX_PENDING = 50
+"""Tasks that wait or run in one response, the oldest of each operation; in NATS each of them takes two requests."""
 
 _JOURNAL_TIMEOUT = 5.0  # seconds
 
@@ -112,7 +114,7 @@ def _server(statistics: ServerStatistics, seen: float, *, is_gone: bool = False)
 
 def shown_timings(timings: dict[str, OperationTimings]) -> list[dict[str, Any]]:
     """Return the durations and outcomes of the operations with the most calls."""
-    counted = ((sum(each.outcomes.values()), id) for id, each in timings.items())
+    counted = ((each.calls, id) for id, each in timings.items())
     return [_timings(id, calls, timings[id]) for calls, id in nlargest(MAX_SHOWN_TIMINGS, counted)]
 
 
@@ -121,7 +123,7 @@ def _timings(operation_id: str, calls: int, timings: OperationTimings) -> dict[s
     return {
         "id": operation_id,
         "calls": calls,
-        "errors": calls - timings.outcomes.get(OK, 0),
+        "errors": sum(timings.failures.values()),
         "p50": p50,
         "p95": p95,
         "p99": p99,
@@ -131,28 +133,46 @@ def _timings(operation_id: str, calls: int, timings: OperationTimings) -> dict[s
 
 
 async def shown_journal(journal: Journal, *, messages: bool) -> dict[str, Any]:
-    """Return how many tasks wait and run, and the buried ones. `messages`: with the messages of their errors.
+    """Return how many tasks wait, run and are buried, and the oldest of them.
 
-    A journal lists only what an operator has to decide about: tasks that wait or run are counted.
+    `messages`: with the messages of their errors.
     """
     tasks: list[dict[str, Any]] = []
     found: dict[str, Any] = {"name": journal.name, "operations": [], "tasks": tasks, "more": False}
     try:
         async with asyncio.timeout(_JOURNAL_TIMEOUT):
+            counted = await journal.info()
             found["operations"] = [
                 {"id": each.operation_id, "waiting": each.waiting, "claimed": each.claimed, "buried": each.buried}
-                for each in await journal.info()
+                for each in counted
             ]
             async for outcome in journal.buried():
                 if len(tasks) == MAX_TASKS:
-                    found["more"] = True
                     break
                 tasks.append(_task(outcome, messages=messages))
+            room = MAX_PENDING
+            for each in counted:
+                if room and each.waiting + each.claimed:
+                    pending = await journal.pending(each.operation_id, limit=room)
+                    tasks += map(_pending_task, pending)
+                    room -= len(pending)
+            found["more"] = len(tasks) < sum(each.waiting + each.claimed + each.buried for each in counted)
     except TimeoutError:
         found["error"] = f"the journal did not respond within {_JOURNAL_TIMEOUT:g} s"
     except CallError as error:
         found["error"] = str(error)
     return found
+
+
+def _pending_task(task: PendingTask) -> dict[str, Any]:
+    return {
+        "id": task.key,
+        "operationId": task.operation_id,
+        "state": "running" if task.claimed else "retried later" if task.attempts else "waiting",
+        "attempts": task.attempts,
+        "lastError": None,
+        "since": task.submitted,
+    }
 
 
 def _task(outcome: Outcome, *, messages: bool) -> dict[str, Any]:

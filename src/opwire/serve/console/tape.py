@@ -1,22 +1,27 @@
 """The live part of the console: one stream of events per page, and the values of recent calls.
 
-Rules: calls and figures need the scope `opwire:observe`, values `opwire:values`. A page that does not keep up loses the
-oldest records, and delays no call. Values are kept only while a page that may see them is connected, bounded in number
-and bytes; secret fields are replaced when they are read.
+Rules: calls and figures need the scope `opwire:observe`, values `opwire:values`. Records are taken and encoded once for
+all pages, at most `RATE` per second beside those of errors: calls without a record are counted, so that totals are
+exact. A page that does not keep up loses the oldest batches, and delays no call. Values are kept only while a page that
+may see them is connected, bounded in number and bytes; secret fields are replaced when they are read.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Struct
 
 from opwire.errors import CallError, ErrorCode
 from opwire.logs import masked
-from opwire.monitor import OBSERVE, CallMonitor, CallWatcher
+from opwire.monitor import OBSERVE, CallMonitor, CallRecord, CallWatcher
 from opwire.operation import holds
 from opwire.registry import OperationRegistry
 from opwire.serve.console.web import EventStreamWriter, Streams
@@ -32,8 +37,11 @@ VALUES = "opwire:values"
 APPROVE = "opwire:approve"
 """The scope that shows calls which wait for approval, and decides about them."""
 
-BATCH = 0.1
+BATCH = 0.2
 """Seconds between two batches of records."""
+
+RATE = 1_500.0
+"""Records per second, beside those of errors; a person reads fewer, and each costs 2 µs."""
 
 STATISTICS_INTERVAL = 2.0
 """Seconds between two events with figures."""
@@ -52,6 +60,18 @@ MAX_BYTES = 16 * 1024 * 1024
 """Calls whose values are kept, and their bytes in all; the oldest make room."""
 
 _MAX_APPROVALS = 1_000  # changes that wait to be sent to one page
+_MAX_BATCHES = 10  # that wait to be sent to one page
+_MAX_FILTER = 200  # characters
+_encoder = msgspec.json.Encoder()
+
+_COLUMNS: dict[str, Callable[[CallRecord], str]] = {
+    "operation": lambda record: record.operation_id,
+    "caller": lambda record: record.caller or "",
+    "outcome": lambda record: record.outcome,
+    "via": lambda record: record.via,
+    "server": lambda record: record.server,
+    "id": lambda record: record.request_id,
+}
 
 
 class CallValues(Struct, frozen=True):
@@ -134,6 +154,21 @@ def _shown(encoded: bytes | None) -> Any:
     return None if encoded is None else masked(msgspec.json.decode(encoded))
 
 
+def matcher(words: str) -> Callable[[CallRecord], bool]:
+    """Return the filter of a page: `caller:ann` looks in a column, another word in all of them."""
+    wanted = [_wanted(word) for word in words.lower().split()]
+
+    def matches(record: CallRecord) -> bool:
+        return all(any(word in column(record).lower() for column in columns) for columns, word in wanted)
+
+    return matches
+
+
+def _wanted(word: str) -> tuple[Iterable[Callable[[CallRecord], str]], str]:
+    name, _, rest = word.partition(":")
+    return ((_COLUMNS[name],), rest) if name in _COLUMNS else (_COLUMNS.values(), word)
+
+
 class Tape:
     """Streams what happens to pages."""
 
@@ -148,6 +183,7 @@ class Tape:
         self.values = ValueTape(monitor)
         self._registry = registry
         self._monitor = monitor
+        self._feed = CallFeed(monitor)
         self._streams = streams
         self._approvals = approvals
         self._revision = revision
@@ -162,11 +198,12 @@ class Tape:
         most = MAX_ANONYMOUS if identity is None else MAX_STREAMS
         if self._streams.count(identity) >= most:
             raise CallError(ErrorCode.RATE_LIMITED, f"{most} pages are open already: close one")
-        page = _WatchingPage(self._monitor, holds(identity, OBSERVE))
-        with ExitStack() as stack:
-            if page.observes:
-                stack.enter_context(self._monitor.watching(page.watcher))
-            if b"values=1" in request.query.split(b"&") and holds(identity, VALUES):
+        query = dict(parse_qsl(request.query.decode("latin-1")[: 8 * _MAX_FILTER]))
+        page = WatchingPage()
+        async with AsyncExitStack() as stack:
+            if holds(identity, OBSERVE):
+                await stack.enter_async_context(self._feed.reading(page, query.get("filter", "").strip()[:_MAX_FILTER]))
+            if query.get("values") == "1" and holds(identity, VALUES):
                 stack.enter_context(self.values.watching())
             stack.callback(self._registry.on_change(lambda _: page.changed()))
             if self._approvals is not None and holds(identity, APPROVE):
@@ -174,23 +211,94 @@ class Tape:
                     page.approvals.append(("approval", shown_approval(each)))
                 stack.callback(self._approvals.on_change(page.decided))
             async with self._streams.writing(request, receive, send, counted=True) as (writer, _):
+                monitor = self._monitor
+                server = {"id": monitor.id, "name": monitor.name, "version": monitor.version, "kind": monitor.kind}
+                hello = {"server": server, "now": round(time.time() * 1000), "revision": self._revision()}
+                await writer.event("hello", hello)
                 await page.write(writer, self._revision)
 
 
-class _WatchingPage:
+class CallFeed:
+    """Takes the records and figures of a monitor, in batches, and gives each of them to all pages, encoded once.
+
+    A page with a filter gets the calls that match, of which there may be few among many.
+    """
+
+    def __init__(self, monitor: CallMonitor) -> None:
+        self._monitor = monitor
+        self._news = asyncio.Event()
+        self._readers: dict[str, tuple[CallWatcher, set[WatchingPage]]] = {}  # by filter
+        self._running: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def reading(self, page: "WatchingPage", words: str) -> AsyncGenerator[None]:
+        """Give records and figures to a page for the duration of the block; `words` are its filter.
+
+        Raises:
+            CallError: RATE_LIMITED, there are too many watchers.
+        """
+        if words not in self._readers:
+            watcher = CallWatcher(selects=matcher(words) if words else None, rate=RATE, news=self._news)
+            self._monitor.watch(watcher)
+            self._readers[words] = watcher, set()
+        watcher, pages = self._readers[words]
+        pages.add(page)
+        page.put("statistics", self._monitor.snapshot())
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            pages.remove(page)
+            if not pages:
+                del self._readers[words]
+                self._monitor.unwatch(watcher)
+            if not self._readers:
+                self._running.cancel()
+                self._running = None
+
+    async def _run(self) -> None:
+        next_statistics = time.monotonic() + STATISTICS_INTERVAL
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(next_statistics - time.monotonic()):
+                    await self._news.wait()
+            await asyncio.sleep(BATCH)  # a call and those that it made are in one batch, mostly
+            self._news.clear()
+            for watcher, pages in self._readers.values():
+                records, dropped = watcher.take()
+                if records or dropped:
+                    encoded = _encoder.encode({"records": records, "dropped": dropped})
+                    for page in pages:
+                        page.put("calls", encoded, len(records) + dropped)
+            if time.monotonic() >= next_statistics:
+                next_statistics = time.monotonic() + STATISTICS_INTERVAL
+                encoded = _encoder.encode(self._monitor.snapshot())
+                for page in chain.from_iterable(pages for _, pages in self._readers.values()):
+                    page.put("statistics", encoded)
+
+
+class WatchingPage:
     """What is to be sent to one page."""
 
-    def __init__(self, monitor: CallMonitor, observes: bool) -> None:
-        self.watcher = CallWatcher()
-        self.observes = observes
+    def __init__(self) -> None:
         self.approvals: list[tuple[str, dict[str, Any]]] = []
-        self._monitor = monitor
+        self._batches: deque[tuple[str, Any, int]] = deque()
+        self._dropped = 0
         self._has_changed = False
+        self.news = asyncio.Event()
+
+    def put(self, name: str, data: Any, calls: int = 0) -> None:
+        """Note an event about so many calls; of a page that does not keep up, drop the oldest."""
+        if len(self._batches) == _MAX_BATCHES:
+            self._dropped += self._batches.popleft()[2]
+        self._batches.append((name, data, calls))
+        self.news.set()
 
     def changed(self) -> None:
         """Note a change of the operations."""
         self._has_changed = True
-        self.watcher.news.set()
+        self.news.set()
 
     def decided(self, change: "ApprovalChange") -> None:
         """Note a call that waits for approval, or does not any more."""
@@ -200,38 +308,29 @@ class _WatchingPage:
             ended = {"id": change.request.id, "outcome": change.kind, "by": change.by, "reason": change.reason}
             self.approvals.append(("approvalEnded", ended))
         del self.approvals[:-_MAX_APPROVALS]
-        self.watcher.news.set()
+        self.news.set()
+
+    def take(self) -> list[tuple[str, Any]]:
+        """Return the events to be sent, which may be encoded already."""
+        taken = [(name, data) for name, data, _ in self._batches]
+        if self._dropped:
+            taken.insert(0, ("calls", {"records": (), "dropped": self._dropped}))
+        taken += self.approvals
+        self._batches.clear()
+        self._dropped, self.approvals = 0, []
+        return taken
 
     async def write(self, writer: EventStreamWriter, revision: Callable[[], str]) -> None:
-        """Write events as they happen, in batches."""
-        monitor, news = self._monitor, self.watcher.news
-        server = {"id": monitor.id, "name": monitor.name, "version": monitor.version, "kind": monitor.kind}
-        await writer.event("hello", {"server": server, "now": round(time.time() * 1000), "revision": revision()})
-        next_statistics = time.monotonic()
+        """Write events as they happen."""
         while True:
-            news.clear()
-            await self._write_news(writer, revision)
-            if self.observes and time.monotonic() >= next_statistics:
-                await writer.event("statistics", monitor.snapshot())
-                next_statistics = time.monotonic() + STATISTICS_INTERVAL
-            await asyncio.sleep(BATCH)
-            try:
-                wait = next_statistics - time.monotonic() if self.observes else None
-                async with asyncio.timeout(wait):
-                    await news.wait()
-            except TimeoutError:
-                pass
-
-    async def _write_news(self, writer: EventStreamWriter, revision: Callable[[], str]) -> None:
-        records, dropped = self.watcher.take()
-        if records:
-            await writer.event("calls", {"records": records, "dropped": dropped})
-        if self._has_changed:
-            self._has_changed = False
-            await writer.event("changed", {"revision": revision()})
-        approvals, self.approvals = self.approvals, []
-        for name, data in approvals:
-            await writer.event(name, data)
+            self.news.clear()
+            for name, data in self.take():
+                await writer.event(name, data)
+            if self._has_changed:
+                self._has_changed = False
+                await writer.event("changed", {"revision": revision()})
+            await asyncio.sleep(BATCH)  # changes of many operations are one event
+            await self.news.wait()
 
 
 def shown_approval(request: "ApprovalRequest") -> dict[str, Any]:
