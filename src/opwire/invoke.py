@@ -568,9 +568,10 @@ class ReshapedOperation(BoundOperation):
         return ReshapedOperation(self._source, spec, self._reshaping, pipeline)
 
     def _reshaped(self, input: Any, context: Context) -> Any:
-        given = self._reshaping.inward(super().arguments(input, context), context)
+        if type(input) is not dict or self._reshaping.narrows:  # values of a dict are converted by the source, once
+            input = super().arguments(input, context)
         try:
-            return self._source.arguments(given, context)
+            return self._source.arguments(self._reshaping.inward(input, context), context)
         except CallError as error:
             self._reshaping.reraise(error)
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, cast, get_args
 from uuid import uuid4
 
 import msgspec
-from msgspec import Struct, defstruct
+from msgspec import UNSET, Struct, UnsetType, defstruct
 from msgspec.structs import asdict, replace
 
 from opwire.annotations import CompletionRequest
@@ -91,6 +91,8 @@ class Reshaping:
         self._blocked = changes.unavailable | (changes.rename.keys() - self._old_names.keys())
         self._narrowed = {changes.rename.get(name, name): Schema(dict(each)) for name, each in changes.narrow.items()}
         self._fields = _tree(changes.keep)
+        self._project = _projection(self._fields)
+        self.narrows = bool(changes.narrow)
         self.keeps_results = not changes.keep and changes.max_chars is None
         self._keeps_input = not changes.parameters
         self.is_trivial = self.keeps_results and self._keeps_input
@@ -144,16 +146,20 @@ class Reshaping:
         if not self._blocked.isdisjoint(given):
             names = ", ".join(sorted(self._blocked.intersection(given)))
             raise self._invalid([Problem("", f"unknown properties: {names}")])
+        if self._narrowed:
+            self._check_narrowed(given)
+        if names := self._old_names:
+            given = {names.get(name, name): value for name, value in given.items()}
+        merged = given | self._fixed
+        for name, value in self._computed:
+            merged[name] = value(context)
+        return merged
+
+    def _check_narrowed(self, given: dict[str, Any]) -> None:
         for name, schema in self._narrowed.items():
             if name in given and not schema.is_valid(given[name]):
                 problems = schema.problems(given[name])
                 raise self._invalid([Problem(f"/{_escaped(name)}{path}", message) for path, message in problems])
-        if self._old_names:
-            given = {self._old_names.get(name, name): value for name, value in given.items()}
-        merged = {**given, **self._fixed} if self._fixed else given
-        if self._computed:
-            merged = {**merged, **{name: value(context) for name, value in self._computed}}
-        return merged
 
     def compile(self, flat: type[Struct], otherwise: Arguments) -> Arguments:
         """Return `inward` for valid flat input, together with its validation, which makes it as fast as the source.
@@ -161,58 +167,21 @@ class Reshaping:
         `flat` is the type that msgspec converts valid input of the source's operation to. Other input is passed to
         `otherwise`, which returns the arguments or raises the errors.
         """
-        fixed, convert = self._fixed, msgspec.convert
-        own, is_complete = self._flat(flat)
-
-        def with_fixed(input: Any, context: Context) -> Any:
-            try:
-                convert(input, own)
-                return input | fixed
-            except (TypeError, ValueError):
-                return otherwise(input, context)
-
-        def renamed(input: Any, context: Context) -> Any:
-            try:
-                return asdict(convert(input, own)) | fixed  # with the names of the source
-            except (TypeError, ValueError):
-                return otherwise(input, context)
-
-        if not (self._computed or self._narrowed or self._old_names):
-            return with_fixed
-        if not is_complete:  # optional fields have values that are not arguments
-            return otherwise
-        return self._compile_values(flat, renamed, otherwise) if self._computed or self._narrowed else renamed
-
-    def _compile_values(self, flat: type[Struct], renamed: Arguments, otherwise: Arguments) -> Arguments:
-        """Return the same with narrowed and computed values, of which `flat` has the types."""
-        types = {each.name: frozenset(get_args(each.type) or [each.type]) for each in msgspec.structs.fields(flat)}
-        computed = [(name, value, types[name]) for name, value in self._computed]
-        names = self._old_names
-        narrowed = [(names.get(name, name), each.compile().checker()) for name, each in self._narrowed.items()]
-
-        def changed(input: Any, context: Context) -> Any:
-            given = renamed(input, context)
-            try:
-                for name, accepts in narrowed:
-                    if not accepts(given[name]):
-                        return otherwise(input, context)
-            except ValueError:  # too complex
-                return otherwise(input, context)
-            for name, value, allowed in computed:
-                given[name] = found = value(context)
-                if type(found) not in allowed:
-                    return otherwise(input, context)
-            return given
-
-        return changed
-
-    def _flat(self, flat: type[Struct]) -> tuple[type[Struct], bool]:
-        """Return the type of valid flat input of the view, and whether all of its fields are required."""
-        known = [each for each in msgspec.structs.fields(flat) if each.name not in self._changes.unavailable]
-        fields: list[Any] = [(each.name, each.type, *([] if each.required else [each.default])) for each in known]
-        rename = {name: self._changes.rename[name] for name, *_ in fields if name in self._changes.rename}
+        known = {each.name: each for each in msgspec.structs.fields(flat)}
+        types = {name: frozenset(get_args(each.type) or [each.type]) for name, each in known.items()}
+        computed = [(name, value, types[name] - {UnsetType}) for name, value in self._computed]
+        narrowed = [(name, each.compile().checker()) for name, each in self._narrowed.items()]
+        taken = [each for each in known.values() if each.name not in self._changes.unavailable]
+        fields: list[Any] = [(each.name, each.type, *([] if each.required else [each.default])) for each in taken]
+        rename = {each.name: self._changes.rename[each.name] for each in taken if each.name in self._changes.rename}
+        copies = not (narrowed or rename) and len(computed) <= 1  # the input, which is faster than to build a dict
+        if not copies:
+            fields += [(name, UnsetType, value) for name, value in self._fixed.items()]  # for these no input is valid
         own = defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True, rename=rename)
-        return own, all(each.required for each in known)
+        if copies:
+            return _copying(own, self._fixed, computed, otherwise)
+        is_complete = all(each.default is not UNSET for each in taken)  # or else it has values that are not arguments
+        return _mapping(own, narrowed, computed, otherwise) if is_complete else otherwise
 
     def reraise(self, error: CallError) -> NoReturn:
         """Raise an error of the source's operation in the terms of the view."""
@@ -246,7 +215,7 @@ class Reshaping:
                 return envelope
             meta = local_envelope(None, self._id).meta
         if self._fields:
-            data = _projected(data, self._fields)
+            data = self._project(data)
         if self._changes.max_chars is not None:
             data = self._store.shortened(data, self._changes.max_chars, context)
         return ResponseEnvelope(data, meta)
@@ -257,6 +226,64 @@ class Reshaping:
         known = {names[new]: value for new, value in request.arguments.items() if new not in self._blocked}
         argument = "" if request.argument in self._blocked else names[request.argument]
         return replace(request, argument=argument, arguments=known)
+
+
+_Computed = list[tuple[str, Callable[[Context], Any], frozenset[type]]]  # names, functions and types of their values
+
+
+def _copying(own: type[Struct], fixed: dict[str, Any], computed: _Computed, otherwise: Arguments) -> Arguments:
+    """Return a copy of the input with fixed values, and one value from the context at most."""
+    convert = msgspec.convert
+
+    def with_fixed(input: Any, context: Context) -> Any:
+        try:
+            convert(input, own)
+            return input | fixed
+        except (TypeError, ValueError):
+            return otherwise(input, context)
+
+    def with_value(input: Any, context: Context) -> Any:
+        try:
+            convert(input, own)
+            given = input | fixed
+        except (TypeError, ValueError):
+            return otherwise(input, context)
+        given[name] = found = value(context)
+        return given if type(found) in allowed else otherwise(input, context)
+
+    if not computed:
+        return with_fixed
+    name, value, allowed = computed[0]
+    return with_value
+
+
+def _mapping(
+    own: type[Struct], narrowed: list[tuple[str, Callable[[Any], bool]]], computed: _Computed, otherwise: Arguments
+) -> Arguments:
+    """Return the fields of the input under the names of the source."""
+    convert = msgspec.convert
+
+    def renamed(input: Any, context: Context) -> Any:
+        try:
+            return asdict(convert(input, own))
+        except (TypeError, ValueError):
+            return otherwise(input, context)
+
+    def with_values(input: Any, context: Context) -> Any:
+        try:
+            given = asdict(convert(input, own))
+            for name, accepts in narrowed:
+                if name in input and not accepts(input[name]):
+                    return otherwise(input, context)
+        except (TypeError, ValueError):  # invalid, or too complex
+            return otherwise(input, context)
+        for name, value, allowed in computed:
+            given[name] = found = value(context)
+            if type(found) not in allowed:
+                return otherwise(input, context)
+        return given
+
+    return with_values if narrowed or computed else renamed
 
 
 def context_value(path: str | Callable[[Context], Any]) -> Callable[[Context], Any]:
@@ -296,7 +323,10 @@ class ResultStore:
 
     def shortened(self, data: Any, most: int, context: Context) -> Any:
         """Return the data, or its beginning if it has more than `most` characters of JSON."""
-        text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
+        encoded = data if isinstance(data, str) else msgspec.json.encode(data)
+        if len(encoded) <= most:  # a text has at most as many characters as bytes
+            return data
+        text = encoded if isinstance(encoded, str) else encoded.decode()
         if len(text) <= most:
             return data
         key = uuid4().hex
@@ -333,15 +363,21 @@ def _tree(paths: Iterable[str]) -> dict[str, Any]:
     return tree
 
 
-def _projected(data: Any, fields: dict[str, Any]) -> Any:
-    if not fields:
-        return data
-    if isinstance(data, list):
-        return [_projected(item, fields) for item in cast("list[Any]", data)]
-    if isinstance(data, dict):
-        given = cast("dict[str, Any]", data)
-        return {name: _projected(given[name], inner) for name, inner in fields.items() if name in given}
-    return data
+def _projection(fields: dict[str, Any]) -> Callable[[Any], Any]:
+    """Return the function that keeps these fields of an object, or of each object of a list."""
+    parts = [(name, _projection(inner) if inner else None) for name, inner in fields.items()]
+
+    def project(data: Any) -> Any:
+        if isinstance(data, dict):
+            given = cast("dict[str, Any]", data)
+            kept: dict[str, Any] = {}
+            for name, inner in parts:
+                if name in given:
+                    kept[name] = given[name] if inner is None else inner(given[name])
+            return kept
+        return [project(item) for item in cast("list[Any]", data)] if isinstance(data, list) else data
+
+    return project
 
 
 def _projected_root(schema: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

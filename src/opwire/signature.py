@@ -318,5 +318,10 @@ def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[St
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if each.kind is _Parameter.VAR_KEYWORD or not _FLAT.issuperset(options):
             return None
-        fields.append((each.name, hint) if each.default is _Parameter.empty else (each.name, hint | UnsetType, UNSET))
+        if each.default is _Parameter.empty:
+            fields.append((each.name, hint))
+        elif type(each.default) in SCALARS:
+            fields.append((each.name, hint, each.default))
+        else:  # an object that only the function knows
+            fields.append((each.name, hint | UnsetType, UNSET))
     return defstruct("Flat", fields, kw_only=True, forbid_unknown_fields=True)
