@@ -72,13 +72,23 @@ async def test_the_http_surface_knows_the_identities_of_the_file(tmp_path: Path,
 async def test_the_mcp_surface_answers_where_and_to_whom_the_file_says(
     tmp_path: Path, registry: OperationRegistry
 ) -> None:
-    config = project(tmp_path, f'{ALICE}[serve.mcp]\ntransport = "http"\npath = "/tools"\nname = "shop"')
+    names = 'poll_after = 20\n[serve.mcp.tool_names]\n"a.one" = "first"'
+    config = project(tmp_path, f'{ALICE}[serve.mcp]\ntransport = "http"\npath = "/tools"\nname = "shop"\n{names}')
+    assert mcp_http_options(config).get("poll_after") == 20
     app = mcp_surface(config, registry).asgi(**mcp_http_options(config))
     async with listening(app, on_drain=app.drain) as address:
         server = HTTPServer(f"{address}/tools", {"Authorization": f"Bearer {SECRET}"})
         async with from_mcp(server, trust_annotations=True) as tools:
             assert [each.spec.id for each in tools] == ["a.one"]
             assert [each.name for each in tools.servers.values()] == ["shop"]
+        async with from_mcp(server) as tools:
+            assert [each.spec.id for each in tools] == ["shop.first"]
+
+
+def test_a_tool_name_that_clients_reject_is_a_problem_of_the_file(tmp_path: Path, registry: OperationRegistry) -> None:
+    config = project(tmp_path, '[serve.mcp.tool_names]\n"a.one" = "the first"')
+    with pytest.raises(ConfigError, match=r"serve\.mcp: the tool name 'the first' of a\.one is invalid"):
+        mcp_surface(config, registry)
 
 
 def test_surfaces_need_no_table_of_their_own(tmp_path: Path, registry: OperationRegistry) -> None:

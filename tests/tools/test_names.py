@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opwire import UsageError
 from opwire.tools.names import MAX_NAME, SHORTEST_MAX_NAME, ToolNames
 from tests.requirements import requirement
 
@@ -92,6 +93,24 @@ def test_long_ids_that_differ_at_one_end_have_names_that_differ_readably() -> No
     ):
         names = names_of(first, second)
         assert len({re.sub(r"_[0-9a-f]{6}$", "", name) for name in names}) == 2
+
+
+@requirement("serve-mcp.names")
+def test_a_chosen_name_belongs_to_its_operation_alone() -> None:
+    names = ToolNames(chosen={"shop.find": "search", "shop.all": "shop_item"})
+    names.add(["shop.item", "shop.other"])
+    names.add(["shop.find", "shop.all"])
+    assert [names[id] for id in ("shop.find", "shop.all", "shop.item")] == ["search", "shop_item", "shop__item"]
+    assert names.operation_id("search") == "shop.find"
+
+
+@requirement("serve-mcp.names")
+@pytest.mark.parametrize(
+    "chosen", [{"a.b": "1st"}, {"a.b": ""}, {"a.b": "x" * 129}, {"a.b": "ü"}, {"a.b": "x", "a.c": "x"}]
+)
+def test_a_chosen_name_that_clients_reject_is_an_error(chosen: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="name"):
+        ToolNames(chosen=chosen)
 
 
 def test_many_ids_with_one_spelling_are_named_in_linear_time() -> None:

@@ -416,11 +416,13 @@ class MCPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):
     max_items: Count = 100
     max_seconds: Seconds = 30.0
     max_name: Annotated[int, Meta(ge=32, le=128)] = 50
+    tool_names: dict[str, str] = {}  # by operation id, in place of the usual ones
     max_output_schema: Annotated[int, Meta(ge=0)] = 4096
     tool_envelopes: bool = False
     task_after: Seconds = 10.0  # seconds after which a call becomes a task, for clients that support tasks
     state_key: Secret | None = None  # signs questions to clients; the same for all servers behind one address
     all_tools: bool = False  # resources and prompts are tools as well
+    poll_after: Seconds | None = None  # seconds after which a stream of a session over HTTP ends, to be resumed
 
 
 class HTTPSurfaceSettings(SurfaceSettings, frozen=True, kw_only=True):

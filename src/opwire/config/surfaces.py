@@ -204,28 +204,31 @@ def mcp_surface(config: Config, registry: OperationRegistry) -> "MCPSurface":
     """Return the MCP server of `[serve.mcp]`: for `run_stdio`, or for `run_http` with `mcp_http_options`.
 
     Raises:
+        ConfigError: a setting is invalid.
         MissingExtraError: its package is not installed.
     """
     with needs_extra("mcp"):
         from opwire.serve.mcp.app import serve_mcp
     settings = config.serve.mcp or MCPSurfaceSettings()
-    return serve_mcp(
-        served_view(config, settings.view, registry),
-        name=settings.name,
-        version=settings.version,
-        title=settings.title,
-        instructions=settings.instructions,
-        stdio_identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
-        timeout=config.limits.call_timeout,
-        max_items=settings.max_items,
-        max_seconds=settings.max_seconds,
-        max_name=settings.max_name,
-        max_output_schema=settings.max_output_schema,
-        tool_envelopes=settings.tool_envelopes,
-        task_after=settings.task_after,
-        state_key=None if settings.state_key is None else settings.state_key.resolve("serve.mcp.state_key"),
-        all_tools=settings.all_tools,
-    )
+    with _config_errors("serve.mcp"):
+        return serve_mcp(
+            served_view(config, settings.view, registry),
+            name=settings.name,
+            version=settings.version,
+            title=settings.title,
+            instructions=settings.instructions,
+            stdio_identity=identity_of(config, settings.identity) or LOCAL_IDENTITY,
+            timeout=config.limits.call_timeout,
+            max_items=settings.max_items,
+            max_seconds=settings.max_seconds,
+            max_name=settings.max_name,
+            tool_names=settings.tool_names,
+            max_output_schema=settings.max_output_schema,
+            tool_envelopes=settings.tool_envelopes,
+            task_after=settings.task_after,
+            state_key=None if settings.state_key is None else settings.state_key.resolve("serve.mcp.state_key"),
+            all_tools=settings.all_tools,
+        )
 
 
 def mcp_http_options(config: Config) -> "MCPHTTPOptions":
@@ -235,7 +238,7 @@ def mcp_http_options(config: Config) -> "MCPHTTPOptions":
         ConfigError: a token or key is missing in the environment, or invalid.
     """
     settings = config.serve.mcp or MCPSurfaceSettings()
-    return {**_guard_options(config, settings), "path": settings.path}
+    return {**_guard_options(config, settings), "path": settings.path, "poll_after": settings.poll_after}
 
 
 def http_surface(

@@ -15,8 +15,10 @@ a caller resolves names with the `ToolNames` that gave them, and never parses on
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+
+from opwire.errors import UsageError
 
 MAX_NAME = 50
 """Longest name by default: providers accept 64, and clients put the name of their server before it (`mcp__shop__`)."""
@@ -25,6 +27,7 @@ SHORTEST_MAX_NAME, LONGEST_MAX_NAME = 32, 128
 """The bounds of that limit."""
 
 _SEPARATORS = re.compile(r"[^A-Za-z0-9_-]+")
+_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{LONGEST_MAX_NAME - 1}}}")
 _UNDERSCORES = re.compile(r"_{2,}")
 _SPELLINGS = (("_", "_"), ("_", "-"), ("__", "_"), ("__", "-"), ("-", "_"), ("-", "-"))  # of the dot, of the others
 _DIGITS = 6  # of a digest
@@ -39,10 +42,23 @@ class ToolNames:
     names.add(spec.id for spec in registry.list())
     names["github.repos/get"]               # "github_repos_get"
     names.operation_id("github_repos_get")  # "github.repos/get"
+
+    `chosen` are names by id; no other operation gets one of them.
+
+    Raises:
+        UsageError: a chosen name is invalid, or chosen twice.
     """
 
-    def __init__(self, *, max_name: int = MAX_NAME) -> None:
+    def __init__(self, *, max_name: int = MAX_NAME, chosen: Mapping[str, str] | None = None) -> None:
         self._max_name = max_name
+        self._chosen = dict(chosen or {})
+        self._reserved = frozenset(self._chosen.values())
+        for id, name in self._chosen.items():
+            if not _NAME.fullmatch(name):
+                allowed = f"letters, digits, _ and -, at most {LONGEST_MAX_NAME}, and begins with a letter or _"
+                raise UsageError(f"the tool name {name!r:.80} of {id} is invalid: it has {allowed}")
+        if len(self._reserved) < len(self._chosen):
+            raise UsageError("tool_names has a name twice: each operation needs its own")
         self._names: dict[str, str] = {}  # by id
         self._ids: dict[str, str] = {}  # by name
 
@@ -63,7 +79,8 @@ class ToolNames:
     def add(self, operation_ids: Iterable[str]) -> None:
         """Name operations that have no name yet. Their order does not matter within one call."""
         for id in sorted({id for id in operation_ids if id not in self._names}):
-            name = next(name for name in self._candidates(id) if name not in self._ids)
+            free = (name for name in self._candidates(id) if name not in self._ids and name not in self._reserved)
+            name = self._chosen.get(id) or next(free)
             self._names[id], self._ids[name] = name, id
 
     def keep(self, operation_ids: Iterable[str]) -> None:

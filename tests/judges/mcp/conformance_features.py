@@ -5,7 +5,11 @@ import json
 from base64 import b64decode, b64encode
 from typing import Any
 
-from opwire import Context, OperationRegistry
+from opwire import CallError, Context, ErrorCode, OperationRegistry
+from opwire.mcp.messages import INTERNAL_ERROR, RPCError
+
+TASK_AFTER = 0.2
+"""Seconds after which a call becomes a task."""
 
 PIXEL = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==")
 IMAGE = {"type": "image", "data": b64encode(PIXEL).decode(), "mimeType": "image/png"}
@@ -41,6 +45,7 @@ def add_features(registry: OperationRegistry) -> None:
     add_prompts(registry)
     add_questions(registry)
     add_input_requests(registry)
+    add_tasks(registry)
 
     @registry.query("test.tool_with_logging")
     async def tool_with_logging(context: Context) -> str:
@@ -210,3 +215,57 @@ def add_input_requests(registry: OperationRegistry) -> None:
     async def capabilities(context: Context) -> str:
         """Asks only what the client can answer."""
         return (await context.sample("Hello", max_tokens=10)).text
+
+
+def add_tasks(registry: OperationRegistry) -> None:
+    """Calls that become tasks of the extension: they take longer than the surface waits."""
+
+    async def become_task() -> None:
+        await asyncio.sleep(2 * TASK_AFTER)
+
+    async def confirm(context: Context, message: str) -> bool:
+        return bool(await context.elicit(form(confirm={"type": "boolean"}), message))
+
+    @registry.query("tasks.greet")
+    async def greet(name: str) -> str:
+        """Greets at once."""
+        return f"Hello, {name}!"
+
+    @registry.mutation("slow.compute")
+    async def slow_compute(seconds: float = 1, label: str = "") -> str:
+        """Takes its time."""
+        await asyncio.sleep(seconds)
+        return f"{label} took {seconds} seconds"
+
+    @registry.mutation("failing.job")
+    async def failing_job() -> str:
+        """Fails as a tool does."""
+        await become_task()
+        raise CallError(ErrorCode.EXECUTION_ERROR, "This job fails")
+
+    @registry.mutation("protocol.error_job")
+    async def protocol_error_job(context: Context) -> str:
+        """Fails as a request does."""
+        await become_task()
+        error = RPCError(INTERNAL_ERROR, "This request fails")
+        error.request_id = context.request_id
+        raise error
+
+    @registry.mutation("confirm.delete")
+    async def confirm_delete(filename: str, context: Context) -> str:
+        """Asks as a task."""
+        await become_task()
+        return "deleted" if await confirm(context, f"Delete {filename}?") else "kept"
+
+    @registry.mutation("multi.input")
+    async def multi_input(context: Context) -> list[bool]:
+        """Asks twice at once, as a task."""
+        await become_task()
+        return [*await asyncio.gather(confirm(context, "First?"), confirm(context, "Second?"))]
+
+    @registry.mutation("test.tool_with_task")
+    async def tool_with_task(context: Context) -> str:
+        """Asks, and then becomes a task."""
+        answer = await context.elicit(NAME, "What is your name?", key="user_name")
+        await become_task()
+        return f"Hello, {answer.unwrap()['name']}!"

@@ -18,7 +18,7 @@ from opwire import (
     Schema,
     mcp_envelope,
 )
-from tests.judges.mcp.conformance_features import IMAGE, PIXEL, add_features
+from tests.judges.mcp.conformance_features import IMAGE, PIXEL, TASK_AFTER, add_features
 from tests.judges.mcp.served import POLL_AFTER, serve
 
 SILENCE = b"RIFF\x26\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x80\x3e\0\0\2\0\x10\0data\2\0\0\0\0\0"
@@ -163,4 +163,4 @@ registry.register(
 add_features(registry)
 
 if __name__ == "__main__":
-    serve(registry, *sys.argv[1:])
+    serve(registry, *sys.argv[1:], task_after=TASK_AFTER, tool_names={"tasks.greet": "greet"})

@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from opwire import Identity, OperationRegistry
 from opwire.serve.mcp import serve_mcp
@@ -14,9 +15,9 @@ POLL_AFTER = 1.0
 """Seconds after which the server ends a stream, and its client has to resume it."""
 
 
-def serve(registry: OperationRegistry, transport: str, port: str = "0") -> None:
-    """Serve a registry in this process, over "stdio" or "http"."""
-    surface = serve_mcp(registry, name="judged", version="1.0")
+def serve(registry: OperationRegistry, transport: str, port: str = "0", **options: Any) -> None:
+    """Serve a registry in this process, over "stdio" or "http", with options of `serve_mcp`."""
+    surface = serve_mcp(registry, name="judged", version="1.0", **options)
     if transport == "stdio":
         asyncio.run(surface.run_stdio())
     else:

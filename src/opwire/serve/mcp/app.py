@@ -1,7 +1,7 @@
 """`serve_mcp`: a registry as an MCP server, over stdio, over any stream, or as an ASGI app over streamable HTTP."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from math import ceil
@@ -79,6 +79,7 @@ def serve_mcp(
     max_bytes: int = 4 * 1024 * 1024,
     max_page: int = MAX_PAGE,
     max_name: int = MAX_NAME,
+    tool_names: Mapping[str, str] | None = None,
     max_output_schema: int = MAX_OUTPUT_SCHEMA,
     tool_envelopes: bool = False,
     state_key: str | bytes | None = None,
@@ -95,11 +96,11 @@ def serve_mcp(
     operations without their own after so many seconds without progress; None never does. Of a subscription at most
     `max_items` are collected in at most `max_seconds`, and none after `max_bytes` of JSON. A page of a list has at
     most `max_page` bytes, a tool name at most `max_name` characters, and an output schema with more than
-    `max_output_schema` bytes is not listed. `tool_envelopes` encodes results and errors as ToolEnvelope V1.
-    `state_key` is a secret of at least 16 bytes that signs the state of calls with questions (2026-07-28); servers
-    behind one address need the same. A call of a client that supports tasks becomes one after `task_after` seconds;
-    None: never. With `all_tools`, resources and prompts are tools as well. Without `instructions`, they are those of
-    the MCP servers that are followed.
+    `max_output_schema` bytes is not listed. `tool_names` has names by operation id, in place of the usual ones.
+    `tool_envelopes` encodes results and errors as ToolEnvelope V1. `state_key` is a secret of at least 16 bytes that
+    signs the state of calls with questions (2026-07-28); servers behind one address need the same. A call of a client
+    that supports tasks becomes one after `task_after` seconds; None: never. With `all_tools`, resources and prompts are
+    tools as well. Without `instructions`, they are those of the MCP servers that are followed.
 
     Raises:
         UsageError: an option is invalid.
@@ -109,19 +110,17 @@ def serve_mcp(
     dispatcher = Dispatcher(registry, serves=operation_filter(include, exclude))
     for interceptor in interceptors:
         dispatcher.use(interceptor)
-    tools = ToolCatalogue(dispatcher, max_name=max_name, max_output_schema=max_output_schema, all_tools=all_tools)
+    tools = ToolCatalogue(dispatcher, max_name, tool_names, max_output_schema=max_output_schema, all_tools=all_tools)
     served = ServedTools(
         dispatcher=dispatcher,
         catalogue=tools,
         limits=CallLimits(timeout=timeout, max_items=max_items, max_seconds=max_seconds, max_bytes=max_bytes),
         max_page=max_page,
-        max_name=max_name,
         tool_envelopes=tool_envelopes,
         states=RequestStates(_key_bytes(state_key)),
         tasks=CallTasks(task_after),
     )
-    info = ImplementationInfo(name=name, version=version, title=title, instructions=instructions)
-    return MCPSurface(info, served, stdio_identity)
+    return MCPSurface(ImplementationInfo(name, version, title, instructions), served, stdio_identity)
 
 
 def _key_bytes(key: str | bytes | None) -> bytes | None:

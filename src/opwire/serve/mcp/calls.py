@@ -68,7 +68,6 @@ class ServedTools(Struct, frozen=True, kw_only=True):
     catalogue: ToolCatalogue
     limits: CallLimits
     max_page: int
-    max_name: int
     tool_envelopes: bool
     states: RequestStates
     tasks: CallTasks

@@ -67,7 +67,7 @@ _MAX_SHOWN = 200  # characters of an unknown name in the log
 _encoder = msgspec.json.Encoder()
 
 
-class ImplementationInfo(Struct, frozen=True, kw_only=True):
+class ImplementationInfo(Struct, frozen=True):
     """The server's description of itself."""
 
     name: str
@@ -171,7 +171,7 @@ class RegistryServer:
         self.trusted = trusted
         self.catalogue = served.catalogue
         self.resources = ResourceCatalogue(served.dispatcher)
-        self.prompts = PromptCatalogue(served.dispatcher, max_name=served.max_name)
+        self.prompts = PromptCatalogue(served.dispatcher, max_name=served.catalogue.max_name)
         self.bus = ListBus(served.dispatcher.registry)
         self._served = served
         self._listeners: set[PendingNotifications] = set()

@@ -6,7 +6,7 @@ pass unchanged.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -163,20 +163,22 @@ class ToolCatalogue:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        *,
         max_name: int = MAX_NAME,
+        names: Mapping[str, str] | None = None,
+        *,
         max_output_schema: int = MAX_OUTPUT_SCHEMA,
         all_tools: bool = False,
     ) -> None:
         check_not_below_zero(max_output_schema=max_output_schema)
         if not SHORTEST_MAX_NAME <= max_name <= LONGEST_MAX_NAME:
             raise UsageError(f"max_name is {max_name}; it is between {SHORTEST_MAX_NAME} and {LONGEST_MAX_NAME}")
+        self.max_name = max_name
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
         self._all_tools = all_tools  # resources and prompts are tools as well
         self._max_output_schema = max_output_schema
         self._tools: dict[str, tuple[OperationSpec, Tool | None]] = {}  # by id
-        self._names = ToolNames(max_name=max_name)
+        self._names = ToolNames(max_name=max_name, chosen=names)
         self._named_at = -1  # the number of changes of the registry when every served operation got its name
         self._public: OperationSpec | None = None  # any public operation
 
