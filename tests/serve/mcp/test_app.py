@@ -368,12 +368,16 @@ async def test_a_call_that_runs_is_answered_before_the_end() -> None:
 @requirement("serve-mcp.sessions")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_stream_ends_with_the_token_that_opened_it(era: str) -> None:
-    expires = time.time() + 0.5
-    tokens = callback(lambda _: Grant(GUEST, expires=expires))
-    async with browsing(authenticate=tokens) as browser, _listening(browser, era, token=ANN) as stream:
+    granted: list[Grant] = []
+
+    def grant(_: str) -> Grant:
+        granted.append(Grant(GUEST, expires=time.time() + 0.5))
+        return granted[-1]
+
+    async with browsing(authenticate=callback(grant)) as browser, _listening(browser, era, token=ANN) as stream:
         async with asyncio.timeout(PATIENCE):
             await stream.read()
-        assert time.time() >= expires - 0.01
+        assert time.time() >= (granted[-1].expires or 0) - 0.01
 
 
 # --- inside other apps ------------------------------------------------------------------------------------------------
