@@ -209,7 +209,8 @@ def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text
     for step, following in pairwise(steps):
         is_list = isinstance(parent, list)
         field = field.items if is_list else field.field(step)
-        empty: Any = [] if _is_index(following, field) else {}
+        is_index = following.isdecimal() and following.isascii() and following not in field.fields
+        empty: Any = [] if is_index and field.kinds in ([], ["array"]) else {}
         inner = _entry(parent, step, key)
         if inner is _MISSING:
             inner = empty
@@ -231,10 +232,6 @@ def _assign(given: dict[str, Any], field: SchemaField, key: str, sign: str, text
         parent[steps[-1]] = [*(before if isinstance(before, list) else [before]), value]
     else:
         raise click.UsageError(f"{key!r} is given twice and is not a list")
-
-
-def _is_index(step: str, field: SchemaField) -> bool:
-    return step.isdecimal() and step.isascii() and step not in field.fields and field.kinds in ([], ["array"])
 
 
 def _entry(container: Any, step: str, key: str) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import inspect
 import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from opwire.cli.screen import LogFormat, OutputFormat, Screen
-from opwire.cli.sources import KnownOperation, Sources, cached_ids, known_operations
+from opwire.cli.sources import KnownOperation, Sources, cached_ids, known_operations, run
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -67,9 +68,15 @@ def _flag(*names: str, sets: str, help: str) -> Callable[[F], F]:
 
 
 def shared_options(function: F) -> F:
-    """Add `-v` and `--debug`, which are accepted before and after the name of the command."""
-    function = _flag("--debug", sets="debug", help="Show the traceback of an error.")(function)
-    return _flag("-v", "--verbose", sets="verbose", help="Show error details and the progress of loading.")(function)
+    """Add `-v` and `--debug`, which are accepted before and after the name of a command; it may be `async`."""
+
+    @functools.wraps(function)
+    def wrapped(*positional: Any, **arguments: Any) -> Any:
+        result = function(*positional, **arguments)
+        return run(result) if inspect.iscoroutine(result) else result
+
+    options: Any = _flag("--debug", sets="debug", help="Show the traceback of an error.")(wrapped)
+    return _flag("-v", "--verbose", sets="verbose", help="Show error details and the progress of loading.")(options)
 
 
 def log_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,11 +39,16 @@ class TerminalAnswers:
         """
         if question.kind != "elicit":
             raise unanswerable(question, "which a terminal cannot answer")
-        ask = _ask_for_address if question.params.get("mode") == "url" else _ask_form
+        params = question.params
         async with self._one:
             with self._spinner.paused():
                 try:
-                    return await ask(question.params)
+                    if params.get("mode") != "url":
+                        return await _ask_form(params)
+                    # Accepting an address means to visit it.
+                    click.echo(harmless(f"{params.get('message', '')}\n{params.get('url', '')}"), err=True)
+                    accepts = await _confirm("Do you open this address in a browser?")
+                    return {"action": "accept"} if accepts else _DECLINED
                 except EOFError:  # ^D
                     click.echo(err=True)
                     return {"action": "cancel"}
@@ -87,12 +92,6 @@ async def _confirm(message: str, default: bool | None = None) -> bool:
             return text[0] == "y"
         if not text and default is not None:
             return default
-
-
-async def _ask_for_address(params: dict[str, Any]) -> dict[str, Any]:
-    """Show an address that the person has to visit; accepting it means to do so."""
-    click.echo(harmless(f"{params.get('message', '')}\n{params.get('url', '')}"), err=True)
-    return {"action": "accept"} if await _confirm("Do you open this address in a browser?") else _DECLINED
 
 
 async def _ask_form(params: dict[str, Any]) -> dict[str, Any]:

@@ -272,7 +272,17 @@ class Sources(NamedTuple):
         """
         async with AsyncExitStack() as stack:
             if self.url is not None:
-                yield await stack.enter_async_context(self._connect(self.url, source))
+                from opwire.client.client import Client
+
+                if source or self.config or self.python or self.mcp or self.openapi:
+                    raise click.UsageError(
+                        "--url cannot be combined with other sources: its operations are loaded remotely"
+                    )
+                client = Client(complete_url(self.url), **self.connection_options(self.url))
+                await stack.enter_async_context(client)
+                loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
+                cache_ids(self.key, loaded.specs.values())
+                yield loaded
                 return
             config = self.read()
             selected = _select(config, wanted, source)
@@ -324,17 +334,6 @@ class Sources(NamedTuple):
             files = SignedSettings(key_file=self.signing_key, certificate_file=self.certificate)
             options["signed"] = signed_requests("--signing-key", files, Path())
         return options
-
-    @asynccontextmanager
-    async def _connect(self, url: str, source: str | None) -> AsyncGenerator[LoadedOperations]:
-        from opwire.client.client import Client
-
-        if source or self.config or self.python or self.mcp or self.openapi:
-            raise click.UsageError("--url cannot be combined with other sources: its operations are loaded remotely")
-        async with Client(complete_url(url), **self.connection_options(url)) as client:
-            loaded = LoadedOperations({spec.id: spec for spec in await client.operations()}, client)
-            cache_ids(self.key, loaded.specs.values())
-            yield loaded
 
 
 @asynccontextmanager
@@ -412,7 +411,6 @@ def check_variables(config: Config) -> None:
 
 
 def _mcp_source(target: str) -> Any:
-
     if target in ("stdio", "http"):
         message = (
             f"--mcp names a source, an MCP server; to serve as MCP over {target} use: opwire serve --as mcp-{target}"

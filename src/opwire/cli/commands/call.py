@@ -1,6 +1,5 @@
 """`opwire call` prints the result of an operation; `opwire watch` streams the items of a subscription."""
 
-import asyncio
 from base64 import b64encode
 from contextlib import aclosing
 from pathlib import Path
@@ -148,15 +147,7 @@ def _input(spec: OperationSpec, words: tuple[str, ...], screen: Screen, *, no_in
 @source_options
 @shared_options
 @click.pass_obj
-def watch_command(screen: Screen, **arguments: Any) -> None:
-    """Follow a subscription, item by item, until it ends or ^C stops it. INPUT is the same as for `opwire call`.
-
-    In a pipe, --json and --envelope print one line of JSON per item.
-    """
-    asyncio.run(_watch(screen, **arguments))
-
-
-async def _watch(
+async def watch_command(
     screen: Screen,
     *,
     operation_id: str,
@@ -166,6 +157,10 @@ async def _watch(
     count: int | None,
     no_input: bool,
 ) -> None:
+    """Follow a subscription, item by item, until it ends or ^C stops it. INPUT is the same as for `opwire call`.
+
+    In a pipe, --json and --envelope print one line of JSON per item.
+    """
     async with sources.open(screen, operation_id) as loaded:
         spec = loaded.spec(operation_id)
         if spec.type is not OperationType.SUBSCRIPTION:

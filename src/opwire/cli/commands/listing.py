@@ -103,13 +103,10 @@ def _searched(specs: list[OperationSpec], search: tuple[str, ...]) -> list[Opera
     """Return the specs that contain every word, or else the closest, both ranked."""
     ranked = SearchIndex(specs).find(" ".join(search), len(specs))
     places = {spec.id: place for place, spec in enumerate(ranked)}
-    containing = [spec for spec in specs if _contains(spec, search)]
+    words = " ".join(search).lower().split()
+    texts = [" ".join((spec.id, spec.title, spec.description, *spec.tags)).lower() for spec in specs]
+    containing = [spec for spec, text in zip(specs, texts, strict=True) if all(word in text for word in words)]
     return sorted(containing, key=lambda spec: places.get(spec.id, len(specs))) or list(ranked[:_MAX_CLOSEST])
-
-
-def _contains(spec: OperationSpec, search: tuple[str, ...]) -> bool:
-    text = " ".join((spec.id, spec.title, spec.description, *spec.tags)).lower()
-    return all(word in text for word in " ".join(search).lower().split())
 
 
 def listing_lines(specs: Sequence[OperationSpec], width: int, costs: dict[str, int] | None = None) -> list[Line]:
@@ -158,9 +155,11 @@ def entry(spec: OperationSpec) -> dict[str, Any]:
 @json_option
 @shared_options
 @click.pass_obj
-def describe_command(screen: Screen, operation_id: str, sources: Sources) -> None:
+async def describe_command(screen: Screen, operation_id: str, sources: Sources) -> None:
     """Show the input and output of an operation, and a command that calls it."""
-    spec, endpoint = run(_find(sources, operation_id, screen))
+    async with sources.open(screen, operation_id) as loaded:
+        spec, endpoint = loaded.spec(operation_id), loaded.endpoint(operation_id)
+        cache_fields(sources.key, spec)
     if screen.as_json:
         screen.json({**description(spec), "endpoint": endpoint})
         return
@@ -182,12 +181,6 @@ def describe_command(screen: Screen, operation_id: str, sources: Sources) -> Non
     screen.heading("\nExample")
     verb = "watch" if spec.type is OperationType.SUBSCRIPTION else "call"
     screen.line(f"  {example_command(spec, verb, sources.words)}")
-
-
-async def _find(sources: Sources, operation_id: str, screen: Screen) -> tuple[OperationSpec, str | None]:
-    async with sources.open(screen, operation_id) as loaded:
-        cache_fields(sources.key, loaded.spec(operation_id))
-        return loaded.spec(operation_id), loaded.endpoint(operation_id)
 
 
 def description(spec: OperationSpec) -> dict[str, Any]:

@@ -4,14 +4,14 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
 
 from opwire.cli.options import served_source_options, shared_options
 from opwire.cli.screen import Screen, open_browser
-from opwire.cli.sources import Sources, run
+from opwire.cli.sources import Sources
 
 if TYPE_CHECKING:
     from opwire.adapters.source import AdapterSource
@@ -28,18 +28,14 @@ if TYPE_CHECKING:
 @served_source_options
 @shared_options
 @click.pass_obj
-def login_command(screen: Screen, **arguments: Any) -> None:
+async def login_command(
+    screen: Screen, *, source: str | None, device: bool, no_browser: bool, timeout: float, sources: Sources
+) -> None:
     """Sign in to a source as a person, with OAuth: SOURCE is its name in the configuration.
 
     The login is stored for this user, in the system's keyring or in a file that only this user can read, and refreshed
     when needed. On a machine without a browser use --device, or --no-browser if the server has no device flow.
     """
-    run(_login(screen, **arguments))
-
-
-async def _login(
-    screen: Screen, *, source: str | None, device: bool, no_browser: bool, timeout: float, sources: Sources
-) -> None:
     if device and no_browser:
         raise click.UsageError("--device and --no-browser exclude each other")
 
@@ -69,15 +65,12 @@ async def _login(
 @served_source_options
 @shared_options
 @click.pass_obj
-def logout_command(screen: Screen, source: str | None, sources: Sources) -> None:
+async def logout_command(screen: Screen, source: str | None, sources: Sources) -> None:
     """Sign out of a source: delete its stored login, and revoke it where the server can."""
 
-    async def logout() -> None:
-        async with _opened(sources, source) as (name, opened):
-            done = await opened.logout()
-        screen.line(f"Signed out of {name}." if done else f"Not signed in to {name}.")
-
-    run(logout())
+    async with _opened(sources, source) as (name, opened):
+        done = await opened.logout()
+    screen.line(f"Signed out of {name}." if done else f"Not signed in to {name}.")
 
 
 @asynccontextmanager

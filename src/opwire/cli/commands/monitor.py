@@ -134,7 +134,7 @@ def _explained(error: CallError) -> CallError:
 @json_option
 @shared_options
 @click.pass_obj
-def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
+async def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
     """List the servers behind a URL: health, version, operations, calls per second and errors.
 
     A hub is listed with its spokes, a broker with every server on it. The caller needs the scope opwire:observe, which
@@ -144,25 +144,21 @@ def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
       opwire ps --url ws://127.0.0.1:8700
       opwire ps --url nats://127.0.0.1:4222 --json
     """
-
-    async def run() -> None:
-        async with _observer(sources) as observer:
-            sampler = Sampler(observer)
-            await sampler.sample()
-            await asyncio.sleep(interval)
-            sample = await sampler.sample()
-            if screen.as_json:
-                for each in sample.data():
-                    screen.json_line(each)
-            elif not sample.servers:
-                screen.note("no server is connected")
-            else:
-                for line in server_lines(sample, _width(screen)):
-                    screen.line(line)
-            for each in sampler.failed:
-                screen.warning(f"the server at {each.address} did not return its figures: {each.error}")
-
-    asyncio.run(run())
+    async with _observer(sources) as observer:
+        sampler = Sampler(observer)
+        await sampler.sample()
+        await asyncio.sleep(interval)
+        sample = await sampler.sample()
+        if screen.as_json:
+            for each in sample.data():
+                screen.json_line(each)
+        elif not sample.servers:
+            screen.note("no server is connected")
+        else:
+            for line in server_lines(sample, _width(screen)):
+                screen.line(line)
+        for each in sampler.failed:
+            screen.warning(f"the server at {each.address} did not return its figures: {each.error}")
 
 
 @click.command(name="top")
@@ -174,15 +170,11 @@ def ps_command(screen: Screen, sources: Sources, interval: float) -> None:
 @json_option
 @shared_options
 @click.pass_obj
-def top_command(screen: Screen, sources: Sources, interval: float, count: int | None) -> None:
+async def top_command(screen: Screen, sources: Sources, interval: float, count: int | None) -> None:
     """Show the servers behind a URL and their busiest operations, live, until ^C.
 
     In a pipe it prints one table per update, and with --json one line per server and update.
     """
-    asyncio.run(_top(screen, sources, interval, count))
-
-
-async def _top(screen: Screen, sources: Sources, interval: float, count: int | None) -> None:
     async with _observer(sources) as observer:
         sampler = Sampler(observer)
         await sampler.sample()
@@ -316,7 +308,7 @@ def top_lines(sample: Sample, width: int) -> list[str]:
 @json_option
 @shared_options
 @click.pass_obj
-def tap_command(screen: Screen, sources: Sources, count: int | None, **wanted: str | None) -> None:
+async def tap_command(screen: Screen, sources: Sources, count: int | None, **wanted: str | None) -> None:
     """Print the calls of a running hub, broker or HTTP API as they end, until ^C.
 
     A line has the time, the start of the request id, the duration, the outcome or the sizes of input and output, the
@@ -326,10 +318,6 @@ def tap_command(screen: Screen, sources: Sources, count: int | None, **wanted: s
       opwire tap --url ws://127.0.0.1:8700
       opwire tap --url redis://127.0.0.1:6379 --operation 'shop.*' --outcome error --json
     """
-    asyncio.run(_tap(screen, sources, count, wanted))
-
-
-async def _tap(screen: Screen, sources: Sources, count: int | None, wanted: dict[str, str | None]) -> None:
     async with _observer(sources) as observer:
         while True:
             if screen.is_terminal and not screen.as_json:

@@ -416,7 +416,7 @@ def broker_options(function: Any) -> Any:
 @served_source_options
 @shared_options
 @click.pass_obj
-def hub_command(
+async def hub_command(
     screen: Screen,
     *,
     url: str | None,
@@ -446,20 +446,17 @@ def hub_command(
     if config.hub is not None:
         warn_if_exposed(screen, [urlsplit(config.hub.url.resolve("hub.url")).hostname or ""], is_open=is_open)
 
-    async def run() -> None:
-        async with (
-            opened(config, screen) as running,
-            hub_of(config, running.registry) as hub,
-            AsyncExitStack() as surfaces,
-        ):
-            surfaces.enter_context(metrics_at(metrics, screen, hub))
-            if console:
-                await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
-            serving = f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops"
-            await until_stopped(ready=lambda: screen.note(serving))
-            await hub.drain()
-
-    asyncio.run(run())
+    async with (
+        opened(config, screen) as running,
+        hub_of(config, running.registry) as hub,
+        AsyncExitStack() as surfaces,
+    ):
+        surfaces.enter_context(metrics_at(metrics, screen, hub))
+        if console:
+            await serve_http(config, running, surfaces, screen, hub.handler.monitor, hub=hub)
+        serving = f"hub at {hub.url}; serving {served_text(running.registry)}; ^C stops"
+        await until_stopped(ready=lambda: screen.note(serving))
+        await hub.drain()
 
 
 def chosen_hub(
@@ -494,7 +491,9 @@ def chosen_hub(
 @served_source_options
 @shared_options
 @click.pass_obj
-def spoke_command(screen: Screen, sources: Sources, durable: str | None, metrics: str | None, **options: Any) -> None:
+async def spoke_command(
+    screen: Screen, sources: Sources, durable: str | None, metrics: str | None, **options: Any
+) -> None:
     """Serve the operations at URL until ^C: ws:// of a hub, redis:// or nats:// of a broker.
 
     The token for a hub is the one in OPWIRE_TOKEN, unless the configuration overrides it. Callers over a broker are
@@ -511,22 +510,19 @@ def spoke_command(screen: Screen, sources: Sources, durable: str | None, metrics
     urls = given if isinstance(given, tuple) else () if given is None else (given,)
     where = " and ".join(shown_url(each.resolve("spoke.url")) for each in urls)
 
-    async def run() -> None:
-        async with opened(config, screen) as running, AsyncExitStack() as stack:
-            spoke = await stack.enter_async_context(spoke_of(config, running.registry))
-            stack.enter_context(metrics_at(metrics, screen, spoke))
-            worker = None
-            if (pair := durable_of(config, running.registry)) is not None:
-                await stack.enter_async_context(pair[0])
-                worker = await stack.enter_async_context(pair[1])
-                screen.note(f"durable mutations from {pair[0].name}")
-            serving = f"serving {served_text(running.registry)} at {where}; ^C stops"
-            await until_stopped(ready=lambda: screen.note(serving))
-            if worker is not None:
-                await worker.drain()
-            await spoke.drain()
-
-    asyncio.run(run())
+    async with opened(config, screen) as running, AsyncExitStack() as stack:
+        spoke = await stack.enter_async_context(spoke_of(config, running.registry))
+        stack.enter_context(metrics_at(metrics, screen, spoke))
+        worker = None
+        if (pair := durable_of(config, running.registry)) is not None:
+            await stack.enter_async_context(pair[0])
+            worker = await stack.enter_async_context(pair[1])
+            screen.note(f"durable mutations from {pair[0].name}")
+        serving = f"serving {served_text(running.registry)} at {where}; ^C stops"
+        await until_stopped(ready=lambda: screen.note(serving))
+        if worker is not None:
+            await worker.drain()
+        await spoke.drain()
 
 
 def chosen_durable(config: Config, url: str) -> Config:
