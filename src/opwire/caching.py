@@ -108,10 +108,11 @@ class ResponseCache:
                 context = replace(context, metadata={**context.metadata, CONDITION: condition})
             changes = self._changes.get(spec.namespace)
             envelope = await handler(input, context)
-            if known is not None and _is_unchanged(envelope):
-                envelope = _updated(decode_envelope(known.content), envelope.meta)
+            meta = getattr(envelope, "meta", None)
+            if known is not None and isinstance(meta, HTTPResponseMeta) and meta.status_code == _NOT_MODIFIED:
+                envelope = _updated(decode_envelope(known.content), meta)
             if changes == self._changes.get(spec.namespace):  # otherwise the result may be older than a mutation
-                self._put(key, self._entry(envelope))
+                self._store(key, envelope)
             return envelope
 
         async def mutation(input: Any, context: Context) -> Any:
@@ -132,26 +133,25 @@ class ResponseCache:
         entry = self._entries.pop(key, None)
         self._size -= 0 if entry is None else entry.size
 
-    def _put(self, key: tuple[str, bytes], entry: _CachedResult | None) -> None:
+    def _store(self, key: tuple[str, bytes], envelope: Any) -> None:
+        """Replace the entry of a key, unless the result must not be stored or cannot be encoded."""
         self._drop(key)
-        if entry is None or entry.size * _SHARE > self._max_bytes:
+        if not isinstance(envelope, ResponseEnvelope) or getattr(envelope.meta, "is_error", False):
+            return
+        fresh_until, validators = self._rules(envelope.meta)
+        if not validators and fresh_until <= self._clock():
+            return
+        try:
+            content = encode_envelope(cast("ResponseEnvelope[Any]", envelope))
+        except (OpwireError, TypeError, ValueError, RecursionError):
+            return
+        entry = _CachedResult(content, fresh_until, validators)
+        if entry.size * _SHARE > self._max_bytes:
             return
         self._entries[key] = entry
         self._size += entry.size
         while self._size > self._max_bytes or len(self._entries) > self._max_entries:
             self._drop(next(iter(self._entries)))
-
-    def _entry(self, envelope: Any) -> _CachedResult | None:
-        """Return the entry of a result, or None if it must not be stored or cannot be encoded."""
-        if not isinstance(envelope, ResponseEnvelope) or getattr(envelope.meta, "is_error", False):
-            return None
-        fresh_until, validators = self._rules(envelope.meta)
-        if not validators and fresh_until <= self._clock():
-            return None
-        try:
-            return _CachedResult(encode_envelope(cast("ResponseEnvelope[Any]", envelope)), fresh_until, validators)
-        except (OpwireError, TypeError, ValueError, RecursionError):
-            return None
 
     def _rules(self, meta: Any) -> tuple[float, tuple[tuple[str, str], ...]]:
         """Return until when a result is fresh, and the headers that revalidate it."""
@@ -188,11 +188,6 @@ def _updated(known: ResponseEnvelope[Any], fresh: HTTPResponseMeta) -> ResponseE
         return known
     newer = {name: value for name, value in fresh.headers.items() if not name.startswith("content-")}
     return replace(known, meta=replace(known.meta, headers={**known.meta.headers, **newer}))
-
-
-def _is_unchanged(envelope: Any) -> bool:
-    meta = getattr(envelope, "meta", None)
-    return isinstance(meta, HTTPResponseMeta) and meta.status_code == _NOT_MODIFIED
 
 
 def _seconds(text: str) -> float:

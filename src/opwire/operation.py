@@ -612,7 +612,8 @@ def check_access(spec: OperationSpec, identity: Identity | None) -> None:
     if any_of and not any(holds(identity, scope) for scope in any_of):
         raise _denied(spec, f"one of these scopes is needed: {', '.join(any_of)}", any_of[:1])
     for rule in rules.resources:
-        if not _may(identity, rule.type, rule.action):
+        held = (*identity.resources.get(rule.type, ()), *identity.resources.get(EVERYTHING, ()))
+        if EVERYTHING not in (*identity.scopes, *held) and rule.action not in held:
             raise _denied(spec, f"{rule.action!r} on {rule.type!r} is needed")
 
 
@@ -628,11 +629,6 @@ def may_access(spec: OperationSpec, identity: Identity | None) -> bool:
 def holds(identity: Identity | None, scope: str) -> bool:
     """Return whether an identity has a scope."""
     return identity is not None and (scope in identity.scopes or EVERYTHING in identity.scopes)
-
-
-def _may(identity: Identity, type: str, action: str) -> bool:
-    held = (*identity.resources.get(type, ()), *identity.resources.get(EVERYTHING, ()))
-    return EVERYTHING in identity.scopes or action in held or EVERYTHING in held
 
 
 def _denied(spec: OperationSpec, reason: str, scopes: Sequence[str] = ()) -> CallError:

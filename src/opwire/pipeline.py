@@ -29,7 +29,7 @@ from opwire.operation import NormalizeMode, OperationSpec, ShapedResult
 from opwire.schema import Schema
 from opwire.schema.cost import ComplexityError
 from opwire.schema.fit import Repair
-from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, survey, to_plain
+from opwire.typed.plain import MAX_DEPTH, SCALARS, replace_surrogates, shorten, survey, to_plain
 
 logger = logging.getLogger("opwire.pipeline")
 
@@ -89,8 +89,11 @@ class ResultPipeline:
             data = self._plain(data)
         if found.deep:
             self._warn(f"the data is nested deeper than {MAX_DEPTH}: it is neither normalised nor validated")
-        elif self.mode != "off" and not isinstance(data, bytes) and not _left_alone(envelope):
-            data = self._normalize(data)
+        elif self.mode != "off" and not isinstance(data, bytes):
+            meta = envelope.meta
+            # An error, and content blocks, are not what the output schema describes.
+            if not isinstance(meta, MCPResponseMeta) or not (meta.is_error or envelope.data == meta.content):
+                data = self._normalize(data)
         return envelope if data is envelope.data else ResponseEnvelope(data, envelope.meta)
 
     def _normalized(self, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
@@ -143,7 +146,10 @@ class ResultPipeline:
         except NotPlainError as error:
             if iscoroutine(data):
                 data.close()
-            raise CallError(ErrorCode.EXECUTION_ERROR, f"{self.operation_id}: {error}{_advice(data)}") from error
+            message = f"{self.operation_id}: {error}"
+            if isgenerator(data) or isasyncgen(data):
+                message += "; a handler that yields is registered as a subscription"
+            raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
 
     def _normalize(self, data: Any) -> Any:
         try:
@@ -202,7 +208,8 @@ class ResultPipeline:
         """Log the first of several messages, if there are any."""
         if shown:
             more = f"; and {count - len(shown)} more" if count > len(shown) else ""
-            logger.log(level, "%s: %s%s", self.operation_id, "; ".join(map(_short, shown)), more)
+            text = "; ".join(shorten(each, _MAX_WARNING) for each in shown)
+            logger.log(level, "%s: %s%s", self.operation_id, text, more)
 
 
 class FinishedResults(ResultPipeline):
@@ -239,18 +246,3 @@ def _always(_: Any) -> bool:
 
 def _never(_: Any) -> bool:
     return False
-
-
-def _left_alone(envelope: ResponseEnvelope[Any]) -> bool:
-    meta = envelope.meta
-    return isinstance(meta, MCPResponseMeta) and (meta.is_error or envelope.data == meta.content)
-
-
-def _advice(data: Any) -> str:
-    if isgenerator(data) or isasyncgen(data):
-        return "; a handler that yields is registered as a subscription"
-    return ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_WARNING else f"{text[:_MAX_WARNING]}…"

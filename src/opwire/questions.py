@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from opwire.errors import CallError, ConversionError, ErrorCode, UsageError
 from opwire.schema import Schema
 from opwire.typed import converter, json_schema_of
-from opwire.typed.plain import as_dict, as_list
+from opwire.typed.plain import as_dict, as_list, shorten
 
 T = TypeVar("T")
 
@@ -73,8 +73,7 @@ class Question(Struct, frozen=True):
         """What is asked, in a few words, for errors and logs."""
         if self.kind == "elicit":
             message = self.params.get("message")
-            shown = message if isinstance(message, str) else ""
-            return f'"{shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"}"'
+            return f'"{shorten(message if isinstance(message, str) else "", _SHOWN)}"'
         return "for a completion by a model" if self.kind == "sample" else "for the roots of its caller"
 
 

@@ -52,7 +52,7 @@ from opwire.operation import (
 from opwire.pipeline import ResultPipeline, typed_envelope
 from opwire.reshape import MORE, Reshaping
 from opwire.signature import Signature
-from opwire.typed.plain import html_table, to_plain
+from opwire.typed.plain import html_table, shorten, to_plain
 from opwire.view import ViewOptions, ViewRules, operation_through
 from opwire.workers import WorkerPool
 
@@ -127,7 +127,11 @@ class OperationRegistry(Decorators):
         Raises:
             RegistrationError: as `register`.
         """
-        bound = [self._bind_operation(each) for each in operations]
+        bound: list[BoundOperation] = []
+        for each in operations:
+            one = self._bind(each.spec, each.handler, each.handler, inline=each.inline)
+            one.prepare, one.preview, one.complete = each.prepare, each.preview, each.complete
+            bound.append(one)
         taken: set[str] = set()
         seen: set[str] = set() if replace else set(self._operations)
         for each in bound:
@@ -185,11 +189,6 @@ class OperationRegistry(Decorators):
     def _bind_completer(self, spec: OperationSpec, signature: Signature, function: Callable[..., Any]) -> Run:
         bound = self._bind(spec, signature.handler, function, inline=False, signature=signature)
         return partial(self._call, bound)
-
-    def _bind_operation(self, operation: Operation) -> BoundOperation:
-        bound = self._bind(operation.spec, operation.handler, operation.handler, inline=operation.inline)
-        bound.prepare, bound.preview, bound.complete = operation.prepare, operation.preview, operation.complete
-        return bound
 
     def _bind(
         self,
@@ -571,7 +570,7 @@ class OperationRegistry(Decorators):
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         if visible is None and operation_id in self._methods:
             hint = f"; it is {self._methods[operation_id]}: call register_object with an object of the class"
-        shown = operation_id if len(operation_id) <= MAX_COMPARED_NAME else f"{operation_id[:MAX_COMPARED_NAME]}…"
+        shown = shorten(operation_id, MAX_COMPARED_NAME)
         return CallError(ErrorCode.OPERATION_NOT_FOUND, f"Operation not found: {shown}{hint}")
 
     def suggestions(self, operation_id: str, *, visible: Callable[[OperationSpec], bool] | None = None) -> "list[str]":
@@ -646,13 +645,13 @@ class RegistryView(OperationRegistry):
         if derived is not None and source is not None:
             self._ids[source_id] = derived.spec.id
             self._origins[derived.spec.id] = source, derived.reshaping
-            self._add(self._bind_derived(source, *derived), replace=True)
-
-    def _bind_derived(self, source: BoundOperation, spec: OperationSpec, reshaping: Reshaping) -> BoundOperation:
-        pipeline = ResultPipeline(spec, normalize=self._normalize, strip=self._strip)
-        if reshaping.is_trivial or source.handler is None:  # it runs the handler itself: 0 µs more than its registry
-            return source.under(spec, pipeline)
-        return ReshapedOperation(source, spec, reshaping, pipeline)
+            spec, reshaping = derived
+            pipeline = ResultPipeline(spec, normalize=self._normalize, strip=self._strip)
+            if reshaping.is_trivial or source.handler is None:  # it runs the handler itself: 0 µs more
+                bound = source.under(spec, pipeline)
+            else:
+                bound = ReshapedOperation(source, spec, reshaping, pipeline)
+            self._add(bound, replace=True)
 
     def _intercept(self, bound: BoundOperation) -> None:
         source, reshaping = self._origins.get(bound.spec.id, (None, None))

@@ -11,9 +11,10 @@ from msgspec.structs import asdict, replace
 
 from opwire.annotations import CompletionRequest
 from opwire.envelope import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta, local_envelope
-from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError, UsageError, check_counts
+from opwire.errors import CallError, ErrorCode, RegistrationError, UsageError, check_counts
 from opwire.operation import Context, OperationSpec
 from opwire.schema import UNKNOWN, Problem, Schema
+from opwire.schema.dialect import escaped
 from opwire.typed.plain import as_dict, to_plain
 
 Arguments = Callable[[Any, Context], Any]
@@ -103,10 +104,11 @@ class Reshaping:
         if changes.max_chars is not None:
             self.output_schema = UNKNOWN
         elif changes.keep:
-            self.output_schema = Schema.deferred(lambda: _projected_root(_lowered(spec.output_schema), self._fields))
+            given = spec.output_schema
+            self.output_schema = Schema.deferred(lambda: _projected_root(given.lowered_object, self._fields))
 
     def _check(self, spec: OperationSpec) -> None:
-        schema = _lowered(spec.input_schema)
+        schema = spec.input_schema.lowered_object
         properties = schema.get("properties")
         known = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
         for name in sorted(self._changes.parameters - known.keys()):
@@ -123,7 +125,7 @@ class Reshaping:
             raise RegistrationError(f"rename gives two parameters one name: {', '.join(sorted(taken))}")
 
     def _input_schema(self) -> Schema:
-        schema = _lowered(self._source.input_schema)
+        schema = self._source.input_schema.lowered_object
         rename, hidden = self._changes.rename, self._changes.unavailable
         properties: dict[str, Any] = {}
         for name, each in cast("dict[str, Any]", schema["properties"]).items():
@@ -159,7 +161,7 @@ class Reshaping:
         for name, schema in self._narrowed.items():
             if name in given and not schema.is_valid(given[name]):
                 problems = schema.problems(given[name])
-                raise self._invalid([Problem(f"/{_escaped(name)}{path}", message) for path, message in problems])
+                raise self._invalid([Problem(f"/{escaped(name)}{path}", message) for path, message in problems])
 
     def compile(self, flat: type[Struct], otherwise: Arguments) -> Arguments:
         """Return `inward` for valid flat input, together with its validation, which makes it as fast as the source.
@@ -413,21 +415,9 @@ def _narrowed(schema: Any, keywords: Mapping[str, Any] | None) -> Any:
     return {"allOf": [cast("Any", schema), dict(keywords)]}
 
 
-def _lowered(schema: Schema) -> dict[str, Any]:
-    try:
-        lowered = schema.lowered
-    except SchemaError:
-        return {}
-    return lowered if isinstance(lowered, dict) else {}
-
-
 def suggestion(given: str, known: Iterable[str]) -> str:
     """Return a hint with the most similar name, or ""."""
     from difflib import get_close_matches  # takes 3 ms to import
 
     close = get_close_matches(given[:100], known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

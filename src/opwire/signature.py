@@ -256,15 +256,9 @@ def _input_schema(
         if each.kind is _Parameter.VAR_KEYWORD:
             schema["additionalProperties"] = json_schema_of(hints.get(each.name, Any), where=f"**{each.name} of {name}")
         elif each.default is not _Parameter.empty:
-            _declare_default(properties[each.name], each.default)
+            with suppress(NotPlainError):  # a sentinel object; the parameter is still optional
+                properties[each.name]["default"] = to_plain(each.default)
     return Schema(schema)
-
-
-def _declare_default(schema: dict[str, Any], default: Any) -> None:
-    try:
-        schema["default"] = to_plain(default)
-    except NotPlainError:
-        pass  # a sentinel object; the parameter is still optional
 
 
 def _output_schema(hint: Any, name: str, *, streams: bool) -> Schema:
@@ -300,12 +294,6 @@ def _exact(hints: Iterable[Any]) -> frozenset[type]:
     return frozenset(exact - inexact) & SCALARS
 
 
-def _undocumented(hint: Any) -> Any:
-    """Return the type of `Annotated[type, "text"]`; other hints are returned as they are."""
-    is_text = all(isinstance(each, str) for each in getattr(hint, "__metadata__", (None,)))
-    return hint.__origin__ if is_text else hint
-
-
 def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[Struct] | None:
     """Return a Struct with one field per parameter, if all are int, str, bool, None, or unions of these.
 
@@ -314,7 +302,9 @@ def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[St
     """
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for each in parameters:
-        hint = _undocumented(hints.get(each.name))
+        hint: Any = hints.get(each.name)
+        if all(isinstance(text, str) for text in getattr(hint, "__metadata__", (None,))):  # Annotated[type, "text"]
+            hint = hint.__origin__
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if each.kind is _Parameter.VAR_KEYWORD or not _FLAT.issuperset(options):
             return None

@@ -43,6 +43,7 @@ from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import ERROR_TABLE, CallError, ErrorCode, needs_extra
 from opwire.operation import Context, Handler, Interceptor, OperationSpec, OperationType, Trace, trace_of
 from opwire.registry import OperationRegistry, build_env
+from opwire.typed.plain import as_dict
 
 _w3c = TraceContextTextMapPropagator()
 _SCRAPE_TIMEOUT = 10  # seconds; each connection holds a thread
@@ -244,8 +245,9 @@ class RecordedCall:
         self._measured["rpc.response.status_code"] = self._measured["error.type"] = code.value
         if ERROR_TABLE[code].http_status >= 500 or (self._recorder.side == "client" and not gave_up):
             self._span.set_status(StatusCode.ERROR)
-        error_id = _error_id(error)
-        if error_id is not None:
+        # The id under which an unexpected error was logged.
+        error_id = as_dict(error.details).get("errorId") if isinstance(error, CallError) else None
+        if isinstance(error_id, str):
             self._span.set_attribute("opwire.error_id", error_id)
 
     def end(self) -> None:
@@ -283,13 +285,6 @@ def _with_trace(metadata: Mapping[str, Any], trace: Trace) -> Mapping[str, Any]:
     if not trace:
         return metadata
     return {name: value for name, value in metadata.items() if name != "tracestate"} | trace
-
-
-def _error_id(error: BaseException) -> str | None:
-    """Return the id under which an unexpected error was logged."""
-    details = error.details if isinstance(error, CallError) else None
-    id = cast("dict[str, Any]", details).get("errorId") if isinstance(details, dict) else None
-    return id if isinstance(id, str) else None
 
 
 class BothSides(Protocol):

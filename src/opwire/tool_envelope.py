@@ -350,7 +350,8 @@ class WorkflowEnvelopePayload(Struct, frozen=True, kw_only=True, rename="camel")
 
 def error_text(payload: McpErrorPayload) -> str:
     """Return an error as text: a line with category, code and message, then a line per optional field."""
-    lines = [f"{_label(payload.category)} [{payload.code}]: {payload.message}"]
+    label = _LABELS.get(payload.category) or f"❌ {payload.category.replace('_', ' ').capitalize() or 'Error'}"
+    lines = [f"{label} [{payload.code}]: {payload.message}"]
     if payload.details:
         lines.append(f"Details: {payload.details}")
     if payload.suggested_action:
@@ -365,10 +366,6 @@ def error_text(payload: McpErrorPayload) -> str:
 def error_blocks(payload: McpErrorPayload, *, tool: str = "mcp", ts: str | None = None) -> list[TextBlock]:
     """Return the two blocks of a failed result, for a response with `isError: true`."""
     return encode_blocks(error_text(payload), payload, tool=tool, ts=ts)
-
-
-def _label(category: str) -> str:
-    return _LABELS.get(category) or f"❌ {category.replace('_', ' ').capitalize() or 'Error'}"
 
 
 # The inverse of the table. Several codes share a category; the first, the most general one, is the default.
@@ -510,12 +507,10 @@ def to_blocks(
     if isinstance(meta, LocalResponseMeta) and ts is None:
         with suppress(ValueError, OverflowError, OSError):  # the timestamp of a peer may be out of range
             ts = iso_timestamp(datetime.fromtimestamp(meta.timestamp / 1000, UTC))
-    shown = _shown(envelope.data) if markdown is None else markdown
-    return [*encode_blocks(shown, envelope.data, tool=tool, ts=ts)]
-
-
-def _shown(data: Any) -> str:
-    return data if isinstance(data, str) else f"```json\n{to_json(data).decode()}\n```"
+    data = envelope.data
+    if markdown is None:
+        markdown = data if isinstance(data, str) else f"```json\n{to_json(data).decode()}\n```"
+    return [*encode_blocks(markdown, data, tool=tool, ts=ts)]
 
 
 __all__ = [

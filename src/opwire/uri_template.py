@@ -71,7 +71,12 @@ class URITemplate:
             self._add_expression(found[1], found[2].split(","))
             position = found.end()
         self._add_literal(template[position:])
-        self._check()
+        if len(set(self.names)) < len(self.names):
+            raise self._error("a variable occurs twice")
+        if sum(each.spans for each in self._variables) > 1:
+            raise self._error("only one variable can span segments")
+        if not all(self._literals[1:-1]):
+            raise self._error("there is nothing between two variables")
 
     @property
     def names(self) -> list[str]:
@@ -111,14 +116,6 @@ class URITemplate:
         if not _NAME.fullmatch(text):
             raise self._error(f"{text[:50]!r} is not a variable; write {{+path}} for a value with slashes")
         return text
-
-    def _check(self) -> None:
-        if len(set(self.names)) < len(self.names):
-            raise self._error("a variable occurs twice")
-        if sum(each.spans for each in self._variables) > 1:
-            raise self._error("only one variable can span segments")
-        if not all(self._literals[1:-1]):
-            raise self._error("there is nothing between two variables")
 
     def match(self, uri: str) -> dict[str, Any] | None:
         """Return the values of the variables in a URI; None if it does not match."""

@@ -131,7 +131,12 @@ class WorkerPool:
         try:
             job = self._jobs.get(timeout=IDLE)
         except Empty:
-            return not self._ends()
+            with self._lock:
+                ends = self._waiting > 0  # not if a job was queued for this thread meanwhile
+                if ends:
+                    self._waiting -= 1
+                    self._threads -= 1
+            return not ends
         with self._lock:
             job.running = not job.abandoned
         if not job.running:
@@ -140,15 +145,6 @@ class WorkerPool:
         goes_on = self._goes_on(job)  # before the caller resumes, which may submit the next job at once
         job.settle()
         return goes_on
-
-    def _ends(self) -> bool:
-        """Return whether an idle thread may end: not if a job was queued for it meanwhile."""
-        with self._lock:
-            if self._waiting <= 0:
-                return False
-            self._waiting -= 1
-            self._threads -= 1
-            return True
 
     def _goes_on(self, job: _Job) -> bool:
         """Count this thread as idle again; return False for a stuck thread that was replaced."""

@@ -7,7 +7,7 @@ from foreign servers and documents, so entries are bounded in number and length,
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from opwire.typed.plain import harmless
+from opwire.typed.plain import harmless, shorten
 
 MAX_ENTRIES = 1_000
 """Skipped items, and warnings, that a report keeps by default: a hostile document could produce millions."""
@@ -80,4 +80,4 @@ class Report:
 
 
 def _shortened(text: str) -> str:
-    return harmless(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…")
+    return harmless(shorten(text, MAX_TEXT))

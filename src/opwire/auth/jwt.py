@@ -105,7 +105,16 @@ class PublishedKeys:
         if self._is_due(name):
             async with self._fetching:
                 if self._is_due(name):  # not fetched by another task in the meantime
-                    await self._renew()
+                    keys: dict[KeyName, VerificationKey] = {}
+                    try:
+                        async with asyncio.timeout(FETCH_TIMEOUT):
+                            keys = dict(_usable_keys(await self._fetch(), self._algorithms))
+                    except (CallError, TimeoutError) as error:
+                        logger.warning("the issuer's keys could not be fetched: %s", type(error).__name__)
+                    now = self._clock()
+                    self._not_before = now + (MIN_INTERVAL if keys else RETRY_INTERVAL)
+                    if keys:  # otherwise the old ones are kept
+                        self._keys, self._stale = keys, now + MAX_AGE
         if not self._keys:
             raise self._fetch.failed()
         return self._keys.get(name)
@@ -113,19 +122,6 @@ class PublishedKeys:
     def _is_due(self, name: KeyName) -> bool:
         now = self._clock()
         return now >= self._not_before and (name not in self._keys or now >= self._stale)
-
-    async def _renew(self) -> None:
-        """Replace the keys; keep the old ones if the fetch fails or returns none."""
-        keys: dict[KeyName, VerificationKey] = {}
-        try:
-            async with asyncio.timeout(FETCH_TIMEOUT):
-                keys = dict(_usable_keys(await self._fetch(), self._algorithms))
-        except (CallError, TimeoutError) as error:
-            logger.warning("the issuer's keys could not be fetched: %s", type(error).__name__)
-        now = self._clock()
-        self._not_before = now + (MIN_INTERVAL if keys else RETRY_INTERVAL)
-        if keys:
-            self._keys, self._stale = keys, now + MAX_AGE
 
 
 def prepare_key(key: Any, algorithm: str) -> VerificationKey:

@@ -35,6 +35,7 @@ from opwire.errors import UsageError
 from opwire.names import UniqueNames
 from opwire.operation import OperationSpec, OperationType
 from opwire.schema import Schema
+from opwire.typed.plain import shorten
 
 _WIDTH = 112
 _IMPORTED = (
@@ -295,8 +296,8 @@ def _docstring(spec: OperationSpec) -> Iterator[str]:
 
 def _printable(text: str) -> str:
     """Replace control characters and surrogates, which are invalid in source files, and truncate."""
-    cut = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-    return "".join(each if each.isprintable() or each == "\n" else " " for each in cut.replace("\r\n", "\n")).strip()
+    cut = shorten(text, _MAX_TEXT).replace("\r\n", "\n")
+    return "".join(each if each.isprintable() or each == "\n" else " " for each in cut).strip()
 
 
 def _in_docstring(text: str) -> str:

@@ -337,17 +337,15 @@ def _is_map(schema: dict[str, Any]) -> bool:
 
 def _literal(values: list[Any]) -> str:
     """Return a Literal of the values, or the union of their types if a Literal cannot hold them."""
-    if len(values) <= _MAX_LITERALS and all(map(_can_be_literal, values)):
+    if len(values) <= _MAX_LITERALS and all(
+        each is None or isinstance(each, str) or (isinstance(each, int) and abs(each) < _LARGEST) for each in values
+    ):
         listed = ", ".join(
             dict.fromkeys(quoted(each) if isinstance(each, str) else str(each) for each in values if each is not None)
         )
         return union([*([f"Literal[{listed}]"] if listed else []), *(["None"] if None in values else [])])
     kinds = {"str": "\0str", "bool": "\0bool", "int": "\0int", "float": "\0float", "NoneType": "None"}
     return union(kinds.get(type(each).__name__, ANY) for each in values)
-
-
-def _can_be_literal(value: Any) -> bool:
-    return value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) < _LARGEST)
 
 
 def _typed_dict(name: str, fields: dict[str, str]) -> str:

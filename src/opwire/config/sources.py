@@ -165,7 +165,11 @@ def _mcp_source(
         tls = _tls(values["tls"], folder)
         http = {"verify": client_context(**tls)} if tls else {}
         server = HTTPServer(values["url"], values["headers"], settings.type, http)
-        options["auth"] = values["auth"] or _stored_login(values)
+        options["auth"] = values["auth"]
+        if not values["auth"] and not any(name.lower() == "authorization" for name in values["headers"]):
+            # `opwire login NAME` signs in to a server without `auth` too.
+            key = LoginKey(resource_of(values["url"]), "mcp")
+            options["auth"] = {"login": True} if TokenStore().may_have(key) else None
     else:
         cwd = folder / Path(values["cwd"] or "").expanduser()
         server = StdioServer(values["command"], values["args"], values["env"] or None, str(cwd))
@@ -178,13 +182,6 @@ def _tls(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     files = ("ca_file", "client_certificate", "client_key")
     found = {name: str(folder / Path(values[name]).expanduser()) for name in files if values[name] is not None}
     return found | ({"client_key_password": values["client_key_password"]} if values["client_key_password"] else {})
-
-
-def _stored_login(values: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the client of a login to an MCP server without `auth`, if there ever was one: `opwire login NAME`."""
-    has_header = any(name.lower() == "authorization" for name in values["headers"])
-    key = LoginKey(resource_of(values["url"]), "mcp")
-    return {"login": True} if not has_header and TokenStore().may_have(key) else None
 
 
 async def _webhook_receiver(

@@ -370,6 +370,11 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
         options["token"] = settings.token.resolve("spoke.token")
     options |= _connection_options("spoke", settings, config.folder)
     urls = settings.url if isinstance(settings.url, tuple) else (settings.url,)
+
+    def is_announced(spec: OperationSpec) -> bool:
+        patterns = settings.announces or ()
+        return any(spec.namespace == each or fnmatchcase(spec.id, each) for each in patterns)
+
     with _config_errors("spoke"):
         return Spoke(
             registry,
@@ -378,7 +383,7 @@ def spoke_of(config: Config, registry: OperationRegistry | None) -> Spoke:
             version=settings.version,
             anonymous=identity_of(config, settings.anonymous),
             max_calls=config.limits.max_calls,
-            announces=None if settings.announces is None else _announced(settings.announces),
+            announces=None if settings.announces is None else is_announced,
             **options,
         )
 
@@ -469,11 +474,6 @@ def signed_requests(key: str, settings: SignedSettings, folder: Path) -> "Signed
         if settings.authorities:
             verifier = Verifier(*(read("authorities", each) for each in settings.authorities))
         return SignedRequests(signer, verifier)
-
-
-def _announced(patterns: tuple[str, ...]) -> Callable[[OperationSpec], bool]:
-    """Return whether an operation is in one of these namespaces, or its id matches one of these patterns."""
-    return lambda spec: any(spec.namespace == each or fnmatchcase(spec.id, each) for each in patterns)
 
 
 def _guard_options(config: Config, settings: SurfaceSettings) -> "GuardOptions":

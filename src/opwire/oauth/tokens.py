@@ -272,16 +272,17 @@ class TokenCache:
         tokens = self._tokens.get(key)
         if tokens is not None and (tokens.refresh_at is None or self._clock() < tokens.refresh_at):
             return tokens.access_token
-        return (await self._requests.get(key, lambda: self._request(key, client, token_url, fields))).access_token
 
-    async def _request(self, key: Any, client: OAuthClient, token_url: str, fields: dict[str, str]) -> TokenSet:
-        tokens = await request_tokens(self._fetch, client, token_url, fields, clock=self._clock)
-        if tokens.refresh_at is None and "subject_token" in fields:
-            tokens = replace(tokens, refresh_at=self._clock() + _MARGIN)
-        while len(self._tokens) >= _MAX_TOKENS:
-            del self._tokens[next(iter(self._tokens))]
-        self._tokens[key] = tokens
-        return tokens
+        async def request() -> TokenSet:
+            tokens = await request_tokens(self._fetch, client, token_url, fields, clock=self._clock)
+            if tokens.refresh_at is None and subject:
+                tokens = replace(tokens, refresh_at=self._clock() + _MARGIN)
+            while len(self._tokens) >= _MAX_TOKENS:
+                del self._tokens[next(iter(self._tokens))]
+            self._tokens[key] = tokens
+            return tokens
+
+        return (await self._requests.get(key, request)).access_token
 
     def forget(self, token: str) -> None:
         """Drop a rejected token, if it is still cached."""

@@ -32,7 +32,7 @@ from opwire.schema.shape import (
 )
 from opwire.schema.validator import MeteredValidator, Validator, compile_bounded
 from opwire.typed import json_schema_of
-from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, survey
+from opwire.typed.plain import MAX_DEPTH, as_dict, as_list, shorten, survey
 
 if TYPE_CHECKING:
     from opwire.schema.cast import Caster
@@ -100,7 +100,7 @@ class Reporter:
             if self._is_small(value):
                 errors = chain.from_iterable(map(_specific, self._validator.iter_errors(value)))
                 found = [(map(escaped, error.instance_path), error.message) for error in islice(errors, limit)]
-                return [Problem(_short("".join(f"/{s}" for s in steps)), _short(message)) for steps, message in found]
+                return [_problem("".join(f"/{s}" for s in steps), message) for steps, message in found]
             search = _Search(MeteredChecks(self._checks, Effort(value)), self._aspects)
             return list(islice(search.problems(value, [Demand(self._root, Force.FILL)], ""), limit))
         except ComplexityError as error:
@@ -140,7 +140,7 @@ class _Search:
         try:
             scope = self._evaluator.scope(demands, value)
             binding = [each.node for each in scope.applied if each.force > Force.EVALUATE]
-            own = (Problem(_short(path), _short(message)) for message in self._messages(demands, binding, value))
+            own = (_problem(path, message) for message in self._messages(demands, binding, value))
             for problem in chain(own, self._of_members(scope, value, path)):
                 found = True
                 yield problem
@@ -151,10 +151,10 @@ class _Search:
                     for keyword in _WHOLE_MESSAGES
                     if self._fails(node, keyword, value)
                 )
-                yield Problem(_short(path), next(failing, "the value does not fit the schema"))
+                yield _problem(path, next(failing, "the value does not fit the schema"))
         except (ExhaustedError, ComplexityError, SchemaError, RecursionError):
             if not found:
-                yield Problem(_short(path), "the value does not fit; it is too large to say more about it")
+                yield _problem(path, "the value does not fit; it is too large to say more about it")
 
     def _messages(self, demands: Sequence[Demand], binding: list[Node], value: Any) -> Iterator[str]:
         """Yield what is wrong with the location itself."""
@@ -255,8 +255,8 @@ class _Distance(NamedTuple):
         return cls(not own.isdisjoint(_OTHER_KIND), len(constants), len(branch))
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+def _problem(path: str, message: str) -> Problem:
+    return Problem(shorten(path, _MAX_TEXT), shorten(message, _MAX_TEXT))
 
 
 MAX_PROBLEMS = 100
@@ -377,6 +377,14 @@ class Schema:
             SchemaError: it is nested too deeply.
         """
         return lower(self.json, self.dialect)
+
+    @property
+    def lowered_object(self) -> dict[str, Any]:
+        """The schema in 2020-12; {} if it is a boolean, or nested too deeply."""
+        try:
+            return as_dict(self.lowered)
+        except SchemaError:
+            return {}
 
     @property
     def is_deferred(self) -> bool:

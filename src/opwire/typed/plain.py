@@ -221,6 +221,11 @@ def harmless(text: str) -> str:
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def shorten(text: str, longest: int) -> str:
+    """Return the text, or so many of its characters and an ellipsis."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
 def harmless_json(text: str) -> str:
     """Return the same JSON with control characters escaped; it decodes to the same value."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -235,8 +240,7 @@ def html_table(caption: str, rows: Iterable[Iterable[str]]) -> str:
     """Return an HTML table for a notebook. Text from peers is truncated and escaped: it never becomes markup."""
 
     def cell(text: str) -> str:
-        cut = text if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}…"
-        return harmless(cut).translate(_MARKUP)
+        return harmless(shorten(text, _MAX_CELL)).translate(_MARKUP)
 
     lines = ("".join(f'<td style="{_CELL}">{cell(text)}</td>' for text in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)

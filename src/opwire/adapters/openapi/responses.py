@@ -25,7 +25,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.http_client import MAX_WAIT, bounded_number
 from opwire.operation import ShapedResult
 from opwire.schema import UNKNOWN
-from opwire.typed.plain import MAX_DEPTH, harmless, read_json, survey
+from opwire.typed.plain import MAX_DEPTH, harmless, read_json, shorten, survey
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -203,7 +203,7 @@ def error_of(
     message = f"HTTP {head.status}: {reason}"
     explanation = _explanation(details["body"]) if explained else ""
     if explanation and explanation.lower() != reason.lower():
-        message += f": {explanation[:_MAX_EXPLANATION]}{'…' if len(explanation) > _MAX_EXPLANATION else ''}"
+        message += f": {shorten(explanation, _MAX_EXPLANATION)}"
     delay = _retry_after(head)
     return CallError(
         ErrorCode.EXECUTION_ERROR,

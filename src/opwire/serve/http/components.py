@@ -11,7 +11,6 @@ schema; generators create better types from named parts, and need the type of a 
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from itertools import chain, count
 from math import inf
 from typing import Any, cast
@@ -197,7 +196,7 @@ class _Root:
 
     def _pointer(self, reference: str) -> Pointer:
         if reference == "#" or reference.startswith("#/"):
-            return _steps(reference)
+            return tuple(map(unescaped, unquote(reference).split("/")[1:]))
         target = self._references.resolve(reference)
         return next(pointer for pointer, schema in _walk(self._json) if schema is target)
 
@@ -278,11 +277,6 @@ def _variant(branch: JSONSchema) -> JSONSchema:
     tags = list(as_dict(fields.get("properties")).values())
     is_wrapped = fields.keys() == {"allOf", "properties"} and len(fields["allOf"]) == len(tags) == 1
     return fields["allOf"][0] if is_wrapped and as_dict(as_dict(tags[0]).get("not")).keys() == {"enum"} else branch
-
-
-@lru_cache(4_096)
-def _steps(reference: str) -> Pointer:
-    return tuple(map(unescaped, unquote(reference).split("/")[1:]))
 
 
 def _walk(root: Any) -> Iterator[tuple[Pointer, Any]]:

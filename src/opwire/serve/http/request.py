@@ -265,7 +265,7 @@ _TEXT = QueryParameter(frozenset({"string"}), is_array=False)
 
 def query_parameters(schema: Schema) -> Mapping[str, QueryParameter] | None:
     """Return the query parameters of an input schema by name; None if a query string cannot express the input."""
-    json = _lowered(schema)
+    json = schema.lowered_object
     if json.get("type") != "object" or not _FLAT_KEYWORDS.issuperset(json):
         return None
     if isinstance(json.get("additionalProperties"), dict) or isinstance(json.get("unevaluatedProperties"), dict):
@@ -284,7 +284,7 @@ def query_parameters(schema: Schema) -> Mapping[str, QueryParameter] | None:
 
 def query_parameter(schema: Schema, name: str) -> QueryParameter | None:
     """Return one property of an input schema as a query parameter; None if it is missing or cannot be one."""
-    json = _lowered(schema)
+    json = schema.lowered_object
     return _parameter(as_dict(json.get("properties")).get(name), References(json))
 
 
@@ -326,14 +326,6 @@ def parse_value(text: str, kinds: frozenset[str]) -> Any:
     if number[1] is None and number[2] is None:
         return int(text)
     return float(text) if isfinite(float(text)) else text
-
-
-def _lowered(schema: Schema) -> dict[str, Any]:
-    """Return the schema in 2020-12. Schemas of other documents are not compiled yet, and may be invalid."""
-    try:
-        return as_dict(schema.lowered)
-    except SchemaError:
-        return {}
 
 
 def _parameter(schema: Any, references: References) -> QueryParameter | None:

@@ -24,6 +24,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.schema import Schema
 from opwire.schemas import CALL_EVENT_SCHEMAS, SESSION_EVENT_SCHEMAS
 from opwire.transports.broker_connection import BrokerConnection
+from opwire.typed.plain import shorten
 
 SUBPROTOCOL = Subprotocol("opwire.v1")
 PATIENCE = 4.0
@@ -59,8 +60,7 @@ def expect(holds: bool, complaint: str) -> None:
 
 def shown(event: object) -> str:
     """Return an event for a message, shortened."""
-    text = json.dumps(event, ensure_ascii=False, default=str)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return shorten(json.dumps(event, ensure_ascii=False, default=str), _MAX_SHOWN)
 
 
 class Problems:
