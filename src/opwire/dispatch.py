@@ -76,8 +76,10 @@ class Dispatcher:
         Raises:
             CallError: OPERATION_NOT_FOUND, which suggests only what the caller may see; UNAUTHENTICATED; ACCESS_DENIED.
         """
-        spec = self.get_spec(operation_id)
-        own = spec is not None and self._is_own(spec)
+        spec = self.registry.get_spec(operation_id)  # which overrides an operation of the server itself
+        own = spec is None
+        if own:
+            spec = self.get_spec(operation_id)
         if spec is None or (self._serves is not None and not own and not self._serves(spec)):
             raise self.registry.not_found(operation_id, visible=partial(self.is_visible, identity=identity))
         if not own and self.registry.get_handler(operation_id) is None:
@@ -91,7 +93,7 @@ class Dispatcher:
         Raises:
             CallError: the call failed.
         """
-        if self._own is not None and self._is_own(spec):
+        if self._own is not None and self.registry.get_spec(spec.id) is not spec and self._is_own(spec):
             return self._own().execute(spec.id, input, context)
         if self._interceptors.installed:
             return self._call(spec, self.registry.execute).execute(input, context)

@@ -332,13 +332,13 @@ class Interceptors:
             known = self._calls[spec.id] = (spec, InterceptedCall(spec, handler, self.installed))
         return known[1]
 
-    def remote(self, operation_id: str, type: OperationType, handler: Handler) -> "InterceptedCall | None":
-        """Wrap every interceptor around one call of an operation at a peer; return None without interceptors.
+    def remote(self, operation_id: str, type: OperationType, handler: Handler) -> "InterceptedCall":
+        """Wrap every interceptor around one call of an operation at a peer.
 
         Raises:
             CallError: OPERATION_NOT_FOUND, if the id is invalid.
         """
-        return self.around(remote_spec(operation_id, type), handler) if self.installed else None
+        return InterceptedCall(remote_spec(operation_id, type), handler, self.installed)
 
     def around(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall | None":
         """Wrap every interceptor around an operation's handler; return None without interceptors."""

@@ -26,7 +26,7 @@ async def test_an_observer_is_shown_an_event_after_the_step_that_it_watches() ->
     assert seen == [EVENT]
     end()
     end()
-    assert not calls._observers
+    assert not calls._observers.added
 
 
 @requirement("call.observers")
@@ -39,7 +39,7 @@ async def test_an_observer_that_watches_twice_leaves_once_for_each_time() -> Non
     await asyncio.sleep(0)
     assert seen == [EVENT]
     ends[1]()
-    assert not calls._observers
+    assert not calls._observers.added
 
 
 @requirement("call.observers")

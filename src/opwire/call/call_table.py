@@ -55,7 +55,7 @@ class Arrival(Struct, Generic[S], frozen=True):
     """
 
     sink: S
-    value: ResponseEnvelope[Any] | CallError | None
+    value: Any  # an envelope, a `CallError` or None
     final: bool
     stop: str | None = None
     again: CallRequested | None = None
@@ -139,8 +139,13 @@ class CallTable(Generic[S]):
             call.peer = sender
         elif call.peer != sender:
             return self._drop("foreign")
+        if isinstance(event, CallResponded):
+            if not is_final(event, streams=call.streams):
+                return self._item(event, call)
+            del self._open[event.request_id]
+            return Arrival(call.sink, event.output, True)
         if not is_final(event, streams=call.streams):
-            return self._item(event, call) if isinstance(event, CallResponded) else self._drop("unknown")
+            return self._drop("unknown")
         if isinstance(event, CallFailed) and event.not_started and call.moves_left and not call.last_seq:
             call.moves_left -= 1
             call.move += 1
@@ -201,11 +206,9 @@ class CallTable(Generic[S]):
         self.dropped[why] += 1
 
 
-def _outcome(event: CallEvent, call: _OpenCall[Any]) -> tuple[ResponseEnvelope[Any] | CallError | None, str | None]:
-    """Return the value of a final event, and the reason to send to a server that continues."""
+def _outcome(event: CallEvent, call: _OpenCall[Any]) -> tuple[CallError | None, str | None]:
+    """Return the error of an event that ends a call without a response, and the reason for a server that continues."""
     match event:
-        case CallResponded():
-            return event.output, None
         case CallFailed():
             return event.error(), None
         case CallAborted():

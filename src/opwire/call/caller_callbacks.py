@@ -29,23 +29,20 @@ class EventObservers:
     """Functions that see every event of one end."""
 
     def __init__(self) -> None:
-        self._observers: dict[object, Callable[[CallEvent], None]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._observers)
+        self.added: dict[object, Callable[[CallEvent], None]] = {}
 
     def add(self, observer: Callable[[CallEvent], None]) -> Callable[[], None]:
         """Add an observer; the returned function removes it."""
         key = object()  # the same observer may be added twice, and removed once
-        self._observers[key] = observer
-        return lambda: self._observers.pop(key, None) and None
+        self.added[key] = observer
+        return lambda: self.added.pop(key, None) and None
 
     def show(self, event: CallEvent) -> asyncio.Handle:
         """Show an event after the current step; the returned handle prevents it."""
         return asyncio.get_running_loop().call_soon(self._call, event)
 
     def _call(self, event: CallEvent) -> None:
-        for observer in tuple(self._observers.values()):
+        for observer in tuple(self.added.values()):
             _run_callback("an observer", observer, event)
 
 

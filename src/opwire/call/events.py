@@ -275,7 +275,7 @@ def ends_call(kind: type[CallMessage], seq: object, *, streams: bool) -> bool:
 
 def is_final(event: CallEvent, *, streams: bool = False) -> bool:
     """Return whether an event ends its call."""
-    return ends_call(type(event), event.seq if isinstance(event, CallResponded) else None, streams=streams)
+    return event.seq is None and not streams if isinstance(event, CallResponded) else type(event) in _FINAL
 
 
 def _schema(type: str, required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:

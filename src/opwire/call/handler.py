@@ -74,16 +74,14 @@ class _Served(Struct, eq=False):
             self.cancelled = True
             self.task.cancel(reason)
 
-    def log_access(self, error: CallError | None) -> None:
-        """Write the access log, if it is enabled."""
-        if self.access is None:
-            return
-        self.access.request_id = self.event.request_id
+    def log_access(self, entry: AccessEntry, error: CallError | None) -> None:
+        """Write the access log."""
+        entry.request_id = self.event.request_id
         if error is not None:
-            self.access.failed(error)
-        elif self.cancelled and self.access.outcome == OK:
-            self.access.outcome = CANCELLED
-        self.access.write()
+            entry.failed(error)
+        elif self.cancelled and entry.outcome == OK:
+            entry.outcome = CANCELLED
+        entry.write()
 
 
 class _AnnouncedDispatcher(Dispatcher):
@@ -170,6 +168,7 @@ class CallHandler:
         """
         self._draining = False
         self._loop = asyncio.get_running_loop()  # cached: `get_running_loop` is a system call on Python 3.11
+        self._deadlines.bind()
         self._calls.serve_with(self)
         if not self._calls.transport.local:  # within one process nothing is buffered in a socket
             self._hold_ups.start()
@@ -372,6 +371,8 @@ class CallHandler:
             streams = spec.type is OperationType.SUBSCRIPTION
             if event.progress:
                 served.report = ProgressSender(partial(self._calls.report, event.request_id))
+            if event.questions:
+                served.questions = RemoteCaller(event.request_id, self._calls.ask)
             context = Context(
                 request_id=event.request_id,
                 parent_request_id=event.parent_request_id,
@@ -379,7 +380,7 @@ class CallHandler:
                 deadline=self._watch(served, None if streams else self._timeout),
                 metadata={} if event.traceparent is None else event.trace,
                 on_progress=served.report,
-                on_question=self._accepted_questions(event, served),
+                on_question=served.questions,
                 watched=True,
                 bind_env=self._registry.bind_env,
                 inbound=Inbound(event.request_id, self._calls),
@@ -403,11 +404,9 @@ class CallHandler:
             error = failure(unforeseen, event.operation_id)
             self._calls.fail(event.request_id, error)
         finally:
-            served.log_access(error)
             outcome = served.failed or (outcome if error is None else error.code.value)
-            self._ended_call(served, outcome, time.perf_counter() - began)
+            self._end_call(served, outcome, error, time.perf_counter() - began)
             error = None  # its traceback refers to this frame: a cycle that only the garbage collector would free
-            self._done(event.request_id, served)
 
     async def _find(self, dispatcher: Dispatcher, operation_id: str, identity: Identity | None) -> OperationSpec:
         """Find an operation that may have to be looked up elsewhere."""
@@ -415,27 +414,26 @@ class CallHandler:
             await self.look_up(operation_id)
         return dispatcher.find(operation_id, identity)
 
-    def _accepted_questions(self, event: CallRequested, served: _Served) -> RemoteCaller | None:
-        if event.questions:
-            served.questions = RemoteCaller(event.request_id, self._calls.ask)
-        return served.questions
-
     def _respond(self, envelope: ResponseEnvelope[Any], served: _Served) -> str:
         """Send the response of a query or mutation. Return its outcome for watchers."""
         if served.report is not None:
             served.report.flush()  # after the response it would be late
         if served.access is not None:
             served.access.measured(envelope)
-        self._calls.respond(served.event.request_id, envelope)
-        self.monitor.show_values(served.event.request_id, served.event.input, envelope)
-        if not self.monitor.watched:
+        event, monitor = served.event, self.monitor
+        self._calls.respond(event.request_id, envelope)
+        if monitor.on_values is not None:
+            monitor.on_values(event.request_id, event.input, envelope)
+        if not monitor.watched:
             return OK
         served.output = json_size(envelope.data)
         return outcome_of(envelope, None)
 
-    def _ended_call(self, served: _Served, outcome: str, seconds: float) -> None:
-        """Count a call, and show it to watchers."""
+    def _end_call(self, served: _Served, outcome: str, error: CallError | None, seconds: float) -> None:
+        """Log and count a call, show it to watchers, and forget it."""
         event, monitor = served.event, self.monitor
+        if served.access is not None:
+            served.log_access(served.access, error)
         monitor.count(event.operation_id, seconds, outcome)
         if monitor.watched:
             monitor.record(
@@ -450,6 +448,7 @@ class CallHandler:
                 items=served.items,
                 parent_request_id=event.parent_request_id,
             )
+        self._done(event.request_id, served)
 
     def _watch(self, served: _Served, default: float | None) -> float | None:
         """Enforce the deadline of a request, and return it as a monotonic time.

@@ -121,6 +121,7 @@ class PendingRequestMap:
             CallError: UNAVAILABLE.
         """
         self._loop = asyncio.get_running_loop()
+        self._deadlines.bind()
         await self.transport.start(self)
         return self
 
@@ -183,21 +184,22 @@ class PendingRequestMap:
             CallError: the call failed, there or in transit; TIMEOUT if no response arrived in time.
         """
         context = _NO_CONTEXT if context is None else context
-        bare = partial(self._call, operation_id, timeout=timeout, **route)
-        through = self._interceptors.remote(operation_id, OperationType.QUERY, bare)
-        envelope = await (bare(input, context) if through is None else through.execute(input, context))
+        if self._interceptors.installed:
+            bare = partial(self._call, operation_id, timeout=timeout, route=route)
+            envelope = await self._interceptors.remote(operation_id, OperationType.QUERY, bare).execute(input, context)
+        else:
+            envelope = await self._call(operation_id, input, context, timeout=timeout, route=route)
         return envelope if output_type is None else typed_envelope(envelope, output_type, operation_id)
 
     async def _call(
-        self, operation_id: str, input: Any, context: Context, *, timeout: float | None, **route: Unpack[_CallRoute]
+        self, operation_id: str, input: Any, context: Context, *, timeout: float | None, route: _CallRoute
     ) -> ResponseEnvelope[Any]:
         began = time.monotonic()
         deadline = began + (self._timeout if timeout is None else timeout)
         if context.deadline is not None and context.deadline < deadline:
             deadline = context.deadline
         # `get_running_loop` is a system call on Python 3.11: 0.2 µs.
-        loop = self._loop or asyncio.get_running_loop()
-        response: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
+        response: asyncio.Future[ResponseEnvelope[Any]] = (self._loop or asyncio.get_running_loop()).create_future()
         request_id = self._request(operation_id, input, context, response, remaining=deadline - began, **route)
         tick = self._deadlines.add(request_id, deadline, self._time_out)
         try:
@@ -240,8 +242,9 @@ class PendingRequestMap:
         """
         context = (context or _NO_CONTEXT).within(timeout)
         bare = partial(self._stream, operation_id, idle_timeout=idle_timeout, overflow=overflow, **route)
-        through = self._interceptors.remote(operation_id, OperationType.SUBSCRIPTION, bare)
-        items = bare(input, context) if through is None else through.subscribe(input, context)
+        if self._interceptors.installed:
+            bare = self._interceptors.remote(operation_id, OperationType.SUBSCRIPTION, bare).subscribe
+        items = bare(input, context)
         try:
             async for item in items:
                 yield item if output_type is None else typed_envelope(item, output_type, operation_id)
@@ -312,8 +315,7 @@ class PendingRequestMap:
         self._give_up(request_id, late, "the deadline has passed")
 
     def _give_up(self, request_id: str, error: CallError, reason: str | None) -> bool:
-        peer = self._table.peer(request_id)
-        sink = self._table.settle(request_id)
+        peer, sink = self._table.peer(request_id), self._table.settle(request_id)
         if sink is None:
             return False
         self._try_send(CallAborted(request_id=request_id, reason=reason), peer)
@@ -334,13 +336,13 @@ class PendingRequestMap:
     ) -> str:
         if remaining is not None and remaining <= 0:
             raise CallError(ErrorCode.TIMEOUT, f"the deadline of {operation_id} passed before it was called")
-        parent, identity, wanted = None, None, None
+        parent, identity, wanted, on_progress = None, None, None, None
         if context is not _NO_CONTEXT:
             parent, identity = self._on_behalf_of(context, operation_id)
             wanted = context.request_id if context.inbound is None else None
+            # A call with the context of a served call is its child, as by `Context.child`.
+            on_progress = None if context.is_served else context.on_progress
         request_id = next(self._ids) if wanted is None else self._unused_id(wanted)
-        # A call with the context of a served call is its child, as by `Context.child`.
-        on_progress = None if context.on_progress is None or context.is_served else context.on_progress
         event = CallRequested(
             request_id=request_id,
             operation_id=operation_id,
@@ -409,7 +411,9 @@ class PendingRequestMap:
         """Return the description of the server, or None if nothing is served."""
         return None if self._handler is None else self._handler.describe()
 
-    def respond(self, request_id: str, output: Any, seq: int | None = None) -> bool:
+    def respond(
+        self, request_id: str, output: ResponseEnvelope[Any] | Mapping[str, Any], seq: int | None = None
+    ) -> bool:
         """Send the response to a request, or item `seq` of a subscription. Return False if its caller is gone.
 
         Raises:
@@ -420,8 +424,7 @@ class PendingRequestMap:
             if not is_response_envelope(output):
                 raise ConversionError(f"respond() takes an envelope, not {type(output).__name__}")
             output = read_envelope(cast("Mapping[str, Any]", output))
-        event = CallResponded(request_id=request_id, output=cast("ResponseEnvelope[Any]", output), seq=seq)
-        return self._reply(event, final=seq is None)
+        return self._reply(CallResponded(request_id=request_id, output=output, seq=seq), final=seq is None)
 
     def complete(self, request_id: str, seq: int | None = None) -> bool:
         """End a subscription; `seq` is the number of its last item."""
@@ -434,9 +437,7 @@ class PendingRequestMap:
         """
         for listener in self._failure_listeners:
             listener(error)
-        event = CallFailed.of(request_id, error)
-        if not_started:
-            event = replace(event, not_started=True)
+        event = replace(CallFailed.of(request_id, error), not_started=not_started or None)
         return self._finish(event, replace(event, message=event.message[:_SHORT], details=None))
 
     def report(self, request_id: str, progress: Progress) -> None:
@@ -447,8 +448,7 @@ class PendingRequestMap:
 
     def ask(self, event: CallQuestion) -> bool:
         """Send a question to the caller of a request. Return False if it is gone, or the question cannot be sent."""
-        caller = self._callers.get(event.request_id)
-        return caller is not None and self._try_send(event, caller)
+        return (caller := self._callers.get(event.request_id)) is not None and self._try_send(event, caller)
 
     def stopped(self, request_id: str, reason: str) -> bool:
         """Report that a request was stopped at this end."""
@@ -489,7 +489,7 @@ class PendingRequestMap:
 
     def received(self, event: CallEvent, sender: Address) -> None:
         """Handle an event from the transport."""
-        if self._observers:
+        if self._observers.added:
             self._observers.show(event)
         match event:
             case CallRequested():
@@ -524,8 +524,7 @@ class PendingRequestMap:
             return
         self._callers[event.request_id] = caller
         if self._handler is None:
-            missing = CallError(ErrorCode.UNAVAILABLE, "nothing is served here")
-            self.fail(event.request_id, missing, not_started=True)
+            self.fail(event.request_id, CallError(ErrorCode.UNAVAILABLE, "nothing is served here"), not_started=True)
         else:
             self._handler.requested(event, caller)
 
@@ -544,15 +543,15 @@ class PendingRequestMap:
             self._try_send(CallAborted(request_id=event.request_id, reason=arrival.stop), sender)
         if isinstance(sink, Inbox):
             if arrival.final:
-                sink.end(cast("CallError | None", value))
-            elif not sink.put(cast("ResponseEnvelope[Any]", value)):
+                sink.end(value)
+            elif not sink.put(value):
                 self._table.settle(event.request_id)
                 sink.end(sink.overflowed())
                 self._try_send(CallAborted(request_id=event.request_id, reason="the consumer is too slow"), sender)
         elif isinstance(value, CallError):
             _fail(sink, value)
         elif not sink.done():
-            sink.set_result(cast("ResponseEnvelope[Any]", value))
+            sink.set_result(value)
 
     def _steered(self, event: CallCredit | CallAnswer, sender: Address) -> None:
         if self._handler is None:
@@ -577,7 +576,7 @@ class PendingRequestMap:
 
     def _send(self, event: CallEvent, to: Address | None) -> Address | None:
         """Send an event, or route a request; return the peer, if it is known. Rejected events are not observed."""
-        shown = self._observers.show(event) if self._observers else None
+        shown = self._observers.show(event) if self._observers.added else None
         try:
             if to is None and isinstance(event, CallRequested):
                 return self.transport.request(event)

@@ -132,7 +132,6 @@ class MemoryTransport:
         Raises:
             CallError: UNAVAILABLE, PAYLOAD_TOO_LARGE.
         """
-        self._here()
         address = self._bus.route(event.operation_id)
         self.send(event, address)
         return address
@@ -150,17 +149,17 @@ class MemoryTransport:
 
     def deliver(self, event: CallEvent, sender: Address) -> None:
         """Deliver an event synchronously: a receiver never waits, and a turn of the event loop would cost 2 µs."""
-        if self._address is not None and self._receiver is not None:
+        if self._receiver is not None:
             self._receiver.received(event, sender)
 
     def lose(self, peer: Address) -> None:
         """Report the loss of a peer to the receiver."""
-        if self._address is not None and self._receiver is not None:
+        if self._receiver is not None:
             self._receiver.lost(peer, "the peer left the bus")
 
     async def close(self) -> None:
         """Leave the bus."""
-        address, self._address = self._address, None
+        address, self._address, self._receiver = self._address, None, None
         if address is not None:
             self._bus.leave(address)
 
