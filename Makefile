@@ -3,7 +3,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys
 GROUPS = demo test check docs judges judges-sdk1 mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-fastapi bench-utcp bench-bm25s
 INSTALL = .venv/bin/uv pip install -q -e .
 COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --no-annotate --no-header
-export PYTHONDONTWRITEBYTECODE =# compiled tests save 15 s of CPU time per worker and run
+export PYTHONDONTWRITEBYTECODE =# compiled tests save 60 s of CPU time per run
 .PHONY: help demo test coverage chaos soak check docs bench judges console browser mutants lock clean
 .PRECIOUS: .venv3%/.done .venv-%/.done %/node_modules/.done
 
@@ -15,7 +15,7 @@ demo: .venv/.demo  ## run the demonstration
 
 # More processes than cores: tests wait for leases and timeouts.
 test: .venv/.test  ## run the tests on one Python
-	.venv/bin/pytest -q -n 3 --dist worksteal --ignore=tests/judges
+	.venv/bin/pytest -q -n 5 --dist worksteal --ignore=tests/judges
 coverage: .venv/.test  ## run the tests on every Python of this machine, on one of them with coverage
 	.ci/coverage
 

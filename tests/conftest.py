@@ -1,7 +1,9 @@
 """Shared fixtures."""
 
 import ast
+import contextlib
 import gc
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -19,7 +21,8 @@ if sys.platform == "win32":  # these need signals, pseudo-terminals, resource li
         *("transports/faults", "transports/nats", "transports/redis", "cli", "adapters/mcp/test_process.py"),
     ]
 
-SHARED = Path(__file__).parent.parent.parent / "shared"
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"
 
 # `.ci/coverage` selects `dev` for all Pythons but one: a second one needs no second thorough search.
 _every_machine = settings(
@@ -30,10 +33,38 @@ settings.register_profile("dev", _every_machine, max_examples=CI_EXAMPLES // 8)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+# Objects that are collected live until the end: looking for garbage among them takes a third of the time.
+# With xdist, the controller collects nothing and goes on like this.
+gc.disable()
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Import the tests in another order in each process of xdist.
+
+    In a new clone every module has to be compiled. In the same order, all processes would compile each of them at the
+    same time; in different ones, a process reads what another has written.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    ignored = {Path(path).resolve() for path in session.config.getoption("ignore") or ()}
+    paths = [session.config.invocation_params.dir / argument.split("::")[0] for argument in session.config.args]
+    files = sorted(
+        file
+        for path in paths
+        for file in (path.rglob("test_*.py") if path.is_dir() else [path])
+        if ignored.isdisjoint([file, *file.parents])
+    )
+    first = int(worker["workerid"][2:]) * len(files) // worker["workercount"]
+    for file in files[first:] + files[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports it
+            importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+
+
 def pytest_collection_finish() -> None:
     """Hide what is collected from the garbage collector: of a million objects, a collection takes 0.8 s of CPU time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 if sys.version_info < (3, 11, 8) or (3, 12) <= sys.version_info < (3, 12, 2):
