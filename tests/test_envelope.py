@@ -107,7 +107,7 @@ class Model(BaseModel):
 def test_each_kind_of_meta_has_the_fields_of_the_specification() -> None:
     fields = {kind: [each.encode_name for each in msgspec.structs.fields(kind)] for kind in get_args(ResponseMeta)}
     assert fields == {
-        LocalResponseMeta: ["operationId", "timestamp", "encoding"],
+        LocalResponseMeta: ["operationId", "timestamp", "encoding", "cursor"],
         HTTPResponseMeta: [
             "statusCode", "headers", "contentType", "eventType", "lastEventId", "setCookie", "encoding",
         ],

@@ -23,14 +23,18 @@ from hypothesis import strategies as st
 
 from opwire import (
     CallError,
+    ConversionError,
     ErrorCode,
     HTTPResponseMeta,
+    Item,
     LocalResponseMeta,
     MCPResponseMeta,
     OperationRegistry,
     OperationSpec,
     ResponseEnvelope,
     Schema,
+    decode_envelope,
+    encode_envelope,
     http_envelope,
     local_envelope,
     mcp_envelope,
@@ -59,6 +63,31 @@ def pipeline(schema: Any = True, mode: NormalizeMode = "fit", *, strip: bool = T
 
 def data_of(result: Any, schema: Any = True, mode: NormalizeMode = "fit", *, strip: bool = True) -> Any:
     return pipeline(schema, mode, strip=strip).envelope(result).data
+
+
+# --- cursors ----------------------------------------------------------------------------------------------------------
+
+
+@requirement("resume.cursor")
+def test_an_item_is_the_envelope_of_its_data_with_the_cursor() -> None:
+    envelope = pipeline(PROFILE).envelope(Item({"name": "Ann", "more": 1}, cursor="7-0"))
+    assert (envelope.data, envelope.cursor) == ({"name": "Ann", "plan": "free"}, "7-0")
+    assert envelope.meta == LocalResponseMeta("user.get", envelope.meta.timestamp, cursor="7-0")  # pyright: ignore
+    assert decode_envelope(encode_envelope(envelope)) == envelope
+    over_http = http_envelope(1, status_code=200, headers={}, content_type="text/event-stream", event_type="x")
+    meta = pipeline().envelope(Item(over_http, cursor="8")).meta
+    assert isinstance(meta, HTTPResponseMeta)
+    assert (meta.last_event_id, meta.event_type) == ("8", "x")
+    with pytest.raises(CallError, match="the result of an MCP tool has no cursor"):
+        pipeline().envelope(Item(mcp_envelope([], is_error=False, content=[]), cursor="9"))
+    assert mcp_envelope([], is_error=False, content=[]).cursor is None
+
+
+@requirement("resume.cursor", "resume.bounded")
+def test_a_peers_cursor_above_the_limit_is_not_readable() -> None:
+    meta = LocalResponseMeta("a.b", 1, cursor="x" * 4097)
+    with pytest.raises(ConversionError, match="4096"):
+        decode_envelope(encode_envelope(ResponseEnvelope(1, meta)))
 
 
 # --- detect and wrap --------------------------------------------------------------------------------------------------

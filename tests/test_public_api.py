@@ -15,12 +15,13 @@ from tests.requirements import requirement
 PINNED = """
     ERROR_TABLE RESPONSE_SOURCES UNKNOWN AccessControl Annotations CallError CastError Change Client Completion
     CompletionRequest ConfigError Context ConversionError Depends Elicitation Env ErrorCode HTTPResponseMeta Handler
-    HintError Hub Identity Interceptor LocalResponseMeta LogMessage MCPContentBlock MCPResponseMeta MissingExtraError
-    NormalizeMode NotPlainError Operation OperationRegistry OperationSpec OperationType OpwireError Problem Progress
+    HintError Hub Identity Interceptor Item LocalResponseMeta LogMessage MCPContentBlock MCPResponseMeta
+    MissingExtraError NormalizeMode NotPlainError Operation OperationRegistry OperationSpec OperationType OpwireError
+    Problem Progress
     Question RegistrationError RegistryView Reshape ResourceRule ResponseEnvelope ResponseMeta ResponseSource Root
     SampledMessage Schema SchemaError Source SourceChange Spoke SyncClient ToolEnvelopeError UsageError build_env
     check_access decode_envelope encode_envelope from_mcp from_openapi http_envelope is_response_envelope
-    local_envelope mcp_envelope read_envelope serve_http serve_mcp unwrap
+    is_resume_error local_envelope mcp_envelope read_envelope resume_error serve_http serve_mcp unwrap
 """.split()
 OPTIONAL = ("aiohttp", "annotated_types", "attr", "attrs", "mcp", "nats", "pydantic", "redis", "rich")
 

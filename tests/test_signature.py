@@ -21,6 +21,7 @@ from opwire import (
     CallError,
     Context,
     HintError,
+    Item,
     OperationRegistry,
     OperationSpec,
     OperationType,
@@ -751,3 +752,48 @@ def test_a_function_may_refer_to_a_variable_that_is_assigned_later() -> None:
 
     async def client(question: str) -> str:
         return question
+
+
+# --- cursors ----------------------------------------------------------------------------------------------------------
+
+
+@requirement("resume.handler")
+async def test_a_stream_that_takes_the_cursor_can_be_resumed_and_its_input_does_not_have_it() -> None:
+    registry = OperationRegistry()
+
+    @registry.subscription("log.named")
+    async def named(context: Context, first: int = 1, resume_from: str | None = None) -> AsyncIterator[Item[str]]:
+        yield Item(f"{first} {resume_from} {context.resume_from}", cursor="1")
+
+    @registry.subscription("log.whole")
+    def whole(input: int, /, resume_from: str | None = None) -> Iterator[Item[Any]]:
+        yield Item([input, resume_from], cursor="1")
+
+    @registry.subscription("log.context", resumable=True)
+    async def by_context(context: Context) -> AsyncIterator[Item[str | None]]:
+        yield Item(context.resume_from, cursor="1")
+
+    async def first(id: str, input: Any = None) -> Any:
+        items = registry.subscribe(id, input, Context(resume_from="7"))
+        return (await anext(items)).data
+
+    spec = registry.get_spec("log.named")
+    assert spec is not None
+    assert spec.input_schema.json["properties"].keys() == {"first"}  # pyright: ignore
+    assert spec.output_schema.json == {"type": "string"}
+    assert [each.resumable for each in registry.list()] == [True, True, True]
+    assert await first("log.named", {"first": 2}) == "2 7 7"
+    assert await first("log.whole", 3) == [3, "7"]
+    assert await first("log.context") == "7"
+    assert [each.data async for each in registry.subscribe("log.whole", 3)] == [[3, None]]
+
+
+@requirement("resume.handler")
+def test_a_cursor_is_a_text_or_none_and_a_parameter_of_subscriptions_only() -> None:
+    def wrong(resume_from: int) -> Iterator[int]: ...
+    def unfilled(resume_from: str | None, /) -> Iterator[int]: ...
+
+    for function in (wrong, unfilled):
+        with pytest.raises(RegistrationError, match=r"expected resume_from: str \| None, the cursor of the last item"):
+            read_signature(function, streams=True)
+    assert "resume_from" in input_schema(lambda resume_from: None)["properties"]

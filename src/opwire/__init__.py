@@ -15,6 +15,7 @@ from opwire.env import Env
 from opwire.envelope import (
     RESPONSE_SOURCES,
     HTTPResponseMeta,
+    Item,
     LocalResponseMeta,
     MCPContentBlock,
     MCPResponseMeta,
@@ -45,6 +46,8 @@ from opwire.errors import (
     SchemaError,
     ToolEnvelopeError,
     UsageError,
+    is_resume_error,
+    resume_error,
 )
 from opwire.injection import Depends
 from opwire.operation import (
@@ -106,6 +109,7 @@ __all__ = [
     "Hub",
     "Identity",
     "Interceptor",
+    "Item",
     "LocalResponseMeta",
     "LogMessage",
     "MCPContentBlock",
@@ -146,9 +150,11 @@ __all__ = [
     "from_openapi",
     "http_envelope",
     "is_response_envelope",
+    "is_resume_error",
     "local_envelope",
     "mcp_envelope",
     "read_envelope",
+    "resume_error",
     "serve_http",
     "serve_mcp",
     "unwrap",

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from time import time_ns
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     ClassVar,
     Generic,
@@ -28,9 +29,9 @@ from typing import (
 )
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from opwire.errors import ConversionError
+from opwire.errors import ConversionError, UsageError
 from opwire.typed import convert
 from opwire.typed.plain import find_nonfinite, html_table, indented_json, read_json, replace_surrogates, write_json
 
@@ -180,6 +181,9 @@ U = TypeVar("U")
 Number = int | float
 """A JSON number: integral ones are int, so that `200.0` is read as 200, and others are float."""
 
+MAX_CURSOR = 4_096
+"""Bytes of a cursor: the position of an item in a subscription."""
+
 ResponseSource = Literal["local", "http", "mcp"]
 RESPONSE_SOURCES: tuple[ResponseSource, ...] = ("local", "http", "mcp")
 
@@ -193,6 +197,7 @@ class LocalResponseMeta(
     operation_id: str
     timestamp: Number
     encoding: Literal["base64"] | None = None
+    cursor: Annotated[str, Meta(max_length=MAX_CURSOR)] | None = None
 
 
 class HTTPResponseMeta(Struct, frozen=True, omit_defaults=True, rename="camel", tag_field="source", tag="http"):
@@ -232,12 +237,49 @@ class ResponseEnvelope(Struct, Generic[T], frozen=True):
     data: T
     meta: ResponseMeta
 
+    @property
+    def cursor(self) -> str | None:
+        """The position of this item in its subscription, if that can be resumed; over SSE, the id of the event."""
+        meta = self.meta
+        if isinstance(meta, LocalResponseMeta):
+            return meta.cursor
+        return meta.last_event_id if isinstance(meta, HTTPResponseMeta) else None
+
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
         data = f"{len(self.data):,} bytes" if isinstance(self.data, bytes) else indented_json(self.data)
         fields = ((name, getattr(self.meta, name)) for name in self.meta.__struct_fields__)
         shown = [(name, each if isinstance(each, str) else indented_json(each)) for name, each in fields]
         return html_table("ResponseEnvelope", [("data", data), ("source", self.meta.source), *shown])
+
+
+class Item(Struct, Generic[T], frozen=True):
+    """An item of a subscription that can be resumed, and its cursor: the position in the stream, as an opaque text.
+
+        @registry.subscription("orders.follow")
+        async def follow(resume_from: str | None = None) -> AsyncIterator[Item[Order]]:
+            async for row in table.rows(after=resume_from):
+                yield Item(row.order, cursor=str(row.number))
+
+    `resume_from` is the cursor of the last item that the caller has, or None.
+
+    Raises:
+        UsageError: the cursor is empty, longer than 4,096 bytes, or has line breaks or spaces at its ends.
+    """
+
+    data: T
+    cursor: str
+
+    def __post_init__(self) -> None:
+        if not is_cursor(self.cursor):
+            raise UsageError(f"a cursor is a printable text of 1 to {MAX_CURSOR:,} bytes, not {self.cursor!r:.50}")
+
+
+def is_cursor(value: object) -> bool:
+    """Return whether a value is a cursor: text that fits into a header, and into the id of a server-sent event."""
+    if not isinstance(value, str) or not value.isprintable() or value != value.strip():
+        return False
+    return 0 < len(value.encode()) <= MAX_CURSOR
 
 
 def is_response_envelope(value: Any) -> TypeGuard[ResponseEnvelope[Any] | Mapping[str, Any]]:
@@ -435,7 +477,7 @@ def _meta_schema(source: ResponseSource, required: dict[str, Any], optional: dic
 LOCAL_RESPONSE_META_SCHEMA = _meta_schema(
     "local",
     {"operationId": _STRING, "timestamp": {**_FINITE, "description": "Unix epoch milliseconds"}},
-    {"encoding": {"const": "base64"}},
+    {"encoding": {"const": "base64"}, "cursor": {**_STRING, "maxLength": MAX_CURSOR}},
 )
 HTTP_RESPONSE_META_SCHEMA = _meta_schema(
     "http",

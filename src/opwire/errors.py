@@ -122,6 +122,19 @@ class CallError(OpwireError):
         return (type(self), (self.code.value, self.message, self.details), state)
 
 
+def resume_error(message: str) -> CallError:
+    """Return the error of a subscription that cannot be resumed: VALIDATION_ERROR, with RESUME in its details.
+
+    Raise it in a handler for a cursor that is unknown or no longer stored.
+    """
+    return CallError(ErrorCode.VALIDATION_ERROR, message, {"reason": "RESUME"})
+
+
+def is_resume_error(error: CallError) -> bool:
+    """Return whether a subscription failed because it cannot be resumed."""
+    return error.code is ErrorCode.VALIDATION_ERROR and error.details == {"reason": "RESUME"}
+
+
 class RegistrationError(OpwireError, ValueError):
     """An invalid registration: bad id, duplicate, or wrong kind of handler."""
 

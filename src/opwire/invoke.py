@@ -13,8 +13,16 @@ import msgspec
 from msgspec import Struct
 
 from opwire.deadlines import Deadlines
-from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ConversionError, ErrorCode, NotPlainError, RegistrationError, SchemaError
+from opwire.envelope import ResponseEnvelope, is_cursor
+from opwire.errors import (
+    CallError,
+    ConversionError,
+    ErrorCode,
+    NotPlainError,
+    RegistrationError,
+    SchemaError,
+    resume_error,
+)
 from opwire.injection import Dependency, injecting, injecting_stream
 from opwire.operation import (
     Completer,
@@ -464,6 +472,19 @@ class BoundOperation:
         for name in ("complete", "convert", "exact", "flat", "open", "prepare", "preview", "run"):
             setattr(bound, name, getattr(self, name))
         return bound
+
+    def check_cursor(self, cursor: str) -> None:
+        """Check that the subscription can be resumed from a cursor, as far as that can be known.
+
+        Raises:
+            CallError: VALIDATION_ERROR, with RESUME in its details.
+        """
+        if not self.spec.resumable:
+            raise resume_error(
+                f"{self.spec.id} cannot be resumed: it starts over when it is called without resume_from"
+            )
+        if not is_cursor(cursor):
+            raise resume_error(f"{self.spec.id}: resume_from is not a cursor of this operation")
 
     def arguments(self, input: Any, context: Context) -> Any:
         """Validate the input and convert it to the handler's arguments, for the call of a context.

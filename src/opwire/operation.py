@@ -141,6 +141,7 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
     strip: bool | None = None  # None: the registry's default
     timeout: float | None = None  # seconds for a call
     idle_timeout: float | None = None  # seconds between two items of a subscription
+    resumable: bool = False  # a subscription that takes `Context.resume_from`
     unchecked_input: bool = False  # allow calls although the input schema is invalid
     lenient_input: bool = False  # input that does not match its schema is logged, and passed on
     examples: tuple[Any, ...] = ()
@@ -171,6 +172,7 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
             strip: bool | None = None,
             timeout: float | None = None,
             idle_timeout: float | None = None,
+            resumable: bool = False,
             unchecked_input: bool = False,
             lenient_input: bool = False,
             examples: Iterable[Any] = (),
@@ -309,6 +311,7 @@ class Context(Struct, frozen=True, kw_only=True):
     watched: bool = False  # the deadline is enforced by the creator of this context
     bind_env: Callable[["Context"], Any] | None = None
     inbound: Inbound | None = None  # set by the surface that accepted the request
+    resume_from: str | None = None  # the cursor of the last item that the caller of a subscription has
 
     @property
     def env(self) -> Any:
@@ -329,8 +332,8 @@ class Context(Struct, frozen=True, kw_only=True):
 
     def child(self) -> "Context":
         """Return the context of a call made on behalf of this one. Its progress is not reported; it may ask."""
-        parent = self.request_id
-        return replace(self, request_id=uuid4().hex, parent_request_id=parent, watched=False, on_progress=None)
+        own: dict[str, Any] = {"request_id": uuid4().hex, "parent_request_id": self.request_id}
+        return replace(self, **own, watched=False, on_progress=None, resume_from=None)
 
     def detached(self) -> "Context":
         """Return a context with the identity of this process, and the same deadline and trace.
@@ -578,6 +581,7 @@ class OperationOptions(TypedDict, total=False):
     strip: bool | None
     timeout: float | None
     idle_timeout: float | None
+    resumable: bool
     examples: Iterable[Any]
     annotations: Annotations
     icons: Iterable[Icon]

@@ -40,6 +40,10 @@ ORIGIN_EXTENSION = "x-opwire"
 """Where an OpenAPI operation carries its `Origin`."""
 
 
+RESUMED = "x-resumed"
+"""The header of a stream of events that continues after `Last-Event-ID`."""
+
+
 class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The fields of an operation that MCP and OpenAPI lack.
 
@@ -55,6 +59,7 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     examples: tuple[Any, ...] = ()
     timeout: float | None = None
     idle_timeout: float | None = None
+    resumable: bool = False
     wraps_input: bool = False
     wraps_output: bool = False
     binary_output: bool = False
@@ -78,7 +83,10 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
         untitled: bool = False,
         in_mcp: bool = False,
     ) -> "Origin":
-        """Return the origin of an operation; without annotations, icons and meta `in_mcp`, which has them."""
+        """Return the origin of an operation; without annotations, icons and meta `in_mcp`, which has them.
+
+        MCP cannot resume the items of a call.
+        """
         hints = spec.annotations.to_mcp()
         is_default = spec.type is OperationType.QUERY and hints == {"readOnlyHint": True}
         return cls(
@@ -89,6 +97,7 @@ class Origin(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
             examples=spec.examples,
             timeout=spec.timeout,
             idle_timeout=spec.idle_timeout,
+            resumable=spec.resumable and not in_mcp,
             wraps_input=wraps_input,
             wraps_output=wraps_output,
             binary_output=binary_output,

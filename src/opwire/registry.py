@@ -491,6 +491,8 @@ class OperationRegistry(Decorators):
         bound = self._operations.get(operation_id)
         if bound is None or bound.open is None:
             raise self._uncallable(operation_id, bound, context, "subscribe")
+        if context is not None and context.resume_from is not None:
+            bound.check_cursor(context.resume_from)
         if bound.intercepted is None:
             envelopes = self._stream(bound, input, context)
         else:

@@ -208,7 +208,7 @@ class Reshaping:
         """Return the envelope of the view's operation."""
         meta: ResponseMeta = envelope.meta
         if isinstance(meta, LocalResponseMeta) and self._id != self._source.id:
-            meta = LocalResponseMeta(self._id, meta.timestamp, meta.encoding)
+            meta = LocalResponseMeta(self._id, meta.timestamp, meta.encoding, meta.cursor)
         if self.keeps_results:
             return envelope if meta is envelope.meta else ResponseEnvelope(envelope.data, meta)
         data: Any = envelope.data

@@ -2,7 +2,8 @@
 
 Each parameter is a property of the input object, described by its annotation or by the docstring. A parameter
 annotated `Context` receives the context, one with `Depends` the value of its provider, a positional-only parameter
-receives the whole input, and `**extra` receives undeclared properties.
+receives the whole input, and `**extra` receives undeclared properties. The parameter `resume_from` of a subscription
+receives the cursor of the last item that its caller has.
 """
 
 import inspect
@@ -16,7 +17,7 @@ from typing import Any, ForwardRef, NotRequired, TypedDict, Union, get_args, get
 from msgspec import UNSET, Struct, UnsetType, defstruct
 
 from opwire.docstring import Docstring, parse_docstring
-from opwire.envelope import ResponseEnvelope
+from opwire.envelope import Item, ResponseEnvelope
 from opwire.errors import HintError, NotPlainError, RegistrationError
 from opwire.injection import Dependency, Depends
 from opwire.operation import Context, Handler, OperationOptions, OperationSpec, OperationType, split_id
@@ -32,6 +33,7 @@ else:
     _signature = inspect.signature
 
 _Parameter = inspect.Parameter
+_RESUME_FROM = "resume_from"
 _FLAT = frozenset({int, str, bool, NoneType})
 _METHOD = "register the object, as registry.register_object(Shop())"
 
@@ -46,6 +48,7 @@ class Signature(Struct, frozen=True):
     exact: frozenset[type]  # input whose values are of these types needs no conversion
     flat: type[Struct] | None = None  # input that converts to this is valid and passed on unchanged
     dependencies: tuple[Dependency, ...] = ()
+    resumable: bool = False
 
 
 def read_signature(
@@ -69,7 +72,9 @@ def read_signature(
         both = " and ".join(each.name for each in contexts)
         raise RegistrationError(f"{name}: only one parameter can receive the context, not {both}")
     dependencies = {each.name: found for each in parameters if (found := _dependency(each, hints)) is not None}
-    inputs = [each for each in parameters if each not in contexts and each.name not in dependencies]
+    resumable = streams and _takes_cursor(parameters, hints, name)
+    filled = {*dependencies, _RESUME_FROM} if resumable else {*dependencies}
+    inputs = [each for each in parameters if each not in contexts and each.name not in filled]
     if is_method(function):
         raise RegistrationError(f"{name} is a method without its object: {_METHOD}")
     if output_schema is None:
@@ -77,8 +82,9 @@ def read_signature(
     if [each.kind for each in inputs] == [_Parameter.POSITIONAL_ONLY] and not dependencies:
         hint, where = hints.get(inputs[0].name, Any), f"parameter {inputs[0].name!r} of {name}"
         schema = input_schema or Schema.from_type(hint, where=where)
-        handler = _by_position(function, parameters, contexts)
-        return Signature(schema, output_schema, handler, converter(hint), frozenset())
+        by_position = partial(_by_position, parameters=parameters, contexts=contexts)
+        handler = _resuming(function, by_position) if resumable else by_position(function)
+        return Signature(schema, output_schema, handler, converter(hint), frozenset(), resumable=resumable)
     for each in inputs:
         if each.kind in (_Parameter.POSITIONAL_ONLY, _Parameter.VAR_POSITIONAL):
             raise RegistrationError(f"{name}: input arrives by name, so {str(each)!r} cannot be filled")
@@ -86,11 +92,12 @@ def read_signature(
     return Signature(
         input_schema or _input_schema(arguments, inputs, hints, name, _documented(function).parameters),
         output_schema,
-        _by_name(function, contexts),
+        _resuming(function, partial(_by_name, contexts=contexts)) if resumable else _by_name(function, contexts),
         _converter(arguments, inputs, hints),
         _exact(hints.get(each.name, Any) for each in inputs),
         _flat(inputs, hints) if input_schema is None else None,
         tuple(dependencies.values()),
+        resumable,
     )
 
 
@@ -127,6 +134,7 @@ def describe_function(
         output_schema=_given(options.get("output_schema")),
     )
     fields: dict[str, Any] = {"description": _documented(function).text, **options, **marks}
+    fields["resumable"] = signature.resumable or fields.get("resumable", False)
     fields.update(input_schema=signature.input_schema, output_schema=signature.output_schema)
     fields = {key: value for key, value in fields.items() if key not in ("completes", "inline", "replace")}
     return OperationSpec(namespace=namespace, name=name, type=type, **fields), signature
@@ -164,6 +172,26 @@ def _is_unresolved(hint: Any) -> bool:
 def _is_context(hint: Any) -> bool:
     """Return whether a hint is `Context`, or `Context | None` for functions that are also called directly."""
     return hint is Context or (get_origin(hint) in (Union, UnionType) and Context in get_args(hint))
+
+
+def _takes_cursor(parameters: list[inspect.Parameter], hints: dict[str, Any], name: str) -> bool:
+    """Return whether a function that streams has the parameter `resume_from`.
+
+    Raises:
+        RegistrationError: it cannot be filled.
+    """
+    found = next((each for each in parameters if each.name == _RESUME_FROM), None)
+    if found is None or found.kind is _Parameter.VAR_KEYWORD:
+        return False
+    if found.kind is _Parameter.POSITIONAL_ONLY or {*get_args(hints.get(_RESUME_FROM))} != {str, NoneType}:
+        wanted = f"{_RESUME_FROM}: str | None, the cursor of the last item that the caller of a subscription has"
+        raise RegistrationError(f"{name}: expected {wanted}; rename a parameter that is something else")
+    return True
+
+
+def _resuming(function: Callable[..., Any], adapt: Callable[[Callable[..., Any]], Handler]) -> Handler:
+    """Return the handler of a function that takes the cursor; `adapt` fills its other parameters."""
+    return lambda input, context: adapt(partial(function, resume_from=context.resume_from))(input, context)
 
 
 def _by_position(
@@ -267,9 +295,9 @@ def _output_schema(hint: Any, name: str, *, streams: bool) -> Schema:
         return UNKNOWN
     if streams:
         hint = yield_type_of(hint, where=where)
-    if hint is ResponseEnvelope:
+    if hint in (ResponseEnvelope, Item):
         return UNKNOWN
-    if get_origin(hint) is ResponseEnvelope:
+    if get_origin(hint) in (ResponseEnvelope, Item):
         hint = get_args(hint)[0]
     return UNKNOWN if hint is Any else Schema.from_type(hint, where=where)
 

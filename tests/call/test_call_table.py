@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from opwire import CallError, ErrorCode, ResponseEnvelope, local_envelope
+from opwire import CallError, ErrorCode, ResponseEnvelope, is_resume_error, local_envelope
 from opwire.call import CallAborted, CallCompleted, CallCredit, CallEvent, CallFailed, CallRequested, CallResponded
 from opwire.call.call_table import Arrival, CallTable
 from tests.properties import examples
@@ -41,6 +41,26 @@ def error_of(arrival: Arrival[str] | None) -> CallError:
 
 def refusal(id: str = "r", *, not_started: bool | None = True) -> CallFailed:
     return CallFailed(request_id=id, code="UNAVAILABLE", message="leaving", not_started=not_started)
+
+
+@requirement("resume.ignored")
+def test_a_subscription_that_starts_over_instead_of_resuming_is_failed_and_stopped() -> None:
+    table: CallTable[str] = CallTable()
+    for id, resumed in (("old", None), ("new", True)):
+        event = CallRequested(request_id=id, operation_id="log.follow", resume_from="7")
+        table.open(event, "sink", streams=True)
+        arrival = table.arrived(CallResponded(request_id=id, output=ENVELOPE, seq=1, resumed=resumed), "server")
+        assert arrival is not None
+        if resumed:
+            assert (arrival.value, arrival.final) == (ENVELOPE, False)
+            following = table.arrived(answer("new", 2), "server")
+            assert following is not None
+            assert following.value is ENVELOPE
+        else:
+            error = error_of(arrival)
+            assert is_resume_error(error)
+            assert "log.follow starts over" in error.message
+            assert arrival.stop is not None
 
 
 @requirement("call.moves-on")

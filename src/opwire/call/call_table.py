@@ -36,7 +36,7 @@ from opwire.call.events import (
 )
 from opwire.call.transport import Address
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, resume_error
 from opwire.operation import Progress
 from opwire.questions import QuestionCallback
 
@@ -182,6 +182,9 @@ class CallTable(Generic[S]):
             stop = "a single response was expected, not a subscription"
         elif seq <= call.last_seq:
             return self._drop("duplicate")
+        elif seq == 1 and call.request.resume_from is not None and not event.resumed:
+            stop = "the subscription was not resumed"
+            error = resume_error(f"{call.request.operation_id} starts over: its server does not support resume_from")
         elif seq == call.last_seq + 1:
             call.last_seq = seq
             return Arrival(call.sink, event.output, False)

@@ -4,7 +4,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
-from msgspec import Struct, field, json
+from msgspec import UNSET, Struct, UnsetType, field, json
 from msgspec.structs import replace
 
 from opwire.errors import CallError, ConversionError, ErrorCode
@@ -39,6 +39,7 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
     input_schema: dict[str, Any] | bool = True
     output_schema: dict[str, Any] | bool = True
     access: AccessControl | None = None
+    resumable: bool | UnsetType = UNSET  # true, or omitted
     statistics: Statistics = field(default_factory=Statistics)
 
     @classmethod
@@ -54,6 +55,7 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
             input_schema=spec.input_schema.json,
             output_schema=spec.output_schema.json,
             access=spec.access,
+            resumable=spec.resumable or UNSET,
             statistics=statistics,
         )
 
@@ -105,6 +107,7 @@ class OperationInfo(Struct, rename="camel", kw_only=True):
             input_schema=schema(self.input_schema),
             output_schema=schema(self.output_schema),
             access=self.access,
+            resumable=self.resumable is True,
             normalize=normalize,
         )
 

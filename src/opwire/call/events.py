@@ -95,7 +95,7 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
     `credential` proves the identity on transports that do not authenticate callers. Requests with the same `sticky_key`
     go to the same server while the set of servers is unchanged, if the transport supports it. `traceparent` and
     `tracestate` follow W3C Trace Context. `progress` asks for `call.progress` events, `questions` accepts
-    `call.question` events.
+    `call.question` events. `resume_from` is the cursor of the last item that the caller of a subscription has.
     """
 
     operation_id: str
@@ -111,6 +111,7 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
     tracestate: str | None = None
     progress: bool | None = None
     questions: bool | None = None
+    resume_from: str | None = None
 
     @property
     def trace(self) -> Trace:
@@ -138,10 +139,15 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
 
 
 class CallResponded(CallMessage, frozen=True, kw_only=True, tag="call.responded"):
-    """The response of a call, or item number `seq` (from 1) of a subscription."""
+    """The response of a call, or item number `seq` (from 1) of a subscription.
+
+    `resumed` is set on the first item of a subscription that goes on behind `resume_from`. A peer that does not know
+    that field ignores it, and starts over.
+    """
 
     output: ResponseEnvelope[Any]
     seq: Positive | None = None
+    resumed: bool | None = None
 
 
 class CallCompleted(CallMessage, frozen=True, kw_only=True, tag="call.completed"):
@@ -312,10 +318,11 @@ CALL_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
             "tracestate": {**_STRING, "description": "W3C Trace Context"},
             "progress": {**_BOOLEAN, "description": "Whether to send call.progress; false by default"},
             "questions": {**_BOOLEAN, "description": "Whether call.question may be sent; false by default"},
+            "resumeFrom": {**_STRING, "description": "The cursor of the last item that the caller has"},
         },
     ),
     "call.responded": _schema(
-        "call.responded", {"output": RESPONSE_ENVELOPE_SCHEMA}, {"seq": {"type": "integer", "minimum": 1}}
+        "call.responded", {"output": RESPONSE_ENVELOPE_SCHEMA}, {"seq": _POSITIVE, "resumed": _BOOLEAN}
     ),
     "call.completed": _schema("call.completed", {}, {"seq": _NATURAL}),
     "call.error": _schema(
@@ -350,6 +357,7 @@ class _WireResponded(Struct, kw_only=True, rename="camel", tag_field="type", tag
     request_id: str
     output: WireEnvelope
     seq: Positive | None = None
+    resumed: bool | None = None
 
 
 class _Id(Struct, rename="camel"):
@@ -425,7 +433,7 @@ def decode_event(message: bytes | str, *, limit: int = MAX_MESSAGE) -> CallEvent
         event = _read(_decoder, message)
         if isinstance(event, _WireResponded):
             output = arrived_envelope(event.output)
-            event = CallResponded(request_id=event.request_id, output=output, seq=event.seq)
+            event = CallResponded(request_id=event.request_id, output=output, seq=event.seq, resumed=event.resumed)
     except (ValueError, RecursionError, ConversionError) as error:
         details = None
         with suppress(ValueError, RecursionError):

@@ -64,6 +64,7 @@ class _Served(Struct, eq=False):
     access: AccessEntry | None = None  # its entry in the access log, if that is enabled
     failed: str | None = None  # the code with which the call was failed here
     items: int | None = None  # of a subscription
+    resumable: bool = False  # a subscription that its caller can resume at another server
     output: int | None = None  # bytes, while there is a watcher
     report: ProgressSender | None = None  # if its caller asked for progress
     questions: RemoteCaller | None = None  # if its caller accepts questions
@@ -225,7 +226,8 @@ class CallHandler:
     async def drain(self, timeout: float = 30.0) -> bool:
         """Reject new requests, and wait for those in flight. Return False if some did not end in time.
 
-        A rejected request is retried by its caller at another server. `close` stops the remaining ones.
+        A rejected request is retried by its caller at another server. Subscriptions that can be resumed end at once
+        with UNAVAILABLE, so that they are resumed there. `close` stops the remaining ones.
         """
         await self._withdraw(timeout)
         self._idle = self._idle or asyncio.Event()  # several tasks may wait for it
@@ -246,6 +248,9 @@ class CallHandler:
         if self._announcing is not None:  # an announcement after the withdrawal would persist
             await asyncio.wait([self._announcing], timeout=grace)
         await self._calls.transport.withdraw(self._announced_ids())
+        for served in list(self._served.values()):
+            if served.resumable:
+                self._fail_served(served, _leaving())
 
     def _announced_ids(self) -> list[str]:
         return [spec.id for spec in self._registry.list() if self._dispatcher.is_announced(spec)]
@@ -314,22 +319,20 @@ class CallHandler:
         self.monitor.record(event.request_id, event.operation_id, error.code.value, 0.0, "call", caller=caller)
         self._calls.fail(event.request_id, error, not_started=not_started)
 
-    def credited(self, event: CallCredit, caller: Address) -> None:
-        """Grant a producer more items."""
+    def steered(self, event: CallCredit | CallAnswer, caller: Address) -> None:
+        """Grant a producer more items, or give a handler the answer to its question."""
         served = self._served.get(event.request_id)
-        if served is None or served.caller != caller or served.credits is None:
+        if served is None or served.caller != caller:
             return
-        served.credits.grant(event)
-        lost = served.credits.lost_item(event)
-        if lost is not None:
-            gap = f"item {lost} of {served.event.operation_id} was lost in transit to the consumer"
-            self._fail_served(served, CallError(ErrorCode.UNAVAILABLE, gap))
-
-    def answered(self, event: CallAnswer, caller: Address) -> None:
-        """Give a handler the answer to its question."""
-        served = self._served.get(event.request_id)
-        if served is not None and served.caller == caller and served.questions is not None:
-            served.questions.answered(event)
+        if isinstance(event, CallAnswer):
+            if served.questions is not None:
+                served.questions.answered(event)
+        elif served.credits is not None:
+            served.credits.grant(event)
+            lost = served.credits.lost_item(event)
+            if lost is not None:
+                gap = f"item {lost} of {served.event.operation_id} was lost in transit to the consumer"
+                self._fail_served(served, CallError(ErrorCode.UNAVAILABLE, gap))
 
     def aborted(self, event: CallAborted, caller: Address) -> None:
         """Stop the handler of a request that its caller aborted."""
@@ -368,7 +371,7 @@ class CallHandler:
                 served.access = begin_access("call", operation=event.operation_id, identity=served.identity)
             id, who = event.operation_id, served.identity
             spec = dispatcher.find(id, who) if self.look_up is None else await self._find(dispatcher, id, who)
-            streams = spec.type is OperationType.SUBSCRIPTION
+            streams, served.resumable = spec.type is OperationType.SUBSCRIPTION, spec.resumable
             if event.progress:
                 served.report = ProgressSender(partial(self._calls.report, event.request_id))
             if event.questions:
@@ -384,6 +387,7 @@ class CallHandler:
                 watched=True,
                 bind_env=self._registry.bind_env,
                 inbound=Inbound(event.request_id, self._calls),
+                resume_from=event.resume_from,
             )
             if streams:
                 await self._stream(dispatcher.subscribe(spec, event.input, context), event, served)
@@ -480,7 +484,7 @@ class CallHandler:
     async def _stream(
         self, items: AsyncGenerator[ResponseEnvelope[Any]], event: CallRequested, served: _Served
     ) -> None:
-        seq = 0
+        seq, resumed = 0, None if event.resume_from is None else True
         credits = served.credits = served.credits or Credits(None)
         try:
             await credits.ready()
@@ -490,8 +494,9 @@ class CallHandler:
                     served.access.measured(envelope)
                 if self.monitor.watched:
                     served.output = (served.output or 0) + (json_size(envelope.data) or 0)
-                if not self._calls.respond(event.request_id, envelope, seq):
+                if not self._calls.respond(event.request_id, envelope, seq, resumed):
                     return
+                resumed = None
                 await credits.ready()
                 if seq % _BREATH == 0:
                     await asyncio.sleep(0)

@@ -76,8 +76,7 @@ class RequestHandler(Protocol):
     """Handles the requests that arrive at a `PendingRequestMap`; implemented by `CallHandler`."""
 
     def requested(self, event: CallRequested, caller: Address) -> None: ...
-    def credited(self, event: CallCredit, caller: Address) -> None: ...
-    def answered(self, event: CallAnswer, caller: Address) -> None: ...
+    def steered(self, event: CallCredit | CallAnswer, caller: Address) -> None: ...
     def aborted(self, event: CallAborted, caller: Address) -> None: ...
     def lost(self, caller: Address | None) -> None: ...
     def describe(self) -> Description | None: ...
@@ -355,6 +354,7 @@ class PendingRequestMap:
             sticky_key=sticky_key,
             progress=None if on_progress is None else True,
             questions=None if context.on_question is None else True,
+            resume_from=None if context.resume_from is None or context.is_served else context.resume_from,
         )
         if context.metadata:
             event = replace(event, **trace_of(context.metadata))
@@ -412,9 +412,15 @@ class PendingRequestMap:
         return None if self._handler is None else self._handler.describe()
 
     def respond(
-        self, request_id: str, output: ResponseEnvelope[Any] | Mapping[str, Any], seq: int | None = None
+        self,
+        request_id: str,
+        output: ResponseEnvelope[Any] | Mapping[str, Any],
+        seq: int | None = None,
+        resumed: bool | None = None,
     ) -> bool:
         """Send the response to a request, or item `seq` of a subscription. Return False if its caller is gone.
+
+        `resumed`: it is the first item behind the `resume_from` of the request.
 
         Raises:
             ConversionError: the output is not a valid envelope.
@@ -424,7 +430,8 @@ class PendingRequestMap:
             if not is_response_envelope(output):
                 raise ConversionError(f"respond() takes an envelope, not {type(output).__name__}")
             output = read_envelope(cast("Mapping[str, Any]", output))
-        return self._reply(CallResponded(request_id=request_id, output=output, seq=seq), final=seq is None)
+        event = CallResponded(request_id=request_id, output=output, seq=seq, resumed=resumed)
+        return self._reply(event, final=seq is None)
 
     def complete(self, request_id: str, seq: int | None = None) -> bool:
         """End a subscription; `seq` is the number of its last item."""
@@ -497,7 +504,8 @@ class PendingRequestMap:
             case CallResponded():  # the most frequent events first
                 self._arrived(event, sender)
             case CallCredit() | CallAnswer():
-                self._steered(event, sender)
+                if self._handler is not None:
+                    self._handler.steered(event, sender)
             case CallAborted() if self._callers.get(event.request_id) == sender:
                 del self._callers[event.request_id]
                 if self._handler is not None:
@@ -552,14 +560,6 @@ class PendingRequestMap:
             _fail(sink, value)
         elif not sink.done():
             sink.set_result(value)
-
-    def _steered(self, event: CallCredit | CallAnswer, sender: Address) -> None:
-        if self._handler is None:
-            return
-        if isinstance(event, CallCredit):
-            self._handler.credited(event, sender)
-        else:
-            self._handler.answered(event, sender)
 
     def _retry(self, event: CallRequested, sink: _Sink, move: int) -> None:
         """Send a request that was not started to another server, in the time that is left."""

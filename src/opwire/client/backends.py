@@ -13,13 +13,16 @@ from msgspec.structs import replace
 
 from opwire.call.discovery import discover
 from opwire.call.pending import PendingRequestMap
+from opwire.deadlines import back_off
 from opwire.dispatch import Dispatcher
 from opwire.envelope import ResponseEnvelope
-from opwire.errors import RegistrationError
+from opwire.errors import CallError, ErrorCode, RegistrationError, resume_error
 from opwire.operation import LOCAL_IDENTITY, Context, Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.client")
+
+_FIRST_DELAY = 0.1  # seconds
 
 STALE = 0.5
 """Seconds for which a cached listing without the requested operation stays valid."""
@@ -54,6 +57,52 @@ class Backend(Protocol):
     async def find(self, operation_id: str) -> OperationSpec | None:
         """Return the spec of one operation, possibly from a cache, or None."""
         ...
+
+
+async def resuming(
+    subscribe: Callable[[Context], AsyncGenerator[ResponseEnvelope[Any]]],
+    context: Context,
+    operation_id: str,
+    may_retry: Callable[[], bool],
+    *,
+    longest: float,
+    outage: float,
+) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    """Stream the items of a subscription, and resume it behind the last item whenever it is lost, while `may_retry`.
+
+    A back-off of at most `longest` seconds precedes each attempt. After `outage` seconds without success, the loss is
+    final.
+
+    Raises:
+        CallError: VALIDATION_ERROR, with RESUME in its details, if an item has no cursor, or the server cannot resume.
+    """
+    attempts, began, lost = 0, False, 0.0
+    while True:
+        opened = time.monotonic()
+        items = subscribe(context)
+        try:
+            async for item in items:
+                if item.cursor is None:
+                    raise resume_error(f"{operation_id} cannot be resumed: its items have no cursor")
+                context, attempts, began = replace(context, resume_from=item.cursor), 0, True
+                yield item
+            return
+        except CallError as error:
+            # A server that restarts is unknown for a moment.
+            absent = began and error.code is ErrorCode.OPERATION_NOT_FOUND
+            if error.code is ErrorCode.TIMEOUT or not (error.retryable or absent) or not may_retry():
+                raise
+            now = time.monotonic()
+            if attempts == 0 or now - opened > longest:  # after an item, or a while without one
+                attempts, lost = 0, now
+            attempts += 1
+            delay = (error.retry_after or 0.0) + back_off(attempts, first=_FIRST_DELAY, longest=longest)
+            if now + delay > lost + outage or (context.deadline is not None and now + delay > context.deadline):
+                raise
+            logger.info("%s: lost the subscription, resuming in %.3g s: %s", operation_id, delay, error.message)
+        finally:
+            await items.aclose()
+        await asyncio.sleep(delay)
 
 
 class SpecCache:

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Transport
-from opwire.client.backends import Backend, CallsBackend, RegistryBackend
+from opwire.client.backends import Backend, CallsBackend, RegistryBackend, resuming
 from opwire.deadlines import Deadlines, back_off
 from opwire.envelope import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from opwire.errors import (
@@ -210,9 +210,14 @@ class RequestOptions(TypedDict, total=False):
 
 
 class SubscribeOptions(RequestOptions, total=False):
-    """Options of subscriptions: `idle_timeout` is the time between two items, in seconds."""
+    """Options of subscriptions: `idle_timeout` is the time between two items, in seconds.
+
+    `resume` resumes it after a loss, `resume_from` is the cursor to begin behind.
+    """
 
     idle_timeout: float | None
+    resume: bool
+    resume_from: str | None
 
 
 class PageOptions(RequestOptions, total=False):
@@ -226,6 +231,7 @@ class PageOptions(RequestOptions, total=False):
 
 
 _MAX_TEXT = 2_000
+_RESUME = "opwire.resume"  # in the metadata of a context
 _MAX_INTERCEPTED = 10_000  # cached intercepted calls
 _NO_CONTEXT = Context()
 
@@ -245,10 +251,11 @@ class Retries(Struct, frozen=True, kw_only=True):
     longest: float = 5.0  # seconds: the upper bound of any back-off; a `retry_after` of the server comes on top
     share: float = 0.2  # retries that each call adds to the budget
     reserve: float = 10.0  # retries that the budget holds, at first and at most
+    outage: float = 60.0  # seconds: how long a lost subscription is resumed without success
 
     def __post_init__(self) -> None:
         check_counts(attempts=self.attempts or 0)
-        for option in ("shortest", "longest", "share", "reserve"):
+        for option in ("shortest", "longest", "share", "reserve", "outage"):
             value = getattr(self, option)
             check_not_below_zero(**{option: -1 if value is None else value})
 
@@ -334,7 +341,8 @@ class Client:
         self._act_as = act_as
         self._timeout = timeout
         self._is_error: ToolErrorPolicy = is_error
-        self._budget = RetryBudget(retries or Retries(attempts=1))
+        self._retries = retries or Retries(attempts=1)
+        self._budget = RetryBudget(self._retries)
         self._deadlines = Deadlines()
         self._on_question = None if on_question is None else question_callback(on_question)
         self._interceptors: list[Interceptor] = []
@@ -498,8 +506,12 @@ class Client:
 
         By default a subscription has no timeout: `timeout` limits all of it, `idle_timeout` the wait for the next item.
 
+        A subscription whose items have cursors can be resumed: with `resume`, whenever it is lost, behind the last item
+        that the loop got, at any server of the operation; with `resume_from`, behind the item that has that cursor
+        (`subscribe_envelopes` yields them). No item is left out, and none comes twice.
+
         Raises:
-            CallError: the stream failed.
+            CallError: the stream failed; VALIDATION_ERROR, with `{"reason": "RESUME"}`, it cannot be resumed.
         """
         envelopes = self.subscribe_envelopes(operation_id, input, **options)
         try:
@@ -516,16 +528,27 @@ class Client:
         timeout: float | None = None,
         idle_timeout: float | None = None,
         context: Context | None = None,
+        resume: bool = False,
+        resume_from: str | None = None,
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """Stream the envelope of each item of a subscription; otherwise as `subscribe`."""
+        """Stream the envelope of each item of a subscription; otherwise as `subscribe`.
+
+        async for envelope in client.subscribe_envelopes("orders.follow", resume=True, resume_from=stored):
+            handle(envelope.data)
+            store(envelope.cursor)
+        """
         self._check_open()
         within = self._context(context, timeout)
+        if within.is_served:  # the cursor of the served call is not one of this call
+            within = replace(within, resume_from=None)
+        if resume_from is not None:
+            within = replace(within.child() if within.is_served else within, resume_from=resume_from)
+        if resume:
+            within = replace(within, metadata={**within.metadata, _RESUME: True})
         if self._interceptors:
-            items = self._through(operation_id, OperationType.SUBSCRIPTION, self._backend.subscribe).subscribe(
-                input, within
-            )
+            items = self._through(operation_id, OperationType.SUBSCRIPTION, self._subscribe).subscribe(input, within)
         else:
-            items = self._backend.subscribe(operation_id, input, within)
+            items = self._subscribe(operation_id, input, within)
         complaint = f"{operation_id} returned no item"
         try:
             while True:
@@ -536,6 +559,20 @@ class Client:
                 yield item
         finally:
             await items.aclose()
+
+    def _subscribe(self, operation_id: str, input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """Return the items, resumed if the metadata says so: interceptors pass the context on, and no other options."""
+        if _RESUME not in context.metadata:
+            return self._backend.subscribe(operation_id, input, context)
+        metadata = {name: value for name, value in context.metadata.items() if name != _RESUME}
+        return resuming(
+            partial(self._backend.subscribe, operation_id, input),
+            replace(context, metadata=metadata),
+            operation_id,
+            lambda: self._is_open,
+            longest=self._retries.longest,
+            outage=self._retries.outage,
+        )
 
     # --- pages ------------------------------------------------------------------------------------------------------
 

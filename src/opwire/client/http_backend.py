@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from opwire.adapters.openapi.source import from_openapi
 from opwire.client.backends import SpecCache
-from opwire.envelope import ResponseEnvelope, decode_envelope
-from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError, UsageError
+from opwire.envelope import ResponseEnvelope, decode_envelope, is_cursor
+from opwire.errors import ERROR_TABLE, CallError, ConversionError, ErrorCode, NotPlainError, UsageError, resume_error
 from opwire.http_client import (
     MAX_WAIT,
     ChunkReader,
@@ -26,7 +26,7 @@ from opwire.http_client import (
     host_of,
 )
 from opwire.operation import LOCAL_IDENTITY, Context, OperationSpec, OperationType, trace_of
-from opwire.origin import ENVELOPE_JSON, path_of
+from opwire.origin import ENVELOPE_JSON, RESUMED, path_of
 from opwire.sse import SSEParser
 from opwire.typed.plain import read_json, to_plain, write_json
 
@@ -109,6 +109,8 @@ class HTTPBackend:
                 raise CallError(ErrorCode.VALIDATION_ERROR, message)
             if response.content_type != _EVENT_STREAM:
                 raise self._unexpected(response)
+            if context.resume_from is not None and RESUMED not in response.headers:
+                raise resume_error(f"{operation_id} starts over: {self._host} does not support Last-Event-ID")
             parser = SSEParser(max_event=self._client.options.max_item)
             chunks = ChunkReader(self._client, response)
             while chunk := await self._limit(chunks.read, context, "did not end the stream"):
@@ -154,6 +156,10 @@ class HTTPBackend:
             headers.append(("x-deadline-ms", str(max(int(context.remaining * 1000), 1))))
         if _fits_header(context.request_id):
             headers.append(("x-request-id", context.request_id))
+        if context.resume_from is not None:
+            if not is_cursor(context.resume_from):
+                raise resume_error(f"{operation_id}: resume_from is not a cursor of this operation")
+            headers.append(("last-event-id", context.resume_from))
         headers += cast("Mapping[str, str]", trace_of(context.metadata)).items()
         body = None
         if input is not None:  # a body of `null` would be an input, and not its absence

@@ -238,7 +238,8 @@ class RemoteOperations:
             raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} has no server at the moment")
         if context.identity is None and context.request_id is None and self._calls.transport.vouches:
             context = replace(context, identity=HUB)
-        return replace(context.child(), on_progress=context.on_progress)  # the same call at another place
+        # The same call at another place.
+        return replace(context.child(), on_progress=context.on_progress, resume_from=context.resume_from)
 
 
 def _invalid(message: str) -> CallError:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallRequested, CallResponded
+from opwire.envelope import LocalResponseMeta, ResponseEnvelope
 from opwire.errors import CallError, ErrorCode
 from opwire.testing import contract_calls as calls
 from opwire.testing.harness import Connect, Probe, TransportHarness, expect, item, named_checks
@@ -118,6 +119,9 @@ def _same(sent: list[Any], arrived: list[Any], where: str) -> None:
         expect(repr(before) == repr(after), f"{where} {before!r:.80} arrived as {after!r:.80}")
 
 
+_POSITIONED = ResponseEnvelope([1], LocalResponseMeta("talk", 1_700_000_000_000, cursor="26-1"))
+
+
 async def fields_arrive_as_they_were_sent(harness: TransportHarness) -> None:
     """Encode and decode every field of every event."""
     caller, server, to_caller, to_server, request_id = await harness.conversation()
@@ -129,10 +133,11 @@ async def fields_arrive_as_they_were_sent(harness: TransportHarness) -> None:
         deadline=1_700_000_000_000,
         timeout_ms=1500.5,
         credits=7,
+        resume_from="26-0",
     )
     to_server_events = [CallCredit(request_id=request_id, n=3), CallAborted(request_id=request_id, reason="enough")]
     to_caller_events = [
-        item(request_id, [1], 2),
+        CallResponded(request_id=request_id, output=_POSITIONED, seq=2, resumed=True),
         CallCompleted(request_id=request_id, seq=2),
         CallFailed(
             request_id=request_id,
@@ -226,6 +231,7 @@ TRANSPORT_CONTRACT: Mapping[str, Check] = named_checks(
         "many calls at once are not mixed up": calls.many_calls_at_once_are_not_mixed_up,
         "the items of many subscriptions arrive in order": calls.items_arrive_in_order,
         "a slow consumer slows its producer, and nobody else": calls.a_slow_consumer_slows_its_producer,
+        "a subscription is resumed at another server": calls.a_subscription_is_resumed_at_another_server,
         "leaving a subscription stops its producer": calls.leaving_a_subscription_stops_its_producer,
         "cancelling a caller stops its handler": calls.cancelling_a_caller_stops_its_handler,
         "deadlines travel with the call": calls.deadlines_travel,

@@ -9,7 +9,8 @@ from typing import Any
 from opwire.call.discovery import discover
 from opwire.call.events import CallAborted, CallCompleted, CallCredit, CallFailed, CallProgress
 from opwire.call.pending import PendingRequestMap
-from opwire.errors import CallError, ErrorCode
+from opwire.envelope import MAX_CURSOR, Item
+from opwire.errors import CallError, ErrorCode, is_resume_error
 from opwire.operation import Context, Handler, Progress
 from opwire.questions import Question
 from opwire.testing.harness import PATIENCE, TransportHarness, expect, item, soon
@@ -177,6 +178,33 @@ async def a_slow_consumer_slows_its_producer(harness: TransportHarness) -> None:
             await soon("another call is answered", caller.call(harness.id("echo")))
             ahead = produced - consumed
             expect(ahead <= window, f"the producer was {ahead} items ahead, the window is {window}")
+
+
+async def a_subscription_is_resumed_at_another_server(harness: TransportHarness) -> None:
+    """Close the server of a subscription; another one continues behind the last item that arrived."""
+
+    async def follow(_: Any, context: Context) -> AsyncGenerator[Item[int]]:
+        for number in range(int(context.resume_from or 0) + 1, 5):
+            yield Item(number, cursor=str(number))
+            if number == 2 and context.resume_from is None:
+                await asyncio.Event().wait()
+
+    _, handler = await harness.server(follow=follow)
+    caller = await harness.caller()
+    got: list[Any] = []
+    items = caller.subscribe(harness.id("follow"))
+    got += [await soon("an item arrives", anext(items)), await soon("an item arrives", anext(items))]
+    await harness.server(follow=follow)
+    await handler.close()
+    error = await _error("the stream ends", anext(items))
+    expect(error.code is ErrorCode.UNAVAILABLE and error.retryable, f"the stream ended with {error}")
+    resumed = caller.subscribe(harness.id("follow"), context=Context(resume_from=got[-1].cursor))
+    got += [await soon("an item arrives", anext(resumed)), await soon("an item arrives", anext(resumed))]
+    await resumed.aclose()
+    expect([each.data for each in got] == [1, 2, 3, 4], f"the items were {[each.data for each in got]}")
+    invalid = caller.subscribe(harness.id("follow"), context=Context(resume_from="x" * (MAX_CURSOR + 1)))
+    error = await _error("an invalid cursor is rejected", anext(invalid))
+    expect(is_resume_error(error), f"an invalid cursor was rejected with {error}")
 
 
 async def leaving_a_subscription_stops_its_producer(harness: TransportHarness) -> None:

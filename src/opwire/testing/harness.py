@@ -157,11 +157,13 @@ class TransportHarness(Harness[Transport]):
         return await self._stack.enter_async_context(PendingRequestMap(self._connect(), window=window))
 
     async def server(self, **handlers: Handler) -> tuple[PendingRequestMap, CallHandler]:
-        """Connect an end that serves these handlers; async generators are subscriptions."""
+        """Connect an end that serves these handlers; async generators are subscriptions that can be resumed."""
         registry = OperationRegistry()
         for name, handler in handlers.items():
-            type = OperationType.SUBSCRIPTION if isasyncgenfunction(handler) else OperationType.QUERY
-            registry.register(OperationSpec(namespace=self._namespace, name=name, type=type), handler)
+            streams = isasyncgenfunction(handler)
+            type = OperationType.SUBSCRIPTION if streams else OperationType.QUERY
+            spec = OperationSpec(namespace=self._namespace, name=name, type=type, resumable=streams)
+            registry.register(spec, handler)
         calls = await self.caller()
         answers = CallHandler(registry, calls, anonymous=LOCAL_IDENTITY)
         return calls, await self._stack.enter_async_context(answers)

@@ -13,7 +13,7 @@ import pytest
 from opwire.adapters.openapi.call import MAX_ATTEMPTS, HTTPOperation, StreamSubscription
 from opwire.adapters.openapi.plan import CallPlan
 from opwire.adapters.openapi.security import APICredentials
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, is_resume_error
 from opwire.http_client import ClientOptions, HTTPClient
 from opwire.operation import Context
 from tests.adapters.openapi import echo
@@ -275,6 +275,21 @@ async def test_a_lost_stream_is_resumed_after_the_last_event(
     )
     assert await all_items(subscribed(stream_plan(server.url), client, reconnect=True)) == [1, 2, 3]
     assert [each.header("last-event-id") for each in server.arrived] == [None, "1", "3"]
+
+
+@requirement("openapi.reconnect", "resume.from")
+async def test_a_stream_begins_after_the_event_that_its_caller_has(server: EchoServer, client: HTTPClient) -> None:
+    server.on("/stream", events(FAST + b"data: 8\n\n"), events(b"id: 9\ndata: 9\n\ndata: [DONE]\n\n"))
+    resumed = subscribed(stream_plan(server.url), client, reconnect=True, context=Context(resume_from="7"))
+    assert await all_items(resumed) == [8, 9]
+    assert [each.header("last-event-id") for each in server.arrived] == ["7", "7"]
+
+
+@requirement("resume.unsupported")
+async def test_a_stream_without_ids_cannot_be_resumed(server: EchoServer, client: HTTPClient) -> None:
+    server.on("/stream", body("application/x-ndjson", b"1\n"))
+    resumed = subscribed(stream_plan(server.url), client, context=Context(resume_from="7"))
+    assert is_resume_error(await failure(all_items(resumed)))
 
 
 @requirement("openapi.reconnect")

@@ -11,6 +11,7 @@ from opwire import (
     AccessControl,
     CallError,
     Context,
+    Item,
     OperationRegistry,
     OperationSpec,
     OperationType,
@@ -138,11 +139,15 @@ def add_plain_ones(registry: OperationRegistry) -> None:
 
 def add_streams(registry: OperationRegistry) -> None:
     @registry.subscription("clock.ticks")
-    async def ticks(count: int = 3, last_event_id: int = 0) -> AsyncIterator[int]:
-        for number in range(last_event_id, count):
-            yield number
+    async def ticks(count: int = 3, resume_from: str | None = None) -> AsyncIterator[Item[int]]:
+        for number in range(int(resume_from or 0), count):
+            yield Item(number, cursor=str(number + 1))
 
-    feed = OperationSpec(namespace="clock", name="feed", type=OperationType.SUBSCRIPTION)
+    @registry.subscription("clock.plain")
+    async def plain() -> AsyncIterator[int]:
+        yield 1
+
+    feed = OperationSpec(namespace="clock", name="feed", type=OperationType.SUBSCRIPTION, resumable=True)
 
     async def events(input: Any, context: Context) -> AsyncGenerator[Any]:
         for number in range(2):

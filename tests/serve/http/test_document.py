@@ -74,6 +74,7 @@ def test_every_operation_is_there_by_post_and_by_get_where_that_can_be(document:
         "/plain/any": ["post"],
         "/plain/unserved": ["post"],
         "/clock/ticks": ["get", "post"],
+        "/clock/plain": ["get", "post"],
         "/clock/feed": ["post"],
     }
 

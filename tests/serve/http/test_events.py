@@ -87,18 +87,25 @@ async def test_a_stream_without_items_is_there_and_ends(client: Client) -> None:
 @requirement("http.events.resume")
 @on_one_loop
 async def test_an_operation_that_takes_the_last_event_goes_on_behind_it(client: Client) -> None:
-    reply = await client.get("/clock/ticks?count=4", last_event_id="2")
-    assert parsed(reply.body) == [{"id": "3", "data": "2"}, {"id": "4", "data": "3"}]
-    reply = await client.post("/clock/ticks", {"count": 2, "last_event_id": 1}, last_event_id="0")
-    assert [event["data"] for event in parsed(reply.body)] == ["1"]
-    assert (await client.get("/clock/ticks", last_event_id="x")).status == 422
+    for reply in (
+        await client.get("/clock/ticks?count=4", last_event_id="2"),
+        await client.post("/clock/ticks", {"count": 4}, last_event_id="2"),
+    ):
+        assert parsed(reply.body) == [{"id": "3", "data": "2"}, {"id": "4", "data": "3"}]
+        assert reply.headers["x-resumed"] == "true"
+    assert "x-resumed" not in (await client.get("/clock/ticks")).headers
 
 
-@requirement("http.events.resume")
+@requirement("http.events.resume", "resume.unsupported")
 @on_one_loop
-async def test_other_operations_begin_again(client: Client) -> None:
-    reply = await client.post("/clock/feed", {}, last_event_id="far-0")
-    assert [event["id"] for event in parsed(reply.body)[:2]] == ["far-0", "far-1"]
+async def test_other_operations_have_no_ids_and_do_not_begin_again(client: Client) -> None:
+    assert parsed((await client.get("/clock/plain")).body) == [{"data": "1"}]
+    reply = await client.get("/clock/plain", last_event_id="1")
+    assert reply.status == 422
+    problem = msgspec.json.decode(reply.body)
+    assert (problem["code"], problem["details"]) == ("VALIDATION_ERROR", {"reason": "RESUME"})
+    assert "clock.plain cannot be resumed" in problem["detail"]
+    assert (await client.get("/clock/ticks", last_event_id="x" * 4097)).status == 422
 
 
 @requirement("http.events")
@@ -144,7 +151,7 @@ async def test_a_quiet_stream_begins_soon_and_is_kept_open_with_comments() -> No
     async with served(tap.registry, heartbeat=0.03) as client, opened(client, "/tap/items") as reply:
         await read_until(reply, b":\n\n:\n\n")
         tap.items.put_nowait("now")
-        assert parsed(await read_until(reply, b"now")) == [{"id": "1", "data": '"now"'}]
+        assert parsed(await read_until(reply, b"now")) == [{"data": '"now"'}]
         await read_until(reply, b":\n\n")
 
 

@@ -13,7 +13,6 @@ from opwire.serve.http.request import (
     QueryParameter,
     parse_query,
     parse_value,
-    query_parameter,
     query_parameters,
 )
 from tests.requirements import requirement
@@ -152,11 +151,3 @@ def test_a_query_string_that_two_readers_would_read_differently_is_refused(query
     with pytest.raises(CallError) as raised:
         parse_query({}, query)
     assert raised.value.code is ErrorCode.PROTOCOL_ERROR
-
-
-def test_one_property_of_an_input_that_is_not_flat_may_be_flat() -> None:
-    schema = flat(x={"type": "object"}, last_event_id={"type": "integer"})
-    assert query_parameters(schema) is None
-    assert query_parameter(schema, "last_event_id") == QueryParameter(frozenset({"integer"}), is_array=False)
-    assert query_parameter(schema, "missing") is None
-    assert query_parameter(Schema(True), "x") is None

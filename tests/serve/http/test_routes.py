@@ -8,7 +8,7 @@ from opwire import CallError, ErrorCode, OperationSpec, OperationType, Schema
 from opwire.serve.http.request import Request, Route
 from tests.requirements import requirement
 
-FLAT = Schema({"type": "object", "properties": {"a": {"type": "integer"}, "last_event_id": {"type": "integer"}}})
+FLAT = Schema({"type": "object", "properties": {"a": {"type": "integer"}}})
 
 
 def route(input_schema: Schema = FLAT, type: OperationType = OperationType.QUERY) -> Route:
@@ -53,13 +53,3 @@ async def test_no_body_is_no_null() -> None:
         await input_of(maybe, "POST")
     assert raised.value.code is ErrorCode.VALIDATION_ERROR
     assert await input_of(route(Schema(True)), "POST") is None
-
-
-@requirement("http.events.resume")
-def test_the_last_event_is_part_of_the_input_where_the_operation_takes_it() -> None:
-    assert route().resumed(None, "5") == {"last_event_id": 5}
-    assert route().resumed({"a": 1}, "5") == {"last_event_id": 5, "a": 1}
-    assert route().resumed({"last_event_id": 1}, "5") == {"last_event_id": 1}
-    assert route().resumed({"a": 1}, None) == {"a": 1}
-    assert route().resumed([1], "5") == [1]
-    assert route(Schema(True)).resumed(None, "5") is None

@@ -32,7 +32,7 @@ from opwire.adapters.openapi.serialize import prepare_files
 from opwire.adapters.openapi.streams import EventDecoder, ItemDecoder, stream_kind, value_decoder
 from opwire.caching import CONDITION, Condition
 from opwire.deadlines import back_off
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, resume_error
 from opwire.http_client import ChunkReader, HTTPClient, HTTPRequest, host_of
 from opwire.operation import Context, PreparedRequest, ShapedResult, trace_of
 from opwire.sse import SSEParser
@@ -296,10 +296,13 @@ class StreamSubscription:
 
     def _decoder(self, head: ResponseHead, kind: StreamKind) -> ItemDecoder:
         plan, max_item = self._operation.plan, self._operation.client.options.max_item
+        if kind != "sse" and self._context.resume_from is not None:
+            raise resume_error(f"{plan.operation_id} cannot be resumed: its items have no ids")
         if kind != "sse":
             return value_decoder(plan, head, kind, max_item)
         last = self._parser
-        self._parser = SSEParser(last_event_id=last.last_event_id if last else "", max_event=max_item)
+        last_event_id = last.last_event_id if last else self._context.resume_from or ""
+        self._parser = SSEParser(last_event_id=last_event_id, max_event=max_item)
         self._parser.retry = last.retry if last else None
         return EventDecoder(plan, head, self._parser)
 
@@ -333,12 +336,13 @@ class StreamSubscription:
         self.close()
 
     def _resumed(self, request: HTTPRequest) -> HTTPRequest:
-        """Return the request for the events after the last one that arrived."""
-        if self._parser is None or not self._parser.last_event_id:
+        """Return the request for the events after the last one that arrived, here or at the caller."""
+        last = self._context.resume_from if self._parser is None else self._parser.last_event_id
+        if not last:
             return request
         headers = [pair for pair in request.headers if pair[0].lower() != _LAST_EVENT_ID]
         try:
-            headers.append((_LAST_EVENT_ID, header_value(self._parser.last_event_id)))
+            headers.append((_LAST_EVENT_ID, header_value(last)))
         except ValueError:  # an EventSource sends 0x01 to 0x1f too, but hardly any server accepts them
             operation_id = self._operation.plan.operation_id
             logger.warning("%s: the last event id is not a valid header: resuming without it", operation_id)

@@ -267,6 +267,7 @@ class LazyOperation:
             unchecked_input=api.options.unchecked_input,
             timeout=origin.timeout if origin else None,
             idle_timeout=origin.idle_timeout if origin else None,
+            resumable=origin is not None and origin.resumable,
             examples=origin.examples if origin else (),
             **presentation,
         )

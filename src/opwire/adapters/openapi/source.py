@@ -13,6 +13,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
 from aiohttp import ClientResponse, hdrs
+from msgspec.structs import replace
 
 from opwire.adapters.openapi.call import HTTPOperation
 from opwire.adapters.openapi.document import (
@@ -365,7 +366,7 @@ def from_openapi(
         strip: whether to remove unknown properties from responses. Documents lag behind their APIs.
         unchecked_input: whether an operation may be called although its input schema cannot be compiled.
         strict_input: whether to check `format` in inputs, and `oneOf` as more than `anyOf`. Documents often err there.
-        reconnect: whether to resume a lost event stream.
+        reconnect: whether to resume a lost event stream, for an API that continues after `Last-Event-ID`.
         trust_annotations: whether to trust ids and types in `x-opwire`, which may declare a DELETE as a query.
         settings: how to send requests, see `ClientOptions`: timeout, max_response, headers, proxy, ssl and others; and
             `max_documents`, `max_document_bytes`, `token_store` and `webhooks`, see `OpenAPIOptions`.
@@ -501,6 +502,8 @@ class OpenAPISource(AdapterSource):
             reconnect=self._reconnect,
             retries=self._retries,
         )
-        streams = operation.spec.type is OperationType.SUBSCRIPTION
+        spec, streams = operation.spec, operation.spec.type is OperationType.SUBSCRIPTION
+        if streams and self._reconnect:
+            spec = replace(spec, resumable=True)
         handler = http.subscribe if streams else http.call
-        return Operation(operation.spec, handler, prepare=http.prepare, preview=http.preview)
+        return Operation(spec, handler, prepare=http.prepare, preview=http.preview)

@@ -15,7 +15,7 @@ from opwire.errors import CallError, ErrorCode, UsageError, check_above_zero
 from opwire.logs import CANCELLED
 from opwire.monitor import CallMonitor
 from opwire.operation import Interceptor, OperationType
-from opwire.origin import id_of, path_of
+from opwire.origin import RESUMED, id_of, path_of
 from opwire.registry import OperationRegistry
 from opwire.serve.guard import (
     App,
@@ -235,16 +235,17 @@ class HTTPApp(ListeningApp):
     async def _stream(self, route: Route, request: Request, input: Any, receive: Receive, send: Send) -> None:
         if self.draining:
             raise _shutting_down()
-        after = None if route.resume is None else request.last_event_id
-        input = route.resumed(input, request.last_event_id)
         items = self._dispatcher.subscribe(route.spec, input, request.context(None))
         headers = [(b"x-request-id", request.request_id.encode())]
+        if request.last_event_id is not None:  # otherwise the subscription fails
+            headers.append((RESUMED.encode(), b"true"))
         running = CancelOnDisconnect(receive, self._deadlines)
         self._streams.add(running)
         try:
-            error = await EventStream(request, running, send, headers, heartbeat=self._options.heartbeat).run(
-                items, after
+            stream = EventStream(
+                request, running, send, headers, heartbeat=self._options.heartbeat, has_ids=route.spec.resumable
             )
+            error = await stream.run(items)
         finally:
             self._streams.discard(running)
         if request.access is not None:

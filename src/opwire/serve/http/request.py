@@ -150,6 +150,7 @@ class Request:
             deadline=self.deadline(timeout),
             metadata={**self.metadata, **caller_metadata(self.identity, self.token)},
             inbound=Inbound(self.request_id),
+            resume_from=self.last_event_id,
         )
 
     async def json(self, receive: Receive) -> Any:
@@ -282,12 +283,6 @@ def query_parameters(schema: Schema) -> Mapping[str, QueryParameter] | None:
     return found
 
 
-def query_parameter(schema: Schema, name: str) -> QueryParameter | None:
-    """Return one property of an input schema as a query parameter; None if it is missing or cannot be one."""
-    json = schema.lowered_object
-    return _parameter(as_dict(json.get("properties")).get(name), References(json))
-
-
 def parse_query(parameters: Mapping[str, QueryParameter], query: bytes) -> dict[str, Any]:
     """Return the input of a query string. A value of another type stays text, for the validation to report.
 
@@ -380,14 +375,13 @@ class Route(NamedTuple):
     spec: OperationSpec
     methods: tuple[str, ...]
     parameters: Mapping[str, QueryParameter] | None  # of a query string, if the operation can be called by GET
-    resume: QueryParameter | None  # the property `last_event_id`, if the input has one
 
     @classmethod
     def of(cls, spec: OperationSpec) -> "Route":
         """Return the route of an operation."""
         parameters = None if spec.type is OperationType.MUTATION else query_parameters(spec.input_schema)
         reads = () if parameters is None else ("GET",) if spec.type is OperationType.SUBSCRIPTION else ("GET", "HEAD")
-        return cls(spec, (*reads, "POST"), parameters, query_parameter(spec.input_schema, "last_event_id"))
+        return cls(spec, (*reads, "POST"), parameters)
 
     async def input(self, request: Request, receive: Receive) -> Any:
         """Parse the input of a request.
@@ -409,12 +403,6 @@ class Route(NamedTuple):
             details = {"problems": [{"path": "", "message": problem}]}
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{self.spec.id}: the input: {problem}", details)
         return None if body is UNSET else body
-
-    def resumed(self, input: Any, last_event_id: str | None) -> Any:
-        """Return the input of a subscription that continues after an event, unless the input itself says where."""
-        if self.resume is None or last_event_id is None or not (input is None or isinstance(input, dict)):
-            return input
-        return {"last_event_id": parse_value(last_event_id, self.resume.kinds), **as_dict(input)}
 
 
 # --- disconnects ------------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 A response is the data as JSON, `null` included: an empty 204 would not distinguish "nothing" from "no body", and
 generated clients parse the type that the document declares. Bytes are an octet stream.
 
-Each item of a subscription is an event with JSON data: the item, or its envelope. Ids count the items, starting at
-`Last-Event-ID` if the input has a property `last_event_id`; an item from an HTTP stream keeps its own id and type. An
-error before the first item is an ordinary problem response; afterwards it is an event of type `error` with the problem
-as data. Comment lines keep a silent connection open.
+Each item of a subscription is an event with JSON data: the item, or its envelope. If the subscription can be resumed,
+the id is the cursor of the item, and a request with `Last-Event-ID` continues behind it; other events have no id, which
+a browser would send back when it reconnects. An item from an HTTP stream keeps its type. An error before the first item
+is an ordinary problem response; afterwards it is an event of type `error` with the problem as data. Comment lines keep
+a silent connection open.
 """
 
 import asyncio
@@ -161,21 +162,29 @@ class EventStream:
     """The response to a subscription."""
 
     def __init__(
-        self, request: Request, running: CancelOnDisconnect, send: Send, headers: Iterable[Header], *, heartbeat: float
+        self,
+        request: Request,
+        running: CancelOnDisconnect,
+        send: Send,
+        headers: Iterable[Header],
+        *,
+        heartbeat: float,
+        has_ids: bool,
     ) -> None:
         self._request = request
         self._running = running
         self._send = send
         self._headers = headers
+        self._has_ids = has_ids
         self._heartbeat = max(heartbeat, MIN_HEARTBEAT)
         self._lock = asyncio.Lock()  # items and heartbeats come from two tasks
         self._started = False
         self._last_sent = time.monotonic()
 
-    async def run(self, items: AsyncGenerator[ResponseEnvelope[Any]], after: str | None) -> CallError | None:
+    async def run(self, items: AsyncGenerator[ResponseEnvelope[Any]]) -> CallError | None:
         """Send the items until they end, the client disconnects, or the stream is interrupted.
 
-        `after` is the id of the last event that the client has received. Return the error that was sent as an event.
+        Return the error that was sent as an event.
 
         Raises:
             CallError: an error before anything was sent.
@@ -186,7 +195,7 @@ class EventStream:
         try:
             with running:
                 running.interrupt_at(self._request.expires, CallError(ErrorCode.UNAUTHENTICATED, EXPIRED))
-                error = await self._send_items(items, after)
+                error = await self._send_items(items)
             if running.interrupted:
                 error = running.reason
         finally:
@@ -205,25 +214,22 @@ class EventStream:
         await self._write(last, more=False)
         return error
 
-    async def _send_items(self, items: AsyncGenerator[ResponseEnvelope[Any]], after: str | None) -> CallError | None:
-        count = int(after) if after is not None and after.isdecimal() and len(after) < 19 else 0
+    async def _send_items(self, items: AsyncGenerator[ResponseEnvelope[Any]]) -> CallError | None:
+        count = 0
         try:
             async for envelope in items:
                 count += 1
-                await self._write(self._encode_event(envelope, count))
+                await self._write(self._encode_event(envelope))
                 if count % _YIELD == 0:
                     await asyncio.sleep(0)
         except CallError as error:
             return error
         return None
 
-    def _encode_event(self, envelope: ResponseEnvelope[Any], count: int) -> bytes:
+    def _encode_event(self, envelope: ResponseEnvelope[Any]) -> bytes:
         data = encode_whole(envelope) if self._request.wants_envelope else encode_data(envelope.data)
-        meta = envelope.meta
-        kind = id = None
-        if isinstance(meta, HTTPResponseMeta):
-            kind, id = meta.event_type, meta.last_event_id
-        fields = {b"id": id or str(count), b"event": "" if kind == "message" else kind}
+        kind = envelope.meta.event_type if isinstance(envelope.meta, HTTPResponseMeta) else None
+        fields = {b"id": envelope.cursor if self._has_ids else None, b"event": "" if kind == "message" else kind}
         lines = [
             name + b": " + value.translate(_LINE_BREAKS).encode("utf-8", "replace")
             for name, value in fields.items()
