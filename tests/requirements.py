@@ -42,6 +42,8 @@ CONSOLE: dict[str, str] = {
     "console.system": "The console shows servers, sources with their reports, durations and errors of operations.",
     "console.journal": "Tasks that wait, run or are buried are listed; buried ones are retried and discarded on the "
     "page, by persons with the scope.",
+    "console.remote": "A console here shows the operations, calls and figures of a server elsewhere, with the "
+    "permissions of its token, and says what it may not see.",
     "console.large-results": "A large result is downloaded by its owner, within limits of bytes and time.",
     "console.reproducible": "The files of the console's page are what its sources build.",
     "console.size": "The page is at most 350 kB compressed, without inline scripts, styles and foreign addresses.",

@@ -30,7 +30,7 @@ PATIENCE = 20.0
 class Watch:
     """A subscription of `opwire.calls`; entered when it has begun."""
 
-    def __init__(self, monitor: CallMonitor, **wanted: str) -> None:
+    def __init__(self, monitor: CallMonitor, **wanted: Any) -> None:
         self._monitor = monitor
         self._items = monitor.operations.subscribe(CALLS, wanted, Context())
         self._next: asyncio.Task[Any] | None = None
@@ -349,3 +349,21 @@ async def test_a_watcher_with_a_rate_counts_the_calls_beyond_it(monkeypatch: pyt
         watcher.take()
         record(2_000)
         assert len(watcher.take()[0]) == 1_000
+
+
+@requirement("monitor.bounded")
+async def test_a_stream_with_a_rate_counts_the_calls_beyond_it_and_goes_on() -> None:
+    monitor = CallMonitor(shop())
+    async with Watch(monitor, rate=10) as watch:
+        for number in range(30):
+            monitor.record(f"r{number}", "shop.price", "OK", 0.001, "call")
+        monitor.record("wrong", "shop.price", "TIMEOUT", 0.001, "call")
+        records = [await watch.next() for _ in range(11)]
+        assert [each["requestId"] for each in records] == [*(f"r{number}" for number in range(10)), "wrong"]
+        assert sum(each.get("dropped", 0) for each in records) == 20
+        waiting = asyncio.ensure_future(watch.next())
+        async with asyncio.timeout(PATIENCE):
+            while not waiting.done():  # the stream allows records again after a tenth of a second
+                monitor.record("later", "shop.price", "OK", 0.001, "call")
+                await asyncio.sleep(0.01)
+        assert waiting.result()["requestId"] == "later"

@@ -16,6 +16,8 @@ export const approvals = new Store<Approval[]>([]);
 export const showValues = new Store(false);
 /** The filter that the server applies: "" for all calls, of which it sends a part if there are many. */
 export const sentFilter = new Store("");
+/** What is missing in the calls and figures, and why. */
+export const watchProblem = new Store<string | null>(null);
 
 /** The last calls, oldest first. The page draws them when it has time for it. */
 export const tape = {
@@ -84,6 +86,7 @@ const handlers: Record<string, (data: any) => void> = {
   hello: () => undefined,
   calls: (data: { records: CallRecord[]; dropped: number }) => record(data.records, data.dropped),
   statistics: measure,
+  problem: (data: { message: string | null }) => watchProblem.set(data.message),
   changed: () => void loadCatalogue(),
   approval: (data: Approval) => approvals.update((list) => [...list.filter((each) => each.id !== data.id), data]),
   approvalEnded: (data: { id: string }) => approvals.update((list) => list.filter((each) => each.id !== data.id)),

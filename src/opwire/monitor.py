@@ -16,11 +16,10 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import translate
 from functools import cached_property
 from heapq import nlargest
-from math import inf
 from secrets import token_hex
 from typing import Annotated, Any, Literal
 
@@ -54,6 +53,7 @@ MAX_BUSIEST = 100
 # A caller that gives up is not an error of the operation, and the error of a tool is its result.
 _FAILURES = frozenset(code.value for code in ErrorCode)
 
+_MIN_REFILL = 0.05  # seconds before a watcher with a rate is asked again
 _LOCAL = "local"  # in place of a surface
 _MAX_SECONDS = 100_000.0  # of one call in the timings
 _MAX_MICROSECONDS = 100_000_000_000
@@ -209,8 +209,8 @@ class CallWatcher:
         self.is_filtered = any(each is not None for each in (id, operation, outcome, caller, selects))
         self._records: deque[CallRecord | _LazyRecord] = deque()
         self._rate = rate
-        self._room = inf if rate is None else min(rate, MAX_RECORDS)  # of the buffer, for records that are not errors
-        self._taken = time.monotonic()
+        self._allowed = 0.0 if rate is None else min(rate, MAX_RECORDS)  # records that are not errors
+        self._refilled = time.monotonic()
         self.dropped = 0
         """Calls without a record, since the last one was read."""
         self.is_full = False
@@ -232,14 +232,16 @@ class CallWatcher:
             self._append(record, outcome)
 
     def _append(self, record: "CallRecord | _LazyRecord", outcome: str) -> None:
-        if self.is_full and outcome == OK:
-            self.dropped += 1
-            return
+        if self._rate is not None and outcome == OK:
+            if self.is_full:
+                self.dropped += 1
+                return
+            self._allowed -= 1
+            self.is_full = self._allowed < 1
         if len(self._records) == MAX_RECORDS:
             self._records.popleft()
             self.dropped += 1
         self._records.append(record)
-        self.is_full = len(self._records) >= self._room
         self.news.set()
 
     def close(self) -> None:
@@ -249,28 +251,39 @@ class CallWatcher:
 
     def take(self) -> tuple[list[CallRecord], int]:
         """Return the buffered records, and how many calls beside them have none."""
-        taken, dropped, now = list(map(_created, self._records)), self.dropped, time.monotonic()
-        if self._rate is not None:
-            gained = self._rate * (now - self._taken)
-            # At least one record: without any, the consumer would not come back to make room.
-            self._room, self._taken = min(max(self._room - len(taken), 0) + max(gained, 1), MAX_RECORDS), now
-            self.is_full = False
+        taken, dropped = list(map(_created, self._records)), self.dropped
+        self._refill(at_least=1)  # otherwise no record would come, and nothing would call this again
         self._records.clear()
         self.dropped = 0
         return taken, dropped
+
+    def _refill(self, at_least: float = 0) -> None:
+        """Allow records for the time that has passed."""
+        if self._rate is not None:
+            now = time.monotonic()
+            gained = max(self._rate * (now - self._refilled), at_least)
+            self._allowed, self._refilled = min(self._allowed + gained, MAX_RECORDS), now
+            self.is_full = self._allowed < 1
 
     async def records(self) -> AsyncGenerator[CallRecord]:
         """Yield the records, as they arrive."""
         while True:
             while self._records:
                 record = _created(self._records.popleft())
+                self._refill()
                 if self.dropped:
                     record, self.dropped = replace(record, dropped=self.dropped), 0
                 yield record
             if self._is_closed:
                 return
             self.news.clear()
-            await self.news.wait()
+            if self._rate is None or not self.is_full:
+                await self.news.wait()
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(1 / self._rate, _MIN_REFILL)):
+                    await self.news.wait()
+            self._refill()
 
     def _selects(self, record: CallRecord) -> bool:
         if self._id is not None and not record.request_id.startswith(self._id):
@@ -323,6 +336,8 @@ class CallMonitor:
         """Whether there is a watcher: otherwise records need not be created."""
         self.timings: dict[str, OperationTimings] | None = None
         """By operation, from `keep_timings` on."""
+        self.problem: str | None = None
+        """What is missing in the calls and figures, and why, for a person who watches them."""
         self.on_values: Callable[[str, Any, Any], object] | None = None
         """Called by `show_values`."""
 
@@ -377,6 +392,12 @@ class CallMonitor:
         )
         for watcher in self._watchers:
             watcher.put(record)
+
+    def show(self, record: CallRecord) -> None:
+        """Show a record of another server to the watchers."""
+        for watcher in self._watchers:
+            watcher.dropped += record.dropped
+            watcher.put(replace(record, dropped=0) if record.dropped else record)
 
     def record_lazily(self, outcome: str, create: Callable[..., CallRecord], *arguments: Any) -> None:
         """Show a call, not of `opwire.*`, whose record is created only if a watcher reads it: 0.3 µs instead of 3."""
@@ -506,13 +527,15 @@ class CallMonitor:
         operation: Pattern | None = None,
         outcome: Pattern | None = None,
         caller: Pattern | None = None,
+        rate: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None,
     ) -> AsyncIterator[CallRecord]:
         """Stream a record of every call that ends here from now on, without input and output.
 
         `id` is the start of a request id, `operation` a pattern of operation ids such as `shop.*`, `outcome` is "OK",
-        "ERROR" or an error code, and `caller` the id of an identity.
+        "ERROR" or an error code, and `caller` the id of an identity. `rate` is the number of records per second beside
+        those of errors: other calls are counted in `dropped`.
         """
-        watcher = CallWatcher(id, operation, outcome, caller)
+        watcher = CallWatcher(id, operation, outcome, caller, rate=rate)
         with self.watching(watcher):
             async for record in watcher.records():
                 yield record

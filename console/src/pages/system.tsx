@@ -3,7 +3,7 @@
 import { type ReactNode, useEffect, useMemo, useState } from "react";
 
 import { get, logins, post, type Problem, session } from "../api";
-import { figures, SAMPLES } from "../live";
+import { figures, SAMPLES, watchProblem } from "../live";
 import { go } from "../router";
 import { usePulse, useStore } from "../store";
 import { ago, count, duration, line, plural } from "../text";
@@ -14,6 +14,7 @@ import { Button, Empty, Notice, OperationId, Outcome } from "../ui/parts";
 export function SystemPage(): ReactNode {
   usePulse(figures.pulse);
   const login = useStore(logins);
+  const missing = useStore(watchProblem);
   const [system, setSystem] = useState<System | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const load = (): Promise<void> =>
@@ -34,6 +35,7 @@ export function SystemPage(): ReactNode {
   return (
     <div className="page system">
       <header className="page-head"><h1>System</h1>{problem && <span className="muted">Not current: {line(problem.message)}</span>}</header>
+      {missing && <Notice tone="bad">{line(missing, 500)}</Notice>}
       <Servers system={system} />
       <Sources sources={system.sources} />
       <Operations operations={system.operations} />

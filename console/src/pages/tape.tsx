@@ -4,7 +4,7 @@ import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
 
 import { get, Problem, session } from "../api";
 import { useKeys } from "../keys";
-import { MAX_RECORDS, sentFilter, showValues, tape } from "../live";
+import { MAX_RECORDS, sentFilter, showValues, tape, watchProblem } from "../live";
 import { go } from "../router";
 import { usePulse, useStore } from "../store";
 import { bytes, clock, count, duration, line, plural } from "../text";
@@ -53,6 +53,7 @@ export function TapePage(): ReactNode {
   }, [source, newest, source.length, filter, shown]);
   const rate = useRate();
   const isSent = useSentFilter(filter);
+  const missing = useStore(watchProblem);
   const flip = (): void => setFrozen(frozen === null ? [...tape.records] : null);
   const move = (step: number): void => {
     const at = chosen ? records.indexOf(chosen) : records.length;
@@ -83,6 +84,7 @@ export function TapePage(): ReactNode {
         {tape.dropped > 0 ? ` ${plural(tape.dropped, "call was", "calls were")} only counted: there were more than a page can show. Errors come first.` : ""}
         {isSent ? " The server sends only calls that match the filter." : ""}
       </p>
+      {missing && <Notice tone="bad">{line(missing, 500)}</Notice>}
       <div className={`tape-split${chosen ? " with-detail" : ""}`}>
         {records.length === 0 ? (
           <Empty icon="tape" title={tape.records.length === 0 ? "No calls yet" : "No call matches"}>Calls appear here when they end. Inputs and outputs are not part of the tape.</Empty>

@@ -88,16 +88,19 @@ class Observer:
         operation: str | None = None,
         outcome: str | None = None,
         caller: str | None = None,
+        rate: int | None = None,
     ) -> AsyncGenerator[CallRecord]:
         """Yield a record of every call that ends from now on, at any of the servers; the filters are optional.
 
         `id` is the start of a request id, `operation` a pattern such as `shop.*`, `outcome` is "OK", "ERROR" or an
-        error code. A hub shows the calls between its spokes. Servers that join a broker later are observed, too.
+        error code. With a `rate`, each server sends so many records per second beside those of errors, and counts the
+        other calls in `dropped`. A hub shows the calls between its spokes. Servers that join a broker later are
+        observed, too.
 
         Raises:
             CallError: ACCESS_DENIED or UNAUTHENTICATED; UNAVAILABLE, the connection was lost.
         """
-        given = {"id": id, "operation": operation, "outcome": outcome, "caller": caller}
+        given = {"id": id, "operation": operation, "outcome": outcome, "caller": caller, "rate": rate}
         input = {name: value for name, value in given.items() if value is not None}
         target = self._target
         if not isinstance(target, PendingRequestMap):

@@ -10,7 +10,7 @@ import pytest
 from opwire.cli.commands.serve import ServeOptions, chosen_surfaces
 from opwire.config import Config
 from opwire.config.settings import HTTPSurfaceSettings, MCPSurfaceSettings, ServeSettings
-from tests.cli.process import SHOP, Running
+from tests.cli.process import SHOP, Running, opwire
 from tests.requirements import requirement
 
 HEADERS = {"content-type": "application/json", "x-opwire-console": "1"}
@@ -32,6 +32,31 @@ def test_the_printed_link_signs_in_once_on_this_machine() -> None:
             log_in(link)
         replayed.value.close()
         assert replayed.value.code == 401
+
+
+@requirement("cli.console", "console.remote")
+def test_the_console_of_a_hub_elsewhere_shows_and_calls_its_operations() -> None:
+    token = "0123456789abcdef"
+    with Running("hub", "ws://127.0.0.1:0", *SHOP, OPWIRE_TOKEN=token) as hub:
+        url = hub.says(r"hub at (ws://127\.0\.0\.1:\d+)")
+        with Running("console", "--url", url, "--no-open", OPWIRE_TOKEN=token) as server:
+            assert log_in(server.says(r"(http://127\.0\.0\.1:\d+/#link=\S+)"))["title"] == url.removeprefix("ws://")
+            assert server.says(r"showing (\d+) operations") != "0"
+
+
+@requirement("cli.console", "console.remote")
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (["--python", "shop.py"], "cannot be combined"),
+        (["--log-format", "json"], "only the link signs in"),
+        ([], "cannot be reached"),
+    ],
+)
+def test_the_console_of_an_unusable_hub_says_what_is_wrong(options: list[str], wrong: str) -> None:
+    found = opwire("console", "--url", "ws://127.0.0.1:1", *options)
+    assert found.returncode != 0
+    assert wrong in found.stderr
 
 
 @requirement("cli.console")

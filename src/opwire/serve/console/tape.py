@@ -244,6 +244,7 @@ class CallFeed:
         watcher, pages = self._readers[words]
         pages.add(page)
         page.put("statistics", self._monitor.snapshot())
+        page.put("problem", {"message": self._monitor.problem})
         if self._running is None:
             self._running = asyncio.create_task(self._run())
         try:
@@ -276,6 +277,7 @@ class CallFeed:
                 encoded = _encoder.encode(self._monitor.snapshot())
                 for page in chain.from_iterable(pages for _, pages in self._readers.values()):
                     page.put("statistics", encoded)
+                    page.put("problem", {"message": self._monitor.problem})
 
 
 class WatchingPage:

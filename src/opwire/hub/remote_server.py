@@ -1,0 +1,183 @@
+"""`RemoteServer`: the operations, calls and figures of a server elsewhere, as a registry and a monitor here.
+
+A console, or another surface, of a hub that runs on another machine:
+
+    async with RemoteServer("ws://hub.example:8700", token=…) as remote:
+        console = serve_console(remote.registry, monitor=remote.monitor, system=ConsoleSystem(servers=remote.servers))
+
+Rules: calls are made with the authority of the connection, whoever makes them here. What the connection may not observe
+is missing, and `monitor.problem` says why.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, Self
+
+from opwire.client.client import Client
+from opwire.envelope import ResponseEnvelope
+from opwire.errors import CallError, ErrorCode, RegistrationError, SchemaError
+from opwire.hub.observer import Observer
+from opwire.monitor import OBSERVE, CallMonitor, ServerStatistics
+from opwire.operation import Context, Handler, OperationSpec, OperationType
+from opwire.registry import OperationRegistry
+
+logger = logging.getLogger("opwire.hub")
+
+RATE = 1_500
+"""Records per second, beside those of errors, that are requested of the server."""
+
+_FIGURES = 2.0  # seconds between two requests for figures
+_OPERATIONS = 30.0  # seconds between two listings, unless the number of operations changes before
+_RETRY = 1.0  # seconds after a lost connection
+_TIMEOUT = 24 * 3600.0  # of a call, in seconds: its surface has a timeout of its own
+_NOT_ALLOWED = f"the token needs the scope {OBSERVE} at the server"
+_DENIED = (ErrorCode.ACCESS_DENIED, ErrorCode.UNAUTHENTICATED)
+
+
+class RemoteMonitor(CallMonitor):
+    """The calls and figures of the remote server. Calls that are made here are among them, and not counted twice."""
+
+    servers: Sequence[ServerStatistics] = ()
+    """The latest figures: of a hub and its spokes, of all servers on a broker, or of one server."""
+
+    def count(self, operation_id: str, seconds: float, outcome: str) -> None:
+        """No-op: the remote server counts the call."""
+
+    def record(self, *call: Any, **known: Any) -> None:
+        """No-op: the remote server records the call."""
+
+    def snapshot(self) -> ServerStatistics:
+        """Return the figures of the remote server; without any yet, an empty one."""
+        return self.servers[0] if self.servers else super().snapshot()
+
+
+class RemoteServer:
+    """Keeps a registry and a monitor up to date with a hub, a broker or an HTTP API, while it is open.
+
+    `options` are those of `Client` and `Observer`: `token`, or those of a broker.
+
+    Raises:
+        UsageError: the URL or an option is invalid.
+    """
+
+    def __init__(self, url: str, *, name: str = "remote", **options: Any) -> None:
+        self.registry = OperationRegistry(normalize="off")
+        self.monitor = RemoteMonitor(self.registry, name=name, kind="remote")
+        self._client = Client(url, timeout=_TIMEOUT, is_error="return", **options)
+        self._observer = Observer(url, **options)
+        self._stack = AsyncExitStack()
+        self._problems: dict[str, str] = {}  # by what is missing
+        self._rejected: set[str] = set()  # logged already
+
+    async def __aenter__(self) -> Self:
+        """Connect, and list the operations.
+
+        Raises:
+            CallError: UNAVAILABLE, UNAUTHENTICATED.
+        """
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._client)
+            await stack.enter_async_context(self._observer)
+            await self._list()
+            await self._measure()
+            for loop in (self._follow_calls(), self._follow_figures()):
+                task = asyncio.create_task(loop)
+                stack.push_async_callback(_cancelled, task)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def servers(self) -> Sequence[ServerStatistics]:
+        """Return the latest figures of all servers."""
+        return self.monitor.servers
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        found = {spec.id: spec for spec in await self._client.operations()}
+        for known in self.registry.list():
+            if found.get(known.id) != known:
+                self.registry.unregister(known.id)
+        for id, spec in found.items():
+            if id not in self.registry and id not in self._rejected:
+                try:
+                    self.registry.register(spec, self._handler(spec))
+                except (RegistrationError, SchemaError) as error:
+                    self._rejected.add(id)
+                    logger.warning("ignoring an operation of the remote server: %s", error)
+
+    def _handler(self, spec: OperationSpec) -> Handler:
+        async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
+            return await self._client.call_envelope(spec.id, input, context=context.detached())
+
+        async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
+            async with aclosing(self._client.subscribe_envelopes(spec.id, input, context=context.detached())) as items:
+                async for item in items:
+                    yield item
+
+        return stream if spec.type is OperationType.SUBSCRIPTION else call
+
+    # --- calls and figures --------------------------------------------------------------------------------------------
+
+    async def _follow_figures(self) -> None:
+        listed, known = 0.0, len(self.registry)
+        while True:
+            # Without permission, the figures are requested rarely: the server logs each attempt.
+            wait = _OPERATIONS if _NOT_ALLOWED in self._problems.values() else _FIGURES
+            await asyncio.sleep(wait)
+            listed += wait
+            try:
+                await self._measure()
+                served = self.monitor.servers[0].operations if self.monitor.servers else known
+                if served != known or listed >= _OPERATIONS:
+                    await self._list()
+                    listed, known = 0.0, served
+                self._note("operations", None)
+            except CallError as error:
+                self._note("operations", error)
+
+    async def _measure(self) -> None:
+        observed = await self._observer.servers()
+        errors = [each.error for each in observed if each.error is not None]
+        found = [each.statistics for each in observed if each.statistics is not None]
+        self.monitor.servers = found
+        self._note("figures", errors[0] if errors and not found else None)
+
+    async def _follow_calls(self) -> None:
+        monitor = self.monitor
+        while True:
+            self._note("calls", None)  # whether it works is known only by an error
+            try:
+                async with aclosing(self._observer.calls(rate=RATE)) as records:
+                    async for record in records:
+                        monitor.time(record.operation_id, record.ms / 1000, record.outcome)
+                        monitor.show(record)
+            except CallError as error:
+                self._note("calls", error)
+                if error.code in _DENIED:
+                    return
+            await asyncio.sleep(_RETRY)
+
+    def _note(self, what: str, error: CallError | None) -> None:
+        """Note that a part is missing, or not any more."""
+        self._problems.pop(what, None)
+        if error is not None and error.code in _DENIED:
+            self._problems[what] = _NOT_ALLOWED
+        elif error is not None:
+            self._problems[what] = error.message
+        missing: dict[str, list[str]] = {}
+        for each, reason in self._problems.items():
+            missing.setdefault(reason, []).append(each)
+        problems = (f"no new {' and '.join(names)}: {reason}" for reason, names in missing.items())
+        self.monitor.problem = "; ".join(problems) or None
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

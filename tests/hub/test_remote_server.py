@@ -1,0 +1,141 @@
+"""The operations, calls and figures of a server elsewhere."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from opwire import CallError, Context, Identity, OperationRegistry
+from opwire.auth import Grant, StaticTokens
+from opwire.errors import ErrorCode
+from opwire.hub import remote_server
+from opwire.hub.remote_server import RemoteServer
+from opwire.monitor import CallMonitor, CallWatcher
+from opwire.operation import Inbound
+from opwire.serve.http import serve_http
+from tests.hub.meeting import Meeting, adding
+from tests.requirements import requirement
+
+PATIENCE = 20.0
+TOKENS = {name: f"{name}-token-of-a-test" for name in ("math", "ann", "boss")}
+AUTH = StaticTokens(
+    {
+        TOKENS["math"]: Grant(Identity(id="math"), announces=("math", "stock")),
+        TOKENS["ann"]: Identity(id="ann"),
+        TOKENS["boss"]: Identity(id="boss", scopes=("opwire:observe",)),
+    }
+)
+SURFACE = Context(request_id="r1", inbound=Inbound("r1"), identity=Identity(id="local", scopes=("*",)))
+"""The context of a call on the page."""
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+def counting() -> OperationRegistry:
+    registry = adding()
+
+    @registry.subscription("math.count")
+    async def count(n: int) -> AsyncIterator[int]:
+        for number in range(n):
+            yield number
+
+    @registry.query("math.whoami")
+    async def whoami(context: Context) -> str | None:
+        return context.identity and context.identity.id
+
+    return registry
+
+
+@requirement("console.remote")
+async def test_operations_of_a_hub_are_called_with_the_identity_of_the_connection(meeting: Meeting) -> None:
+    hub = await meeting.hub(authenticate=AUTH)
+    await meeting.spoke(hub.url, counting(), token=TOKENS["math"])
+    async with RemoteServer(hub.url, token=TOKENS["boss"]) as remote:
+        assert [spec.id for spec in remote.registry.list()] == ["math.add", "math.count", "math.whoami"]
+        assert (await remote.registry.execute("math.whoami", {}, SURFACE)).data == "boss"
+        assert [each.data async for each in remote.registry.subscribe("math.count", {"n": 3}, SURFACE)] == [0, 1, 2]
+        with pytest.raises(CallError) as failed:
+            await remote.registry.execute("math.add", {"a": 1, "b": "x"}, SURFACE)
+        assert failed.value.code is ErrorCode.VALIDATION_ERROR
+
+
+@requirement("console.remote")
+async def test_calls_and_figures_are_those_of_the_hub(meeting: Meeting) -> None:
+    hub = await meeting.hub(authenticate=AUTH)
+    await meeting.spoke(hub.url, adding(), token=TOKENS["math"], name="maths")
+    ann = await meeting.spoke(hub.url, token=TOKENS["ann"])
+    async with RemoteServer(hub.url, token=TOKENS["boss"]) as remote:
+        remote.monitor.keep_timings()
+        assert (remote.monitor.snapshot().kind, remote.monitor.problem) == ("hub", None)
+        assert {each.name for each in await remote.servers()} == {"hub", "maths"}
+        watcher = CallWatcher()
+        with remote.monitor.watching(watcher):
+            await until(lambda: hub.handler.monitor.watched)
+            await ann.call("math.add", {"a": 1, "b": 2})
+            await remote.registry.execute("math.add", {"a": 1, "b": 2}, SURFACE)
+            records = list[Any]()
+            await until(lambda: records.extend(watcher.take()[0]) or len(records) == 2)
+        assert [(each.operation_id, each.caller, each.via) for each in records] == [
+            ("math.add", "ann", "relay"),
+            ("math.add", "boss", "relay"),
+        ]
+        assert remote.monitor.timings is not None
+        assert remote.monitor.timings["math.add"].outcomes == {"OK": 2}
+
+
+@requirement("console.remote")
+async def test_without_the_scope_operations_are_called_and_the_rest_is_explained(meeting: Meeting) -> None:
+    hub = await meeting.hub(authenticate=AUTH)
+    await meeting.spoke(hub.url, adding(), token=TOKENS["math"])
+    async with RemoteServer(hub.url, token=TOKENS["ann"]) as remote:
+        assert (await remote.registry.execute("math.add", {"a": 1, "b": 2}, SURFACE)).data == 3
+        problem = "no new figures and calls: the token needs the scope opwire:observe at the server"
+        await until(lambda: remote.monitor.problem == problem)
+        assert remote.monitor.snapshot().calls == 0
+
+
+@requirement("console.remote")
+async def test_operations_that_come_and_go_are_followed(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_server, "_FIGURES", 0.02)
+    hub = await meeting.hub(authenticate=AUTH, linger=0)
+    await meeting.spoke(hub.url, adding(), token=TOKENS["math"])
+    async with RemoteServer(hub.url, token=TOKENS["boss"]) as remote:
+        later = await meeting.spoke(hub.url, adding("stock"), token=TOKENS["math"])
+        await until(lambda: "stock.add" in remote.registry)
+        await later.close()
+        await until(lambda: "stock.add" not in remote.registry)
+        assert "math.add" in remote.registry
+
+
+@requirement("console.remote")
+async def test_a_lost_hub_is_explained_and_used_again(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FIGURES", "_RETRY"):
+        monkeypatch.setattr(remote_server, name, 0.02)
+    hub = await meeting.hub(authenticate=AUTH)
+    async with RemoteServer(hub.url, token=TOKENS["boss"]) as remote:
+        await hub.close()
+        await until(lambda: "not reachable" in (remote.monitor.problem or ""))
+        again = await meeting.hub(url=hub.url, authenticate=AUTH)
+        await until(lambda: remote.monitor.problem is None and again.handler.monitor.watched)
+
+
+@requirement("console.remote")
+async def test_a_server_over_http_is_shown_as_well() -> None:
+    registry = counting()
+    monitor = CallMonitor(registry, name="api")
+    app = serve_http(registry, monitor=monitor, anonymous=Identity(id="guest", scopes=("*",)))
+    async with app.listening() as address, RemoteServer(address) as remote:
+        assert (await remote.registry.execute("math.whoami", {}, SURFACE)).data == "guest"
+        assert [each.name for each in await remote.servers()] == ["api"]
+
+
+async def test_an_unreachable_server_is_an_error() -> None:
+    with pytest.raises(CallError) as failed:
+        async with RemoteServer("ws://127.0.0.1:1"):
+            pass
+    assert failed.value.code is ErrorCode.UNAVAILABLE
