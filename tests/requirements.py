@@ -1035,6 +1035,8 @@ POLICIES: dict[str, str] = {
     "callers.token": "A surface hands the token of a caller on; it counts only for the identity that it proved, and a "
     "caller without one does not reach a source that needs it.",
     "callers.exchange": "The token of a caller is exchanged for one of the source (RFC 8693), once until it expires.",
+    "callers.identity": "Calls over a hub or a broker, and durable calls, reach a source with a credential of their "
+    "caller's identity; without one, the error names what to do. Tokens of callers are never carried.",
     "callers.lookup": "A function returns the credential of each caller for an API or an MCP server.",
     "callers.mixed": "Neither a credential, a session, a cookie nor a cached response of one caller reaches another.",
     "callers.sessions": "Each caller has its own session with an MCP server; all are bounded, and closed if idle.",

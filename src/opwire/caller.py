@@ -15,6 +15,12 @@ from opwire.operation import Context, Identity
 
 _KEY = "opwire.caller_token"
 _NOTHING: dict[str, Any] = {}
+_MISSING = "the operation is called with the token of its caller: send one"
+_NOT_CARRIED = (
+    "the operation is called with the token of its caller, and this call has an identity without one: a hub, a broker "
+    "and durable calls do not carry tokens; call the server over HTTP or MCP, or give its source a credential by "
+    "identity (a function, or an OAuth client with `subject`)"
+)
 
 
 class _CallerToken(Struct, frozen=True):
@@ -52,10 +58,12 @@ def caller_token(context: Context) -> str:
     Use it for services that accept the same tokens as this one. Others could use a token that was meant for this
     server: `OAuthClient(exchange=True)` exchanges it for one of theirs.
 
+    Calls over a hub or a broker, and durable calls, have the identity of their caller, but not its token.
+
     Raises:
-        CallError: UNAUTHENTICATED, if the caller has sent no token.
+        CallError: UNAUTHENTICATED, if the call has no token.
     """
     token = find_caller_token(context)
     if token is None:
-        raise CallError(ErrorCode.UNAUTHENTICATED, "the operation is called with the token of its caller: send one")
+        raise CallError(ErrorCode.UNAUTHENTICATED, _MISSING if context.identity is None else _NOT_CARRIED)
     return token

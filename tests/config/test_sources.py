@@ -20,6 +20,7 @@ from opwire.serve.listener import listening
 from opwire.serve.mcp import serve_mcp
 from tests.adapters.openapi.echo import EchoServer, answer
 from tests.config.projects import DOCUMENT, TIME_SERVER, TINY, project, shop, write
+from tests.oauth.authorization_server import AuthorizationServer
 from tests.requirements import requirement
 
 
@@ -280,6 +281,39 @@ async def test_an_http_api_is_called_with_the_credential_of_each_caller(tmp_path
             assert server.arrived[-1].header("x-api-key") == sent
         finally:
             await source.close()
+
+
+@requirement("callers.identity")
+async def test_a_token_of_an_http_api_is_requested_for_the_identity_of_each_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPWIRE_SECRET", "s3cret")
+    keys = "def assertion_of(identity):\n    return f'assertion-{identity.id}'"
+    flow = "{ clientCredentials: { tokenUrl: URL/token, scopes: {} } }"
+    document = f"""
+openapi: 3.1.0
+info: {{ title: me, version: "1" }}
+security: [{{ caller: [] }}]
+components: {{ securitySchemes: {{ caller: {{ type: oauth2, flows: {flow} }} }} }}
+paths: {{ /me: {{ get: {{ operationId: me, responses: {{ "200": {{ description: Me. }} }} }} }} }}
+"""
+    async with AuthorizationServer() as issuer:
+        issuer.subjects = {"assertion-ann": "ann"}
+        client = '{ client_id = "robot", client_secret = "${OPWIRE_SECRET}", exchange = true, subject = "SUBJECT" }'
+        toml = f'[sources.api]\nopenapi = "me.yaml"\nbase_url = "{issuer.url}"\ncredentials.caller = {client}'
+        files = {"me_yaml": document.replace("URL", issuer.url), "keys_py": keys}
+        source = await opened(tmp_path, toml.replace("SUBJECT", "keys.py:assertion_of"), **files)
+        try:
+            registry = OperationRegistry()
+            registry.follow(source)
+            found = await registry.execute("api.me", {}, Context(identity=Identity(id="ann")))
+            assert found.data["name"] == "ann"
+        finally:
+            await source.close()
+        with pytest.raises(ConfigError, match="expected a function"):
+            await opened(tmp_path, toml.replace("SUBJECT", "assertion_of"), **files)
+        with pytest.raises(ConfigError, match="needs exchange"):
+            await opened(tmp_path, toml.replace("exchange = true, ", ""), **files)
 
 
 @requirement("callers.lookup")

@@ -140,7 +140,8 @@ class AuthorizationServer:
             case "client_credentials":
                 return self._issue(form.get("scope", ""), refresh=False, resource=form.get("resource", ""))
             case grant if grant == EXCHANGE and form["subject_token"] in self.subjects:
-                assert form["subject_token_type"] == "urn:ietf:params:oauth:token-type:access_token"
+                kind = "jwt" if form["subject_token"].startswith("assertion-") else "access_token"
+                assert form["subject_token_type"] == f"urn:ietf:params:oauth:token-type:{kind}"
                 response = self._issue(form.get("scope", ""), refresh=False)
                 self.names[next(reversed(self.tokens))] = self.subjects[form["subject_token"]]
                 return response

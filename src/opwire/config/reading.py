@@ -322,6 +322,10 @@ def _check_clients(path: Key, source: AnySource) -> Iterator[ConfigProblem]:
             yield ConfigProblem((*path, *at), "the keys login and exchange exclude each other", "keep one of them")
         elif isinstance(client, ClientSettings) and not (client.login or client.exchange or client.client_secret):
             yield ConfigProblem((*path, *at), "missing key `client_secret`", "or write login = true to sign in")
+        elif isinstance(client, ClientSettings) and client.subject is not None and not client.exchange:
+            yield ConfigProblem((*path, *at, "subject"), "it needs exchange = true", "write exchange = true beside it")
+        elif isinstance(client, ClientSettings) and client.subject is not None and ":" not in client.subject:
+            yield ConfigProblem((*path, *at, "subject"), "expected a function", 'write "module:function"')
         elif isinstance(client, CallerCredential) and client.caller != "token" and ":" not in client.caller:
             yield ConfigProblem((*path, *at, "caller"), "expected a function", 'write "token" or "module:function"')
 

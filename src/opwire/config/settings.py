@@ -174,6 +174,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
     client_secret: Secret | None = None
     login: bool = False
     exchange: bool = False  # the token of each caller, for one of this source
+    subject: str | None = None  # "module:function" that proves an identity, instead of the token of the caller
     scopes: tuple[str, ...] | None = None
     issuer: EnvText | None = None
     token_url: EnvText | None = None

@@ -48,6 +48,7 @@ from opwire.operation import (
 )
 from opwire.registry import OperationRegistry
 from opwire.tls import client_context
+from opwire.typed.plain import as_dict
 from opwire.webhooks import GitHubSignature, StandardSignature, StripeSignature, Verify, WebhookReceiver
 from opwire.workers import WorkerPool
 
@@ -130,6 +131,8 @@ async def _load_callers(values: dict[str, Any], key: Key, modules: "ProjectModul
         if isinstance(value, CallerCredential):
             at = dotted((*key, name, "caller"))
             values[name] = caller_token if value.caller == "token" else await modules.function(value.caller, at)
+        elif (client := as_dict(value)).get("exchange") is True and "subject" in client:
+            client["subject"] = await modules.function(client["subject"], dotted((*key, name, "subject")))
 
 
 def files_of(settings: AnySource, folder: Path) -> list[Path]:

@@ -10,7 +10,9 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from functools import partial
+from inspect import isawaitable
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -18,9 +20,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
+from opwire.caller import caller_token
 from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.http_client import MAX_WAIT, HTTPClient, HTTPRequest, bounded_number, host_of
 from opwire.oauth.store import TokenSet
+from opwire.operation import Context
 from opwire.typed.plain import as_dict, read_json
 
 MAX_BODY = 1024 * 1024
@@ -41,6 +45,7 @@ _MAX_LIFETIME = 10 * 365 * 24 * 60 * 60.0  # seconds
 _MAX_TOKENS = 1000  # each identity may have its own
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105 - a type
+_JWT = "urn:ietf:params:oauth:token-type:jwt"
 _RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ERROR_CODE = re.compile(r"[a-z_]{1,50}")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -53,6 +58,11 @@ class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         OAuthClient(client_id="robot", client_secret=…)  # requests its own tokens, by client credentials
         OAuthClient(client_id="cli", login=True)  # uses the login of a person: `source.login()`, `opwire login`
         OAuthClient(client_id="robot", client_secret=…, exchange=True)  # exchanges the token of each caller (RFC 8693)
+        OAuthClient(client_id="robot", client_secret=…, exchange=True, subject=assertion_of)  # for each identity
+
+    `subject` takes the `Identity` of a caller and returns a token that proves it to the authorization server, such as a
+    JWT that you sign; it may be async. It works for calls that arrive without the token of the caller: over a hub or a
+    broker, and durable ones. It is called when a token is requested, not for each call.
 
     Endpoints come from the document or the server's metadata, unless they are given here.
     """
@@ -61,6 +71,7 @@ class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     client_secret: str | None = None
     login: bool = False
     exchange: bool = False
+    subject: Any = None  # `Callable[[Identity], str | Awaitable[str]]`, which msgspec cannot convert
     scopes: tuple[str, ...] | None = None  # None: those of the operation, for a login those of all operations
     token_url: str | None = None
     authorization_url: str | None = None
@@ -73,6 +84,8 @@ class OAuthClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         if self.login and self.exchange:
             raise UsageError("login and exchange exclude each other")
+        if self.subject is not None and not (self.exchange and callable(self.subject)):
+            raise UsageError("subject is a function that takes an Identity, and needs exchange=True")
         if not (self.login or self.exchange or (self.client_id and self.client_secret is not None)):
             raise UsageError("client_id and client_secret are required without login")
 
@@ -90,6 +103,49 @@ def read_client(given: Any) -> OAuthClient:
         return given if isinstance(given, OAuthClient) else msgspec.convert(given, OAuthClient)
     except msgspec.ValidationError as error:
         raise ValueError(f"expected a token or an OAuth client: {error}") from None
+
+
+class Subject(NamedTuple):
+    """A caller for whom a token is requested: its key in the cache, and a function that returns what proves it."""
+
+    key: str | bytes
+    prove: Callable[[], Any]
+    token_type: str
+
+    async def proof(self) -> str:
+        """Return the token that proves the caller.
+
+        Raises:
+            CallError: EXECUTION_ERROR, the function failed; or the error that it raised.
+        """
+        try:
+            given = self.prove()
+            given = await given if isawaitable(given) else given
+        except CallError:
+            raise
+        except Exception as error:  # its message may contain a secret
+            raise CallError(ErrorCode.EXECUTION_ERROR, "the function `subject` of an OAuth client failed") from error
+        if not isinstance(given, str):
+            message = f"the function `subject` of an OAuth client returns a token, not {type(given).__name__}"
+            raise CallError(ErrorCode.EXECUTION_ERROR, message)
+        return given
+
+
+def subject_of(client: OAuthClient, context: Context) -> Subject:
+    """Return the caller of a context, proven by its token, or by the function of the client.
+
+    Raises:
+        CallError: UNAUTHENTICATED, it has no token, or no identity for the function.
+    """
+    if client.subject is None:
+        token = caller_token(context)
+        return Subject(token, lambda: token, _ACCESS_TOKEN)
+    if context.identity is None:
+        raise CallError(
+            ErrorCode.UNAUTHENTICATED, "the operation is called on behalf of its caller, which is anonymous"
+        )
+    key = msgspec.msgpack.encode(context.identity, order="deterministic")
+    return Subject(key, partial(client.subject, context.identity), _JWT)
 
 
 def is_secure(url: str) -> bool:
@@ -253,29 +309,36 @@ class TokenCache:
         self._requests = SharedRequests()
 
     async def get(
-        self, client: OAuthClient, token_url: str, scopes: Sequence[str], resource: str = "", *, subject: str = ""
+        self,
+        client: OAuthClient,
+        token_url: str,
+        scopes: Sequence[str],
+        resource: str = "",
+        *,
+        subject: Subject | None = None,
     ) -> str:
-        """Return a cached token, or request one (RFC 6749, section 4.4); for a caller's token `subject`, exchange it.
+        """Return a cached token, or request one (RFC 6749, section 4.4); for a caller, exchange what proves it.
 
         A token without a lifetime that was exchanged is kept for a minute: the caller's own may be revoked.
 
         Raises:
-            CallError: as `request_tokens`.
+            CallError: as `request_tokens`; or the function of the client that proves a caller failed.
         """
         fields = {"grant_type": "client_credentials"}
-        if subject:
-            fields = {"grant_type": _EXCHANGE, "subject_token": subject, "subject_token_type": _ACCESS_TOKEN}
+        if subject is not None:
+            fields = {"grant_type": _EXCHANGE, "subject_token_type": subject.token_type}
         fields |= {"scope": " ".join(scopes)} if scopes else {}
         fields |= {"resource": resource} if resource else {}
         secret = (client.client_id, client.client_secret, client.auth, *client.extra.items())
-        key = (token_url, *fields.items(), *secret)
+        key = (token_url, subject and subject.key, *fields.items(), *secret)
         tokens = self._tokens.get(key)
         if tokens is not None and (tokens.refresh_at is None or self._clock() < tokens.refresh_at):
             return tokens.access_token
 
         async def request() -> TokenSet:
-            tokens = await request_tokens(self._fetch, client, token_url, fields, clock=self._clock)
-            if tokens.refresh_at is None and subject:
+            proof = {} if subject is None else {"subject_token": await subject.proof()}
+            tokens = await request_tokens(self._fetch, client, token_url, {**fields, **proof}, clock=self._clock)
+            if tokens.refresh_at is None and proof:
                 tokens = replace(tokens, refresh_at=self._clock() + _MARGIN)
             while len(self._tokens) >= _MAX_TOKENS:
                 del self._tokens[next(iter(self._tokens))]

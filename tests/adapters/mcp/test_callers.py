@@ -155,6 +155,30 @@ async def test_the_token_of_each_caller_is_exchanged_for_one_of_the_mcp_server(s
             assert failure.value.code is ErrorCode.UNAUTHENTICATED
 
 
+@requirement("callers.identity")
+async def test_a_token_of_the_mcp_server_is_requested_for_the_identity_of_each_caller(sdk_address: str) -> None:
+    proven: list[str] = []
+
+    async def prove(identity: Identity) -> str:
+        proven.append(identity.id)
+        return f"assertion-{identity.id}"
+
+    client = OAuthClient(client_id="robot", client_secret="s3cret", exchange=True, subject=prove)
+    async with AuthorizationServer() as issuer:
+        issuer.mcp_server = f"{sdk_address}/mcp"
+        issuer.subjects = {f"assertion-{each.id}": each.id for each in CALLERS.values()}
+        registry = OperationRegistry()
+        async with from_mcp(f"{issuer.url}/mcp", namespace="up", auth=client) as source:
+            registry.follow(source)
+
+            async def ask(identity: Identity) -> None:
+                found = await registry.execute("up.headers", {}, Context(identity=identity))
+                assert found.data["x-name"] == identity.id
+
+            await asyncio.gather(*(ask(each) for _ in range(2) for each in CALLERS.values()))
+    assert sorted(proven) == sorted(each.id for each in CALLERS.values())
+
+
 def sessions(url: str, **options: Any) -> CallerSessions:
     server = HTTPServer(url, LISTING)
     return CallerSessions(server, caller_token, MCPSession(server), MCPSession, **options)

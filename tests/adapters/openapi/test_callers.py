@@ -14,8 +14,9 @@ from opwire.adapters.openapi import from_openapi
 from opwire.auth import callback
 from opwire.caching import ResponseCache
 from opwire.caller import caller_token, with_caller_token
-from opwire.errors import CallError, ErrorCode
+from opwire.errors import CallError, ErrorCode, UsageError
 from opwire.oauth import OAuthClient
+from opwire.oauth.tokens import TokenCache, subject_of
 from opwire.operation import Context, Identity
 from opwire.serve.http import serve_http
 from opwire.serve.listener import listening
@@ -139,8 +140,6 @@ async def test_the_token_of_each_caller_is_exchanged_once_for_a_token_of_the_api
 
 @requirement("callers.exchange")
 async def test_an_exchanged_token_without_a_lifetime_is_kept_for_a_minute_only() -> None:
-    from opwire.oauth.tokens import TokenCache
-
     now, requests = 1_000.0, 0
 
     async def fetch(_: Any) -> Any:
@@ -148,11 +147,41 @@ async def test_an_exchanged_token_without_a_lifetime_is_kept_for_a_minute_only()
         requests += 1
         return {"access_token": f"exchanged-{requests}", "token_type": "Bearer"}
 
-    cache = TokenCache(fetch, clock=lambda: now)
+    cache, subject = TokenCache(fetch, clock=lambda: now), subject_of(EXCHANGE, as_caller("t-1"))
     for _ in range(2):
-        assert await cache.get(EXCHANGE, "https://x.example/token", (), subject="t-1") == "exchanged-1"
+        assert await cache.get(EXCHANGE, "https://x.example/token", (), subject=subject) == "exchanged-1"
     now += 61
-    assert await cache.get(EXCHANGE, "https://x.example/token", (), subject="t-1") == "exchanged-2"
+    assert await cache.get(EXCHANGE, "https://x.example/token", (), subject=subject) == "exchanged-2"
+
+
+@requirement("callers.identity")
+@pytest.mark.parametrize("proof", [None, 1, ValueError("t-secret"), CallError(ErrorCode.ACCESS_DENIED, "not you")])
+async def test_a_caller_that_cannot_be_proven_does_not_reach_the_api(issuer: AuthorizationServer, proof: Any) -> None:
+    def prove(_: Identity) -> Any:
+        if isinstance(proof, Exception):
+            raise proof
+        return proof
+
+    client = OAuthClient(client_id="robot", client_secret="s3cret", exchange=True, subject=prove)
+    flow = {"clientCredentials": {"tokenUrl": f"{issuer.url}/token", "scopes": {}}}
+    registry = OperationRegistry()
+    async with source(issuer.url, client, {"type": "oauth2", "flows": flow}) as operations:
+        registry.follow(operations)
+        with pytest.raises(CallError, match="not you" if isinstance(proof, CallError) else "`subject`") as failure:
+            await registry.execute("api.me", {}, as_caller("t-1"))
+        assert "t-secret" not in str(failure.value)
+        with pytest.raises(CallError, match="anonymous") as failure:
+            await registry.execute("api.me")
+        assert failure.value.code is ErrorCode.UNAUTHENTICATED
+    assert not issuer.requests
+    assert not issuer.api_headers
+
+
+@requirement("callers.identity")
+def test_a_function_that_proves_callers_needs_an_exchange() -> None:
+    for exchange, subject in ((False, str), (True, "keys.py:assertion_of")):
+        with pytest.raises(UsageError, match="subject is a function"):
+            OAuthClient(client_id="robot", client_secret="s3cret", exchange=exchange, subject=subject)
 
 
 @requirement("callers.lookup")

@@ -23,7 +23,8 @@ from opwire.oauth.discovery import (
 )
 from opwire.oauth.login import LoginOptions, LoginTokens, sign_in
 from opwire.oauth.store import LoginKey, TokenStore, resource_of
-from opwire.oauth.tokens import TokenCache, json_fetcher, read_client
+from opwire.oauth.tokens import Subject, TokenCache, json_fetcher, read_client, subject_of
+from opwire.operation import Context
 
 _MAX_CHALLENGE = 4_000  # characters
 LOGIN_NAME = "mcp"
@@ -41,7 +42,7 @@ class MCPAuth(httpx2.Auth):
         self._url = url
         self._key = LoginKey(resource_of(url), LOGIN_NAME, self._client.client_id)
         self._store = store or TokenStore()
-        self._subject = ""  # the token of a caller
+        self._subject: Subject | None = None  # the caller
         self._open()
 
     def _open(self) -> None:
@@ -61,15 +62,23 @@ class MCPAuth(httpx2.Auth):
         """Whether the tokens of callers are exchanged."""
         return self._client.exchange
 
-    async def of_caller(self, token: str) -> "MCPAuth":
-        """Return the `auth` that exchanges the token of a caller; it shares connections and cache with this one.
+    def subject_of(self, context: Context) -> Subject:
+        """Return the caller of a context.
+
+        Raises:
+            CallError: UNAUTHENTICATED, it cannot be proven.
+        """
+        return subject_of(self._client, context)
+
+    async def of_caller(self, subject: Subject) -> "MCPAuth":
+        """Return the `auth` that requests tokens for a caller; it shares connections and cache with this one.
 
         Raises:
             CallError: the server's metadata is missing or invalid.
         """
         await self._discovered()
         caller = copy(self)
-        caller._subject = token
+        caller._subject = subject
         return caller
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
@@ -97,7 +106,7 @@ class MCPAuth(httpx2.Auth):
         try:
             if self._client.login:
                 return await self._login.get()
-            if self._client.client_secret is None and not self._subject:  # only callers have a token to exchange
+            if self._client.client_secret is None and self._subject is None:  # only callers have a token to exchange
                 return None
             resource, server = await self._discovered()
             scopes = resource.scopes if self._client.scopes is None else self._client.scopes

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from opwire.adapters.mcp.servers import HTTPServer, MCPServer
 from opwire.adapters.mcp.session import MCPSession
-from opwire.caller import caller_token
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Context
 
 if TYPE_CHECKING:
     from opwire.adapters.mcp.auth import MCPAuth
+    from opwire.oauth.tokens import Subject
 
 MAX_SESSIONS = 100
 """Sessions of callers with one server; the least recently used idle one is closed for another."""
@@ -71,8 +71,10 @@ class CallerSessions:
             CallError: UNAUTHENTICATED, if the caller has no token; RATE_LIMITED, if too many callers have sessions;
                 EXECUTION_ERROR, if its credential cannot be used.
         """
-        credential = caller_token(context) if not callable(self._auth) else await self._headers(self._auth, context)
-        key = msgspec.msgpack.encode((context.identity, credential), order="deterministic")
+        auth = self._auth
+        credential = await self._headers(auth, context) if callable(auth) else auth.subject_of(context)
+        proof = credential if isinstance(credential, dict) else credential.key
+        key = msgspec.msgpack.encode((context.identity, proof), order="deterministic")
         if key not in self._sessions:
             server = await self._server_with(credential)
             if key not in self._sessions:  # another call of this caller may have created it meanwhile
@@ -106,8 +108,8 @@ class CallerSessions:
             message = f"the credentials of a caller for the MCP server {self._server.name} cannot be used"
             raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
 
-    async def _server_with(self, credential: str | dict[str, str]) -> HTTPServer:
-        """Return the server with the token of a caller to exchange, or with its headers."""
+    async def _server_with(self, credential: "Subject | dict[str, str]") -> HTTPServer:
+        """Return the server with the caller to request tokens for, or with its headers."""
         server = self._server
         if not isinstance(credential, dict):
             auth = await cast("MCPAuth", self._auth).of_caller(credential)

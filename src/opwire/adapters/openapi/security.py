@@ -36,13 +36,12 @@ from opwire.adapters.openapi.request import base_url_of
 from opwire.adapters.openapi.serialize import encode
 from opwire.adapters.openapi.sigv4 import AWSCredentials, read_credentials, signed
 from opwire.adapters.report import Report
-from opwire.caller import caller_token
 from opwire.errors import CallError, ErrorCode, SchemaError
 from opwire.http_client import HTTPRequest
 from opwire.oauth.discovery import AuthorizationServer, discover, discover_openid
 from opwire.oauth.login import LoginOptions, LoginTokens, sign_in
 from opwire.oauth.store import LoginKey, TokenStore
-from opwire.oauth.tokens import FetchJSON, OAuthClient, TokenCache, is_secure, read_client
+from opwire.oauth.tokens import FetchJSON, OAuthClient, Subject, TokenCache, is_secure, read_client, subject_of
 from opwire.operation import Context
 from opwire.schema.dialect import escaped
 from opwire.typed.plain import as_dict, as_list
@@ -78,10 +77,10 @@ class _LoginToken(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """A client that exchanges this token of a caller."""
+    """A client, and the caller for whom it requests a token."""
 
     client: OAuthClient
-    subject: str
+    subject: Subject
 
 
 class APICredentials:
@@ -263,7 +262,7 @@ class APICredentials:
         except ValueError as error:
             raise _unusable(plan, name, str(error)) from error
         if client.exchange:
-            return _Exchange(client, caller_token(context))
+            return _Exchange(client, subject_of(client, context))
         key = _login_key(plan, name, client)
         token = await self._login_tokens(key).get()
         return None if token is None else _LoginToken(token)
@@ -323,7 +322,7 @@ class APICredentials:
     async def _token(self, plan: CallPlan, requirement: SecurityRequirement, credential: Any, offline: bool) -> str:
         if isinstance(credential, _LoginToken):
             return credential.text
-        subject, scheme = "", requirement.scheme
+        subject, scheme = None, requirement.scheme
         if isinstance(credential, _Exchange):
             credential, subject = credential
         client = read_client(credential)
