@@ -565,11 +565,56 @@ async def test_a_caller_that_is_cancelled_cancels_the_handler(handlers: Handlers
 async def test_a_request_that_is_given_up_before_its_handler_began_never_begins(handlers: Handlers) -> None:
     async with connected_ends(handlers.registry, max_per_identity=5) as here:
         caller, seen = await peer(here.bus)
-        address = caller.request(CallRequested(request_id="r", operation_id="is.hanging"))
+        address = caller.request(CallRequested(request_id="r", operation_id="is.endless", credits=5))
         caller.send(CallAborted(request_id="r"), address)
         await settled()
         assert (handlers.log, seen.events) == ([], [])
         assert here.at_rest
+
+
+@requirement("call.cancellation")
+async def test_a_handler_whose_caller_leaves_during_its_first_step_is_cancelled(handlers: Handlers) -> None:
+    async with connected_ends(handlers.registry) as here:
+
+        @handlers.registry.query("is.left")
+        async def leave() -> str:
+            await here.client.close()
+            return await handlers.hanging()
+
+        await until(lambda: "is.left" in here.bus._serving)
+        assert (await call_error(here.client.call("is.left"))).code is ErrorCode.UNAVAILABLE
+        await until(lambda: here.at_rest)
+        assert handlers.log == ["began", "cancelled: the caller is gone"]
+
+
+@requirement("call.concurrent")
+async def test_calls_that_end_at_once_let_other_tasks_run(handlers: Handlers) -> None:
+    async with connected_ends(handlers.registry) as here:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count())
+        for each in range(500):
+            assert await here.call("math.add", {"a": each, "b": 1}) == each + 1
+        counting.cancel()
+        assert turns >= 7
+
+
+@requirement("call.concurrent")
+async def test_calls_that_call_each_other_do_not_exhaust_the_stack(handlers: Handlers) -> None:
+    async with connected_ends(handlers.registry) as here:
+
+        @handlers.registry.query("is.deep")
+        async def deep(levels: int) -> int:
+            return 1 + await here.call("is.deep", {"levels": levels - 1}) if levels else 0
+
+        await until(lambda: "is.deep" in here.bus._serving)
+        assert await here.call("is.deep", {"levels": 300}) == 300
 
 
 @requirement("call.cancellation.nested")

@@ -19,7 +19,7 @@ from opwire.call.pending import PendingRequestMap
 from opwire.call.transport import Address
 from opwire.dispatch import Dispatcher
 from opwire.errors import CallError, ErrorCode
-from opwire.operation import AccessControl, Context, OperationSpec, may_access
+from opwire.operation import AccessControl, Context, Identity, OperationSpec, may_access
 from opwire.registry import OperationRegistry
 
 logger = logging.getLogger("opwire.call")
@@ -37,6 +37,26 @@ class FoundServer(Struct, frozen=True):
     address: Address
     server: ServerInfo
     operations: list[OperationInfo]
+
+
+class AnnouncedDispatcher(Dispatcher):
+    """Suggests only announced operations for an unknown one."""
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        serves: Callable[[OperationSpec], bool] | None,
+        announces: Callable[[OperationSpec], bool] | None,
+        own: Callable[[], OperationRegistry],
+    ) -> None:
+        super().__init__(registry, serves=serves, own=own)
+        self._announces = announces
+
+    def is_announced(self, spec: OperationSpec) -> bool:
+        return (self._serves is None or self._serves(spec)) and (self._announces is None or self._announces(spec))
+
+    def is_visible(self, spec: OperationSpec, identity: Identity | None) -> bool:
+        return self.is_announced(spec) and super().is_visible(spec, identity)
 
 
 class SelfDescription:

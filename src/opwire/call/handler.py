@@ -6,6 +6,7 @@ never publish. An MCP result with `is_error` is an ordinary response; only raise
 
 import asyncio
 import logging
+import sys
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from opwire.call.call_table import Credits
 from opwire.call.caller_callbacks import ProgressSender, RemoteCaller
 from opwire.call.description import Description, ServerInfo
-from opwire.call.discovery import ABOUT, OPERATIONS, SelfDescription
+from opwire.call.discovery import ABOUT, OPERATIONS, AnnouncedDispatcher, SelfDescription
 from opwire.call.events import CallAborted, CallAnswer, CallCredit, CallRequested, Milliseconds
 from opwire.call.pending import DEFAULT_TIMEOUT, PendingRequestMap
 from opwire.call.transport import Address, Announcing
@@ -59,7 +60,7 @@ class _Served(Struct, eq=False):
     arrived: float  # monotonic time
     task: asyncio.Task[None] | None = None
     begun: bool = False
-    cancelled: bool = False
+    cancelled: str | None = None  # why
     tick: int = 0  # of its deadline
     access: AccessEntry | None = None  # its entry in the access log, if that is enabled
     failed: str | None = None  # the code with which the call was failed here
@@ -71,38 +72,19 @@ class _Served(Struct, eq=False):
 
     def cancel(self, reason: str) -> None:
         """Cancel the handler, once: a second cancellation would interrupt its cleanup."""
-        if self.task is not None and not self.cancelled:
-            self.cancelled = True
-            self.task.cancel(reason)
+        if self.cancelled is None:
+            self.cancelled = reason
+            if self.task is not None:  # otherwise it is in its first step, after which `_start` cancels it
+                self.task.cancel(reason)
 
     def log_access(self, entry: AccessEntry, error: CallError | None) -> None:
         """Write the access log."""
         entry.request_id = self.event.request_id
         if error is not None:
             entry.failed(error)
-        elif self.cancelled and entry.outcome == OK:
+        elif self.cancelled is not None and entry.outcome == OK:
             entry.outcome = CANCELLED
         entry.write()
-
-
-class _AnnouncedDispatcher(Dispatcher):
-    """Suggests only announced operations for an unknown one."""
-
-    def __init__(
-        self,
-        registry: OperationRegistry,
-        serves: Callable[[OperationSpec], bool] | None,
-        announces: Callable[[OperationSpec], bool] | None,
-        own: Callable[[], OperationRegistry],
-    ) -> None:
-        super().__init__(registry, serves=serves, own=own)
-        self._announces = announces
-
-    def is_announced(self, spec: OperationSpec) -> bool:
-        return (self._serves is None or self._serves(spec)) and (self._announces is None or self._announces(spec))
-
-    def is_visible(self, spec: OperationSpec, identity: Identity | None) -> bool:
-        return self.is_announced(spec) and super().is_visible(spec, identity)
 
 
 class CallHandler:
@@ -137,7 +119,7 @@ class CallHandler:
         self._calls = calls
         self.monitor = CallMonitor(registry, name=name, version=version, kind=kind)
         self.monitor.amend = self._amend_statistics
-        self._dispatcher = _AnnouncedDispatcher(registry, serves, announces, lambda: self.monitor.operations)
+        self._dispatcher = AnnouncedDispatcher(registry, serves, announces, lambda: self.monitor.operations)
         self._anonymous = anonymous
         self._is_local = anonymous is None and calls.transport.local  # callers without an identity are this process
         self._max_calls = max_calls
@@ -154,6 +136,7 @@ class CallHandler:
         self._announcing: asyncio.Task[None] | None = None
         self._stop_watching: Callable[[], object] = lambda: None
         self._draining = False
+        self._is_starting = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None  # set when no request is in flight; created by `drain`
         self._about = SelfDescription(registry, self.about, self._dispatcher.is_announced, self.monitor.statistics)
@@ -294,14 +277,33 @@ class CallHandler:
         served = self._served[event.request_id] = _Served(event, caller, identity, credits, time.monotonic())
         if most is not None:
             self._by_identity[_id_of(identity)] += 1
-        served.task = (self._loop or asyncio.get_running_loop()).create_task(self._serve(event, served))
+        self._start(event, served)
+
+    def _start(self, event: CallRequested, served: _Served) -> None:
+        """Run a request in a task of its own, which executes its first step at once where Python can.
+
+        A handler that does not suspend has then responded when this returns: 4 µs less than a turn of the event loop.
+        Not within the first step of another request, so that the stack does not grow with calls that call each other,
+        and not for a subscription, which would fill the buffer of its consumer before that can read.
+        """
+        loop = self._loop or asyncio.get_running_loop()
+        eager = sys.version_info >= (3, 12) and served.credits is None and not self._is_starting
+        if sys.version_info >= (3, 12) and eager and loop.get_task_factory() is None:
+            self._is_starting = True
+            try:
+                served.task = asyncio.Task(self._serve(event, served), loop=loop, eager_start=True)
+            finally:
+                self._is_starting = False
+            if served.cancelled is not None:
+                served.task.cancel(served.cancelled)
+        else:
+            served.task = loop.create_task(self._serve(event, served))
 
     def _repeated(self, event: CallRequested, key: tuple[Address, str]) -> None:
         """Respond to a request whose id was used before. No request runs twice."""
         ended = self._ended.get(key)
-        if (
-            ended == _NOT_STARTED
-        ):  # its caller has sent it to another server, so that it is rejected after a restart too
+        if ended == _NOT_STARTED:
+            # Its caller has sent it to another server, so that it is rejected after a restart too.
             self._reject(event, _leaving(), not_started=True)
         elif ended is not None and ended == event.deadline:
             self._calls.forget(event.request_id)  # delivered twice

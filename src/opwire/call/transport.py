@@ -20,6 +20,8 @@ from secrets import token_hex
 from typing import Protocol, runtime_checkable
 
 from opwire.call.events import CallEvent, CallRequested
+from opwire.errors import CallError, ErrorCode
+from opwire.operation import LOCAL_IDENTITY, Context, Identity
 
 Address = str
 """The address of one end of a transport; opaque to everything but the transport."""
@@ -128,6 +130,29 @@ class Announcing(Protocol):
     def hub(self) -> Address:
         """The address of the hub, which may see every announced operation."""
         ...
+
+
+def on_behalf_of(
+    context: Context, operation_id: str, connection: object, *, vouches: bool
+) -> tuple[str | None, Identity | None]:
+    """Return the parent request of a call, and the identity that it states.
+
+    Raises:
+        CallError: ACCESS_DENIED if the connection cannot carry the identity of the context.
+    """
+    inbound, identity = context.inbound, context.identity
+    if inbound is None and identity is None:
+        return (context.parent_request_id if vouches else None), None
+    if vouches or (inbound is not None and inbound.connection is connection):
+        return (context.parent_request_id if inbound is None else inbound.request_id), identity
+    if identity is LOCAL_IDENTITY:  # this process: the peer identifies it by the connection
+        return None, None
+    whose = "an anonymous caller" if identity is None else f"the identity {identity.id!r}"
+    raise CallError(
+        ErrorCode.ACCESS_DENIED,
+        f"{operation_id} is called on behalf of {whose}, which this connection cannot carry: call over the "
+        "connection that delivered the request, or pass context.detached() to call as this process itself",
+    )
 
 
 def random_ids(size: int) -> Iterator[str]:
