@@ -115,46 +115,64 @@ async def run_within(
     seconds = when - time.monotonic()
     if seconds <= 0:
         raise _late(label, seconds)
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    task = loop.create_task(_run_into(outcome, call))
-    expired = left = False
-
-    def stop() -> None:
-        task.cancel()
-        loop.call_later(CLOSE_GRACE, give_up)
-
-    def expire(_: object) -> None:
-        nonlocal expired, tick
-        later = when if renewed is None else renewed()
-        if later > time.monotonic():
-            tick = deadlines.add(task, later, expire)
-            return
-        expired = True
-        stop()
-
-    def give_up() -> None:
-        nonlocal left
-        if not task.done() and not left:
-            left = True
-            leave_behind(task, label)
-        _settle(outcome, None, asyncio.CancelledError())
-
-    tick = deadlines.add(task, when, expire)
-    task.add_done_callback(
-        lambda _: _settle(outcome, None, asyncio.CancelledError())
-    )  # it may be cancelled before it starts
+    run = _LimitedRun(call, deadlines, when, label, renewed)
     try:
-        value, error = await outcome
+        value, error = await run.outcome
     except asyncio.CancelledError:
-        stop()
-        await asyncio.wait((task,), timeout=CLOSE_GRACE)
+        run.stop()
+        await asyncio.wait((run.task,), timeout=CLOSE_GRACE)
         raise
     finally:
-        deadlines.discard(task, tick)
+        deadlines.discard(run, run.tick)
     if error is None:
         return value
-    raise _late(label, seconds) if expired and isinstance(error, asyncio.CancelledError) else error
+    raise _late(label, seconds) if run.expired and isinstance(error, asyncio.CancelledError) else error
+
+
+class _LimitedRun:
+    """A handler in its own task until a time, see `run_within`. Closures that refer to each other would be garbage."""
+
+    __slots__ = ("_deadlines", "_label", "_left", "_renewed", "_when", "expired", "outcome", "task", "tick")
+
+    def __init__(
+        self,
+        call: Callable[[], Awaitable[Any]],
+        deadlines: Deadlines,
+        when: float,
+        label: str,
+        renewed: Callable[[], float] | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        self.task = loop.create_task(_run_into(self.outcome, call))
+        self.expired = self._left = False
+        self._deadlines = deadlines
+        self._when = when
+        self._label = label
+        self._renewed = renewed
+        self.tick = deadlines.add(self, when, _LimitedRun.expire)
+
+    def expire(self) -> None:
+        later = self._when if self._renewed is None else self._renewed()
+        if later > time.monotonic():
+            self.tick = self._deadlines.add(self, later, _LimitedRun.expire)
+            return
+        self.expired = True
+        self.stop()
+
+    def stop(self) -> None:
+        self.task.cancel()
+        self.task.add_done_callback(self._settle_cancelled)  # it may not have started
+        asyncio.get_running_loop().call_later(CLOSE_GRACE, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.task.done() and not self._left:
+            self._left = True
+            leave_behind(self.task, self._label)
+        self._settle_cancelled()
+
+    def _settle_cancelled(self, _: object = None) -> None:
+        _settle(self.outcome, None, asyncio.CancelledError())
 
 
 async def _run_into(outcome: asyncio.Future[Any], call: Callable[[], Awaitable[Any]]) -> None:

@@ -10,12 +10,11 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from secrets import token_hex
 from typing import Any, cast
-from uuid import uuid4
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from opwire.annotations import CompletionRequest, LogMessage, severity
 from opwire.caller import caller_metadata
@@ -112,7 +111,7 @@ class ServedCall(Struct, frozen=True, kw_only=True):
     request: ServedRequest
     served: ServedTools
     meta: Params
-    request_id: str = field(default_factory=lambda: uuid4().hex)  # our own: the client's is unique on its connection
+    request_id: str = field(default_factory=lambda: token_hex(16))  # our own: the client's is unique on its connection
 
     async def read(self, input: Any, convert: Callable[[ResponseEnvelope[Any]], Result]) -> Result:
         """Return the result of a resource or prompt.
@@ -185,36 +184,25 @@ class ServedCall(Struct, frozen=True, kw_only=True):
         Raises:
             CallError: the call failed.
         """
+        spec, timeout, dispatcher = self.spec, self.served.limits.timeout, self.served.dispatcher
         reporter = CallReporter(self.request)
         try:
-            envelope = await self._execute(input, reporter)
+            if spec.timeout is not None or timeout is None:
+                envelope = await dispatcher.execute(spec, input, self.context(reporter).within(spec.timeout))
+            else:  # the timeout of the surface is that without progress, so it is enforced here
+                ends = reporter.last + MAX_SECONDS
+                context = self.context(reporter, watched_until=ends)
+                envelope = await run_within(
+                    lambda: dispatcher.execute(spec, input, context),
+                    self.served.deadlines,
+                    reporter.last + timeout,
+                    spec.id,
+                    lambda: min(reporter.latest() + timeout, ends),
+                )
             await reporter.flush()
             return envelope
         finally:
             reporter.close()
-
-    async def _execute(self, input: Any, reporter: "CallReporter") -> ResponseEnvelope[Any]:
-        """Call the operation. The timeout of the surface is that without progress, so the deadline is enforced here."""
-        spec, timeout, dispatcher = self.spec, self.served.limits.timeout, self.served.dispatcher
-        context = self.context(reporter)
-        if spec.timeout is not None or timeout is None:
-            return await dispatcher.execute(spec, input, context.within(spec.timeout))
-        now = time.monotonic()
-        activity, ends = Activity(now, self.request.on_question), now + MAX_SECONDS
-        on_question = None if self.request.on_question is None else activity.ask
-
-        def report(report: Progress) -> None:
-            activity.last = time.monotonic()
-            reporter.progress(report)
-
-        watched = replace(context, deadline=ends, watched=True, on_progress=report, on_question=on_question)
-        return await run_within(
-            lambda: dispatcher.execute(spec, input, watched),
-            self.served.deadlines,
-            now + timeout,
-            spec.id,
-            lambda: min(activity.latest() + timeout, ends),
-        )
 
     def forwarded(self, error: CallError) -> RPCError | None:
         """Return the JSON-RPC error that the client gets as it is, or None.
@@ -233,9 +221,17 @@ class ServedCall(Struct, frozen=True, kw_only=True):
             cause = cause.__cause__
         return cause if isinstance(cause, RPCError) and cause.request_id == self.request_id else None
 
-    def context(self, reporter: "CallReporter | None" = None, *, reports: bool = True) -> Context:
-        """Return the context of the call; with `reports`, the progress of its handler is sent."""
+    def context(
+        self, reporter: "CallReporter | None" = None, *, reports: bool = True, watched_until: float | None = None
+    ) -> Context:
+        """Return the context of the call; with `reports`, the progress of its handler is sent.
+
+        `watched_until` is its deadline, which the caller enforces: progress and questions extend the timeout.
+        """
         request = self.request
+        on_question = request.on_question
+        if watched_until is not None and reporter is not None and on_question is not None:
+            on_question = reporter.ask
         metadata: dict[str, Any] = {**trace_of(self.meta), **caller_metadata(request.identity, request.token)}
         if own := {key: value for key, value in self.meta.items() if not is_reserved_meta(key)}:
             metadata[REQUEST_META] = own
@@ -245,7 +241,9 @@ class ServedCall(Struct, frozen=True, kw_only=True):
             metadata=metadata,
             on_progress=reporter.progress if reporter is not None and reports else None,
             on_log=reporter.log if reporter is not None and request.log_level is not None else None,
-            on_question=request.on_question,
+            on_question=on_question,
+            deadline=watched_until,
+            watched=watched_until is not None,
             bind_env=self.served.dispatcher.registry.bind_env,
             inbound=Inbound(self.request_id),
         )
@@ -332,28 +330,6 @@ class ToolCall(ServedCall, frozen=True, kw_only=True):
         return self.arguments.get("input")
 
 
-class Activity:
-    """The last sign of life of a call: a report of progress, or a question that the client has not answered yet."""
-
-    def __init__(self, now: float, on_question: QuestionCallback | None) -> None:
-        self.last = now
-        self._on_question = on_question
-        self._open = 0
-
-    def latest(self) -> float:
-        """Return the monotonic time of the last sign of life."""
-        return time.monotonic() if self._open else self.last
-
-    async def ask(self, question: Question) -> dict[str, Any]:
-        """Ask the client."""
-        self._open += 1
-        try:
-            return await cast("QuestionCallback", self._on_question)(question)
-        finally:
-            self._open -= 1
-            self.last = time.monotonic()
-
-
 # --- notifications of a call ------------------------------------------------------------------------------------------
 
 
@@ -369,23 +345,41 @@ async def send_item(request: ServedRequest, token: RequestId, number: int, item:
 
 
 class CallReporter:
-    """Send the progress and log messages of a handler as fast as the client reads.
+    """Send the progress and log messages of a handler as fast as the client reads, and see whether it is active.
 
     A newer report of progress replaces a queued one; log messages are all sent, up to a limit.
     """
 
+    __slots__ = ("_any", "_closed", "_highest", "_latest", "_logs", "_loop", "_open", "_request", "_sending", "last")
+
     def __init__(self, request: ServedRequest) -> None:
+        self.last = time.monotonic()  # when the handler started, reported, or got an answer
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._latest: Progress | None = None
         self._highest = float("-inf")
         self._logs: deque[Params] = deque()
         self._sending: asyncio.Task[None] | None = None
+        self._open = 0  # questions without an answer
         self._any = False
         self._closed = False
 
+    def latest(self) -> float:
+        """Return the monotonic time of the last activity: a report of progress, or a question that is open."""
+        return time.monotonic() if self._open else self.last
+
+    async def ask(self, question: Question) -> dict[str, Any]:
+        """Ask the client."""
+        self._open += 1
+        try:
+            return await cast("QuestionCallback", self._request.on_question)(question)
+        finally:
+            self._open -= 1
+            self.last = time.monotonic()
+
     def progress(self, progress: Progress) -> None:
         """Queue a report, from any thread."""
+        self.last = time.monotonic()
         if self._request.progress_token is not None:
             self._any = True
             self._loop.call_soon_threadsafe(self._queue_progress, progress)

@@ -8,6 +8,7 @@ connection.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from opwire.errors import CallError, ErrorCode
@@ -83,8 +84,7 @@ class Headers:
 
     def accepts(self, *kinds: str) -> bool:
         """Return whether the client accepts each of these media types."""
-        given = {each.partition(";")[0].strip().lower() for each in self.by_name.get("accept", "").split(",")}
-        return "*/*" in given or all(kind in given or f"{kind.partition('/')[0]}/*" in given for kind in kinds)
+        return _accepts(self.by_name.get("accept", ""), kinds)
 
     @property
     def prefers_events(self) -> bool:
@@ -101,6 +101,12 @@ class Headers:
         names = [name for name, _ in self._lines if name in _ROUTING or name.startswith(_PARAM)]
         if len(set(names)) != len(names):
             raise RPCError(HEADER_MISMATCH, "a header of the request is there twice")
+
+
+@lru_cache(maxsize=64)
+def _accepts(header: str, kinds: tuple[str, ...]) -> bool:
+    given = {each.partition(";")[0].strip().lower() for each in header.split(",")}
+    return "*/*" in given or all(kind in given or f"{kind.partition('/')[0]}/*" in given for kind in kinds)
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -136,7 +142,7 @@ class EventWriter:
         self._send = send
         self._headers = headers
         self._preface = preface
-        self._lock = asyncio.Lock()
+        self._lock: asyncio.Lock | None = None
         self.is_started = False
         self.is_closed = False
 
@@ -172,6 +178,8 @@ class EventWriter:
         """Send a part of the stream, and start it; without effect after its end."""
         if self.is_closed:
             return
+        if self._lock is None:
+            self._lock = asyncio.Lock()
         async with self._lock:
             if not self.is_started:
                 self.is_started = True
@@ -186,13 +194,13 @@ async def follow(
     writer: EventWriter,
     receive: Receive,
     *,
-    left: "asyncio.Future[None] | None" = None,
+    left: "Callable[[], asyncio.Future[None]] | None" = None,
     within: float | None = None,
     starts: float = PING,
 ) -> bool:
     """Wait for a task, with pings, the first after `starts` seconds.
 
-    Return False if the client disconnects, `left` is done, or `within` seconds have passed before.
+    Return False if the client disconnects, the future of `left` is done, or `within` seconds have passed before.
     """
     for _ in range(_STEPS):  # most calls end within these: watching the client takes 60 µs
         await asyncio.sleep(0)
@@ -206,14 +214,19 @@ async def follow(
     leaving = asyncio.ensure_future(disconnected())
     ends = None if within is None else time.monotonic() + within
     pause = starts
-    awaited = (task, leaving) if left is None else (task, leaving, left)
+    replaced = None if left is None else left()
+    awaited = (task, leaving) if replaced is None else (task, leaving, replaced)
     try:
         while True:
             wait = pause if ends is None else max(min(pause, ends - time.monotonic()), 0)
             await asyncio.wait(awaited, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return True
-            if leaving.done() or (left is not None and left.done()) or (ends is not None and time.monotonic() >= ends):
+            if (
+                leaving.done()
+                or (replaced is not None and replaced.done())
+                or (ends is not None and time.monotonic() >= ends)
+            ):
                 return False
             pause = PING
             await writer.ping()

@@ -144,6 +144,9 @@ class _State(Struct, array_like=True):
     answers: dict[str, tuple[str, dict[str, Any]]] = {}  # of earlier rounds: digest of the question, and answer
 
 
+_NO_STATE = _State(0, "")
+
+
 class RequestStates:
     """Sign and verify request states. Several servers behind one address need the same key."""
 
@@ -201,6 +204,23 @@ class StatelessQuestions:
         RPCError: INVALID_PARAMS, the request state is invalid.
     """
 
+    __slots__ = (
+        "_before",
+        "_capabilities",
+        "_ending",
+        "_given",
+        "_has_cancelled",
+        "_missing",
+        "_open",
+        "_request",
+        "_state",
+        "_states",
+        "_task",
+        "_times",
+        "_used",
+        "instead",
+    )
+
     def __init__(
         self,
         states: RequestStates,
@@ -213,7 +233,7 @@ class StatelessQuestions:
         self._capabilities = capabilities
         self._request = (identity, method, params)
         self._given: Mapping[str, Any] = as_dict(params.get("inputResponses"))
-        self._state = _State(0, "")
+        self._state = _NO_STATE
         if params.get("requestState") is not None:
             self._state = states.decode(str(params["requestState"]), binding_of(*self._request))
         self._used: dict[str, tuple[str, dict[str, Any]]] = {}

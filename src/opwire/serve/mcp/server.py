@@ -7,7 +7,7 @@ call of a known tool returns a result; an error becomes a result with `isError`.
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -240,15 +240,21 @@ class RegistryServer:
         """
         if not request.is_stateless:
             return await self._result(method, params, request)
-        if method == "tools/call" and self._served.tasks.after is not None and declares_tasks(_capabilities(params)):
-            result = await self._result_or_task(params or {}, request)
-        elif method in INPUT_METHODS:
-            result = await self._result_or_questions(method, params or {}, request)
-        else:
+        if method not in INPUT_METHODS:
             result = await self._result(method, params, request)
+        else:
+            params = params or {}
+            capabilities = as_dict(as_dict(params.get("_meta")).get(CLIENT_CAPABILITIES_META))
+            work = self._result_or_questions(method, params, request, capabilities)
+            if method == "tools/call" and self._served.tasks.after is not None and declares_tasks(capabilities):
+                result = await self._result_or_task(work, request, capabilities)
+            else:
+                result = await work
         return {"resultType": "complete", **result, "_meta": {**result.get("_meta", {}), SERVER_INFO_META: self._info}}
 
-    async def _result_or_task(self, params: Params, request: ServedRequest) -> Result:
+    async def _result_or_task(
+        self, work: Coroutine[Any, Any, Result], request: ServedRequest, capabilities: Params
+    ) -> Result:
         """Return the result of a tool, its questions, or the task that it becomes."""
 
         async def ignore(method: str, params: Params) -> None:
@@ -262,12 +268,12 @@ class RegistryServer:
             if (questions := asked()) is not None:
                 questions.instead = task.ask
 
-        work = self._result_or_questions("tools/call", params, request)
-        return await self._served.tasks.run(work, request.identity, _capabilities(params), asked, detach)
+        return await self._served.tasks.run(work, request.identity, capabilities, asked, detach)
 
-    async def _result_or_questions(self, method: str, params: Params, request: ServedRequest) -> Result:
+    async def _result_or_questions(
+        self, method: str, params: Params, request: ServedRequest, capabilities: Params
+    ) -> Result:
         """Return the result of a request, or the questions of its handler."""
-        capabilities = _capabilities(params)
         asked = StatelessQuestions(self._served.states, request.identity, method, params, capabilities)
         request.on_question = asked
         try:
@@ -519,11 +525,6 @@ class RegistryServer:
 def _key_of(entry: Result) -> str:
     name: Any = entry.get("uri") or entry.get("uriTemplate") or entry.get("name")
     return sha256(str(name).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _capabilities(params: Params | None) -> dict[str, Any]:
-    """Return what a client of the stateless era declares with a request."""
-    return as_dict(as_dict((params or {}).get("_meta")).get(CLIENT_CAPABILITIES_META))
 
 
 def _read(params: Params | None, kind: type[P]) -> P:

@@ -206,7 +206,7 @@ class HTTPSession:
             return
         stream = EventStream(self._events)
         writer = EventWriter(send, self._headers, stream.preface)
-        left = stream.attach(writer)
+        stream.attach(writer)
 
         async def send_question(message: RPCMessage) -> None:
             target = next((each for each in (stream, self._notices) if each.writer is not None), stream)
@@ -232,7 +232,7 @@ class HTTPSession:
                 await writer.write(b"")
         is_done = False
         try:
-            is_done = await follow(task, writer, receive, left=left, within=within, starts=starts)
+            is_done = await follow(task, writer, receive, left=stream.left, within=within, starts=starts)
         finally:
             if not is_done:  # the client has left, or has to poll; the call goes on
                 stream.detach(writer)
@@ -272,7 +272,8 @@ class HTTPSession:
             return
         stream, after = found
         writer = EventWriter(send, self._headers)
-        left = stream.attach(writer)
+        stream.attach(writer)
+        left = stream.left()
         sending = self._spawn(self._send_changes()) if stream is self._notices else None
         limits = [each for each in (remaining(scope[EXPIRES]), self._poll_after()) if each is not None]
         try:

@@ -137,6 +137,8 @@ class EventStream:
     It has a number, and can be resumed, from the start of its first response on.
     """
 
+    __slots__ = ("_is_ended", "_is_replaying", "_last", "_left", "_log", "number", "writer")
+
     def __init__(self, log: EventLog) -> None:
         self.number: int | None = None
         self.writer: EventWriter | None = None
@@ -146,17 +148,24 @@ class EventStream:
         self._is_replaying = False
         self._is_ended = False
 
-    def attach(self, writer: EventWriter) -> "asyncio.Future[None]":
-        """Send events to a response from now on; return a future that is done when it has to end."""
+    def attach(self, writer: EventWriter) -> None:
+        """Send events to a response from now on, and let another one end."""
         self.detach()
-        self.writer, self._left = writer, asyncio.get_running_loop().create_future()
+        self.writer = writer
+
+    def left(self) -> "asyncio.Future[None]":
+        """Return a future that is done when the present response has to end."""
+        if self._left is None:
+            self._left = asyncio.get_running_loop().create_future()
         return self._left
 
     def detach(self, writer: EventWriter | None = None) -> None:
         """Send no more events to a response, by default to the present one."""
-        if self._left is not None and writer in (None, self.writer):
-            self._left.set_result(None)
-            self.writer = self._left = None
+        if writer is None or writer is self.writer:
+            self.writer = None
+            if self._left is not None:
+                self._left.set_result(None)
+                self._left = None
 
     def preface(self) -> bytes:
         """Return what a response begins with: an event without data, with an id to resume from."""
@@ -179,11 +188,11 @@ class EventStream:
             return
         self._last += 1
         self._log.add(self, self._last, data, is_last=self._is_ended)
-        writer, left = self.writer, self._left
-        if writer is None or left is None or self._is_replaying:
+        writer = self.writer
+        if writer is None or self._is_replaying:
             return
         sending = asyncio.ensure_future(writer.event(data, f"{self.number}.{self._last}"))
-        await asyncio.wait((sending, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((sending, self.left()), return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():  # a connection that has failed may block for many minutes
             sending.cancel()
         elif sending.exception() is not None:
