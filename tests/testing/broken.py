@@ -86,7 +86,9 @@ class ForgetsFields(MemoryTransport):
     def deliver(self, event: CallEvent, sender: Address) -> None:
         match event:
             case CallRequested():
-                event = replace(event, credits=None, timeout_ms=None, deadline=None, progress=None, questions=None)
+                event = replace(
+                    event, credits=None, timeout_ms=None, deadline=None, progress=None, questions=None, resume_from=None
+                )
             case CallFailed():
                 event = replace(event, retryable=None, retry_after_ms=None)
             case _:

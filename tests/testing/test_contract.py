@@ -96,6 +96,7 @@ QUESTIONS = "questions reach a caller that accepts them"
 NOT_MIXED = "many calls at once are not mixed up"
 ITEMS = "the items of many subscriptions arrive in order"
 SLOW = "a slow consumer slows its producer, and nobody else"
+RESUMED = "a subscription is resumed at another server"
 LEAVING = "leaving a subscription stops its producer"
 CANCELLING = "cancelling a caller stops its handler"
 DEADLINES = "deadlines travel with the call"
@@ -119,7 +120,7 @@ CAUGHT: dict[type[MemoryTransport], set[str]] = {
     broken.SwapsReplies: {NOT_MIXED},
     broken.AnswersTheLastCaller: {SAME_IDS, NESTED, CALLER_CLOSES},
     broken.MutatesPayloads: {DATA},
-    broken.ForgetsFields: {FIELDS, ERROR, PROGRESS, QUESTIONS, SLOW, DEADLINES},
+    broken.ForgetsFields: {FIELDS, ERROR, PROGRESS, QUESTIONS, SLOW, RESUMED, DEADLINES},
     broken.LeaksTasks: {TASKS},
     broken.HidesLosses: {SERVER_CLOSES, CALLER_CLOSES},
     broken.AcceptsAfterClose: {CLOSED},
