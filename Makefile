@@ -23,7 +23,7 @@ chaos: .venv/.demo  ## 100,000 calls through injected faults; another run with S
 	.venv/bin/python -m tests.chaos --calls 100000 --seed $(or $(SEED),1)
 soak: .venv/.test  ## ten minutes of calls and random kills over each engine in turn; another length with MINUTES=3
 	SUBSCRIPTIONS=10000 .venv/bin/pytest -q tests/call/test_handler.py -k subscriptions_at_once
-	.venv/bin/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+	.venv/bin/python -m tests.soak.hubs && .venv/bin/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 check: .venv/.check  ## format, lint, types, import layers
 	.venv/bin/ruff format --check . && .venv/bin/ruff check .
 	.venv/bin/pyright && .venv/bin/mypy tests/typing && .venv/bin/lint-imports --no-cache

@@ -747,6 +747,8 @@ HUB: dict[str, str] = {
     "hub.cluster": "Hubs with one broker are one: calls cross with items, credits, progress, questions, cancellation "
     "and discovery, an operation is unknown only when every hub has said so, and a hub that is gone fails its own "
     "calls only.",
+    "hub.cluster.drain": "A hub that drains moves its spokes and callers to another without a failed call.",
+    "hub.cluster.soak": "Hubs are killed and drained at random: each call has one outcome, and none runs twice.",
     "hub.cluster.authority": "The identity of a caller crosses; delegation needs a grant at the hub of the server.",
     "hub.cluster.secret": "With a secret, hubs believe only those that know it, and each request once.",
     "hub.cluster.options": "`opwire hub --cluster` and `[hub] cluster` make hubs one.",

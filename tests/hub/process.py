@@ -1,19 +1,26 @@
-"""A hub in a process of its own, open to everybody: `python -m tests.hub.process PORT`. Tests kill it."""
+"""A hub in a process of its own, open to everybody: `python -m tests.hub.process PORT [BROKER PREFIX]`. Tests kill it.
+
+With a broker it is one of several, and drains when it is stopped.
+"""
 
 import asyncio
 import sys
 
 from opwire.hub import Hub
-from tests.hub.meeting import OPEN
+from opwire.hub.cluster import cluster_transport
+from tests.hub.meeting import BEAT, OPEN
 from tests.servers.worker import say, wait_for_the_end
 
 
-async def main(port: str) -> None:
-    hub = Hub(None, f"ws://127.0.0.1:{port}", authenticate=OPEN)
+async def main(port: str, broker: str | None = None, prefix: str = "") -> None:
+    cluster = None if broker is None else cluster_transport(broker, prefix=prefix, heartbeat=BEAT)
+    hub = Hub(None, f"ws://127.0.0.1:{port}", authenticate=OPEN, cluster=cluster)
     hub.registry.on_change(lambda change: say(f"{'hidden' if change.kind == 'removed' else 'shown'} {change.spec.id}"))
     async with hub:
         say(f"port {hub.url.rpartition(':')[2]}")
         await wait_for_the_end()
+        if cluster is not None:
+            await hub.drain()
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from opwire.call import PendingRequestMap
 from opwire.call.events import CallRequested
 from opwire.errors import CallError, ErrorCode, UsageError
-from opwire.hub import Hub
+from opwire.hub import Hub, Spoke
 from opwire.hub.cluster import ClusterSecret, cluster_transport
 from opwire.operation import Context, Identity, Progress
 from opwire.questions import Question
 from opwire.registry import OperationRegistry
 from opwire.testing.harness import soon
 from opwire.transports.broker import BrokerTransport
-from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding, ids, whoami
+from tests.hub.meeting import AUTH, BEAT, Meeting, Waiting, adding, connected, ids, peers, whoami
 from tests.requirements import requirement
 from tests.transports.websocket.ends import until
 
@@ -266,3 +266,116 @@ async def test_discovery_and_figures_include_the_other_hubs(hubs: Hubs, meeting:
 async def test_the_cluster_of_a_hub_is_a_broker() -> None:
     with pytest.raises(UsageError, match="the URL of Redis or NATS"):
         Hub(cluster="ws://127.0.0.1:8700")
+
+
+class Load:
+    """Callers that call without a pause, and count the outcomes."""
+
+    def __init__(self, *callers: Spoke) -> None:
+        self.calls = 0
+        self.errors: list[CallError] = []
+        self._over = False
+        self._tasks = [asyncio.create_task(self._call(caller)) for caller in callers for _ in range(4)]
+
+    async def _call(self, caller: Spoke) -> None:
+        while not self._over:
+            try:
+                assert await caller.call("work.do", {"number": self.calls}, timeout=20) is not None
+            except CallError as error:
+                self.errors.append(error)
+                await asyncio.sleep(0.01)
+            self.calls += 1
+
+    async def some(self, number: int) -> None:
+        """Wait for so many more calls."""
+        until_then = self.calls + number
+        await until(f"{number} calls", lambda: self.calls >= until_then)
+
+    async def end(self) -> None:
+        self._over = True
+        await asyncio.gather(*self._tasks)
+
+
+def working() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.mutation("work.do")
+    async def do(number: int) -> int:
+        await asyncio.sleep(0.001 * (number % 7))
+        return number
+
+    return registry
+
+
+@requirement("hub.cluster.drain")
+async def test_hubs_that_drain_move_their_spokes_and_callers_without_a_failed_call(
+    hubs: Hubs, meeting: Meeting
+) -> None:
+    running = [await hubs.hub() for _ in range(3)]
+    urls = [hub.url for hub in running]
+    spokes = [await meeting.spoke(urls[number % 3 :] + urls[: number % 3], working()) for number in range(3)]
+    callers = [await meeting.spoke(urls[number % 3 :] + urls[: number % 3]) for number in range(3)]
+    load = Load(*callers)
+    await load.some(100)
+    for hub, url in zip(running[:2], urls, strict=False):
+        assert await hub.drain()
+        await load.some(100)
+        await hubs.hub(url=url)
+    await load.end()
+    assert load.errors == []
+    assert all(connected(each) for each in (*spokes, *callers))
+
+
+@requirement("hub.cluster.drain")
+async def test_calls_and_subscriptions_in_flight_go_on_at_the_hub_that_drains(hubs: Hubs, meeting: Meeting) -> None:
+    a, b = await hubs.hub(), await hubs.hub()
+    waiting = Waiting()
+    more = asyncio.Event()
+
+    @waiting.registry.subscription("clock.count")
+    async def count() -> AsyncIterator[int]:
+        for number in range(300):
+            if number == 1:
+                await more.wait()
+            yield number
+
+    await meeting.spoke([a.url, b.url], waiting.registry)
+    caller = await meeting.spoke([a.url, b.url])
+    call = asyncio.create_task(caller.call("slow.wait"))
+    items = caller.subscribe("clock.count")
+    assert await anext(items) == 0
+    await soon("it has begun", waiting.began.wait())
+    draining = asyncio.create_task(a.drain())
+    await until("both have moved", lambda: len(peers(b)) == 2)
+    assert not call.done()
+    more.set()
+    assert [item async for item in items] == list(range(1, 300))  # with credits, over the old connection
+    waiting.go.set()
+    assert await soon("the call ends", call) == "done"
+    assert await soon("the hub is closed", draining)
+    assert await caller.call("slow.wait") == "done"
+
+
+@requirement("hub.cluster.drain")
+async def test_without_another_hub_a_caller_is_told_at_once_and_calls_in_flight_end(meeting: Meeting) -> None:
+    hub = await meeting.hub()
+    waiting = Waiting()
+    await meeting.spoke(hub.url, waiting.registry)
+    caller = await meeting.spoke(hub.url)
+    call = asyncio.create_task(caller.call("slow.wait"))
+    await soon("it has begun", waiting.began.wait())
+    draining = asyncio.create_task(hub.drain())
+
+    async def is_told() -> bool:
+        try:
+            await caller.call("opwire.about", timeout=1)
+        except CallError as error:
+            return error.code is ErrorCode.UNAVAILABLE
+        return False
+
+    async with asyncio.timeout(5):
+        while not await is_told():
+            await asyncio.sleep(0.01)
+    waiting.go.set()
+    assert await soon("the call ends", call) == "done"
+    assert await soon("the hub is closed", draining)

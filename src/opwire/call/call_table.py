@@ -87,6 +87,9 @@ class CallTable(Generic[S]):
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open)
+
     def open(
         self,
         request: CallRequested,

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -509,6 +509,19 @@ class PendingRequestMap:
         self._callers = {id: caller for id, caller in self._callers.items() if peer is not None and caller != peer}
         if self._handler is not None:
             self._handler.lost(peer)
+
+    def open_requests(self) -> list[str]:
+        """Return the ids of the outgoing calls and received requests that have not ended."""
+        return [*self._table, *self._callers]
+
+    def lost_requests(self, request_ids: Iterable[str], reason: str) -> None:
+        """Handle the loss of the connection of these calls, which is not that of the others."""
+        for request_id in request_ids:
+            sink, caller = self._table.settle(request_id), self._callers.pop(request_id, None)
+            if sink is not None:
+                _fail(sink, CallError(ErrorCode.UNAVAILABLE, f"{reason} before the call ended"))
+            if caller is not None and self._handler is not None:
+                self._handler.aborted(CallAborted(request_id=request_id, reason=reason), caller)
 
     def _requested(self, event: CallRequested, caller: Address) -> None:
         if event.request_id in self._callers:

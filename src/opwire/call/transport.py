@@ -123,6 +123,19 @@ class Transport(Protocol):
 
 
 @runtime_checkable
+class MovableReceiver(Receiver, Protocol):
+    """A receiver whose calls in flight can go on over an old connection, while new ones use another."""
+
+    def open_requests(self) -> list[str]:
+        """Return the ids of the outgoing calls and received requests that have not ended."""
+        ...
+
+    def lost_requests(self, request_ids: Iterable[str], reason: str) -> None:
+        """Handle the loss of the connection of these calls."""
+        ...
+
+
+@runtime_checkable
 class Announcing(Protocol):
     """A transport that announces its operations to a single peer, a hub, which shows them to others."""
 

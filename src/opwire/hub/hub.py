@@ -45,6 +45,7 @@ PORT = 8700
 MAX_DESCRIBED = 64 * 1024 * 1024
 """Bytes of the descriptions of one spoke, by default."""
 
+_MOVING = 5.0  # seconds for clients to connect to another hub
 _STATISTICS = 2.0  # seconds for the figures of a spoke
 _MAX_OBSERVED = 1_000  # spokes whose figures are requested
 _DESCRIBE_TIMEOUT = 10.0  # seconds between two descriptions
@@ -144,7 +145,8 @@ class Hub:
             elif cluster_secret is not None:
                 raise UsageError("cluster_secret goes with a URL; a transport has signed=ClusterSecret(…)")
             self._cluster = Cluster(cluster, self.transport, self._remote, self.registry)
-            self.handler.look_up, self.handler.describe_to = self._cluster.look_up, self._cluster.description
+            self.handler.look_up = self._remote.look_up = self._cluster.look_up
+            self.handler.describe_to = self._cluster.description
 
     @property
     def url(self) -> str:
@@ -215,12 +217,16 @@ class Hub:
         await self.close()
 
     async def drain(self, timeout: float = 30.0) -> bool:
-        """Disconnect idle spokes, finish the calls in flight, and close. Return False if some did not end in time."""
+        """Send clients to another hub, finish the calls in flight, and close. Return False if some did not end in time.
+
+        Until they have moved, for at most a few seconds, their new calls are served.
+        """
         until = time.monotonic() + timeout
         self.transport.go_away("the hub is shutting down")
+        await self.transport.moved(min(_MOVING, timeout / 2))
         if self._cluster is not None:
             self._cluster.withdraw_own()
-        served = await self.handler.drain(timeout)
+        served = await self.handler.drain(max(0.0, until - time.monotonic()))
         relayed = await self.transport.idle(until - time.monotonic())
         await self.close()
         return served and relayed

@@ -5,7 +5,7 @@ So remote operations are listed, described, validated and served like local ones
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -57,6 +57,7 @@ class RemoteOperations:
         self.on_local: Callable[[str], object] = lambda _: (
             None
         )  # called when an operation is served here, or not any more
+        self.look_up: Callable[[str], Awaitable[None]] | None = None  # awaited before an operation has no server
         self._complete = 0.0  # the monotonic time from which unannounced operations count as unknown
 
     def __contains__(self, operation_id: str) -> bool:
@@ -214,10 +215,12 @@ class RemoteOperations:
         operation_id = spec.id
 
         async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
-            return await self._calls.call(operation_id, input, context=self._forwarded(operation_id, context))
+            context = await self._forwarded(operation_id, context)
+            return await self._calls.call(operation_id, input, context=context)
 
         async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-            items = self._calls.subscribe(operation_id, input, context=self._forwarded(operation_id, context))
+            context = await self._forwarded(operation_id, context)
+            items = self._calls.subscribe(operation_id, input, context=context)
             try:
                 async for item in items:
                     yield item
@@ -226,13 +229,16 @@ class RemoteOperations:
 
         return stream if spec.type is OperationType.SUBSCRIPTION else call
 
-    def _forwarded(self, operation_id: str, context: Context) -> Context:
+    async def _forwarded(self, operation_id: str, context: Context) -> Context:
         """Check that an operation has a server; return the context of the forwarded call.
 
         `execute()` without a context is a call of the hub's own program, and trusted. A context with a request id
         belongs to a request: without an identity it stays anonymous. Over a broker the program is the connection.
         """
         known = self._operations.get(operation_id)
+        if known is not None and not known.peers and self.look_up is not None:
+            await self.look_up(operation_id)  # it may have moved
+            known = self._operations.get(operation_id)
         if known is not None and not known.peers:
             # The transport would route the call back to the hub, which is the one to know.
             raise CallError(ErrorCode.UNAVAILABLE, f"{operation_id} has no server at the moment")

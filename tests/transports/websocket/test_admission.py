@@ -12,8 +12,7 @@ from opwire.call import Address
 from opwire.errors import CallError, ErrorCode
 from opwire.operation import Identity
 from opwire.testing.harness import soon
-from opwire.transports.websocket import WebSocketServer, WebSocketTransport, peers
-from opwire.transports.websocket import client as session
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport, peers, session
 from tests.requirements import requirement
 from tests.transports.websocket.ends import Ends, Plain, until
 

@@ -10,8 +10,7 @@ from websockets.asyncio.server import ServerConnection
 from opwire.call import CallAborted, CallFailed, CallResponded
 from opwire.errors import CallError, ErrorCode
 from opwire.testing.harness import item, soon
-from opwire.transports.websocket import WebSocketTransport
-from opwire.transports.websocket import client as session
+from opwire.transports.websocket import WebSocketTransport, session
 from tests.requirements import requirement
 from tests.servers.brokers import HOST
 from tests.transports.websocket.ends import End, Ends

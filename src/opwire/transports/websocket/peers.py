@@ -77,6 +77,7 @@ class Peer:
         self.greeted = False  # it has sent hello
         self.group: str | None = None  # connections of one group share their room: the identity; None without a token
         self.welcomed = False
+        self.moved = False  # it sends no new requests
         self.grant: Grant | None = None
         self.identity = ANONYMOUS  # as JSON
         self.turn: asyncio.Future[None] | None = None  # to have its token checked
@@ -364,10 +365,12 @@ class Admission:
             return CallError(ErrorCode.RATE_LIMITED, full)
         return None
 
-    def withdraw(self, peer: Peer, operation_ids: list[str]) -> None:
-        """Withdraw operations of a peer."""
+    def withdraw(self, peer: Peer, operation_ids: list[str], *, moves: bool = False) -> None:
+        """Withdraw operations of a peer; `moves`: all of them, which it serves elsewhere or soon again."""
         self._routes.withdraw(peer.address, operation_ids)
-        if self._policy is not None:
+        if self._policy is not None and moves:
+            self._policy.lost(peer.address)
+        elif self._policy is not None:
             self._policy.withdrawn(peer.address, operation_ids)
 
     async def _decide(self, peer: Peer, policy: AdmissionPolicy) -> None:

@@ -337,6 +337,7 @@ class Routes:
         self._serving: dict[str, _OperationServers] = {}  # by operation
         self._elsewhere: dict[str, _OperationServers] = {}  # other hubs, by operation
         self.address = ""  # of this hub, among the others
+        self.closing = False  # no new requests are accepted
         self.own = ANONYMOUS  # the identity of the server's own program, as JSON
         self._streams = set(_OWN_STREAMS)  # operations that are known to be subscriptions
         self.dropped: Counter[Dropped] = Counter()
@@ -473,6 +474,8 @@ class Routes:
         peer = self._peers[caller]
         if head.request_id in peer.asked:
             return self._drop("duplicate")
+        if self.closing:
+            raise CallError(ErrorCode.UNAVAILABLE, "the hub is shutting down and accepts no new calls")
         server = head.peer or self.choose(head.operation_id, head.sticky_key, here=peer.hub)
         if not peer.hub:  # otherwise that hub has decided it
             is_nested = self._identifies and head.parent_request_id is not None

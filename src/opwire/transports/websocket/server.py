@@ -184,6 +184,7 @@ class WebSocketServer:
         policy = self._policy
         self._routes = self._new_routes(identifies=policy is not None)
         self._routes.own = identity_json(self.own)
+        self._going = False  # clients were asked to leave
         self._relay = Relay(self._routes, self._deliver)
         self._admission = Admission(policy, self._routes, self._welcome, self._make_room)
         self._routes.unserved = None if policy is None else self._admission.unserved
@@ -341,15 +342,23 @@ class WebSocketServer:
 
     def go_away(self, reason: str = "the server is about to leave") -> None:
         """Reject new connections, and tell clients to send no more requests. Calls in flight go on until `close`."""
+        self._going = True
         if self._listener is not None:
             self._listener.close()
         for peer in self._relay.peers.values():
             if not peer.hub:
                 peer.notify(GoAway(reason=reason))
 
+    async def moved(self, timeout: float) -> None:
+        """Wait after `go_away` until all clients have moved elsewhere, or cannot; at most this many seconds."""
+        until, peers = time.monotonic() + timeout, self._relay.peers
+        while time.monotonic() < until and any(not each.moved and not each.hub for each in peers.values()):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL)
+
     async def idle(self, timeout: float) -> bool:
-        """Wait until no calls are in flight; return False if some are after the timeout."""
+        """Reject new requests, and wait until no calls are in flight; return False if some are after the timeout."""
         until = time.monotonic() + timeout
+        self._routes.closing = True
         while len(self._routes) and time.monotonic() < until:  # noqa: ASYNC110  the table is pure, without callbacks
             await asyncio.sleep(_POLL)
         return not len(self._routes)
@@ -488,7 +497,8 @@ class WebSocketServer:
             case Who():
                 peer.notify(Here(id=event.id, peers=self._routes.servers()))
             case GoAway():
-                self._admission.withdraw(peer, self._routes.operations(peer.address))
+                peer.moved = True
+                self._admission.withdraw(peer, self._routes.operations(peer.address), moves=self._going)
             case _:
                 self._malformed(peer, CallError(ErrorCode.PROTOCOL_ERROR, f"{type(event).__name__} was not expected"))
 

@@ -1,0 +1,14 @@
+"""A small soak of several hubs as one; the large one is `python -m tests.soak.hubs`."""
+
+from tests.requirements import requirement
+from tests.servers.brokers import NatsServer
+from tests.soak.hubs import HubSoak
+
+
+@requirement("hub.cluster.soak")
+async def test_hubs_are_killed_and_drained_and_no_outcome_is_lost(nats_server: NatsServer) -> None:
+    soak = HubSoak(nats_server.url, spokes=12, calls=1_500)
+    await soak.run()
+    assert soak.lost == []
+    assert soak.faults.total() >= 2
+    assert soak.outcomes["OK"] > 0.9 * soak.outcomes.total()
