@@ -66,7 +66,7 @@ class AuthorizationServer:
             ]
         )
         self.app = app
-        self._runner = web.AppRunner(app)
+        self._runner = web.AppRunner(app, handler_cancellation=True)  # a stream of /mcp ends with its client
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
