@@ -24,6 +24,7 @@ PATIENCE = 10
 SHORT = 0.02
 """A deadline that is meant to pass."""
 THREAD = 0.25
+LIMIT = 0.4  # seconds; on a busy machine, a handler has to start before
 """One that is meant to pass after a thread has begun to run, on a busy machine too."""
 
 user: ContextVar[str] = ContextVar("user", default="nobody")
@@ -211,7 +212,7 @@ async def test_sync_handlers_and_sync_generators_see_the_callers_context_variabl
 async def test_an_async_handler_that_outlives_its_timeout_is_cancelled(registry: OperationRegistry) -> None:
     cancelled = asyncio.Event()
 
-    @registry.query("a.b", timeout=SHORT)
+    @registry.query("a.b", timeout=LIMIT)
     async def hang() -> None:
         try:
             await asyncio.Event().wait()
@@ -220,7 +221,7 @@ async def test_an_async_handler_that_outlives_its_timeout_is_cancelled(registry:
 
     error = await call_error(registry.execute("a.b"))
     assert error.code is ErrorCode.TIMEOUT
-    assert re.fullmatch(r"a\.b did not answer within 0\.0[12]\d* s", error.message)
+    assert re.fullmatch(r"a\.b did not answer within 0\.[1-4]\d* s", error.message)
     assert error.retryable
     assert cancelled.is_set()
 
@@ -760,14 +761,14 @@ async def test_a_pause_longer_than_the_idle_limit_ends_the_subscription_and_clos
 
 @requirement("subscribe.idle-timeout")
 async def test_the_idle_limit_does_not_count_the_time_that_the_consumer_takes(registry: OperationRegistry) -> None:
-    @registry.subscription("a.c", idle_timeout=SHORT)
+    @registry.subscription("a.c", idle_timeout=LIMIT)
     async def two() -> AsyncIterator[int]:
         yield 1
         yield 2
 
     stream = registry.subscribe("a.c")
     assert (await anext(stream)).data == 1
-    slow = time.monotonic() + 2 * SHORT
+    slow = time.monotonic() + LIMIT + SHORT
     await until(lambda: time.monotonic() > slow)
     assert (await anext(stream)).data == 2
 
@@ -816,7 +817,7 @@ class Stubborn:
 async def stubborn(registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stubborn]:
     monkeypatch.setattr("opwire.invoke.CLOSE_GRACE", SHORT)
     handler = Stubborn()
-    registry.register(OperationSpec(namespace="a", name="b", timeout=SHORT), handler)
+    registry.register(OperationSpec(namespace="a", name="b", timeout=LIMIT), handler)
     registry.register(OperationSpec(namespace="a", name="patient", timeout=PATIENCE), handler)
     yield handler
     handler.release.set()
@@ -868,7 +869,7 @@ async def stubborn_stream(
 ) -> AsyncIterator[StubbornStream]:
     monkeypatch.setattr("opwire.invoke.CLOSE_GRACE", SHORT)
     handler = StubbornStream()
-    for name, idle in (("idle", SHORT), ("patient", float(PATIENCE))):
+    for name, idle in (("idle", LIMIT), ("patient", float(PATIENCE))):
         spec = OperationSpec(namespace="a", name=name, type=OperationType.SUBSCRIPTION, idle_timeout=idle)
         registry.register(spec, handler)
     yield handler
@@ -883,7 +884,7 @@ async def test_a_subscription_that_swallows_its_cancellation_is_left_behind_and_
 ) -> None:
     before = asyncio.all_tasks()
     if limit == "deadline":
-        stream = registry.subscribe("a.patient", context=Context(deadline=time.monotonic() + 5 * SHORT))
+        stream = registry.subscribe("a.patient", context=Context(deadline=time.monotonic() + LIMIT))
     else:
         stream = registry.subscribe("a.idle")
     assert (await anext(stream)).data == "first"
@@ -956,7 +957,7 @@ async def stubborn(input, context):
             pass
 async def main():
     registry = OperationRegistry()
-    registry.register(OperationSpec(namespace="a", name="b", timeout=0.05), stubborn)
+    registry.register(OperationSpec(namespace="a", name="b", timeout=1), stubborn)
     try:
         await registry.execute("a.b")
     except Exception as error:
@@ -964,7 +965,7 @@ async def main():
 asyncio.run(main())
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert ended.stdout == "TIMEOUT: a.b did not answer within 0.05 s\n"
+    assert re.fullmatch(r"TIMEOUT: a\.b did not answer within (1|0\.\d+) s\n", ended.stdout)  # what was left of it
     assert "is abandoned" in ended.stderr
     assert "destroyed" not in ended.stderr
 
@@ -986,7 +987,7 @@ async def test_what_a_handler_with_a_deadline_raises_is_a_failure_of_its_call_al
 
 @requirement("deadlines.per-operation")
 async def test_a_handler_that_makes_something_of_its_cancellation_in_time_answers(registry: OperationRegistry) -> None:
-    @registry.query("a.b", timeout=SHORT)
+    @registry.query("a.b", timeout=LIMIT)
     async def late() -> str:
         try:
             await asyncio.Event().wait()

@@ -302,8 +302,9 @@ def test_a_value_that_would_take_too_long_is_rejected_and_a_small_one_is_not(nam
     with pytest.raises(ComplexityError, match="too large"):
         schema.checker()(value)
     assert not schema.is_valid(value)
-    assert [problem.path for problem in schema.problems(value)] == [""]
-    assert "too large" in schema.problems(value)[0].message
+    (problem,) = schema.problems(value)
+    assert problem.path == ""
+    assert "too large" in problem.message
     assert schema.fit(value).value is value
     small = dict(list(value.items())[:50]) if isinstance(value, dict) else value[:20]
     assert isinstance(schema.checker()(small), bool)

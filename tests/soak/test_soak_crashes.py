@@ -11,7 +11,7 @@ from tests.soak.run import ENGINES, EngineName, Soak
 
 
 @requirement("soak.history")
-@pytest.mark.parametrize("engine", ENGINES if is_thorough() else ("hub", "nats"))
+@pytest.mark.parametrize("engine", ENGINES if is_thorough() else ("nats",))
 async def test_a_short_soak_breaks_no_promise(engine: EngineName, tmp_path: Path) -> None:
     async with Leaks():
         report = await Soak(engine, 4 if is_thorough() else 2, tmp_path).run()

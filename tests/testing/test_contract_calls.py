@@ -26,7 +26,7 @@ def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
 @pytest.mark.parametrize(
     ("check", "kind", "said"),
     [
-        (calls.a_call_is_answered, broken.NeverAnswers, "after 5 s: the call is answered"),
+        (calls.a_call_is_answered, broken.NeverAnswers, "after 20 s: the call is answered"),
         (calls.an_error_arrives_whole, broken.ForgetsFields, "arrived as (<ErrorCode.RATE_LIMITED"),
         (calls.progress_arrives_before_the_outcome, broken.ForgetsFields, "the reports were []"),
         (calls.many_calls_at_once_are_not_mixed_up, broken.SwapsReplies, "answers went to other calls"),
@@ -36,9 +36,9 @@ def complaint(check: object, kind: type[MemoryTransport], *limit: int) -> str:
         (calls.deadlines_travel, broken.ForgetsFields, "of 0.5 s the handler had"),
         (calls.servers_share_the_calls, broken.AsksAlwaysTheSame, "only the servers [0] got calls"),
         (calls.servers_share_the_calls, broken.AsksEverybody, "60 calls were served"),
-        (calls.an_end_may_call_while_it_serves, broken.OneAtATime, "after 5 s: the nested calls are answered"),
-        (calls.closing_a_server_ends_its_calls, broken.HidesLosses, "after 5 s: the call ends"),
-        (calls.closing_a_caller_stops_its_handlers, broken.HidesLosses, "after 5 s: the handlers are stopped"),
+        (calls.an_end_may_call_while_it_serves, broken.OneAtATime, "after 20 s: the nested calls are answered"),
+        (calls.closing_a_server_ends_its_calls, broken.HidesLosses, "after 20 s: the call ends"),
+        (calls.closing_a_caller_stops_its_handlers, broken.HidesLosses, "after 20 s: the handlers are stopped"),
         (calls.a_stranger_cannot_answer, broken.BelievesTheSender, "the answer was forged"),
         (calls.no_task_is_left_behind, broken.LeaksTasks, "2 tasks are left behind"),
     ],

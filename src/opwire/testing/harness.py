@@ -22,8 +22,8 @@ Connect = Callable[[], Transport]
 
 T = TypeVar("T")
 
-PATIENCE = 5.0
-"""Timeout of everything that a check awaits, in seconds."""
+PATIENCE = 20.0
+"""Timeout of everything that a check awaits, in seconds. A busy machine may take several of them."""
 
 
 def expect(holds: bool, complaint: str) -> None:

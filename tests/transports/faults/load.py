@@ -11,7 +11,7 @@ from typing import Self
 from opwire import CallError, Context, ErrorCode
 from opwire.call import PendingRequestMap
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 """Seconds within which what a test waits for has to happen."""
 
 ITEMS = 60
@@ -49,6 +49,7 @@ class Load:
         self.outcomes: dict[str, list[Outcome]] = {}  # by request id, in the order in which they were asked
         self.ended: list[Outcome] = []  # in the order in which they came
         self.streams: list[tuple[list[int], ErrorCode | None]] = []  # the items of a subscription, and how it ended
+        self._failures = self._broken = 0  # how many of them ended with an error
 
     async def __aenter__(self) -> Self:
         workers = [self._call_on_and_on() for _ in range(self._callers)]
@@ -93,6 +94,7 @@ class Load:
             except CallError as error:
                 end = error.code
             self.streams.append((items, end))
+            self._broken += end is not None
             self._news.set()
             if end is not None:
                 await asyncio.sleep(_BREATH)
@@ -101,22 +103,25 @@ class Load:
     def _end(self, request_id: str, outcome: Outcome) -> None:
         self.outcomes[request_id].append(outcome)
         self.ended.append(outcome)
+        self._failures += isinstance(outcome, ErrorCode)
         self._news.set()
 
     # --- while it runs ------------------------------------------------------------------------------------------------
 
     async def until(self, *, answers: int = 0, failures: int = 0, streams: int = 0, broken: int = 0) -> None:
         """Wait for so many more calls to be answered and to fail, and for subscriptions to end well and to break."""
-        calls, subscriptions = len(self.ended), len(self.streams)
         wanted = {"answers": answers, "failures": failures, "streams": streams, "broken": broken}
+        before = self._come()
 
-        def come() -> dict[str, int]:
-            failed = sum(isinstance(end, ErrorCode) for end in self.ended[calls:])
-            broke = sum(end is not None for _, end in self.streams[subscriptions:])
-            answered, complete = len(self.ended) - calls - failed, len(self.streams) - subscriptions - broke
-            return {"answers": answered, "failures": failed, "streams": complete, "broken": broke}
+        def has_come() -> bool:
+            now = self._come()
+            return all(now[what] - before[what] >= number for what, number in wanted.items())
 
-        await self.wait(str(wanted), lambda: all(come()[what] >= number for what, number in wanted.items()))
+        await self.wait(str(wanted), has_come)
+
+    def _come(self) -> dict[str, int]:
+        answered, complete = len(self.ended) - self._failures, len(self.streams) - self._broken
+        return {"answers": answered, "failures": self._failures, "streams": complete, "broken": self._broken}
 
     async def until_served_by(self, *servers: int) -> None:
         """Wait until each of these processes has answered once more."""

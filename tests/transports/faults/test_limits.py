@@ -34,7 +34,7 @@ async def test_a_message_above_the_limit_of_the_engine_fails_its_own_call_alone(
     engine = ENGINES[name]
     with engine.start(**settings) as server:
         async with (
-            staged(engine, server, max_message=4 * MIB, heartbeat=1.0) as stage,
+            staged(engine, server, max_message=4 * MIB, heartbeat=10.0) as stage,
             Load(stage.calls, callers=8) as load,
         ):
             await load.until(answers=20)
@@ -62,7 +62,7 @@ async def one_of_this_size(calls: PendingRequestMap, size: int, *, fits: bool) -
 @requirement("transport.faults.redis-memory")
 async def test_calls_go_on_while_redis_has_no_memory_left(own_redis: Callable[..., RedisServer]) -> None:
     server, engine = own_redis(policy="noeviction"), ENGINES["redis"]
-    async with staged(engine, server, heartbeat=1.0) as stage, Load(stage.calls) as load:
+    async with staged(engine, server, heartbeat=10.0) as stage, Load(stage.calls) as load:
         await load.until(answers=200)
         redis(server, "SET", "ballast", "x" * 4 * MIB)
         redis(server, "CONFIG", "SET", "maxmemory", "3mb")

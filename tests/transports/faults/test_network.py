@@ -52,9 +52,9 @@ async def test_calls_succeed_again_after_the_connection_broke(
     engine: Engine, server: Server, fault: str, side: Side
 ) -> None:
     async with staged(engine, server) as stage, Load(stage.calls) as load:
-        await load.until(answers=200)
+        await load.until(answers=100)
         await break_once(stage.proxies[side], BREAKS[fault], load)
-        await load.until(answers=200, streams=1)
+        await load.until(answers=100, streams=1)
     load.check(stage.notes.lines)
 
 
@@ -79,11 +79,11 @@ async def test_calls_over_a_silent_connection_fail_and_later_ones_succeed(
     engine: Engine, server: Server, fault: str, side: Side
 ) -> None:
     async with staged(engine, server) as stage, Load(stage.calls) as load:
-        await load.until(answers=200)
+        await load.until(answers=100)
         SILENCES[fault](stage.proxies[side])
         await load.until(failures=1, broken=1)
         mend(stage.proxies[side])
-        await load.until(answers=200, streams=1)
+        await load.until(answers=100, streams=1)
     load.check(stage.notes.lines)
 
 
@@ -91,12 +91,12 @@ async def test_calls_over_a_silent_connection_fail_and_later_ones_succeed(
 async def test_a_server_that_cannot_be_heard_gets_no_more_calls(engine: Engine, server: Server) -> None:
     async with staged(engine, server) as mute, staged(engine, server) as healthy:
         async with Load(healthy.calls) as load:
-            await load.until(answers=200)
+            await load.until(answers=100)
             mute.proxies["server"].stall("up")
             await load.until(failures=1)
             await load.until_none_fails()
             last = len(mute.notes.lines)
-            await load.until(answers=400)
+            await load.until(answers=200)
             assert len(mute.notes.lines) == last
         load.check(mute.notes.lines + healthy.notes.lines)
 

@@ -110,7 +110,11 @@ async def test_a_server_that_withdraws_answers_everything_that_arrived_before(na
         await go_on.wait()
         return number
 
-    async with served(nats_server.url, registry) as server, calling(nats_server.url) as calls:
+    patient = {"heartbeat": 30.0}  # a caller that does not hear of its calls in time asks whether there is a server
+    async with (
+        served(nats_server.url, registry, **patient) as server,
+        calling(nats_server.url, **patient) as calls,
+    ):
         waiting = [asyncio.create_task(calls.call("trap.slow", {"number": number})) for number in range(100)]
         for _ in range(100):
             await soon("the handler begins", begun.acquire())
