@@ -219,3 +219,15 @@ def test_two_words_may_be_one_and_the_opposite_of_a_verb() -> None:
     index = SearchIndex(OperationSpec(namespace="a", name=name, type="mutation") for name in names)
     assert index.find("stop following a user", 1)[0].name == "users/unfollow"
     assert index.find("pay out money", 1)[0].name == "payouts/create"
+
+
+@requirement("search.ranking")
+def test_the_shorter_of_two_names_is_the_first_however_many_parts_it_has() -> None:
+    kinds = ("AdmissionPolicy", "AdmissionPolicyBinding", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
+    index = SearchIndex(
+        OperationSpec(namespace="k", name=f"deleteV1{kind}", type="mutation", title=f"delete a {kind}")
+        for kind in reversed(kinds)
+    )
+    assert index.find("delete a mutating admission policy", 1)[0].name == "deleteV1MutatingAdmissionPolicy"
+    assert index.find("delete an admissionpolicy", 1)[0].name == "deleteV1AdmissionPolicy"
+    assert index.find("take an admission policy away", 1)[0].name == "deleteV1AdmissionPolicy"

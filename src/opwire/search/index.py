@@ -70,10 +70,11 @@ class _Entry:
             title = description[: end.start() if end else None][:_MAX_TITLE]
         fields = [set(words(spec.name[:_MAX_NAME])), set(words(title)) - STOP_WORDS]
         counts: dict[str, float] = dict.fromkeys(map(stem, words(spec.namespace[:_MAX_NAME])), weights.namespace)
-        self.heads = [frozenset(map(stem, field)) for field in fields if field]
-        for head in self.heads:
-            for each in head:
+        for field in fields:
+            for each in set(map(stem, field)):
                 counts[each] = counts.get(each, 0) + 1
+        parts = [set(words(spec.name[:_MAX_NAME], joined=False)), set(words(title, joined=False)) - STOP_WORDS]
+        self.heads = [frozenset(map(stem, field)) for field in parts if field]
         body = [stem(word) for word in words(" ".join((description, *spec.tags[:_MAX_TAGS]))) if word not in STOP_WORDS]
         weight = 2 * weights.description / (1 + len(body) / _TYPICAL_LENGTH)
         for each in body:

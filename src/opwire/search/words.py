@@ -129,9 +129,9 @@ cp: copy; mv: move, rename; cat: read content; mkdir: create directory; df: disk
 exec: exec, execute; turn on: enable, create; turn off: disable; switch on: enable; switch off: disable;
 shut down: stop; log in: login, authenticate; log out: logout; sign up: register, create; set up: create, configure;
 roll back: rollback, revert; get rid: delete; look up: find, search; spin up: create, start; tear down: delete;
-kick off: start, trigger; kick out: remove; let in: invite, approve; take away: remove, revoke;
+away: remove; kick off: start, trigger; kick out: remove; let in: invite, approve; take away: remove, revoke;
 give access: add permission, add collaborator; logged in: authenticated; my: authenticated user, current;
-mine: authenticated user, current; i: authenticated user; me: authenticated user; who: user; how many: count, list;
+mine: authenticated user, current; i: authenticated user; me: authenticated user; who: user; how many: count;
 how much: usage, balance; money back: refund; save card: setup intent; payment url: payment link;
 promo code: promotion code; credit card: card, payment method; bank transfer: payout, transfer;
 direct debit: mandate; virtual card: issuing card; customer portal: billing portal;
@@ -175,10 +175,10 @@ def plain_text(text: str) -> str:
     return _MARKUP.sub(" ", text)
 
 
-def words(text: str) -> Iterator[str]:
+def words(text: str, *, joined: bool = True) -> Iterator[str]:
     """Yield the words of a text in lower case. Identifiers are split: `getConfigMap` is `get`, `config`, `map`.
 
-    An identifier of two or three parts is a word as well: `ConfigMap` is also `configmap`.
+    With `joined`, an identifier of two or three parts is a word as well: `ConfigMap` is also `configmap`.
     """
     for word in _WORD.findall(text):
         if len(word) > _MAX_WORD:
@@ -186,7 +186,7 @@ def words(text: str) -> Iterator[str]:
         lower = word.lower()
         if lower != word and not word.isupper() and len(parts := _PART.findall(word)) > 1:
             yield from (part for each in parts if not _VERSION.fullmatch(part := each.lower()))
-            if len(parts) > 3:
+            if len(parts) > 3 or not joined:
                 continue
         if not _VERSION.fullmatch(lower):
             yield lower
