@@ -142,7 +142,7 @@ class JetStreamSession:
             return
         async with self._connecting:
             if self._closed:
-                raise _unavailable(f"the journal at {self.name} is closed")
+                raise _unavailable(f"the connection to {self.name} is closed")
             if self._connection is None:
                 self._prepared = False
                 subscription = subscribe(f"{self.inbox}*", _INBOX)
@@ -374,7 +374,7 @@ _MAX_TOKEN = 200  # characters: the name of a consumer, and of its folder, may h
 _HELD_TTL = 30 * 24 * 3600  # seconds for which attempts are remembered while no worker claims the task
 _OLDEST = (2, 11)
 
-_NOT_FOUND = (10037, 10043, 10057)
+NOT_FOUND = (10037, 10043, 10057)
 _CONFLICTS = (10071, 10164)  # 10164: the cluster is storing another entry for the same key
 
 
@@ -573,7 +573,7 @@ class TaskLog(SessionListener):
             CallError: UNAVAILABLE.
         """
         what, request = f"STREAM.MSG.DELETE.{self.names.stream}", {"seq": seq, "no_erase": True}
-        response = await self._session.api(ApiResponse, what, request, unless=_NOT_FOUND, once=True)
+        response = await self._session.api(ApiResponse, what, request, unless=NOT_FOUND, once=True)
         return response.error is None
 
     def drop(self, seq: int) -> None:
@@ -649,7 +649,7 @@ class TaskLog(SessionListener):
 
     async def _find(self, which: dict[str, object]) -> Entry | None:
         what = f"STREAM.MSG.GET.{self.names.stream}"
-        message = (await self._session.api(_MessageFound, what, which, unless=_NOT_FOUND)).message
+        message = (await self._session.api(_MessageFound, what, which, unless=NOT_FOUND)).message
         if message is None:
             return None
         return Entry(message.seq, self.names.kind(message.subject), message.time, decode_entry(message.data))

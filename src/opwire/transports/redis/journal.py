@@ -124,7 +124,7 @@ class RedisSession:
     async def _connect(self) -> RedisConnection:
         async with self._connecting:
             if self._closed:
-                raise CallError(ErrorCode.UNAVAILABLE, f"the journal at {self._servers.name} is closed")
+                raise CallError(ErrorCode.UNAVAILABLE, f"the connection to {self._servers.name} is closed")
             if self._connection is not None:
                 return self._connection
             try:

@@ -1,0 +1,182 @@
+"""Durable streams: items that are stored for later readers, as subscriptions that survive every restart.
+
+    async with RedisStream("redis://127.0.0.1:6379", "orders") as orders:
+        registry.subscription("orders.follow")(orders.follow)
+        await orders.append({"article": "tea"})
+
+    async for order in client.subscribe("orders.follow", resume=True): ...
+
+The cursor of an item is its position in the stream. The broker stores the items and nothing about readers, so that any
+server continues for any reader. A reader that falls so far behind that items it has not seen were discarded gets an
+error, never a gap. Positions and storage are the broker's, `MemoryStream` has its own.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any, Literal, Self
+
+import msgspec
+
+from opwire.call.events import MAX_MESSAGE
+from opwire.envelope import Item
+from opwire.errors import CallError, ErrorCode, NotPlainError, check_counts, resume_error
+from opwire.typed.plain import read_json, to_plain, write_json
+
+MAX_ITEMS = 100_000
+"""Default number of items that a stream keeps; Redis may keep a few more."""
+
+BATCH = 64
+"""Items that a reader fetches at once, and holds in memory."""
+
+POLL = 1.0  # seconds after which a reader looks for items, if it hears of none
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder()
+
+
+class DurableStream(ABC):
+    """A stream of items in a store. `follow` is the handler of a subscription that can be resumed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._news = asyncio.Event()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Connect.
+
+        Raises:
+            CallError: UNAVAILABLE.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect. A second call is a no-op."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def append(self, data: Any) -> str:
+        """Store an item, any value with a JSON form, and return its cursor.
+
+        An item whose append failed with UNAVAILABLE may be stored nevertheless: a retry can store it twice.
+
+        Raises:
+            CallError: UNAVAILABLE; VALIDATION_ERROR, it has no JSON form; PAYLOAD_TOO_LARGE.
+        """
+        try:
+            encoded = write_json(_encoder, to_plain(data))
+        except (NotPlainError, TypeError, ValueError, RecursionError) as error:
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"{self.name}: the item has no JSON form: {error}") from error
+        if len(encoded) > MAX_MESSAGE:
+            size = f"{self.name}: the item has {len(encoded):,} bytes, and the limit is {MAX_MESSAGE:,}"
+            raise CallError(ErrorCode.PAYLOAD_TOO_LARGE, size)
+        return await self.store(encoded)
+
+    async def follow(
+        self, start: Literal["first", "new"] = "first", resume_from: str | None = None
+    ) -> AsyncGenerator[Item[Any]]:
+        """Stream the items of the stream: those that are stored, then each new one.
+
+        Args:
+            start: "first" for all stored items, "new" for those from now on.
+
+        Raises:
+            CallError: UNAVAILABLE; VALIDATION_ERROR, with RESUME in its details, the items after the cursor are gone.
+        """
+        position = await self.position(start) if resume_from is None else resume_from
+        while True:
+            news = self._news
+            items = await self.read(position)
+            for item in items:
+                position = item.cursor
+                yield item
+            if not items:
+                try:
+                    async with asyncio.timeout(POLL):
+                        await news.wait()
+                except TimeoutError:
+                    pass
+
+    def notify(self) -> None:
+        """Wake the readers that wait for an item."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def lost(self, cursor: str) -> CallError:
+        """Return the error for a cursor after which items are missing."""
+        return resume_error(f"{self.name} no longer has all items after {cursor[:100]}: start over without resume_from")
+
+    @abstractmethod
+    async def store(self, encoded: bytes) -> str:
+        """Store an encoded item and return its cursor."""
+
+    @abstractmethod
+    async def position(self, start: Literal["first", "new"]) -> str:
+        """Return the cursor before the first item to read. That of the first stored item is never reported as lost."""
+
+    @abstractmethod
+    async def read(self, after: str) -> list[Item[Any]]:
+        """Return items after a cursor, at most `BATCH`; empty at the end.
+
+        Raises:
+            CallError: `lost(after)`, items after it are gone or it is unknown; UNAVAILABLE.
+        """
+
+
+def decode_item(encoded: bytes) -> Any:
+    """Decode the data of an item; what another program stored as text or bytes is returned as it is."""
+    try:
+        return read_json(_decoder, encoded)
+    except (ValueError, RecursionError):
+        try:
+            return encoded.decode()
+        except UnicodeDecodeError:
+            return encoded
+
+
+class MemoryStream(DurableStream):
+    """A stream in this process, for tests. It keeps the last `max_items`."""
+
+    def __init__(self, name: str = "memory", *, max_items: int = MAX_ITEMS) -> None:
+        check_counts(max_items=max_items)
+        super().__init__(name)
+        self._items: deque[bytes] = deque(maxlen=max_items)
+        self._last = 0  # the number of the last item
+
+    async def start(self) -> None:
+        """No-op."""
+
+    async def close(self) -> None:
+        """No-op; the items stay."""
+
+    async def store(self, encoded: bytes) -> str:
+        """Store an encoded item and return its cursor."""
+        self._items.append(encoded)
+        self._last += 1
+        self.notify()
+        return str(self._last)
+
+    async def position(self, start: Literal["first", "new"]) -> str:
+        """Return the cursor before the first item to read."""
+        return str(self._last if start == "new" else 0)
+
+    async def read(self, after: str) -> list[Item[Any]]:
+        """Return items after a cursor."""
+        number, first = position_number(after), self._last - len(self._items) + 1
+        if number is None or number > self._last or 0 < number < first - 1:
+            raise self.lost(after)
+        begin = max(number + 1, first)
+        end = min(begin + BATCH, self._last + 1)
+        return [Item(decode_item(self._items[each - first]), cursor=str(each)) for each in range(begin, end)]
+
+
+def position_number(cursor: str) -> int | None:
+    """Return the position of a cursor that is a number of at most 18 digits, or None."""
+    return int(cursor) if cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18 else None
