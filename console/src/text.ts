@@ -15,6 +15,12 @@ export function line(text: string | null | undefined, most = 300): string {
   return shown.length > most ? `${shown.slice(0, most)}…` : shown;
 }
 
+/** A message of the server as a sentence: "No new calls: …". */
+export function sentence(text: string): string {
+  const shown = line(text, 500);
+  return shown.charAt(0).toUpperCase() + shown.slice(1);
+}
+
 export function bytes(count: number | null | undefined): string {
   if (count === null || count === undefined) return "";
   if (count < 1000) return `${count} B`;

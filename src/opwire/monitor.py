@@ -336,10 +336,17 @@ class CallMonitor:
         """Whether there is a watcher: otherwise records need not be created."""
         self.timings: dict[str, OperationTimings] | None = None
         """By operation, from `keep_timings` on."""
+        self.remote: str | None = None
+        """The URL of the server that it monitors, without a password, if that is another one."""
         self.problem: str | None = None
         """What is missing in the calls and figures, and why, for a person who watches them."""
         self.on_values: Callable[[str, Any, Any], object] | None = None
         """Called by `show_values`."""
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether `snapshot` has figures; those of another server may be missing."""
+        return True
 
     def count(self, operation_id: str, seconds: float, outcome: str) -> None:
         """Count a call of a registered operation; peers can invent any number of unknown ids."""

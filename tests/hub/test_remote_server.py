@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from opwire import CallError, Context, Identity, OperationRegistry
 from opwire.auth import Grant, StaticTokens
@@ -12,7 +14,10 @@ from opwire.errors import ErrorCode
 from opwire.hub import remote_server
 from opwire.hub.remote_server import RemoteServer
 from opwire.monitor import CallMonitor, CallWatcher
-from opwire.operation import Inbound
+from opwire.operation import Inbound, Progress
+from opwire.questions import Question
+from opwire.serve.console import serve_console
+from opwire.serve.console.system import KnownServers
 from opwire.serve.http import serve_http
 from tests.hub.meeting import Meeting, adding
 from tests.requirements import requirement
@@ -65,6 +70,29 @@ async def test_operations_of_a_hub_are_called_with_the_identity_of_the_connectio
 
 
 @requirement("console.remote")
+async def test_progress_and_questions_of_a_remote_operation_reach_the_caller(meeting: Meeting) -> None:
+    registry = OperationRegistry()
+
+    @registry.mutation("math.ask")
+    async def ask(context: Context) -> str:
+        context.report(1, 2, "half")
+        return f"answered {await context.elicit(bool, 'Really?')}"
+
+    async def answer(question: Question) -> dict[str, Any]:
+        asked.append(question.params["message"])
+        return {"action": "accept", "content": {"value": True}}
+
+    asked, reports = list[str](), list[Progress]()
+    hub = await meeting.hub(authenticate=AUTH)
+    await meeting.spoke(hub.url, registry, token=TOKENS["math"])
+    async with RemoteServer(hub.url, token=TOKENS["boss"]) as remote:
+        context = replace(SURFACE, on_progress=reports.append, on_question=answer)
+        found = await remote.registry.execute("math.ask", {}, context)
+    assert (asked, [each.message for each in reports]) == (["Really?"], ["half"])
+    assert found.data.startswith("answered")
+
+
+@requirement("console.remote")
 async def test_calls_and_figures_are_those_of_the_hub(meeting: Meeting) -> None:
     hub = await meeting.hub(authenticate=AUTH)
     await meeting.spoke(hub.url, adding(), token=TOKENS["math"], name="maths")
@@ -96,7 +124,7 @@ async def test_without_the_scope_operations_are_called_and_the_rest_is_explained
         assert (await remote.registry.execute("math.add", {"a": 1, "b": 2}, SURFACE)).data == 3
         problem = "no new figures and calls: the token needs the scope opwire:observe at the server"
         await until(lambda: remote.monitor.problem == problem)
-        assert remote.monitor.snapshot().calls == 0
+        assert await KnownServers(remote.monitor, remote.servers).shown() == []  # rather than an idle server
 
 
 @requirement("console.remote")
@@ -132,6 +160,28 @@ async def test_a_server_over_http_is_shown_as_well() -> None:
     async with app.listening() as address, RemoteServer(address) as remote:
         assert (await remote.registry.execute("math.whoami", {}, SURFACE)).data == "guest"
         assert [each.name for each in await remote.servers()] == ["api"]
+
+
+@requirement("console.remote", "console.act-as", "console.snippets")
+async def test_its_console_has_no_other_identities_and_no_values_and_copies_calls_of_the_hub(meeting: Meeting) -> None:
+    hub = await meeting.hub(authenticate=AUTH)
+    await meeting.spoke(hub.url, adding(), token=TOKENS["math"])
+    address = hub.url.removeprefix("ws://")
+    async with RemoteServer(f"ws://user:secret@{address}", token=TOKENS["boss"]) as remote:
+        assert remote.monitor.remote == hub.url
+        everything = Identity(id="local", scopes=("*",))
+        console = serve_console(remote.registry, monitor=remote.monitor, anonymous=everything)
+        async with console.listening() as base, aiohttp.ClientSession(headers={"x-opwire-console": "1"}) as page:
+            async with page.get(f"{base}/api/session") as reply:
+                session = await reply.json()
+            assert (session["mayObserve"], session["mayActAs"], session["mayShowValues"]) == (True, False, False)
+            body = {"operationId": "math.add", "input": {"a": 1, "b": 2}}
+            async with page.post(f"{base}/api/call", json={**body, "actAs": {"id": "ann", "scopes": []}}) as reply:
+                assert reply.status == 403
+            async with page.post(f"{base}/api/snippets", json=body) as reply:
+                copied = await reply.json()
+            assert copied["curl"] is None
+            assert f"Client('{hub.url}', token=" in copied["python"]
 
 
 async def test_an_unreachable_server_is_an_error() -> None:

@@ -6,7 +6,7 @@ import { get, logins, post, type Problem, session } from "../api";
 import { figures, SAMPLES, watchProblem } from "../live";
 import { go } from "../router";
 import { usePulse, useStore } from "../store";
-import { ago, count, duration, line, plural } from "../text";
+import { ago, count, duration, line, plural, sentence } from "../text";
 import type { Journal, OperationFigures, SourceReport, System } from "../types";
 import { Histogram, Sparkline } from "../ui/charts";
 import { Button, Empty, Notice, OperationId, Outcome } from "../ui/parts";
@@ -35,7 +35,7 @@ export function SystemPage(): ReactNode {
   return (
     <div className="page system">
       <header className="page-head"><h1>System</h1>{problem && <span className="muted">Not current: {line(problem.message)}</span>}</header>
-      {missing && <Notice tone="bad">{line(missing, 500)}</Notice>}
+      {missing && <Notice tone="bad">{sentence(missing)}</Notice>}
       <Servers system={system} />
       <Sources sources={system.sources} />
       <Operations operations={system.operations} />
@@ -49,6 +49,7 @@ function Servers({ system }: { system: System }): ReactNode {
   return (
     <section aria-label="Servers">
       <h2>Servers</h2>
+      {system.servers.length === 0 && <p className="muted">No figures were received yet.</p>}
       <div className="cards">
         {system.servers.map((each) => {
           const isThis = latest !== null && each.id === latest.id;
@@ -136,7 +137,7 @@ function Operations({ operations }: { operations: OperationFigures[] }): ReactNo
     for (const each of operations) for (const [code, amount] of Object.entries(each.byCode ?? {})) found.set(code, (found.get(code) ?? 0) + amount);
     return [...found].filter(([code]) => code !== "OK").sort((a, b) => b[1] - a[1]);
   }, [operations]);
-  if (operations.length === 0) return <section aria-label="Operations"><h2>Operations</h2><p className="muted">Nothing was called yet.</p></section>;
+  if (operations.length === 0) return <section aria-label="Operations"><h2>Operations</h2><p className="muted">No calls were seen yet.</p></section>;
   return (
     <section aria-label="Operations">
       <h2>Operations</h2>

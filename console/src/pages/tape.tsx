@@ -7,7 +7,7 @@ import { useKeys } from "../keys";
 import { MAX_RECORDS, sentFilter, showValues, tape, watchProblem } from "../live";
 import { go } from "../router";
 import { usePulse, useStore } from "../store";
-import { bytes, clock, count, duration, line, plural } from "../text";
+import { bytes, clock, count, duration, line, plural, sentence } from "../text";
 import type { CallRecord } from "../types";
 import { saveText } from "../ui/media";
 import { Badge, Button, Empty, Notice, OperationId, Outcome, SearchBox, Segments } from "../ui/parts";
@@ -18,7 +18,7 @@ type Shown = "all" | "errors";
 
 /** `operation:`, `caller:`, `outcome:`, `via:` and `server:` select a column; other words are looked for everywhere. */
 function matcher(filter: string, shown: Shown): (record: CallRecord) => boolean {
-  const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = filter.toLowerCase().split(/\s+/).filter(Boolean).slice(0, 8); // as the server does
   const columns: Record<string, (record: CallRecord) => string> = {
     operation: (each) => each.operationId,
     caller: (each) => each.caller ?? "",
@@ -78,13 +78,15 @@ export function TapePage(): ReactNode {
         <Button kind="quiet" onClick={() => { tape.clear(); setFrozen(null); setChosen(null); }}>Clear</Button>
         <Button kind="quiet" icon="download" onClick={() => saveText(records.map((each) => JSON.stringify(each)).join("\n"), "calls.jsonl", "application/x-ndjson")}>JSON lines</Button>
       </header>
-      <p className="muted small" role="status">
+      <div>
+        {missing && <Notice tone="bad">{sentence(missing)}</Notice>}
+        <p className="muted small" role="status">
         {frozen ? `Paused: ${count(Math.max(0, tape.records.length - frozen.length))} newer calls wait. ` : ""}
         {plural(records.length, "call")} shown of {count(tape.received + tape.dropped)} seen{tape.received > MAX_RECORDS ? `; the newest ${count(MAX_RECORDS)} are kept` : ""}.
         {tape.dropped > 0 ? ` ${plural(tape.dropped, "call was", "calls were")} only counted: there were more than a page can show. Errors come first.` : ""}
         {isSent ? " The server sends only calls that match the filter." : ""}
-      </p>
-      {missing && <Notice tone="bad">{line(missing, 500)}</Notice>}
+        </p>
+      </div>
       <div className={`tape-split${chosen ? " with-detail" : ""}`}>
         {records.length === 0 ? (
           <Empty icon="tape" title={tape.records.length === 0 ? "No calls yet" : "No call matches"}>Calls appear here when they end. Inputs and outputs are not part of the tape.</Empty>
@@ -227,7 +229,7 @@ function CallDetail({ record, all, onClose, onChoose }: { record: CallRecord; al
       <Waterfall record={record} all={all} onChoose={onChoose} />
       <dl className="facts">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl>
       <h3>Values {!keeps && <Badge>hidden</Badge>}</h3>
-      {keeps ? <Values key={record.requestId} id={record.requestId} /> : <p className="muted">{me?.mayShowValues ? "Inputs and outputs are kept of calls that end while “Values” is switched on." : <>Seeing inputs and outputs needs the scope <code>opwire:values</code>.</>}</p>}
+      {keeps ? <Values key={record.requestId} id={record.requestId} /> : <p className="muted">{me?.mayShowValues ? "Inputs and outputs are kept of calls that end while “Values” is switched on." : <>Seeing inputs and outputs needs the scope <code>opwire:values</code>, and a console of the server itself.</>}</p>}
     </aside>
   );
 }

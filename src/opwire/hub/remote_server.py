@@ -15,6 +15,9 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from msgspec.structs import replace
 
 from opwire.client.client import Client
 from opwire.envelope import ResponseEnvelope
@@ -43,6 +46,11 @@ class RemoteMonitor(CallMonitor):
     servers: Sequence[ServerStatistics] = ()
     """The latest figures: of a hub and its spokes, of all servers on a broker, or of one server."""
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether the remote server has sent figures."""
+        return bool(self.servers)
+
     def count(self, operation_id: str, seconds: float, outcome: str) -> None:
         """No-op: the remote server counts the call."""
 
@@ -66,6 +74,8 @@ class RemoteServer:
     def __init__(self, url: str, *, name: str = "remote", **options: Any) -> None:
         self.registry = OperationRegistry(normalize="off")
         self.monitor = RemoteMonitor(self.registry, name=name, kind="remote")
+        parts = urlsplit(url)
+        self.monitor.remote = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         self._client = Client(url, timeout=_TIMEOUT, is_error="return", **options)
         self._observer = Observer(url, **options)
         self._stack = AsyncExitStack()
@@ -113,10 +123,10 @@ class RemoteServer:
 
     def _handler(self, spec: OperationSpec) -> Handler:
         async def call(input: Any, context: Context) -> ResponseEnvelope[Any]:
-            return await self._client.call_envelope(spec.id, input, context=context.detached())
+            return await self._client.call_envelope(spec.id, input, context=_forwarded(context))
 
         async def stream(input: Any, context: Context) -> AsyncGenerator[ResponseEnvelope[Any]]:
-            async with aclosing(self._client.subscribe_envelopes(spec.id, input, context=context.detached())) as items:
+            async with aclosing(self._client.subscribe_envelopes(spec.id, input, context=_forwarded(context))) as items:
                 async for item in items:
                     yield item
 
@@ -175,6 +185,13 @@ class RemoteServer:
             missing.setdefault(reason, []).append(each)
         problems = (f"no new {' and '.join(names)}: {reason}" for reason, names in missing.items())
         self.monitor.problem = "; ".join(problems) or None
+
+
+def _forwarded(context: Context) -> Context:
+    """Return the context of a call without its identity; progress, questions and log messages reach its caller."""
+    return replace(
+        context.detached(), on_progress=context.on_progress, on_question=context.on_question, on_log=context.on_log
+    )
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

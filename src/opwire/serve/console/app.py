@@ -167,7 +167,7 @@ class ConsoleApp(ListeningApp):
         self._sessions = SessionStore(guard.get("authenticate"))
         self._guarded = RequestGuard(self._handle, surface="console", session=self._sessions.find, **guard)
         self._streams = Streams(self._sessions)
-        self._calls = ConsoleCalls(dispatcher, self._streams, timeout=info.timeout)
+        self._calls = ConsoleCalls(dispatcher, self._streams, timeout=info.timeout, acts=monitor.remote is None)
         self._tape = Tape(self._registry, monitor, self._streams, system.approvals, lambda: self.revision)
         self._start = token_hex(4)  # revisions of two runs differ
         self._listed: dict[bytes, tuple[bytes, bytes]] = {}  # plain and compressed, by ETag
@@ -293,12 +293,13 @@ class ConsoleApp(ListeningApp):
     async def _send_session(
         self, send: Send, request: Request, identity: Identity | None, expires: float | None, *headers: Header
     ) -> None:
+        is_here = self._monitor.remote is None  # another server sends no values, and knows its token only
         found = {
             "identity": None if identity is None else {"id": identity.id, "scopes": identity.scopes},
             "login": identity is None,
             "mayObserve": holds(identity, OBSERVE),
-            "mayShowValues": holds(identity, VALUES),
-            "mayActAs": holds(identity, ACT_AS),
+            "mayShowValues": is_here and holds(identity, VALUES),
+            "mayActAs": is_here and holds(identity, ACT_AS),
             "mayApprove": holds(identity, APPROVE),
             "mayRunJournal": holds(identity, JOURNAL),
             "title": self._info.title,
@@ -380,16 +381,19 @@ class ConsoleApp(ListeningApp):
     async def _show_snippets(self, request: Request, receive: Receive, send: Send) -> None:
         body = await read_body(request, receive, SnippetBody)
         spec = self._dispatcher.find(body.operation_id, request.identity)
-        host = request.headers.get(b"host", b"").decode("latin-1")
-        url = f"{'https' if request.is_secure else 'http'}://{host}{request.api_root or ''}"
+        url = self._monitor.remote
+        if url is None and request.api_root is not None:
+            host = request.headers.get(b"host", b"").decode("latin-1")
+            url = f"{'https' if request.is_secure else 'http'}://{host}{request.api_root}"
         changes, names = self._names
         if changes != self._registry.changes:
             names = ToolNames()
             names.add(each.id for each in self._dispatcher.served())
             self._names = self._registry.changes, names
+        is_http, has_token = ((url or "").startswith(schemes) for schemes in (("http",), ("http", "ws")))
         found = {
-            "curl": None if request.api_root is None else curl_snippet(spec, body.input, url),
-            "python": None if request.api_root is None else python_snippet(spec, body.input, url),
+            "curl": curl_snippet(spec, body.input, url) if url and is_http else None,
+            "python": python_snippet(spec, body.input, url) if url and has_token else None,  # a broker needs more
             "mcp": mcp_snippet(spec, body.input, names[spec.id]) if spec.role == "tool" else None,
         }
         await send_json(send, request, found)

@@ -127,11 +127,12 @@ class KeptResults:
 class ConsoleCalls:
     """Runs the calls of a console."""
 
-    def __init__(self, dispatcher: Dispatcher, streams: Streams, *, timeout: float | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, streams: Streams, *, timeout: float | None, acts: bool = True) -> None:
         self.results = KeptResults()
         self._dispatcher = dispatcher
         self._streams = streams
         self._timeout = timeout
+        self._acts = acts  # calls may have another identity than the caller's
         self._running: dict[str, _RunningCall] = {}
 
     async def answer(self, request: Request, receive: Receive, send: Send) -> None:
@@ -157,6 +158,9 @@ class ConsoleCalls:
         body = await read_body(request, receive, CallBody)
         identity = request.identity
         if body.act_as is not None:
+            if not self._acts:
+                wrong = "calls of a server elsewhere have the identity of its token, and no other one"
+                raise CallError(ErrorCode.ACCESS_DENIED, wrong)
             identity = acting(identity, Identity(id=body.act_as.id, scopes=body.act_as.scopes))
             logger.info("%s calls %s as %s", request.identity and request.identity.id, body.operation_id, identity.id)
         spec = self._dispatcher.find(body.operation_id, identity)

@@ -103,7 +103,7 @@ class KnownServers:
         kept = [(id, each) for id, each in self._seen.items() if now - each[1] < FORGET and id != own.id]
         self._seen = dict(kept[-MAX_SERVERS:])
         others = [_server(*each, is_gone=id not in self._present) for id, each in self._seen.items()]
-        return [_server(own, now), *others]
+        return [*([_server(own, now)] if self._monitor.has_figures else []), *others]
 
 
 def _server(statistics: ServerStatistics, seen: float, *, is_gone: bool = False) -> dict[str, Any]:
